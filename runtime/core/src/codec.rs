@@ -1,0 +1,372 @@
+//! The one codec: bincode with fixed-width little-endian integers, and byte payloads beside it.
+//!
+//! A message is a body and, after it, the bytes of every [`Payload`] in the body, in order. So large
+//! byte strings never pass through serde: encoding copies each once into the send buffer, and
+//! decoding hands out slices of the receive buffer.
+//!
+//! Fixed-width integers make a `Vec<f32>` on the wire an eight-byte length and then the floats as
+//! they lie in memory, which is what lets [`encode_value`] copy it in one piece and a reader view it
+//! in place.
+
+use std::any::{Any, TypeId};
+use std::cell::RefCell;
+use std::fmt;
+
+use bincode::enc::write::Writer;
+use bincode::error::EncodeError;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The most that one decoded body may claim to hold. Payload bytes are not counted: they are there
+/// already, in the frame.
+pub const BODY_LIMIT: usize = 256 << 20;
+
+/// The most that one decoded user value may claim to hold.
+const VALUE_LIMIT: usize = 1 << 40;
+
+fn body_config() -> impl bincode::config::Config {
+    bincode::config::standard().with_fixed_int_encoding().with_limit::<BODY_LIMIT>()
+}
+
+fn value_config() -> impl bincode::config::Config {
+    bincode::config::standard().with_fixed_int_encoding().with_limit::<VALUE_LIMIT>()
+}
+
+/// Why something could not be encoded or decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[error("{0}")]
+pub struct CodecError(pub String);
+
+/// Bytes that travel beside the encoded body and not through serde.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Payload(pub Bytes);
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl std::ops::Deref for Payload {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(bytes: Bytes) -> Self {
+        Self(bytes)
+    }
+}
+
+thread_local! {
+    /// Payloads met while the current message is encoded.
+    static OUTGOING: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
+    /// What is left of the payload bytes of the message that is being decoded.
+    static INCOMING: RefCell<Bytes> = const { RefCell::new(Bytes::new()) };
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        OUTGOING.with_borrow_mut(|out| out.push(self.0.clone()));
+        serializer.serialize_u64(self.0.len() as u64)
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let len = u64::deserialize(deserializer)? as usize;
+        INCOMING.with_borrow_mut(|rest| {
+            if len > rest.len() {
+                let missing = len - rest.len();
+                return Err(serde::de::Error::custom(format!("payload is cut short by {missing} bytes")));
+            }
+            Ok(Payload(rest.split_to(len)))
+        })
+    }
+}
+
+struct BufWriter<'a>(&'a mut BytesMut);
+
+impl Writer for BufWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Appends `message` to `out`: four bytes of body length, the body, the payloads.
+///
+/// # Errors
+/// When serde refuses, or the body is longer than [`BODY_LIMIT`]; `out` is then as it was.
+pub fn encode_message<T: Serialize>(message: &T, out: &mut BytesMut) -> Result<(), CodecError> {
+    let start = out.len();
+    out.put_u32_le(0);
+    OUTGOING.with_borrow_mut(Vec::clear);
+    let encoded = bincode::serde::encode_into_writer(message, BufWriter(out), body_config());
+    let payloads = OUTGOING.with_borrow_mut(std::mem::take);
+    let body = out.len() - start - 4;
+    if let Err(error) = encoded {
+        out.truncate(start);
+        return Err(CodecError(error.to_string()));
+    }
+    if body > BODY_LIMIT {
+        out.truncate(start);
+        return Err(CodecError(format!("a message body of {body} bytes is over the limit of {BODY_LIMIT}")));
+    }
+    out[start..start + 4].copy_from_slice(&(body as u32).to_le_bytes());
+    for payload in &payloads {
+        out.extend_from_slice(payload);
+    }
+    // The vector's memory is kept for the next message of this thread.
+    OUTGOING.with_borrow_mut(|slot| {
+        *slot = payloads;
+        slot.clear();
+    });
+    Ok(())
+}
+
+/// Reads what [`encode_message`] wrote. Payloads are slices of `frame`.
+///
+/// # Errors
+/// When the bytes are no such message.
+pub fn decode_message<T: DeserializeOwned>(mut frame: Bytes) -> Result<T, CodecError> {
+    if frame.len() < 4 {
+        return Err(CodecError("a message is cut short".into()));
+    }
+    let body_len = frame.get_u32_le() as usize;
+    if body_len > frame.len() {
+        return Err(CodecError("a message body is cut short".into()));
+    }
+    let body = frame.split_to(body_len);
+    INCOMING.with_borrow_mut(|slot| *slot = frame);
+    let decoded = bincode::serde::decode_from_slice(&body, body_config());
+    INCOMING.with_borrow_mut(|slot| *slot = Bytes::new());
+    decoded.map(|(message, _)| message).map_err(|error| CodecError(error.to_string()))
+}
+
+/// Calls `$then!(type)` for each element type whose vectors lie on the wire as in memory.
+macro_rules! plain_elements {
+    ($then:ident) => {
+        $then! { u8, i8, u16, i16, u32, i32, u64, i64, f32, f64 }
+    };
+}
+
+/// Element types whose `Vec` lies on the wire as it lies in memory, so that it can be viewed in place.
+///
+/// Implemented for the fixed-width integers and floats; called by object views.
+pub trait Plain: Copy + Send + Sync + 'static + sealed::Sealed {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! impl_plain {
+    ($($t:ty),*) => {$(
+        impl sealed::Sealed for $t {}
+        impl Plain for $t {}
+    )*};
+}
+plain_elements!(impl_plain);
+
+/// The bytes of `slice`, as they go on the wire.
+pub fn plain_bytes<T: Plain>(slice: &[T]) -> &[u8] {
+    // SAFETY: `Plain` is sealed and implemented only for integers and floats, which have no padding
+    // and whose every byte is initialized; the length is that of the slice in bytes.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), std::mem::size_of_val(slice)) }
+}
+
+/// The elements in `bytes`, if `bytes` is aligned and of whole length.
+pub fn plain_slice<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
+    let size = std::mem::size_of::<T>();
+    if !bytes.len().is_multiple_of(size) || !(bytes.as_ptr() as usize).is_multiple_of(std::mem::align_of::<T>()) {
+        return None;
+    }
+    // SAFETY: alignment and length were checked just above, and every bit pattern is a valid `Plain`.
+    Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("Wingbeat's wire format is little-endian and read in place; big-endian machines are not supported");
+
+/// The encoded form of a user's value, as long as it is being built.
+pub enum Encoded<'a> {
+    /// A length and then plain bytes that can be copied from where they are.
+    Plain(&'a [u8], u64),
+    /// Encoded bytes.
+    Bytes(Vec<u8>),
+}
+
+impl Encoded<'_> {
+    /// The length on the wire, in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Encoded::Plain(bytes, _) => 8 + bytes.len(),
+            Encoded::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is nothing (the encoding of `()`).
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the encoded form into `out`, which must be exactly [`Encoded::len`] long.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Encoded::Plain(bytes, count) => {
+                out[..8].copy_from_slice(&count.to_le_bytes());
+                out[8..].copy_from_slice(bytes);
+            }
+            Encoded::Bytes(bytes) => out.copy_from_slice(bytes),
+        }
+    }
+
+    /// The encoded form as bytes of its own.
+    pub fn into_bytes(self) -> Bytes {
+        match self {
+            Encoded::Plain(bytes, count) => {
+                let mut out = Vec::with_capacity(8 + bytes.len());
+                out.extend_from_slice(&count.to_le_bytes());
+                out.extend_from_slice(bytes);
+                out.into()
+            }
+            Encoded::Bytes(bytes) => bytes.into(),
+        }
+    }
+}
+
+/// Encodes a user's value. Vectors of plain elements are not copied yet.
+///
+/// # Errors
+/// When the type's serde implementation refuses, or needs what bincode lacks (`flatten`, maps and
+/// sequences of unknown length).
+pub fn encode_value<T: Serialize + 'static>(value: &T) -> Result<Encoded<'_>, CodecError> {
+    let any: &dyn Any = value;
+    macro_rules! try_plain {
+        ($($t:ty),*) => {$(
+            if let Some(vec) = any.downcast_ref::<Vec<$t>>() {
+                return Ok(Encoded::Plain(plain_bytes(vec), vec.len() as u64));
+            }
+        )*};
+    }
+    if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
+        plain_elements!(try_plain);
+        if let Some(text) = any.downcast_ref::<String>() {
+            return Ok(Encoded::Plain(text.as_bytes(), text.len() as u64));
+        }
+    }
+    let mut out = Vec::with_capacity(std::mem::size_of::<T>().min(256));
+    bincode::serde::encode_into_std_write(value, &mut out, value_config())
+        .map_err(|error| CodecError(error.to_string()))?;
+    Ok(Encoded::Bytes(out))
+}
+
+/// Decodes a user's value.
+///
+/// # Errors
+/// When the bytes are no such value, some are left over, or the type needs a self-describing format
+/// (untagged enums, `serde_json::Value`).
+pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, CodecError> {
+    macro_rules! try_plain {
+        ($($t:ty),*) => {$(
+            if TypeId::of::<T>() == TypeId::of::<Vec<$t>>() {
+                let mut made: Option<Vec<$t>> = Some(decode_plain(bytes)?);
+                let slot: &mut dyn Any = &mut made;
+                if let Some(value) = slot.downcast_mut::<Option<T>>().and_then(Option::take) {
+                    return Ok(value);
+                }
+            }
+        )*};
+    }
+    if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
+        plain_elements!(try_plain);
+    }
+    let (value, used) = bincode::serde::decode_from_slice(bytes, value_config())
+        .map_err(|error| CodecError(error.to_string()))?;
+    if used != bytes.len() {
+        return Err(CodecError(format!("{} bytes are left over after the value", bytes.len() - used)));
+    }
+    Ok(value)
+}
+
+fn decode_plain<T: Plain + Default>(bytes: &[u8]) -> Result<Vec<T>, CodecError> {
+    let content = plain_content::<T>(bytes)?;
+    let mut out: Vec<T> = Vec::with_capacity(content.len() / std::mem::size_of::<T>());
+    // SAFETY: the capacity covers `content.len()` bytes, the source does not overlap memory that was
+    // just allocated, and every bit pattern is a valid `Plain`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(content.as_ptr(), out.as_mut_ptr().cast(), content.len());
+        out.set_len(content.len() / std::mem::size_of::<T>());
+    }
+    Ok(out)
+}
+
+/// The element bytes of an encoded `Vec<T>`: what follows its length.
+///
+/// # Errors
+/// When the length does not fit the bytes.
+pub fn plain_content<T: Plain>(bytes: &[u8]) -> Result<&[u8], CodecError> {
+    let Some((head, content)) = bytes.split_first_chunk::<8>() else {
+        return Err(CodecError("a vector is cut short".into()));
+    };
+    let count = u64::from_le_bytes(*head) as usize;
+    match count.checked_mul(std::mem::size_of::<T>()) {
+        Some(len) if len == content.len() => Ok(content),
+        _ => Err(CodecError(format!("a vector of {count} elements does not fit its {} bytes", content.len()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize, Deserialize, PartialEq, Debug)]
+    struct Message {
+        a: u32,
+        first: Payload,
+        b: String,
+        second: Payload,
+    }
+
+    #[test]
+    fn payloads_travel_beside_the_body_and_come_back_as_slices() {
+        let message = Message {
+            a: 7,
+            first: Payload(Bytes::from_static(b"one")),
+            b: "text".into(),
+            second: Payload(Bytes::from_static(b"two!")),
+        };
+        let mut out = BytesMut::new();
+        encode_message(&message, &mut out).unwrap();
+        assert!(out.ends_with(b"onetwo!"));
+        assert_eq!(decode_message::<Message>(out.freeze()).unwrap(), message);
+    }
+
+    #[test]
+    fn a_cut_message_is_an_error() {
+        let mut out = BytesMut::new();
+        encode_message(&Payload(Bytes::from_static(b"payload")), &mut out).unwrap();
+        for len in 0..out.len() {
+            assert!(decode_message::<Payload>(Bytes::copy_from_slice(&out[..len])).is_err());
+        }
+    }
+
+    #[test]
+    fn plain_vectors_have_the_same_form_as_serde_gives_them() {
+        let value = vec![1.5f32, -2.0, 3.25];
+        let fast = encode_value(&value).unwrap().into_bytes();
+        let slow = bincode::serde::encode_to_vec(&value, value_config()).unwrap();
+        assert_eq!(fast, slow);
+        assert_eq!(decode_value::<Vec<f32>>(&fast).unwrap(), value);
+        assert_eq!(decode_value::<String>(&encode_value(&"héllo".to_owned()).unwrap().into_bytes()).unwrap(), "héllo");
+    }
+
+    #[test]
+    fn bytes_left_over_are_an_error() {
+        assert!(decode_value::<u8>(&[1, 2]).is_err());
+        assert!(decode_value::<Vec<u32>>(&[9, 0, 0, 0, 0, 0, 0, 0, 1]).is_err());
+    }
+}

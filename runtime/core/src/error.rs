@@ -1,0 +1,286 @@
+//! The errors that users see. They travel, so they are plain data.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::codec::{self, Payload};
+use crate::ids::*;
+use crate::spec::Exit;
+
+/// What an operation of Wingbeat answers.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong between asking for a result and having it.
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The function returned an error of its own.
+    #[error("{task} returned an error: {}", .error.message)]
+    Application {
+        /// Which task.
+        task: String,
+        /// The error; [`Error::application`] gives it back as its type.
+        error: ApplicationError,
+    },
+    /// The function panicked.
+    #[error("{task} panicked: {message}\n{backtrace}")]
+    Panicked {
+        /// Which task.
+        task: String,
+        /// The panic's message and place.
+        message: String,
+        /// Where it came from.
+        backtrace: String,
+    },
+    /// The worker process ended while the task ran.
+    #[error("the worker process {process} (pid {pid}) of {task} {exit}")]
+    WorkerCrashed {
+        /// Which task.
+        task: String,
+        /// Which process.
+        process: ProcessId,
+        /// Its process id.
+        pid: u32,
+        /// How it ended.
+        exit: Exit,
+    },
+    /// The node of a task, actor or object is gone.
+    #[error("{what} was lost with its node {node}: {why}")]
+    NodeDied {
+        /// What was lost.
+        what: String,
+        /// Which node.
+        node: NodeId,
+        /// How that was found out.
+        why: String,
+    },
+    /// The actor's process ended; it is being restarted, and calls made from now on will reach it.
+    #[error("actor {class} ({actor}) ended while the call ran, and is being restarted: {cause}")]
+    ActorUnavailable {
+        /// Which actor.
+        actor: ActorId,
+        /// Its class.
+        class: String,
+        /// Why it ended.
+        cause: Box<Error>,
+    },
+    /// The actor is gone for good.
+    #[error("actor {class} ({actor}) is dead: {cause}")]
+    ActorDied {
+        /// Which actor.
+        actor: ActorId,
+        /// Its class.
+        class: String,
+        /// Why.
+        cause: Box<Error>,
+    },
+    /// The actor was ended on purpose.
+    #[error("it was ended by {by}")]
+    ActorEnded {
+        /// What ended it: `kill`, `terminate`, or that its last handle was dropped.
+        by: String,
+    },
+    /// The process that owned the object is gone, and the object with it.
+    #[error("the owner of {object}, process {owner}, is gone; make the object again from a process that lives on")]
+    OwnerDied {
+        /// The object.
+        object: ObjectId,
+        /// Its owner.
+        owner: ProcessId,
+    },
+    /// Every copy of the object was lost.
+    #[error("{object} was lost: {why}")]
+    ObjectLost {
+        /// The object.
+        object: ObjectId,
+        /// How.
+        why: String,
+    },
+    /// The task was cancelled.
+    #[error("{task} was cancelled")]
+    Cancelled {
+        /// Which task.
+        task: String,
+    },
+    /// A wait took longer than it was allowed to.
+    #[error("{what} took longer than {limit_ms} ms")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// How long was allowed.
+        limit_ms: u64,
+    },
+    /// Executions wait for each other in a circle.
+    #[error("deadlock: {}; make one of the calls without waiting, or give the actor more concurrency", .cycle.join(" waits for "))]
+    Deadlock {
+        /// The members of the circle, in order.
+        cycle: Vec<String>,
+    },
+    /// No node could ever hold what was asked for.
+    #[error("{what} can never be placed: it asks for {asked}, and {nearest}")]
+    Infeasible {
+        /// What was asked for it.
+        what: String,
+        /// The request.
+        asked: String,
+        /// The nearest node and what it lacks.
+        nearest: String,
+    },
+    /// An option has a value that cannot be.
+    #[error("option {option} of {what}: {why}")]
+    InvalidOption {
+        /// The task, actor or call.
+        what: String,
+        /// The option.
+        option: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// An argument or a result cannot be encoded.
+    #[error("{what} cannot be sent: {why}; use types with plain derived serde (no untagged, no flatten, no serde_json::Value)")]
+    Encode {
+        /// The function and argument.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+    /// Bytes are not the value that was expected.
+    #[error("{what} cannot be decoded: {why}; are caller and callee built from the same source?")]
+    Decode {
+        /// What was decoded.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+    /// The worker's executable has no such function.
+    #[error("{function} is not in the executable of the worker process; it has: {known}")]
+    FunctionNotFound {
+        /// The function.
+        function: String,
+        /// Some that there are.
+        known: String,
+    },
+    /// A value fits neither the store nor its disk.
+    #[error("{what} needs {size} bytes, more than the node's store ({store} bytes) and its spill space ({disk} bytes) can ever hold; raise --object-store-memory or split the value")]
+    ObjectTooLarge {
+        /// Which object.
+        what: String,
+        /// Its size.
+        size: u64,
+        /// The store's capacity.
+        store: u64,
+        /// The spill capacity.
+        disk: u64,
+    },
+    /// The store has no room now.
+    #[error("no room in the node's store for {what}: {why}")]
+    StoreFull {
+        /// Which object.
+        what: String,
+        /// What holds the memory.
+        why: String,
+    },
+    /// Nobody answers at an address.
+    #[error("cannot reach {what} at {address}: {why}")]
+    Unreachable {
+        /// Who should be there.
+        what: String,
+        /// What was tried.
+        address: String,
+        /// What happened.
+        why: String,
+    },
+    /// The other side does not accept this one.
+    #[error("refused by {who}: {why}")]
+    Refused {
+        /// Who refused.
+        who: String,
+        /// Why.
+        why: String,
+    },
+    /// There is no session in this process.
+    #[error("this process has joined no cluster; call wingbeat::init() first")]
+    NoSession,
+    /// The session was shut down.
+    #[error("the session has ended: {why}")]
+    SessionEnded {
+        /// Why.
+        why: String,
+    },
+    /// A ref or a handle belongs to another cluster.
+    #[error("{what} belongs to {theirs}, and was used in a session of {ours}; get its value there, and pass that")]
+    ForeignRef {
+        /// The ref.
+        what: String,
+        /// Its cluster.
+        theirs: ClusterId,
+        /// The session's cluster.
+        ours: ClusterId,
+    },
+    /// No actor has this name.
+    #[error("no actor is named `{name}` in namespace `{namespace}`")]
+    ActorNotFound {
+        /// The name.
+        name: String,
+        /// Where.
+        namespace: String,
+    },
+    /// An actor has this name already.
+    #[error("an actor named `{name}` is in namespace `{namespace}` already; use get_or_create, or another name")]
+    ActorNameTaken {
+        /// The name.
+        name: String,
+        /// Where.
+        namespace: String,
+    },
+    /// An argument of a call that makes no sense.
+    #[error("{what}")]
+    InvalidArgument {
+        /// What is wrong and what would be right.
+        what: String,
+    },
+    /// The machine did not do what it should.
+    #[error("{what}: {why}")]
+    Io {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        why: String,
+    },
+}
+
+/// An error that a user's function returned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApplicationError {
+    /// Its Rust type.
+    pub type_name: String,
+    /// Its text, for people.
+    pub message: String,
+    /// Its encoded value.
+    pub payload: Payload,
+}
+
+impl Error {
+    /// The function's own error, if that is what this is and its type is `E`. The causes of an actor's
+    /// death are looked through.
+    pub fn application<E: DeserializeOwned + 'static>(&self) -> Option<E> {
+        match self {
+            Error::Application { error, .. } if error.type_name == std::any::type_name::<E>() => {
+                codec::decode_value(&error.payload).ok()
+            }
+            Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.application(),
+            _ => None,
+        }
+    }
+
+    /// Whether another attempt may succeed although nothing in the program changes: the machine failed
+    /// and not the code.
+    pub fn is_system_failure(&self) -> bool {
+        matches!(self, Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ObjectLost { .. })
+    }
+
+    /// What happened, for an IO error.
+    pub fn io(what: impl Into<String>, why: &std::io::Error) -> Error {
+        Error::Io { what: what.into(), why: why.to_string() }
+    }
+}

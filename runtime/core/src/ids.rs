@@ -1,0 +1,161 @@
+//! Newtypes for everything that has an identity.
+//!
+//! Ids that one authority hands out in order (leases) are counters; ids that many processes make
+//! without asking anybody (processes, nodes, actors) are random 64-bit numbers.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// A new random id.
+            pub fn random() -> Self {
+                Self(rand::random())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "-{:012x}"), self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                text.strip_prefix(concat!($prefix, "-"))
+                    .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+                    .map(Self)
+                    .ok_or_else(|| InvalidId { text: text.to_owned(), expected: concat!($prefix, "-<hex>") })
+            }
+        }
+    };
+}
+
+/// A text that is no id of the kind that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not an id: expected the form {expected}")]
+pub struct InvalidId {
+    /// What was given.
+    pub text: String,
+    /// The form that was expected.
+    pub expected: &'static str,
+}
+
+id!(
+    /// A cluster: what one head controls. Chosen at random when the head first starts.
+    ClusterId, "cluster"
+);
+id!(
+    /// A participating process (driver or worker process).
+    ProcessId, "process"
+);
+id!(
+    /// One life of a node daemon. A daemon that is started again is a new node.
+    NodeId, "node"
+);
+id!(
+    /// A driver's session with a cluster; all its tasks, actors and objects belong to it.
+    JobId, "job"
+);
+id!(
+    /// A grant of resources on one node to one owner.
+    LeaseId, "lease"
+);
+id!(
+    /// An actor over all its restarts.
+    ActorId, "actor"
+);
+id!(
+    /// A placement group.
+    PlacementGroupId, "group"
+);
+id!(
+    /// A remote function or an actor class: a hash of crate, path and signature.
+    FunctionId, "function"
+);
+
+/// A task or an actor call: the process that submitted it and that process's running number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TaskId {
+    /// The process that submitted the task, and so owns what it returns.
+    pub owner: ProcessId,
+    /// The owner's running number. Puts take a number too.
+    pub seq: u64,
+}
+
+impl TaskId {
+    /// The id of the `index`-th value that the task returns. It is the same for every attempt.
+    pub fn output(self, index: u32) -> ObjectId {
+        ObjectId { task: self, index }
+    }
+}
+
+/// An object. The id itself says who owns it, so no directory is needed to find the owner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// The task that makes the object, or the number that a put took.
+    pub task: TaskId,
+    /// Which of the task's outputs.
+    pub index: u32,
+}
+
+impl ObjectId {
+    /// The process that owns the object.
+    pub fn owner(self) -> ProcessId {
+        self.task.owner
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "task-{:012x}.{}", self.owner.0, self.seq)
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "object-{:012x}.{}.{}", self.task.owner.0, self.task.seq, self.index)
+    }
+}
+
+impl fmt::Debug for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// How often an actor was started before this life of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct Incarnation(pub u32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_what_it_shows() {
+        let id = ActorId::random();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert!("node-12".parse::<ActorId>().is_err());
+    }
+}

@@ -1,0 +1,14 @@
+//! Plain data that every part of Wingbeat shares: ids, resources, specs, errors, and the one codec.
+//!
+//! Nothing in here does IO, reads a clock or starts a thread.
+
+pub mod codec;
+pub mod error;
+pub mod ids;
+pub mod resources;
+pub mod spec;
+pub mod value;
+
+pub use error::{Error, Result};
+pub use ids::*;
+pub use resources::{Amount, ResourceSet};

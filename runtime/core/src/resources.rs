@@ -1,0 +1,237 @@
+//! Amounts of resources, in fixed point.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The resource that a task asks for by default.
+pub const CPU: &str = "CPU";
+/// Accelerators, accounted per device.
+pub const GPU: &str = "GPU";
+/// Memory in bytes.
+pub const MEMORY: &str = "memory";
+
+/// An amount of a resource in units of 1/10,000.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Amount(i64);
+
+impl Amount {
+    /// Nothing.
+    pub const ZERO: Amount = Amount(0);
+    /// One whole unit.
+    pub const ONE: Amount = Amount(10_000);
+
+    /// The amount that stands for `value`.
+    ///
+    /// # Errors
+    /// Negative, not finite, too large, or finer than 1/10,000.
+    pub fn new(value: f64) -> Result<Amount, InvalidAmount> {
+        let scaled = value * 10_000.0;
+        if !value.is_finite() || value < 0.0 {
+            return Err(InvalidAmount { value, why: "it must be a finite number, zero or more" });
+        }
+        if scaled > 9.0e18 {
+            return Err(InvalidAmount { value, why: "it is too large" });
+        }
+        // A tolerance, because 0.0003 * 10_000 is not exactly 3 in binary.
+        if (scaled - scaled.round()).abs() > 1e-6 * scaled.max(1.0) {
+            return Err(InvalidAmount { value, why: "it is finer than 1/10,000" });
+        }
+        Ok(Amount(scaled.round() as i64))
+    }
+
+    /// `count` whole units.
+    pub fn whole(count: u32) -> Amount {
+        Amount(i64::from(count) * 10_000)
+    }
+
+    /// From units of 1/10,000.
+    pub fn from_units(units: i64) -> Amount {
+        Amount(units)
+    }
+
+    /// In units of 1/10,000.
+    pub fn units(self) -> i64 {
+        self.0
+    }
+
+    /// As a floating-point number, for people.
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64 / 10_000.0
+    }
+
+    /// Whether nothing.
+    pub fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl std::ops::Add for Amount {
+    type Output = Amount;
+    fn add(self, other: Amount) -> Amount {
+        Amount(self.0 + other.0)
+    }
+}
+
+impl std::ops::Sub for Amount {
+    type Output = Amount;
+    fn sub(self, other: Amount) -> Amount {
+        Amount(self.0 - other.0)
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.as_f64())
+    }
+}
+
+impl fmt::Debug for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A number that is no amount.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{value} is no amount of a resource: {why}")]
+pub struct InvalidAmount {
+    /// What was given.
+    pub value: f64,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+/// Named amounts. Names that are absent stand for nothing; no stored amount is zero.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct ResourceSet(BTreeMap<String, Amount>);
+
+impl ResourceSet {
+    /// Nothing at all.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Only CPUs.
+    pub fn cpus(amount: Amount) -> Self {
+        Self::new().with(CPU, amount)
+    }
+
+    /// This set with `name` set to `amount`.
+    pub fn with(mut self, name: &str, amount: Amount) -> Self {
+        self.set(name, amount);
+        self
+    }
+
+    /// Sets `name` to `amount`.
+    pub fn set(&mut self, name: &str, amount: Amount) {
+        if amount.is_zero() {
+            self.0.remove(name);
+        } else {
+            self.0.insert(name.to_owned(), amount);
+        }
+    }
+
+    /// How much of `name`.
+    pub fn get(&self, name: &str) -> Amount {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
+    /// Every name with its amount, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Amount)> {
+        self.0.iter().map(|(name, amount)| (name.as_str(), *amount))
+    }
+
+    /// Whether nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `self` holds at least `needed` of everything.
+    pub fn covers(&self, needed: &ResourceSet) -> bool {
+        needed.iter().all(|(name, amount)| self.get(name) >= amount)
+    }
+
+    /// Adds `other`.
+    pub fn add(&mut self, other: &ResourceSet) {
+        for (name, amount) in other.iter() {
+            self.set(name, self.get(name) + amount);
+        }
+    }
+
+    /// Takes `other` away. Amounts may become negative: a node that goes on after a wait is
+    /// over-committed until balance returns.
+    pub fn subtract(&mut self, other: &ResourceSet) {
+        for (name, amount) in other.iter() {
+            self.set(name, self.get(name) - amount);
+        }
+    }
+
+    /// Checks what no request may be.
+    ///
+    /// # Errors
+    /// More than one GPU that is not a whole number.
+    pub fn check(&self) -> Result<(), InvalidAmount> {
+        let gpu = self.get(GPU);
+        if gpu > Amount::ONE && gpu.units() % Amount::ONE.units() != 0 {
+            return Err(InvalidAmount {
+                value: gpu.as_f64(),
+                why: "GPUs are asked for as a fraction of one device or as whole devices",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ResourceSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nothing");
+        }
+        for (i, (name, amount)) in self.iter().enumerate() {
+            write!(f, "{}{amount} {name}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ResourceSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{self}}}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_amount_is_exact_to_a_ten_thousandth_and_no_finer() {
+        assert_eq!(Amount::new(0.0003).unwrap().units(), 3);
+        assert!(Amount::new(0.00003).is_err());
+        assert!(Amount::new(-1.0).is_err());
+        assert!(Amount::new(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn gpus_are_a_fraction_of_one_or_whole() {
+        let gpus = |n| ResourceSet::new().with(GPU, Amount::new(n).unwrap()).check();
+        assert!(gpus(0.25).is_ok());
+        assert!(gpus(2.0).is_ok());
+        assert!(gpus(1.5).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_taken_and_given_back_leaves_what_was(a in 0i64..1_000_000, b in 0i64..1_000_000) {
+            let mut set = ResourceSet::cpus(Amount::from_units(a));
+            let before = set.clone();
+            let taken = ResourceSet::cpus(Amount::from_units(b)).with("x", Amount::from_units(b));
+            set.subtract(&taken);
+            set.add(&taken);
+            prop_assert_eq!(set, before);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What is asked for: tasks, actors, leases; and who and where the parties are.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::ids::*;
+use crate::resources::ResourceSet;
+use crate::value::{ObjectValue, Packed, Stored};
+
+/// Which machine (kernel and network namespace) a process is on. Equal ids can use unix sockets.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct MachineId(pub u64);
+
+/// How to reach a process.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Address {
+    /// Who answers there.
+    pub process: ProcessId,
+    /// The machine on which the unix socket is.
+    pub machine: MachineId,
+    /// Name in the abstract socket namespace.
+    pub unix: String,
+    /// For other machines, where the process listens for them.
+    pub tcp: Option<SocketAddr>,
+}
+
+/// Where a lease may be granted.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+pub enum Strategy {
+    /// Pack to half a node, then spread.
+    #[default]
+    Default,
+    /// On as many nodes as there are.
+    Spread,
+    /// On one node.
+    Node {
+        /// That node.
+        node: NodeId,
+        /// Whether another will do when it cannot.
+        soft: bool,
+    },
+}
+
+/// Tasks of one shape can run on the same lease.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Shape {
+    /// What the lease holds.
+    pub resources: ResourceSet,
+    /// Where it may be.
+    pub strategy: Strategy,
+}
+
+/// An argument of a task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Arg {
+    /// The encoded value.
+    Value(Packed),
+    /// A value in shared memory; the worker process reads it there.
+    Stored(ObjectId, Stored),
+    /// The constructor argument of an actor that its worker process asks the owner for.
+    Ref(ObjectId, Address),
+}
+
+/// How a task gives its result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Outputs {
+    /// This many objects.
+    Fixed(u32),
+    /// Items one after another, at most `ahead` of them not yet taken by the consumer.
+    Stream {
+        /// Items that may be on the way.
+        ahead: u32,
+    },
+}
+
+/// One attempt at a task or an actor call, as it is pushed to a worker process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskSpec {
+    /// Its id; the owner is in it.
+    pub id: TaskId,
+    /// What to run.
+    pub function: FunctionId,
+    /// What the user called this task, if anything.
+    pub name: Option<Box<str>>,
+    /// The arguments, in order.
+    pub args: Vec<Arg>,
+    /// What comes back.
+    pub outputs: Outputs,
+    /// 0 for the first attempt.
+    pub attempt: u32,
+    /// The owner's running number on this lease or actor: the order of execution.
+    pub seq: u64,
+    /// The concurrency group of an actor call; none for tasks and the default group.
+    pub group: Option<Box<str>>,
+    /// The task that submitted this one, for cancelling and for finding cycles.
+    pub parent: Option<TaskId>,
+}
+
+/// The result of one attempt.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskResult {
+    /// The task.
+    pub id: TaskId,
+    /// Which attempt.
+    pub attempt: u32,
+    /// Its outputs in order, or why there are none.
+    pub outcome: Outcome,
+    /// How long user code ran, in nanoseconds.
+    pub ran_nanos: u64,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Outcome {
+    /// One output, the usual case.
+    One(ObjectValue),
+    /// Several outputs.
+    Many(Vec<ObjectValue>),
+    /// A stream that ended after so many items (the last may be an error).
+    StreamEnded(u32),
+    /// No output.
+    Failed(Box<Error>),
+}
+
+/// The name of an actor.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ActorName {
+    /// Names are unique within a namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// An actor as it is asked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ActorSpec {
+    /// Its id, chosen by the creator.
+    pub id: ActorId,
+    /// The job it belongs to.
+    pub job: JobId,
+    /// The actor class: its constructor.
+    pub class: FunctionId,
+    /// The class, for people.
+    pub class_name: String,
+    /// Constructor arguments.
+    pub args: Vec<Arg>,
+    /// What is needed to be placed.
+    pub placement: Shape,
+    /// What it holds while it lives.
+    pub holds: ResourceSet,
+    /// How often it may be started again; `u32::MAX` is without limit.
+    pub max_restarts: u32,
+    /// Calls that run at a time in the default group.
+    pub max_concurrency: u32,
+    /// Named concurrency groups.
+    pub groups: BTreeMap<String, u32>,
+    /// A name to find it by.
+    pub name: Option<ActorName>,
+    /// Whether it outlives its creator and its job.
+    pub detached: bool,
+    /// The object whose refs are the actor's handles; its owner decides when nobody holds one.
+    pub handle: ObjectId,
+    /// The creator.
+    pub owner: Address,
+}
+
+/// What a process needs to know to use an actor that somebody else made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ActorInfo {
+    /// The actor.
+    pub id: ActorId,
+    /// Its class; a handle of another class is refused.
+    pub class: FunctionId,
+    /// The class, for people.
+    pub class_name: String,
+    /// The object that counts handles.
+    pub handle: ObjectId,
+    /// Its owner.
+    pub owner: Address,
+    /// A detached actor's handles are not counted.
+    pub detached: bool,
+}
+
+/// The state of an actor, as the head tells it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ActorState {
+    /// Waits for resources or for its process, for the first time.
+    Starting,
+    /// Takes calls.
+    Alive {
+        /// Its worker process.
+        address: Address,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// Its process ended; another is on its way.
+    Restarting {
+        /// Why the last one ended.
+        cause: Box<Error>,
+    },
+    /// Never again.
+    Dead {
+        /// Why.
+        cause: Box<Error>,
+    },
+}
+
+/// A driver, as it introduces itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Its id, chosen by the driver.
+    pub id: JobId,
+    /// What to call it.
+    pub name: String,
+    /// The driver process.
+    pub driver: Address,
+    /// The executable that worker processes run.
+    pub executable: Executable,
+    /// The working directory of worker processes, where it exists on their node.
+    pub working_dir: String,
+    /// The environment of worker processes.
+    pub env: BTreeMap<String, String>,
+    /// The namespace of the actors that it names.
+    pub namespace: String,
+}
+
+/// A program, known by its content.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Executable {
+    /// BLAKE3 of the content, in hex.
+    pub hash: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// The driver's process id on `machine`, whose `/proc/<pid>/exe` is the program.
+    pub pid: u32,
+    /// The driver's machine.
+    pub machine: MachineId,
+    /// What to call it in messages.
+    pub path: String,
+}
+
+/// Why a worker process ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Exit {
+    /// The exit code, if it exited.
+    pub code: Option<i32>,
+    /// The signal, if one killed it.
+    pub signal: Option<i32>,
+    /// The last lines that it wrote to standard error.
+    pub stderr: Vec<String>,
+    /// Why Wingbeat itself ended it, if it did.
+    pub reason: Option<String>,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.code, self.signal) {
+            (_, Some(signal)) => write!(f, "killed by signal {signal}{}", signal_name(signal))?,
+            (Some(code), None) => write!(f, "exited with code {code}")?,
+            (None, None) => f.write_str("ended without a known exit status")?,
+        }
+        if let Some(reason) = &self.reason {
+            write!(f, " ({reason})")?;
+        }
+        if !self.stderr.is_empty() {
+            write!(f, "; last lines of its stderr:\n    {}", self.stderr.join("\n    "))?;
+        }
+        Ok(())
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}

@@ -1,0 +1,1 @@
+//! Wingbeat control plane.

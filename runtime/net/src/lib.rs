@@ -1,0 +1,20 @@
+//! How Wingbeat's processes reach each other.
+//!
+//! - [`address`]: which machine this is, and listening and dialling by unix socket or TCP.
+//! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
+//! - [`mux`]: two tarpc channels over one connection, one each way.
+//! - [`messages`] and [`services`]: what is said.
+//! - [`link`]: an ordered, batching queue of one-way messages to a peer.
+//!
+//! A connection ends when either side closes it or, over TCP, when nothing was heard for
+//! [`mux::SILENCE_LIMIT`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
+
+pub mod address;
+pub mod handshake;
+pub mod link;
+pub mod messages;
+pub mod mux;
+pub mod services;
+
+pub use handshake::{Hello, Purpose, Role, Token};
+pub use mux::Connection;

@@ -1,0 +1,513 @@
+//! What the parties say to each other.
+//!
+//! One-way messages travel in batches, in order, through each service's `deliver`: what queued while
+//! the last batch was being sent goes out as the next. The acknowledgement of a batch says that its
+//! messages were taken in, in order; it never waits for user code.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::codec::Payload;
+use wingbeat_core::spec::*;
+use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
+use wingbeat_core::*;
+
+/// A node, as it introduces itself to the head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// The life of the daemon.
+    pub id: NodeId,
+    /// Where the daemon listens.
+    pub address: Address,
+    /// The machine's name, for people.
+    pub hostname: String,
+    /// What it has. GPUs are whole devices, numbered from 0.
+    pub resources: ResourceSet,
+    /// `key=value` labels.
+    pub labels: BTreeMap<String, String>,
+    /// Capacity of its object store in bytes.
+    pub store_bytes: u64,
+}
+
+/// What a process learns when it joins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClusterView {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Its living nodes.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// Says what an execution waits for, when it begins to wait.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wait {
+    /// The execution that waits.
+    pub task: TaskId,
+    /// What to call it.
+    pub name: String,
+    /// The actor it runs in, and how many calls that actor runs at a time.
+    pub actor: Option<(ActorId, u32)>,
+    /// The tasks whose results it waits for, with the actor each was sent to.
+    pub on: Vec<(TaskId, Option<ActorId>)>,
+}
+
+/// One-way messages to the head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum HeadMessage {
+    /// A process can use this many leases of a shape, those that it has included. The latest word counts.
+    Demand {
+        /// The shape.
+        shape: Shape,
+        /// How many.
+        wanted: u32,
+        /// The name of a task of this shape, for people.
+        name: String,
+    },
+    /// The owner is done with a lease; nothing of it runs on the worker process.
+    ReturnLease(LeaseId),
+    /// The worker process of this lease (none for a driver) waits, and gives its CPUs back meanwhile.
+    Waiting {
+        /// The lease under which it runs.
+        lease: Option<LeaseId>,
+        /// What it waits for.
+        wait: Wait,
+    },
+    /// It goes on.
+    Resumed {
+        /// The lease under which it runs.
+        lease: Option<LeaseId>,
+        /// The execution.
+        task: TaskId,
+    },
+    /// Tell this process about the actor, now and whenever it changes.
+    WatchActor(ActorId),
+    /// End the actor.
+    KillActor {
+        /// Which.
+        actor: ActorId,
+        /// Whether it may be restarted within its budget.
+        may_restart: bool,
+    },
+    /// Nobody holds a handle any more and all calls are done (`unheld`), or the user asked for an orderly
+    /// end: the actor finishes what it was sent and ends.
+    TerminateActor {
+        /// Which.
+        actor: ActorId,
+        /// What to call the cause.
+        by: String,
+    },
+    /// Worker processes of this job, beyond what is leased, worth starting ahead of need.
+    JobLeaves,
+
+    /// From a node: the worker process for a lease is ready.
+    LeaseReady {
+        /// The lease.
+        lease: LeaseId,
+        /// The process.
+        worker: Address,
+        /// Its process id.
+        pid: u32,
+    },
+    /// From a node: no worker process could be started.
+    LeaseFailed {
+        /// The lease, which is thereby over.
+        lease: LeaseId,
+        /// Why.
+        error: Error,
+    },
+    /// From a node: the lease is over and the last process that had its devices is gone or clean.
+    LeaseEnded(LeaseId),
+    /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
+    WorkerDied(WorkerDeath),
+    /// From a node: an actor's constructor returned.
+    ActorStarted {
+        /// The actor.
+        actor: ActorId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// Nothing, or the constructor's error.
+        outcome: Result<(), Error>,
+    },
+}
+
+/// How a worker process ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerDeath {
+    /// The process.
+    pub process: ProcessId,
+    /// Its process id.
+    pub pid: u32,
+    /// Its node.
+    pub node: NodeId,
+    /// What it was leased for.
+    pub lease: Option<LeaseId>,
+    /// How it ended.
+    pub exit: Exit,
+    /// The owner's number of the last task that it started (`TaskSpec::seq` + 1), 0 for none: tasks
+    /// after it were never touched.
+    pub started: u64,
+}
+
+/// What the head tells a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum HeadEvent {
+    /// A lease.
+    Granted {
+        /// For which demand.
+        shape: Shape,
+        /// The lease.
+        lease: LeaseId,
+        /// The worker process.
+        worker: Address,
+        /// Its node.
+        node: NodeId,
+        /// Its process id.
+        pid: u32,
+    },
+    /// Others need the lease: finish what runs, then return it.
+    Recall(LeaseId),
+    /// No node could ever hold this shape; its tasks fail.
+    Refused {
+        /// The shape.
+        shape: Shape,
+        /// Why.
+        error: Error,
+    },
+    /// A worker process that this process has a lease on is gone.
+    WorkerDied(WorkerDeath),
+    /// A node is gone with all that was on it.
+    NodeDied {
+        /// The node.
+        node: NodeId,
+        /// How that was found out.
+        why: String,
+    },
+    /// An actor that this process watches.
+    Actor {
+        /// Which.
+        actor: ActorId,
+        /// Its state now.
+        state: ActorState,
+    },
+    /// The wait that this process announced closes a circle.
+    Deadlock {
+        /// The execution that waits.
+        task: TaskId,
+        /// The circle.
+        cycle: Vec<String>,
+    },
+}
+
+/// One-way messages to a node daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum NodeMessage {
+    /// From the head: get a worker process ready.
+    StartLease(Box<LeaseStart>),
+    /// From the head: the lease is over.
+    EndLease {
+        /// The lease.
+        lease: LeaseId,
+        /// Why its process must end; otherwise it may be used again.
+        kill: Option<String>,
+    },
+    /// From the head: let the actor of this lease finish what it was sent, then end it.
+    DrainActor {
+        /// The lease.
+        lease: LeaseId,
+        /// What to call the cause.
+        by: String,
+    },
+    /// From the head: end everything that belongs to the job, except what is leased to detached actors.
+    EndJob {
+        /// The job.
+        job: JobId,
+    },
+    /// From the head: the cluster is being stopped.
+    Stop,
+    /// From the head: start worker processes ahead of need.
+    Prestart {
+        /// Of this job.
+        job: JobId,
+        /// This many.
+        count: u32,
+    },
+
+    /// From a process: it no longer reads these objects.
+    Unpin(Vec<ObjectId>),
+    /// From an owner: nobody needs these objects.
+    Delete(Vec<ObjectId>),
+    /// From an owner: end this worker process (a forced cancel).
+    KillWorker {
+        /// The process.
+        process: ProcessId,
+        /// Why, for people.
+        why: String,
+    },
+    /// From a worker process: its actor's constructor returned.
+    ActorStarted {
+        /// The actor.
+        actor: ActorId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// Nothing, or the constructor's error.
+        outcome: Result<(), Error>,
+    },
+}
+
+/// A lease as the head hands it to a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LeaseStart {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The job on whose behalf.
+    pub job: JobSpec,
+    /// What the lease holds.
+    pub resources: ResourceSet,
+    /// The devices that it holds, and how much of each.
+    pub gpus: Vec<(u32, Amount)>,
+    /// The actor to start, if it is for one.
+    pub actor: Option<(ActorSpec, Incarnation)>,
+}
+
+/// What processes say to each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// Owner to worker process: run these, in order.
+    Tasks {
+        /// Under this lease.
+        lease: LeaseId,
+        /// The tasks.
+        tasks: Vec<TaskSpec>,
+    },
+    /// Caller to actor: run these, in order.
+    Calls {
+        /// The actor.
+        actor: ActorId,
+        /// The life that the caller means.
+        incarnation: Incarnation,
+        /// The calls.
+        calls: Vec<TaskSpec>,
+    },
+    /// Worker process to owner.
+    Results(Vec<TaskResult>),
+    /// Owner to worker process: give up to this many unstarted tasks back, the latest first.
+    TakeBack {
+        /// Of this lease.
+        lease: LeaseId,
+        /// At most.
+        most: u32,
+    },
+    /// Worker process to owner: these were not started and never will be here.
+    GaveBack {
+        /// The lease.
+        lease: LeaseId,
+        /// The tasks.
+        tasks: Vec<TaskId>,
+        /// Whether the process waits now, and takes no tasks until `Ready`.
+        waiting: bool,
+    },
+    /// Worker process to owner: it takes tasks of this lease again.
+    Ready(LeaseId),
+    /// Owner to worker process.
+    Cancel {
+        /// The task.
+        task: TaskId,
+    },
+    /// Worker process to owner: the next item of a stream.
+    StreamItem {
+        /// The stream.
+        task: TaskId,
+        /// Its number from 0.
+        index: u32,
+        /// The item.
+        value: ObjectValue,
+    },
+    /// Owner to worker process: the consumer took items up to here.
+    StreamTaken {
+        /// The stream.
+        task: TaskId,
+        /// Number of items taken.
+        count: u32,
+    },
+    /// Borrower to owner: say when these are there.
+    Subscribe(Vec<ObjectId>),
+    /// Owner to borrower.
+    Resolved(Vec<(ObjectId, ObjectValue)>),
+    /// Receiver to owner: this process holds refs to these objects.
+    Borrow(Vec<ObjectId>),
+    /// Borrower to owner: it no longer does.
+    Release(Vec<ObjectId>),
+    /// Reader to owner: this node has a copy now.
+    Copied {
+        /// The object.
+        object: ObjectId,
+        /// The node.
+        at: StoreNode,
+    },
+    /// Reader to owner: none of the copies could be read.
+    Lost {
+        /// The object.
+        object: ObjectId,
+        /// What was tried.
+        why: String,
+    },
+    /// Owner to worker process: the results of these tasks arrived, and the refs in them are registered.
+    Received(Vec<TaskId>),
+}
+
+/// A value's place in the shared memory of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Located {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+}
+
+/// What a worker process learns when it reports to its daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerStart {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The job it works for.
+    pub job: JobId,
+    /// The job's namespace for names.
+    pub namespace: String,
+    /// Its node.
+    pub node: NodeId,
+    /// The daemon's own address, which readers on other nodes use.
+    pub daemon: Address,
+    /// Where the head is.
+    pub head: Address,
+    /// Capacity of the arena whose descriptor it inherited, in bytes.
+    pub arena_bytes: u64,
+    /// The driver, where output and panics are shown.
+    pub driver: Address,
+}
+
+/// What the daemon tells a worker process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum WorkerCommand {
+    /// From now on it works under this lease.
+    Lease {
+        /// The lease.
+        lease: LeaseId,
+        /// What it holds.
+        resources: ResourceSet,
+        /// Its devices.
+        gpus: Vec<u32>,
+    },
+    /// Become this actor.
+    StartActor {
+        /// The lease.
+        lease: LeaseId,
+        /// What to start.
+        spec: Box<ActorSpec>,
+        /// Which life.
+        incarnation: Incarnation,
+        /// Its devices.
+        gpus: Vec<u32>,
+    },
+    /// Finish what was sent and end.
+    Drain,
+    /// End now, in order.
+    Exit,
+}
+
+/// A line of output of user code.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Which worker process.
+    pub pid: u32,
+    /// The task or actor that ran, as far as known.
+    pub source: String,
+    /// The node's host name.
+    pub node: String,
+    /// Whether it was written to standard error.
+    pub is_stderr: bool,
+    /// The line, without its end.
+    pub text: String,
+}
+
+/// A picture of the cluster, for people and tools.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ClusterState {
+    /// The cluster.
+    pub cluster: Option<ClusterId>,
+    /// Seconds since the head started.
+    pub uptime_secs: u64,
+    /// Living nodes.
+    pub nodes: Vec<NodeState>,
+    /// Running jobs.
+    pub jobs: Vec<JobState>,
+    /// Actors that are not dead.
+    pub actors: Vec<ActorRow>,
+    /// Demands that are not met.
+    pub pending: Vec<PendingRow>,
+}
+
+/// A node in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeState {
+    /// As it introduced itself.
+    pub info: NodeInfo,
+    /// What is free.
+    pub available: ResourceSet,
+    /// Leases on it.
+    pub leases: u32,
+}
+
+/// A job in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobState {
+    /// The job.
+    pub id: JobId,
+    /// Its name.
+    pub name: String,
+    /// Leases that it holds.
+    pub leases: u32,
+}
+
+/// An actor in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ActorRow {
+    /// The actor.
+    pub id: ActorId,
+    /// Its class.
+    pub class_name: String,
+    /// Its name.
+    pub name: Option<ActorName>,
+    /// `starting`, `alive` or `restarting`.
+    pub state: String,
+    /// Its node.
+    pub node: Option<NodeId>,
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u32,
+}
+
+/// An unmet demand in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PendingRow {
+    /// A task's or actor's name.
+    pub name: String,
+    /// What each needs.
+    pub resources: ResourceSet,
+    /// How many wait.
+    pub count: u32,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// Where an object's copies are, for a node that is to fetch it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The object.
+    pub object: ObjectId,
+    /// Size and holders.
+    pub stored: Stored,
+}
+
+/// A piece of an executable.
+pub type Chunk = Payload;

@@ -1,0 +1,61 @@
+//! The three tarpc services: of the head, of a node daemon, and of every participating process.
+
+use wingbeat_core::codec::Payload;
+use wingbeat_core::spec::*;
+use wingbeat_core::*;
+
+use crate::messages::*;
+
+/// Served by the head; called by drivers, worker processes, node daemons and the CLI.
+#[tarpc::service]
+pub trait Head {
+    /// One-way messages, in order.
+    async fn deliver(messages: Vec<HeadMessage>);
+    /// A node daemon joins. It must do so before its other messages.
+    async fn join_node(node: NodeInfo) -> Result<ClusterView, Error>;
+    /// A driver joins.
+    async fn join_job(job: JobSpec) -> Result<ClusterView, Error>;
+    /// Makes an actor, or answers with the one of that name when `or_get` is set.
+    async fn create_actor(spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error>;
+    /// Finds an actor by name.
+    async fn find_actor(name: ActorName) -> Result<ActorInfo, Error>;
+    /// A picture of the cluster.
+    async fn state() -> ClusterState;
+    /// Ends every job and node, and then the head itself.
+    async fn stop();
+}
+
+/// Served by a node daemon; called by the head, by processes on its machine, and by owners of objects.
+#[tarpc::service]
+pub trait Node {
+    /// One-way messages, in order.
+    async fn deliver(messages: Vec<NodeMessage>);
+    /// A worker process that the daemon started reports.
+    async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
+    /// Reserves memory for an object that the caller is about to write.
+    async fn create(object: ObjectId, size: u64) -> Result<Located, Error>;
+    /// The object is complete and may be read.
+    async fn seal(object: ObjectId) -> Result<(), Error>;
+    /// The object will not be completed.
+    async fn abort(object: ObjectId);
+    /// Makes the object readable here, from another node or from disk if need be, and pins it for the
+    /// caller. The second value says whether this node holds a copy that it did not hold before.
+    async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;
+    /// A piece of an executable that this node holds, from `offset`; empty at its end.
+    async fn read_executable(hash: String, offset: u64) -> Result<Payload, Error>;
+}
+
+/// Served by drivers and worker processes; called by each other, by the head and by node daemons.
+#[tarpc::service]
+pub trait Process {
+    /// One-way messages from another process, in order.
+    async fn deliver(messages: Vec<PeerMessage>);
+    /// What the head has to say, in order.
+    async fn head_events(events: Vec<HeadEvent>);
+    /// What the daemon has to say to its worker process, in order.
+    async fn command(command: WorkerCommand);
+    /// Output of user code of this driver's job.
+    async fn logs(lines: Vec<LogLine>);
+    /// A piece of this driver's executable, from `offset`; empty at its end.
+    async fn read_executable(offset: u64) -> Result<Payload, Error>;
+}

@@ -1,0 +1,1 @@
+//! One participating process.
