@@ -292,7 +292,11 @@ pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, Co
     Ok(value)
 }
 
-fn decode_plain<T: Plain + Default>(bytes: &[u8]) -> Result<Vec<T>, CodecError> {
+/// Decodes a vector of plain elements, in one copy.
+///
+/// # Errors
+/// When the length does not fit the bytes.
+pub fn decode_plain<T: Plain>(bytes: &[u8]) -> Result<Vec<T>, CodecError> {
     let content = plain_content::<T>(bytes)?;
     let mut out: Vec<T> = Vec::with_capacity(content.len() / std::mem::size_of::<T>());
     // SAFETY: the capacity covers `content.len()` bytes, the source does not overlap memory that was

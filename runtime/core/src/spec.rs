@@ -91,8 +91,6 @@ pub struct TaskSpec {
     pub outputs: Outputs,
     /// 0 for the first attempt.
     pub attempt: u32,
-    /// The owner's running number on this lease or actor: the order of execution.
-    pub seq: u64,
     /// The concurrency group of an actor call; none for tasks and the default group.
     pub group: Option<Box<str>>,
     /// The task that submitted this one, for cancelling and for finding cycles.

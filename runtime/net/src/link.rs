@@ -95,6 +95,11 @@ impl<M: Send + 'static> Link<M> {
         }
     }
 
+    /// Number of messages that wait to be sent.
+    pub fn queued(&self) -> usize {
+        self.shared.queue.lock().len()
+    }
+
     /// Whether everything queued was taken in.
     pub fn is_idle(&self) -> bool {
         let progress = *self.shared.acknowledged.borrow();

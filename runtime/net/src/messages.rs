@@ -5,6 +5,7 @@
 //! messages were taken in, in order; it never waits for user code.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wingbeat_core::codec::Payload;
@@ -96,8 +97,6 @@ pub enum HeadMessage {
         /// What to call the cause.
         by: String,
     },
-    /// Worker processes of this job, beyond what is leased, worth starting ahead of need.
-    JobLeaves,
 
     /// From a node: the worker process for a lease is ready.
     LeaseReady {
@@ -143,7 +142,7 @@ pub struct WorkerDeath {
     pub lease: Option<LeaseId>,
     /// How it ended.
     pub exit: Exit,
-    /// The owner's number of the last task that it started (`TaskSpec::seq` + 1), 0 for none: tasks
+    /// The owner's number of the last task that it started (see `PeerMessage::Tasks::first`) plus 1, 0 for none: tasks
     /// after it were never touched.
     pub started: u64,
 }
@@ -227,7 +226,7 @@ pub enum NodeMessage {
     /// From the head: start worker processes ahead of need.
     Prestart {
         /// Of this job.
-        job: JobId,
+        job: Box<JobSpec>,
         /// This many.
         count: u32,
     },
@@ -276,8 +275,10 @@ pub enum PeerMessage {
     Tasks {
         /// Under this lease.
         lease: LeaseId,
+        /// The owner's number of the first on this lease; the others follow.
+        first: u64,
         /// The tasks.
-        tasks: Vec<TaskSpec>,
+        tasks: Vec<Arc<TaskSpec>>,
     },
     /// Caller to actor: run these, in order.
     Calls {
@@ -286,7 +287,7 @@ pub enum PeerMessage {
         /// The life that the caller means.
         incarnation: Incarnation,
         /// The calls.
-        calls: Vec<TaskSpec>,
+        calls: Vec<Arc<TaskSpec>>,
     },
     /// Worker process to owner.
     Results(Vec<TaskResult>),
@@ -312,6 +313,8 @@ pub enum PeerMessage {
     Cancel {
         /// The task.
         task: TaskId,
+        /// Whether the worker process ends if it runs now.
+        force: bool,
     },
     /// Worker process to owner: the next item of a stream.
     StreamItem {

@@ -41,8 +41,6 @@ pub trait Node {
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the
     /// caller. The second value says whether this node holds a copy that it did not hold before.
     async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;
-    /// A piece of an executable that this node holds, from `offset`; empty at its end.
-    async fn read_executable(hash: String, offset: u64) -> Result<Payload, Error>;
 }
 
 /// Served by drivers and worker processes; called by each other, by the head and by node daemons.

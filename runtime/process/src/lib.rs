@@ -1,1 +1,42 @@
-//! One participating process.
+//! One participating process of Wingbeat, driver or worker process: what it owns, what it submits, and
+//! what it waits for.
+//!
+//! - [`session`]: membership, the IO thread, start and end.
+//! - [`registry`]: the functions and classes of this executable.
+//! - [`arguments`], [`refs`], [`view`]: values on their way in and out, and the refs inside them.
+//! - `object`: owned and borrowed objects, and the handles that count them.
+//! - `dispatch` and `calls`: the pure decisions: which task goes to which lease, which call to which actor.
+//! - `submission` and `submit`: the shell around them.
+//! - `peers`, [`head`], [`storage`], `service`: the connections.
+//! - [`get`], [`stream`], [`context`]: waiting, streams, and the running task.
+
+pub mod actor;
+pub mod arguments;
+mod calls;
+pub mod context;
+mod dispatch;
+pub mod get;
+pub mod head;
+pub mod object;
+pub mod options;
+mod peers;
+pub mod refs;
+pub mod registry;
+mod service;
+pub mod session;
+pub mod storage;
+pub mod stream;
+mod submission;
+pub mod submit;
+pub mod view;
+mod worker_side;
+
+pub use actor::ActorHandle;
+pub use arguments::{Arguments, CallArgs, Outbound};
+pub use get::{Value, ValueFuture};
+pub use object::Handle;
+pub use service::PeerService;
+pub use session::{Config, Entered, Executor, Io, Process, Session, Work, block_on};
+pub use stream::StreamHandle;
+pub use submit::Submitted;
+pub use view::ObjectView;

@@ -1,0 +1,181 @@
+"""What a rank actor runs: one Python script, as `python script.py args...` would run it.
+
+    python -m wingbeat._rank_main script.py args...
+    python path/to/_rank_main.py script.py args...
+    python -c "<this file>" script.py args...
+
+It adds to plain Python what a rank's supervisor needs:
+
+- A script that raises leaves its traceback as JSON at TORCHELASTIC_ERROR_FILE, in torchelastic's
+  format. A file that the script has written there itself (torchelastic's `@record`) stays.
+- The process is killed when its rank actor ends. WINGBEAT_RANK_PARENT holds the actor's process id.
+  What the script has started is not in its hands: the node's guard process ends that.
+- It exits with 1 after an exception, with what SystemExit says, and with 130 after
+  KeyboardInterrupt, also where torch would abort while Python finalizes (see `leave`).
+
+The Rust library embeds this one file: it imports the standard library alone, and late, since every
+cold start pays for it.
+"""
+
+import os
+import sys
+
+PARENT = "WINGBEAT_RANK_PARENT"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+INTERRUPTED = 128 + 2  # what a shell calls SIGINT
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+SIGKILL = 9
+
+
+def main():
+    tie_to_parent()
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m wingbeat._rank_main script.py [argument ...]")
+    del sys.argv[0]
+    before = error_file_state()
+    try:
+        run_as_main(sys.argv[0])
+        code = 0
+    except SystemExit as error:
+        code = code_of(error)
+    except KeyboardInterrupt as error:
+        show(error)
+        code = INTERRUPTED
+    except BaseException as error:
+        show(error)
+        if error_file_state() == before:
+            write_error_file(error)
+        code = 1
+    leave(code)
+
+
+def tie_to_parent():
+    """Has the kernel kill this process when the thread that spawned it ends."""
+    parent = os.environ.pop(PARENT, None)  # or the script's own children would believe it of theirs
+    if parent is None:
+        return
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != int(parent):  # it ended before prctl, which will then never fire
+        os.kill(os.getpid(), SIGKILL)
+
+
+def run_as_main(script):
+    # Not runpy.run_path: it changes sys.argv[0] to the full path, and takes the module out of
+    # sys.modules at the script's end, where its threads and exit handlers may still look for it.
+    from importlib.machinery import SourceFileLoader
+    from types import ModuleType
+
+    path = os.path.abspath(script)
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        # The script's folder, in place of what -m, -c or this file's own path has put there.
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    loader = SourceFileLoader("__main__", path)
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__cached__ = None
+    module.__loader__ = loader
+    module.__builtins__ = __builtins__
+    code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def code_of(error):
+    """The exit code that Python itself gives to a SystemExit."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def show(error):
+    """Prints the traceback as Python would, without this file's frames."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals is globals():
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    try:
+        sys.stdout.flush()  # the traceback comes after what the script printed
+    except Exception:
+        pass  # `leave` tells
+    try:
+        sys.excepthook(type(error), error, frames)
+    except BaseException:  # the script's own hook, and broken
+        sys.__excepthook__(type(error), error, frames)
+
+
+def error_file_state():
+    """Changes when somebody writes the error file."""
+    try:
+        stat = os.stat(os.environ[ERROR_FILE])
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    except (KeyError, OSError):
+        return None
+
+
+def write_error_file(error):
+    path = os.environ.get(ERROR_FILE)
+    if not path:
+        return
+    import json
+    import time
+    import traceback
+
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error)
+    except Exception:
+        text = "<its str() raised>"
+    stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    report = {
+        "message": {
+            "message": f"{kind.__name__}: {text}",
+            "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+        },
+        "type": name,
+    }
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(part, "w", encoding="utf-8") as file:
+            json.dump(report, file)
+        os.replace(part, path)  # a reader sees all of it or nothing
+    except OSError as problem:
+        print(f"wingbeat: cannot write {ERROR_FILE}: {problem}", file=sys.stderr)
+
+
+def leave(code):
+    """Ends the process as Python would: waits for threads, runs exit handlers, flushes.
+
+    With torch loaded it stops there, before Python finalizes. A gloo thread that lets go of the last
+    collective's tensor asks for the interpreter, and if that is finalizing the process aborts: a
+    finished rank then looks crashed (pytorch/pytorch#190489).
+    """
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    import atexit
+    import threading
+
+    for step in (threading._shutdown, atexit._run_exitfuncs):
+        try:
+            step()
+        except BaseException as error:
+            show(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            code = code or 120  # as Python
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+//! Handles of actors.
+
+use std::sync::Arc;
+
+use wingbeat_core::{ActorId, FunctionId};
+
+use crate::object::Handle;
+use crate::session::Session;
+
+/// A handle of an actor. Handles are counted like refs of an object (the one in `handle`): when its owner
+/// sees that nobody holds one any more, the actor ends.
+#[derive(Clone, Debug)]
+pub struct ActorHandle {
+    handle: Handle,
+    id: ActorId,
+    class: FunctionId,
+    class_name: Arc<str>,
+    detached: bool,
+}
+
+impl ActorHandle {
+    pub(crate) fn new(handle: Handle, id: ActorId, class: FunctionId, class_name: Arc<str>, detached: bool) -> Self {
+        ActorHandle { handle, id, class, class_name, detached }
+    }
+
+    /// The actor's id.
+    pub fn id(&self) -> ActorId {
+        self.id
+    }
+
+    /// The session that it belongs to; none for an actor that could not even be asked for.
+    pub fn session(&self) -> Option<&Session> {
+        self.handle.session()
+    }
+
+    /// The class's name.
+    pub fn class_name(&self) -> &str {
+        &self.class_name
+    }
+
+    pub(crate) fn class_name_arc(&self) -> &Arc<str> {
+        &self.class_name
+    }
+
+    pub(crate) fn class(&self) -> FunctionId {
+        self.class
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn is_detached(&self) -> bool {
+        self.detached
+    }
+}

@@ -1,0 +1,249 @@
+//! Calls on their way to actors: a deterministic state machine without IO.
+//!
+//! Each actor has one queue in each calling process. Calls leave it in the order of submission: a call
+//! whose arguments are not there yet holds back this caller's later ones, and nobody else's.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorState, Address, TaskSpec};
+use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
+
+use crate::object::Handle;
+
+/// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
+const IN_FLIGHT: usize = 8_192;
+
+/// A call that is not done.
+pub(crate) struct Call {
+    pub spec: Arc<TaskSpec>,
+    pub name: Arc<str>,
+    /// Whether its arguments are all there.
+    pub resolved: bool,
+    /// Attempts that the actor's restarts may still cost.
+    pub retries: u32,
+    pub cancelled: bool,
+    /// Arguments and the actor's own handle, held until the call is done.
+    pub held: Vec<Handle>,
+}
+
+/// What is to be done.
+pub(crate) enum Action {
+    Push { worker: Address, actor: ActorId, incarnation: Incarnation, calls: Vec<Arc<TaskSpec>> },
+    Watch(ActorId),
+    Cancel { worker: ProcessId, task: TaskId, force: bool },
+    Fail { call: Call, error: Error },
+}
+
+enum Phase {
+    /// The head has not said anything yet.
+    Unknown,
+    Alive { address: Address, incarnation: Incarnation },
+    /// Between two lives, or its connection ended and the head has not said why yet.
+    Away,
+    Dead(Error),
+}
+
+struct Target {
+    class_name: Arc<str>,
+    phase: Phase,
+    /// The latest life that ended, so that news which crossed its end is not believed.
+    gone: Option<Incarnation>,
+    queue: VecDeque<Call>,
+    in_flight: VecDeque<Call>,
+    watching: bool,
+}
+
+/// The state.
+#[derive(Default)]
+pub(crate) struct Calls {
+    targets: BTreeMap<ActorId, Target>,
+    by_worker: BTreeMap<ProcessId, ActorId>,
+    session_over: Option<Error>,
+}
+
+impl Calls {
+    /// A new call, the last of its caller.
+    pub(crate) fn submit(&mut self, actor: ActorId, class_name: &Arc<str>, call: Call, out: &mut Vec<Action>) {
+        if let Some(error) = &self.session_over {
+            out.push(Action::Fail { call, error: error.clone() });
+            return;
+        }
+        let target = self.targets.entry(actor).or_insert_with(|| Target {
+            class_name: class_name.clone(),
+            phase: Phase::Unknown,
+            gone: None,
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            watching: false,
+        });
+        if !target.watching {
+            target.watching = true;
+            out.push(Action::Watch(actor));
+        }
+        target.queue.push_back(call);
+    }
+
+    /// The arguments of a call are all there; `change` puts them in.
+    pub(crate) fn resolved(&mut self, actor: ActorId, id: TaskId, change: impl FnOnce(&mut Call)) {
+        let call = self.targets.get_mut(&actor).and_then(|target| target.queue.iter_mut().find(|call| call.spec.id == id));
+        if let Some(call) = call {
+            change(call);
+            call.resolved = true;
+        }
+    }
+
+    /// The call fails unrun: one of its arguments did, or it was cancelled.
+    pub(crate) fn fail_queued(&mut self, actor: ActorId, id: TaskId, error: Error, out: &mut Vec<Action>) {
+        let Some(target) = self.targets.get_mut(&actor) else { return };
+        if let Some(at) = target.queue.iter().position(|call| call.spec.id == id)
+            && let Some(call) = target.queue.remove(at)
+        {
+            out.push(Action::Fail { call, error });
+        }
+    }
+
+    /// Pushes what can be pushed to one actor.
+    pub(crate) fn settle(&mut self, actor: ActorId, out: &mut Vec<Action>) {
+        let Some(target) = self.targets.get_mut(&actor) else { return };
+        match &target.phase {
+            Phase::Unknown | Phase::Away => {}
+            Phase::Dead(cause) => {
+                let cause = cause.clone();
+                for call in target.queue.drain(..) {
+                    out.push(Action::Fail { call, error: cause.clone() });
+                }
+            }
+            Phase::Alive { address, incarnation } => {
+                let room = IN_FLIGHT.saturating_sub(target.in_flight.len());
+                let count = target.queue.iter().take(room).take_while(|call| call.resolved).count();
+                if count == 0 {
+                    return;
+                }
+                let mut calls = Vec::with_capacity(count);
+                for call in target.queue.drain(..count) {
+                    calls.push(call.spec.clone());
+                    target.in_flight.push_back(call);
+                }
+                out.push(Action::Push { worker: address.clone(), actor, incarnation: *incarnation, calls });
+            }
+        }
+    }
+
+    /// A result arrived from `worker`. Answers with the call and its actor, unless nobody waits for it.
+    pub(crate) fn finished(&mut self, worker: ProcessId, id: TaskId) -> Option<(ActorId, Call)> {
+        let actor = *self.by_worker.get(&worker)?;
+        let target = self.targets.get_mut(&actor)?;
+        let at = target.in_flight.iter().position(|call| call.spec.id == id)?;
+        target.in_flight.remove(at).map(|call| (actor, call))
+    }
+
+    /// What the head says of an actor.
+    pub(crate) fn actor_is(&mut self, actor: ActorId, state: ActorState, out: &mut Vec<Action>) {
+        let Some(target) = self.targets.get_mut(&actor) else { return };
+        let class = target.class_name.to_string();
+        match state {
+            ActorState::Starting => {}
+            ActorState::Alive { address, incarnation } => {
+                if target.gone.is_some_and(|gone| incarnation <= gone) {
+                    return;
+                }
+                self.by_worker.insert(address.process, actor);
+                target.phase = Phase::Alive { address, incarnation };
+            }
+            ActorState::Restarting { cause } => {
+                Self::leave(&mut self.by_worker, target);
+                target.phase = Phase::Away;
+                // What may be tried again goes first in line, in its old order.
+                for mut call in std::mem::take(&mut target.in_flight).into_iter().rev() {
+                    if call.retries > 0 && !call.cancelled {
+                        call.retries = call.retries.saturating_sub(1);
+                        Arc::make_mut(&mut call.spec).attempt += 1;
+                        target.queue.push_front(call);
+                    } else {
+                        let error = Error::ActorUnavailable { actor, class: class.clone(), cause: cause.clone() };
+                        out.push(Action::Fail { call, error });
+                    }
+                }
+            }
+            ActorState::Dead { cause } => {
+                Self::leave(&mut self.by_worker, target);
+                let error = Error::ActorDied { actor, class, cause };
+                for call in target.in_flight.drain(..).chain(target.queue.drain(..)) {
+                    out.push(Action::Fail { call, error: error.clone() });
+                }
+                target.phase = Phase::Dead(error);
+            }
+        }
+        self.settle(actor, out);
+    }
+
+    fn leave(by_worker: &mut BTreeMap<ProcessId, ActorId>, target: &mut Target) {
+        if let Phase::Alive { address, incarnation } = &target.phase {
+            by_worker.remove(&address.process);
+            target.gone = Some(*incarnation);
+        }
+    }
+
+    /// The connection to a process ended. The head will say why; until then its actor takes no calls.
+    pub(crate) fn connection_lost(&mut self, worker: ProcessId) {
+        let Some(actor) = self.by_worker.remove(&worker) else { return };
+        if let Some(target) = self.targets.get_mut(&actor)
+            && let Phase::Alive { incarnation, .. } = &target.phase
+        {
+            target.gone = Some(*incarnation);
+            target.phase = Phase::Away;
+        }
+    }
+
+    /// The user wants the call not to run. Answers false when it is not one of ours.
+    pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) -> bool {
+        for target in self.targets.values_mut() {
+            if let Some(at) = target.queue.iter().position(|call| call.spec.id == id) {
+                if let Some(call) = target.queue.remove(at) {
+                    let error = Error::Cancelled { task: call.name.to_string() };
+                    out.push(Action::Fail { call, error });
+                }
+                return true;
+            }
+            if let Some(call) = target.in_flight.iter_mut().find(|call| call.spec.id == id) {
+                call.cancelled = true;
+                if let Phase::Alive { address, .. } = &target.phase {
+                    out.push(Action::Cancel { worker: address.process, task: id, force });
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Calls that `parent` made.
+    pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
+        self.targets
+            .values()
+            .flat_map(|target| target.queue.iter().chain(&target.in_flight))
+            .filter(|call| call.spec.parent == Some(parent))
+            .map(|call| call.spec.id)
+            .collect()
+    }
+
+    /// Forgets an actor that nobody here holds a handle of.
+    pub(crate) fn forget(&mut self, actor: ActorId) {
+        let unused = self.targets.get(&actor).is_some_and(|target| target.queue.is_empty() && target.in_flight.is_empty());
+        if unused && let Some(mut target) = self.targets.remove(&actor) {
+            Self::leave(&mut self.by_worker, &mut target);
+        }
+    }
+
+    /// The session is over.
+    pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
+        self.session_over = Some(error.clone());
+        self.by_worker.clear();
+        for (_, mut target) in std::mem::take(&mut self.targets) {
+            for call in target.in_flight.drain(..).chain(target.queue.drain(..)) {
+                out.push(Action::Fail { call, error: error.clone() });
+            }
+        }
+    }
+}

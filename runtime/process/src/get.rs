@@ -1,0 +1,302 @@
+//! Waiting for values, and what a wait means for the task that waits.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde::de::DeserializeOwned;
+use wingbeat_core::codec::Plain;
+use wingbeat_core::error::Error;
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, TaskId};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
+
+use crate::context::{self, Execution};
+use crate::object::Handle;
+use crate::refs;
+use crate::session::{Process, Session};
+use crate::view::{Bits, ObjectView};
+
+/// A value that is in reach of this process.
+pub struct Value {
+    bits: Bits,
+    /// Keeps the object, and so the refs inside its value, while it is being decoded.
+    handle: Handle,
+}
+
+impl Value {
+    /// The value.
+    ///
+    /// # Errors
+    /// [`Error::Decode`] when it is not a `T`.
+    pub fn decode<T: DeserializeOwned + 'static>(&self) -> Result<T, Error> {
+        let Some(session) = self.handle.session() else { return Err(Error::NoSession) };
+        refs::decode(session, &self.bits).map_err(|error| Error::Decode {
+            what: format!("{} as {}", self.handle.id(), std::any::type_name::<T>()),
+            why: error.0,
+        })
+    }
+
+    /// The elements of a vector, where they lie.
+    ///
+    /// # Errors
+    /// [`Error::Decode`] when it is no vector of `T`.
+    pub fn view<T: Plain>(self) -> Result<ObjectView<T>, Error> {
+        ObjectView::new(self.bits).map_err(|error| Error::Decode {
+            what: format!("{} as a view of {}", self.handle.id(), std::any::type_name::<T>()),
+            why: error.0,
+        })
+    }
+
+    /// The encoded bytes.
+    pub fn bits(&self) -> &Bits {
+        &self.bits
+    }
+}
+
+/// While it lives, the current execution waits: its process takes no tasks, and its CPUs are free for others.
+pub(crate) struct Waiting {
+    execution: Arc<Execution>,
+}
+
+impl Waiting {
+    /// None outside of a task.
+    pub(crate) fn begin(on: Vec<(TaskId, Option<ActorId>)>) -> Option<Waiting> {
+        let execution = context::current()?;
+        let process = execution.session.process();
+        if let Some(executor) = process.executor() {
+            executor.begin_wait();
+        }
+        process.waits.insert(execution.task, execution.clone());
+        let wait = Wait { task: execution.task, name: execution.name.clone(), actor: execution.actor, on };
+        process.tell_head(HeadMessage::Waiting { lease: execution.lease, wait });
+        Some(Waiting { execution })
+    }
+
+    pub(crate) fn poll_interrupted(&self, cx: &mut Context<'_>) -> Poll<Error> {
+        self.execution.poll_interrupted(cx)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let process = self.execution.session.process();
+        process.waits.remove(&self.execution.task);
+        process.tell_head(HeadMessage::Resumed { lease: self.execution.lease, task: self.execution.task });
+        if let Some(executor) = process.executor() {
+            executor.end_wait();
+        }
+    }
+}
+
+enum Stage {
+    Waiting,
+    Fetching(BoxFuture<'static, Result<Bits, Error>>),
+}
+
+/// See [`Session::value`].
+pub struct ValueFuture {
+    handle: Handle,
+    stage: Stage,
+    waiting: Option<Waiting>,
+}
+
+impl Future for ValueFuture {
+    type Output = Result<Value, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            match &mut this.stage {
+                Stage::Waiting => {
+                    let value = match this.handle.object().poll(cx) {
+                        Poll::Ready(value) => value,
+                        Poll::Pending => return this.wait(cx).map(Err),
+                    };
+                    this.waiting = None;
+                    match (value, this.handle.session()) {
+                        (ObjectValue::Inline(packed), _) => {
+                            return Poll::Ready(Ok(this.done(Bits::Inline(packed.bytes.0))));
+                        }
+                        (ObjectValue::Failed(error), _) => return Poll::Ready(Err(*error)),
+                        (ObjectValue::Stored(_), None) => return Poll::Ready(Err(Error::NoSession)),
+                        (ObjectValue::Stored(stored), Some(session)) => {
+                            let (process, id) = (session.process().clone(), this.handle.id());
+                            this.stage = Stage::Fetching(Box::pin(async move { process.fetch_on_io(id, stored).await }));
+                        }
+                    }
+                }
+                Stage::Fetching(fetching) => {
+                    return fetching.as_mut().poll(cx).map(|bits| bits.map(|bits| this.done(bits)));
+                }
+            }
+        }
+    }
+}
+
+impl ValueFuture {
+    fn done(&self, bits: Bits) -> Value {
+        Value { bits, handle: self.handle.clone() }
+    }
+
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if self.waiting.is_none() {
+            if let Some(session) = self.handle.session() {
+                session.process().subscribe(&self.handle);
+            }
+            self.waiting = Waiting::begin(vec![(self.handle.id().task, self.handle.object().producer())]);
+        }
+        match &self.waiting {
+            Some(waiting) => waiting.poll_interrupted(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Process {
+    /// Asks the owner of a borrowed object to say when it is there, once.
+    pub(crate) fn subscribe(self: &Arc<Self>, handle: &Handle) {
+        let id = handle.id();
+        if id.owner() == self.id || !handle.object().must_subscribe() {
+            return;
+        }
+        if !self.send_to(id.owner(), PeerMessage::Subscribe(vec![id])) {
+            let error = Error::OwnerDied { object: id, owner: id.owner() };
+            self.resolve_object(handle.object(), ObjectValue::Failed(Box::new(error)), Vec::new());
+        }
+    }
+
+    async fn fetch_on_io(
+        self: Arc<Self>,
+        id: wingbeat_core::ObjectId,
+        stored: wingbeat_core::value::Stored,
+    ) -> Result<Bits, Error> {
+        let process = self.clone();
+        let fetching = self.io.spawn(async move { process.fetch(id, stored).await });
+        fetching.await.map_err(|_| self.over_error())?
+    }
+}
+
+impl Session {
+    /// The session of a process.
+    pub(crate) fn of(process: &Arc<Process>) -> Session {
+        Session::from_process(process.clone())
+    }
+
+    /// Waits for a value and brings it into reach of this process.
+    pub fn value(&self, handle: &Handle) -> ValueFuture {
+        ValueFuture { handle: handle.clone(), stage: Stage::Waiting, waiting: None }
+    }
+
+    /// Waits until `count` of the objects are ready (or have failed), at most `timeout`. Answers with the
+    /// positions of those that are, in the given order; more than `count` may be.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when an object occurs twice, or `count` is more than there are.
+    pub fn wait(
+        &self,
+        handles: &[&Handle],
+        count: usize,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<usize>, Error>> + Send + use<> {
+        let handles: Vec<Handle> = handles.iter().map(|handle| (*handle).clone()).collect();
+        let process = self.process().clone();
+        async move {
+            let distinct: BTreeSet<_> = handles.iter().map(Handle::id).collect();
+            if distinct.len() != handles.len() {
+                return Err(Error::InvalidArgument { what: "wait was given the same ref twice; give each once".into() });
+            }
+            if count > handles.len() {
+                let what = format!("wait was asked for {count} of {} refs", handles.len());
+                return Err(Error::InvalidArgument { what });
+            }
+            for handle in &handles {
+                process.subscribe(handle);
+            }
+            let mut waiting = None;
+            let mut timer = timeout.map(|limit| process.timer(limit));
+            std::future::poll_fn(|cx| {
+                let ready: Vec<usize> = (0..handles.len()).filter(|i| handles[*i].object().is_ready()).collect();
+                if ready.len() >= count {
+                    return Poll::Ready(Ok(ready));
+                }
+                if let Some(timer) = &mut timer
+                    && timer.as_mut().poll(cx).is_ready()
+                {
+                    return Poll::Ready(Ok(ready));
+                }
+                let mut arrived = false;
+                for handle in &handles {
+                    if !handle.is_ready() {
+                        arrived |= handle.object().poll(cx).is_ready();
+                    }
+                }
+                if arrived {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                if waiting.is_none() {
+                    let on = handles.iter().filter(|handle| !handle.is_ready());
+                    waiting = Waiting::begin(on.map(|handle| (handle.id().task, handle.object().producer())).collect());
+                }
+                match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {
+                    Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
+                    _ => Poll::Pending,
+                }
+            })
+            .await
+        }
+    }
+
+    /// Fails with [`Error::TimedOut`] if `future` takes longer than `limit`. Needs no tokio runtime of the caller.
+    ///
+    /// # Errors
+    /// What `future` answers, or [`Error::TimedOut`].
+    pub fn within<T, F>(
+        &self,
+        limit: Duration,
+        what: String,
+        future: F,
+    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, F>
+    where
+        T: Send,
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let mut timer = self.process().timer(limit);
+        async move {
+            let mut future = std::pin::pin!(future);
+            std::future::poll_fn(move |cx| {
+                if let Poll::Ready(done) = future.as_mut().poll(cx) {
+                    return Poll::Ready(done);
+                }
+                timer.as_mut().poll(cx).map(|()| {
+                    Err(Error::TimedOut { what: what.clone(), limit_ms: limit.as_millis() as u64 })
+                })
+            })
+            .await
+        }
+    }
+}
+
+impl Process {
+    /// Ends after `limit`; runs on the IO thread's clock.
+    pub(crate) fn timer(&self, limit: Duration) -> BoxFuture<'static, ()> {
+        let (fired, fires) = tokio::sync::oneshot::channel::<()>();
+        let task = self.io.spawn(async move {
+            let mut fired = fired;
+            tokio::select! {
+                () = tokio::time::sleep(limit) => {}
+                () = fired.closed() => {}
+            }
+            drop(fired);
+        });
+        drop(task);
+        Box::pin(async move {
+            let _ = fires.await;
+        })
+    }
+}

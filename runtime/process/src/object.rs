@@ -1,0 +1,343 @@
+//! The objects that this process owns or has borrowed, and the handles that count them.
+//!
+//! An object is in the table while anybody needs it: a handle in this process, a borrower (if this
+//! process owns it), or a task in flight. Handles count by clone and drop. A count goes from zero to one
+//! only under the table's lock, which is what makes looking an object up and dropping its last handle safe
+//! against each other.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use wingbeat_core::error::Error;
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, ObjectId, ProcessId};
+
+use crate::session::Session;
+
+/// What to do when an object becomes ready.
+pub(crate) enum Waiter {
+    /// Wake whoever polls.
+    Waker(Waker),
+    /// One of the arguments of a call is there.
+    Dependent(Arc<dyn Fn() + Send + Sync>),
+}
+
+#[derive(Default)]
+struct State {
+    value: Option<ObjectValue>,
+    waiters: SmallVec<[Waiter; 1]>,
+    /// Processes that hold refs. A set, not a number, so that telling twice does no harm.
+    borrowers: BTreeSet<ProcessId>,
+    /// Borrowers that asked to be told.
+    subscribers: BTreeSet<ProcessId>,
+    /// Handles of the refs inside the value: they live as long as it does.
+    contained: Vec<Handle>,
+    /// Whether this process asked the owner to be told.
+    subscribed: bool,
+}
+
+/// An object that is owned or borrowed here.
+pub struct Object {
+    id: ObjectId,
+    /// The actor that the call which makes it was sent to.
+    producer: Option<ActorId>,
+    handles: AtomicU32,
+    state: Mutex<State>,
+}
+
+/// What is to be done after an object became ready.
+#[derive(Default)]
+pub(crate) struct Announce {
+    /// Borrowers to tell.
+    pub subscribers: Vec<ProcessId>,
+}
+
+impl Object {
+    fn new(id: ObjectId, producer: Option<ActorId>) -> Object {
+        Object { id, producer, handles: AtomicU32::new(0), state: Mutex::default() }
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    pub(crate) fn producer(&self) -> Option<ActorId> {
+        self.producer
+    }
+
+    pub(crate) fn value(&self) -> Option<ObjectValue> {
+        self.state.lock().value.clone()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state.lock().value.is_some()
+    }
+
+    /// Answers with the value, or has `cx` woken when it is there.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ObjectValue> {
+        let mut state = self.state.lock();
+        if let Some(value) = &state.value {
+            return Poll::Ready(value.clone());
+        }
+        let known = state.waiters.iter().any(|waiter| matches!(waiter, Waiter::Waker(w) if w.will_wake(cx.waker())));
+        if !known {
+            state.waiters.push(Waiter::Waker(cx.waker().clone()));
+        }
+        Poll::Pending
+    }
+
+    /// Calls `then` when the object is ready; answers false, and does not call it, if it is already.
+    pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> bool {
+        let mut state = self.state.lock();
+        if state.value.is_some() {
+            return false;
+        }
+        state.waiters.push(Waiter::Dependent(then.clone()));
+        true
+    }
+
+    /// Sets the value unless there is one. The waiters are called after the lock is gone.
+    pub(crate) fn resolve(&self, value: ObjectValue, contained: Vec<Handle>) -> Announce {
+        let mut state = self.state.lock();
+        if state.value.is_some() {
+            // A second attempt's result; the first one stands. Its refs are dropped outside the lock.
+            drop(state);
+            drop(contained);
+            return Announce::default();
+        }
+        state.value = Some(value);
+        state.contained = contained;
+        let waiters = std::mem::take(&mut state.waiters);
+        let subscribers = std::mem::take(&mut state.subscribers);
+        drop(state);
+        for waiter in waiters {
+            match waiter {
+                Waiter::Waker(waker) => waker.wake(),
+                Waiter::Dependent(then) => then(),
+            }
+        }
+        Announce { subscribers: subscribers.into_iter().collect() }
+    }
+
+    /// Forgets the value, so that it can be made again.
+    pub(crate) fn unresolve(&self) {
+        let mut state = self.state.lock();
+        state.value = None;
+        let contained = std::mem::take(&mut state.contained);
+        drop(state);
+        drop(contained);
+    }
+
+    /// Changes where copies are.
+    pub(crate) fn update_stored(&self, change: impl FnOnce(&mut wingbeat_core::value::Stored)) {
+        if let Some(ObjectValue::Stored(stored)) = &mut self.state.lock().value {
+            change(stored);
+        }
+    }
+
+    /// Whether the owner is yet to be asked; afterwards it is not.
+    pub(crate) fn must_subscribe(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.value.is_some() || state.subscribed {
+            return false;
+        }
+        state.subscribed = true;
+        true
+    }
+
+    /// The value for `who`, or a promise to tell it later.
+    pub(crate) fn subscribe(&self, who: ProcessId) -> Option<ObjectValue> {
+        let mut state = self.state.lock();
+        if state.value.is_none() {
+            state.subscribers.insert(who);
+        }
+        state.value.clone()
+    }
+}
+
+/// Counts one use of an object in this process.
+pub struct Handle {
+    object: Arc<Object>,
+    session: Option<Session>,
+}
+
+impl Handle {
+    /// The object's id.
+    pub fn id(&self) -> ObjectId {
+        self.object.id
+    }
+
+    /// The session that the object belongs to; none for a call that failed before it had one.
+    pub fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
+    /// Whether its value, or the reason why there is none, is known.
+    pub fn is_ready(&self) -> bool {
+        self.object.is_ready()
+    }
+
+    /// A handle to nothing but an error.
+    pub fn failed(error: Error) -> Handle {
+        let task = wingbeat_core::TaskId { owner: ProcessId(0), seq: 0 };
+        let object = Object::new(task.output(0), None);
+        object.resolve(ObjectValue::Failed(Box::new(error)), Vec::new());
+        object.handles.store(1, Ordering::Relaxed);
+        Handle { object: Arc::new(object), session: None }
+    }
+
+    pub(crate) fn object(&self) -> &Arc<Object> {
+        &self.object
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        self.object.handles.fetch_add(1, Ordering::Relaxed);
+        Handle { object: self.object.clone(), session: self.session.clone() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.object.handles.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(session) = &self.session
+        {
+            session.process().unreferenced(&self.object);
+        }
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.object.id)
+    }
+}
+
+/// What remained to be done for an object that nobody needs any more.
+pub(crate) enum Freed {
+    /// It is still needed.
+    Kept,
+    /// It was ours: here is its last value, whose stored copies are to be deleted.
+    Owned(Option<ObjectValue>),
+    /// It was borrowed: tell its owner.
+    Borrowed,
+}
+
+/// The objects of a process.
+#[derive(Default)]
+pub(crate) struct ObjectTable {
+    objects: DashMap<ObjectId, Arc<Object>>,
+    /// What each borrower holds, so that its death is cheap to act on.
+    borrowed_by: DashMap<ProcessId, HashSet<ObjectId>>,
+}
+
+impl ObjectTable {
+    /// A new object with its first handle.
+    pub(crate) fn insert(&self, session: &Session, id: ObjectId, producer: Option<ActorId>) -> Handle {
+        let object = Object::new(id, producer);
+        object.handles.store(1, Ordering::Relaxed);
+        let object = Arc::new(object);
+        self.objects.insert(id, object.clone());
+        Handle { object, session: Some(session.clone()) }
+    }
+
+    /// A handle to an object that is known, or is borrowed from now on (`true`).
+    pub(crate) fn handle(&self, session: &Session, id: ObjectId) -> (Handle, bool) {
+        let mut new = false;
+        let entry = self.objects.entry(id).or_insert_with(|| {
+            new = true;
+            Arc::new(Object::new(id, None))
+        });
+        entry.handles.fetch_add(1, Ordering::Relaxed);
+        (Handle { object: entry.clone(), session: Some(session.clone()) }, new)
+    }
+
+    /// The object, if it is known.
+    pub(crate) fn get(&self, id: ObjectId) -> Option<Arc<Object>> {
+        self.objects.get(&id).map(|entry| entry.clone())
+    }
+
+    /// Called after the last handle was dropped, or a borrower left.
+    pub(crate) fn free_if_unneeded(&self, id: ObjectId, us: ProcessId) -> Freed {
+        let removed = self.objects.remove_if(&id, |_, object| {
+            object.handles.load(Ordering::Acquire) == 0 && object.state.lock().borrowers.is_empty()
+        });
+        match removed {
+            None => Freed::Kept,
+            Some((_, object)) if id.owner() == us => {
+                let mut state = object.state.lock();
+                let contained = std::mem::take(&mut state.contained);
+                let value = state.value.take();
+                drop(state);
+                drop(contained);
+                Freed::Owned(value)
+            }
+            Some(_) => Freed::Borrowed,
+        }
+    }
+
+    /// `who` holds refs to `id`. False when the object is gone already.
+    pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId) -> bool {
+        let Some(object) = self.objects.get(&id) else { return false };
+        object.state.lock().borrowers.insert(who);
+        drop(object);
+        self.borrowed_by.entry(who).or_default().insert(id);
+        true
+    }
+
+    /// `who` no longer does; the object is to be looked at.
+    pub(crate) fn unborrow(&self, id: ObjectId, who: ProcessId) {
+        if let Some(object) = self.objects.get(&id) {
+            let mut state = object.state.lock();
+            state.borrowers.remove(&who);
+            state.subscribers.remove(&who);
+        }
+        if let Some(mut held) = self.borrowed_by.get_mut(&who) {
+            held.remove(&id);
+        }
+    }
+
+    /// Everything that `who` held; it holds nothing any more.
+    pub(crate) fn forget_borrower(&self, who: ProcessId) -> Vec<ObjectId> {
+        let held = self.borrowed_by.remove(&who).map(|(_, held)| held).unwrap_or_default();
+        let held: Vec<ObjectId> = held.into_iter().collect();
+        for id in &held {
+            self.unborrow(*id, who);
+        }
+        held
+    }
+
+    /// Objects of an owner that is gone and whose value is not known here.
+    pub(crate) fn pending_of(&self, owner: ProcessId) -> Vec<Arc<Object>> {
+        self.objects
+            .iter()
+            .filter(|entry| entry.key().owner() == owner && !entry.is_ready())
+            .map(|entry| entry.value().clone())
+            .collect()
+    }
+
+    /// Everything that is not ready.
+    pub(crate) fn pending(&self) -> Vec<Arc<Object>> {
+        self.objects.iter().filter(|entry| !entry.is_ready()).map(|entry| entry.value().clone()).collect()
+    }
+
+    /// Number of objects that somebody holds.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Takes everything out, at the end of the session.
+    pub(crate) fn clear(&self) {
+        let all: Vec<Arc<Object>> = self.objects.iter().map(|entry| entry.value().clone()).collect();
+        self.objects.clear();
+        for object in all {
+            object.unresolve();
+        }
+    }
+}

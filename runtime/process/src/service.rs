@@ -1,0 +1,136 @@
+//! What this process answers to others.
+
+use std::sync::Arc;
+
+use tarpc::context::Context;
+use wingbeat_core::ProcessId;
+use wingbeat_core::codec::Payload;
+use wingbeat_core::error::Error;
+use wingbeat_core::value::ObjectValue;
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, WorkerCommand};
+
+use crate::session::{Process, Session, Work};
+
+/// A piece of an executable: large enough that round trips do not matter.
+const CHUNK: usize = 1 << 20;
+
+/// The service for one connection; it knows who is on the other side.
+#[derive(Clone)]
+pub struct PeerService {
+    process: Arc<Process>,
+    peer: ProcessId,
+}
+
+impl PeerService {
+    /// For a connection with `peer`.
+    pub fn new(process: Arc<Process>, peer: ProcessId) -> Self {
+        PeerService { process, peer }
+    }
+
+    fn work(&self, work: Work) {
+        match self.process.executor() {
+            Some(executor) => executor.deliver(self.peer, work),
+            None => tracing::warn!(peer = %self.peer, ?work, "a driver was sent work, and dropped it"),
+        }
+    }
+
+    fn take_in(&self, message: PeerMessage) {
+        let process = &self.process;
+        match message {
+            PeerMessage::Tasks { lease, first, tasks } => self.work(Work::Tasks(lease, first, tasks)),
+            PeerMessage::Calls { actor, incarnation, calls } => self.work(Work::Calls(actor, incarnation, calls)),
+            PeerMessage::TakeBack { lease, most } => self.work(Work::TakeBack(lease, most)),
+            PeerMessage::Cancel { task, force } => self.work(Work::Cancel(task, force)),
+            PeerMessage::StreamTaken { task, count } => self.work(Work::StreamTaken(task, count)),
+            PeerMessage::Received(tasks) => self.work(Work::Received(tasks)),
+            PeerMessage::Results(results) => process.submission.results(process, self.peer, results),
+            PeerMessage::GaveBack { lease, tasks, waiting } => {
+                process.submission.gave_back(process, lease, &tasks, waiting);
+            }
+            PeerMessage::Ready(lease) => process.submission.lease_ready(process, lease),
+            PeerMessage::StreamItem { task, index, value } => process.stream_item(self.peer, task, index, value),
+            PeerMessage::Subscribe(ids) => {
+                for id in ids {
+                    let value = match process.objects.get(id) {
+                        Some(object) => object.subscribe(self.peer),
+                        None => Some(ObjectValue::Failed(Box::new(Error::ObjectLost {
+                            object: id,
+                            why: "its owner has freed it".into(),
+                        }))),
+                    };
+                    if let Some(value) = value {
+                        process.send_to(self.peer, PeerMessage::Resolved(vec![(id, value)]));
+                    }
+                }
+            }
+            PeerMessage::Resolved(values) => {
+                for (id, value) in values {
+                    if let Some(object) = process.objects.get(id) {
+                        let session = Session::of(process);
+                        let contained = process.hold_refs(&session, value.refs());
+                        process.resolve_object(&object, value, contained);
+                    }
+                }
+            }
+            PeerMessage::Borrow(ids) => {
+                for id in ids {
+                    if !process.objects.borrow(id, self.peer) {
+                        tracing::debug!(object = %id, "somebody borrows an object that is freed already");
+                    }
+                }
+            }
+            PeerMessage::Release(ids) => {
+                for id in ids {
+                    process.objects.unborrow(id, self.peer);
+                    process.free_if_unneeded(id);
+                }
+            }
+            PeerMessage::Copied { object, at } => process.copied(object, at),
+            PeerMessage::Lost { object, why } => process.object_lost(object, &why),
+        }
+    }
+}
+
+impl wingbeat_net::services::Process for PeerService {
+    async fn deliver(self, _: Context, messages: Vec<PeerMessage>) {
+        for message in messages {
+            self.take_in(message);
+        }
+    }
+
+    async fn head_events(self, _: Context, events: Vec<HeadEvent>) {
+        for event in events {
+            self.process.head_event(event);
+        }
+    }
+
+    async fn command(self, _: Context, command: WorkerCommand) {
+        if let Some(executor) = self.process.executor() {
+            executor.command(command);
+        }
+    }
+
+    async fn logs(self, _: Context, lines: Vec<LogLine>) {
+        self.process.log(lines);
+    }
+
+    async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
+        // Reading a megabyte of a file that is being executed comes from the page cache.
+        read_own_executable(offset).map_err(|error| Error::io("reading the driver's executable", &error))
+    }
+}
+
+fn read_own_executable(offset: u64) -> std::io::Result<Payload> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open("/proc/self/exe")?;
+    let mut chunk = vec![0; CHUNK];
+    let mut len = 0;
+    while len < CHUNK {
+        match file.read_at(&mut chunk[len..], offset + len as u64)? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    chunk.truncate(len);
+    Ok(Payload(chunk.into()))
+}

@@ -1,0 +1,198 @@
+//! Streams: the items of a task that is still running, as its consumer sees them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Outputs;
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, ProcessId, TaskId};
+use wingbeat_net::messages::PeerMessage;
+
+use crate::get::{Value, Waiting};
+use crate::object::Handle;
+use crate::session::{Process, Session};
+use crate::submission::Request;
+
+#[derive(Default)]
+struct State {
+    /// Items that arrived and were not taken. A second attempt sends the first ones again; those are dropped.
+    items: BTreeMap<u32, Handle>,
+    /// Number of items taken.
+    taken: u32,
+    /// Number of items in all, once known.
+    count: Option<u32>,
+    /// How it ended, if not well. Given after the last item.
+    error: Option<Error>,
+    failed: bool,
+    worker: Option<ProcessId>,
+    waker: Option<Waker>,
+}
+
+pub(crate) struct Cell {
+    state: Mutex<State>,
+}
+
+/// The streams that this process consumes.
+#[derive(Default)]
+pub(crate) struct Streams {
+    cells: DashMap<TaskId, Arc<Cell>>,
+}
+
+impl Streams {
+    fn change(&self, task: TaskId, change: impl FnOnce(&mut State)) -> bool {
+        let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) else { return false };
+        let mut state = cell.state.lock();
+        change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    pub(crate) fn ended(&self, task: TaskId, count: u32) {
+        self.change(task, |state| state.count = Some(count));
+    }
+
+    pub(crate) fn failed(&self, task: TaskId, error: Error) {
+        self.change(task, |state| {
+            if state.count.is_none() && !state.failed {
+                state.error = Some(error);
+                state.failed = true;
+            }
+        });
+    }
+
+    pub(crate) fn end(&self, error: &Error) {
+        let all: Vec<TaskId> = self.cells.iter().map(|cell| *cell.key()).collect();
+        for task in all {
+            self.failed(task, error.clone());
+        }
+    }
+}
+
+impl Process {
+    pub(crate) fn stream_item(self: &Arc<Self>, from: ProcessId, task: TaskId, index: u32, value: ObjectValue) {
+        let session = Session::of(self);
+        let handle = self.objects.insert(&session, task.output(index), None);
+        let contained = self.hold_refs(&session, value.refs());
+        self.resolve_object(handle.object(), value, contained);
+        let mut handle = Some(handle);
+        let wanted = self.streams.change(task, |state| {
+            state.worker = Some(from);
+            if index >= state.taken
+                && let Some(handle) = handle.take()
+            {
+                state.items.entry(index).or_insert(handle);
+            }
+        });
+        if !wanted {
+            self.send_to(from, PeerMessage::Cancel { task, force: false });
+        }
+    }
+}
+
+/// The consumer's end of a stream. Dropping it cancels the task.
+pub struct StreamHandle {
+    session: Result<Session, Option<Error>>,
+    task: TaskId,
+    producer: Option<ActorId>,
+    cell: Arc<Cell>,
+}
+
+impl StreamHandle {
+    pub(crate) fn new(session: &Session, task: TaskId, producer: Option<ActorId>) -> Self {
+        let cell = Arc::new(Cell { state: Mutex::default() });
+        session.process().streams.cells.insert(task, cell.clone());
+        StreamHandle { session: Ok(session.clone()), task, producer, cell }
+    }
+
+    /// A stream that is nothing but an error.
+    pub fn failed(error: Error) -> Self {
+        let task = TaskId { owner: ProcessId(0), seq: 0 };
+        StreamHandle { session: Err(Some(error)), task, producer: None, cell: Arc::new(Cell { state: Mutex::default() }) }
+    }
+
+    /// The task that makes the items.
+    pub fn task(&self) -> TaskId {
+        self.task
+    }
+
+    /// The next item, when it is there; none after the last. An error is the last item.
+    pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
+        async move {
+            let session = match &mut self.session {
+                Ok(session) => session.clone(),
+                Err(error) => return error.take().map(Err),
+            };
+            let mut waiting = None;
+            let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
+            drop(waiting);
+            match next? {
+                Ok(handle) => Some(session.value(&handle).await),
+                Err(error) => Some(Err(error)),
+            }
+        }
+    }
+
+    fn poll_next(
+        &self,
+        session: &Session,
+        waiting: &mut Option<Waiting>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Handle, Error>>> {
+        let mut state = self.cell.state.lock();
+        let index = state.taken;
+        if let Some(handle) = state.items.remove(&index) {
+            state.taken += 1;
+            if let Some(worker) = state.worker {
+                session.process().send_to(worker, PeerMessage::StreamTaken { task: self.task, count: state.taken });
+            }
+            return Poll::Ready(Some(Ok(handle)));
+        }
+        if state.count.is_some_and(|count| index >= count) {
+            return Poll::Ready(None);
+        }
+        if state.failed {
+            return Poll::Ready(state.error.take().map(Err));
+        }
+        state.waker = Some(cx.waker().clone());
+        drop(state);
+        if waiting.is_none() {
+            *waiting = Waiting::begin(vec![(self.task, self.producer)]);
+        }
+        match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {
+            Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Asks the task to stop.
+    pub fn cancel(&self, force: bool) {
+        if let Ok(session) = &self.session {
+            let outputs = Outputs::Stream { ahead: 0 };
+            session.process().submission.request(Request::Cancel { task: self.task, outputs, force });
+        }
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        let Ok(session) = &self.session else { return };
+        let cell = session.process().streams.cells.remove(&self.task);
+        let (over, items) = {
+            let mut state = self.cell.state.lock();
+            (state.failed || state.count.is_some(), std::mem::take(&mut state.items))
+        };
+        drop((cell, items));
+        if !over && !session.process().is_shut_down() {
+            self.cancel(false);
+        }
+    }
+}

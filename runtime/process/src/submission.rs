@@ -1,0 +1,467 @@
+//! The shell around [`Dispatch`] and [`Calls`]: user threads queue, the IO thread decides and sends.
+//!
+//! ```text
+//!   remote() ── encode ──▶ inbox ──▶ submission_loop ──▶ Dispatch / Calls ──▶ peers, head
+//!                 │ an argument is not there yet
+//!                 └──▶ Unresolved ── the last one arrives ──▶ inbox
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::Notify;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Arg, Outcome, Outputs, TaskResult, TaskSpec};
+use wingbeat_core::value::{ObjectValue, Packed};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
+
+use crate::arguments::Outbound;
+use crate::calls::{self, Call, Calls};
+use crate::dispatch::{self, Dispatch, Settled, Task};
+use crate::object::Handle;
+use crate::refs::Content;
+use crate::session::{Process, Session};
+
+/// What user threads ask for.
+pub(crate) enum Request {
+    Task(Task),
+    Call { actor: ActorId, class_name: Arc<str>, call: Call },
+    CallReady { actor: ActorId, id: TaskId, args: Result<Vec<Arg>, Error> },
+    Cancel { task: TaskId, outputs: Outputs, force: bool },
+    CancelChildren(TaskId),
+    Forget(ActorId),
+}
+
+/// Tasks and calls of this process that are not done.
+#[derive(Default)]
+pub(crate) struct Submission {
+    inbox: Mutex<Vec<Request>>,
+    wake: Notify,
+    core: Mutex<Core>,
+}
+
+struct Core {
+    dispatch: Dispatch,
+    calls: Calls,
+    started: Instant,
+}
+
+impl Default for Core {
+    fn default() -> Self {
+        Core { dispatch: Dispatch::default(), calls: Calls::default(), started: Instant::now() }
+    }
+}
+
+#[derive(Default)]
+struct Todo {
+    dispatch: Vec<dispatch::Action>,
+    calls: Vec<calls::Action>,
+}
+
+impl Submission {
+    /// Queues a request and wakes the IO thread if it is the first.
+    pub(crate) fn request(&self, request: Request) {
+        let mut inbox = self.inbox.lock();
+        inbox.push(request);
+        let first = inbox.len() == 1;
+        drop(inbox);
+        if first {
+            self.wake.notify_one();
+        }
+    }
+
+    fn with_core<R>(&self, process: &Arc<Process>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
+        let mut todo = Todo::default();
+        let mut core = self.core.lock();
+        let now_ms = core.started.elapsed().as_millis() as u64;
+        let result = change(&mut core, now_ms, &mut todo);
+        core.dispatch.settle(now_ms, &mut todo.dispatch);
+        drop(core);
+        process.perform(todo);
+        // A timer may be needed now.
+        self.wake.notify_one();
+        result
+    }
+
+    pub(crate) fn results(&self, process: &Arc<Process>, from: ProcessId, results: Vec<TaskResult>) {
+        let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
+        let mut received = Vec::new();
+        // Dropped after the lock: handles may free objects.
+        let mut finished: Vec<SmallVec<[Handle; 2]>> = Vec::new();
+        self.with_core(process, |core, now, todo| {
+            for result in results {
+                if has_refs(&result.outcome) {
+                    received.push(result.id);
+                }
+                if let Some((actor, call)) = core.calls.finished(from, result.id) {
+                    core.calls.settle(actor, &mut todo.calls);
+                    finished.push(call.held.into());
+                    done.push((call.spec, result.outcome));
+                    continue;
+                }
+                let failed = match &result.outcome {
+                    Outcome::Failed(error) => Some(&**error),
+                    _ => None,
+                };
+                match core.dispatch.finished(from, result.id, failed, result.ran_nanos, now, &mut todo.dispatch) {
+                    Settled::Done(task) => {
+                        finished.push(task.held.into());
+                        done.push((task.spec, result.outcome));
+                    }
+                    Settled::Retried | Settled::Unknown => {}
+                }
+            }
+        });
+        for (spec, outcome) in done {
+            process.settle_outputs(&spec, outcome);
+        }
+        drop(finished);
+        if !received.is_empty() {
+            let process = process.clone();
+            // The sender holds the refs until they are registered with their owners.
+            process.io.clone().spawn(async move {
+                process.peers.borrows_registered().await;
+                process.send_to(from, PeerMessage::Received(received));
+            });
+        }
+    }
+
+    pub(crate) fn gave_back(&self, process: &Arc<Process>, lease: LeaseId, tasks: &[TaskId], waiting: bool) {
+        self.with_core(process, |core, now, todo| {
+            core.dispatch.gave_back(lease, tasks, waiting, now, &mut todo.dispatch);
+        });
+    }
+
+    pub(crate) fn lease_ready(&self, process: &Arc<Process>, lease: LeaseId) {
+        self.with_core(process, |core, _, _| core.dispatch.ready(lease));
+    }
+
+    pub(crate) fn connection_lost(&self, process: &Arc<Process>, peer: ProcessId) {
+        self.with_core(process, |core, now, todo| {
+            core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
+            core.calls.connection_lost(peer);
+        });
+    }
+
+    pub(crate) fn node_died(&self, process: &Arc<Process>, node: NodeId, why: &str) {
+        self.with_core(process, |core, _, todo| core.dispatch.node_died(node, why, &mut todo.dispatch));
+    }
+
+    pub(crate) fn head_event(&self, process: &Arc<Process>, event: HeadEvent) {
+        self.with_core(process, |core, now, todo| match event {
+            HeadEvent::Granted { shape, lease, worker, node, pid } => {
+                core.dispatch.granted(shape, lease, worker, node, pid, now, &mut todo.dispatch);
+            }
+            HeadEvent::Recall(lease) => core.dispatch.recalled(lease, &mut todo.dispatch),
+            HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
+            HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
+            HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
+            HeadEvent::NodeDied { .. } | HeadEvent::Deadlock { .. } => {}
+        });
+    }
+
+    pub(crate) fn forget_actor(&self, actor: ActorId) {
+        self.request(Request::Forget(actor));
+    }
+
+    pub(crate) fn end(&self, process: &Arc<Process>, error: &Error) {
+        self.with_core(process, |core, _, todo| {
+            core.dispatch.end(error, &mut todo.dispatch);
+            core.calls.end(error, &mut todo.calls);
+        });
+        self.wake.notify_one();
+    }
+}
+
+fn has_refs(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::One(value) => value.refs().is_some(),
+        Outcome::Many(values) => values.iter().any(|value| value.refs().is_some()),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+    }
+}
+
+impl Process {
+    /// Takes requests in and lets time pass, until the session is over.
+    pub(crate) async fn submission_loop(self: Arc<Self>) {
+        let mut next_tick: Option<u64> = None;
+        loop {
+            let woken = self.submission.wake.notified();
+            match next_tick {
+                None => woken.await,
+                Some(ms) => {
+                    let _ = tokio::time::timeout(Duration::from_millis(ms.max(1)), woken).await;
+                }
+            }
+            if self.is_shut_down() {
+                return;
+            }
+            let requests = std::mem::take(&mut *self.submission.inbox.lock());
+            let mut todo = Todo::default();
+            let mut core = self.submission.core.lock();
+            let now_ms = core.started.elapsed().as_millis() as u64;
+            let mut undecided = Vec::new();
+            for request in requests {
+                core.take_in(request, &mut todo, &mut undecided);
+            }
+            next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+            core.dispatch.settle(now_ms, &mut todo.dispatch);
+            drop(core);
+            self.perform(todo);
+            for (task, outputs) in undecided {
+                // Its arguments are not there yet, so nobody else knows it.
+                self.cancel_unresolved(task, outputs);
+            }
+        }
+    }
+
+    fn perform(self: &Arc<Self>, todo: Todo) {
+        for action in todo.dispatch {
+            match action {
+                dispatch::Action::Push { worker, lease, first, tasks } => {
+                    self.send(&worker, PeerMessage::Tasks { lease, first, tasks });
+                }
+                dispatch::Action::Demand { shape, wanted, name } => {
+                    let shape = (*shape).clone();
+                    self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
+                }
+                dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
+                dispatch::Action::TakeBack { worker, lease, most } => {
+                    self.send_to(worker, PeerMessage::TakeBack { lease, most });
+                }
+                dispatch::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                }
+                dispatch::Action::Fail { task, error } => {
+                    self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)));
+                }
+            }
+        }
+        for action in todo.calls {
+            match action {
+                calls::Action::Push { worker, actor, incarnation, calls } => {
+                    self.send(&worker, PeerMessage::Calls { actor, incarnation, calls });
+                }
+                calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
+                calls::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                }
+                calls::Action::Fail { call, error } => {
+                    self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)));
+                }
+            }
+        }
+    }
+
+    /// Gives a task's outputs their values.
+    fn settle_outputs(self: &Arc<Self>, spec: &TaskSpec, outcome: Outcome) {
+        if let Outputs::Stream { .. } = spec.outputs {
+            match outcome {
+                Outcome::StreamEnded(count) => self.streams.ended(spec.id, count),
+                Outcome::Failed(error) => self.streams.failed(spec.id, *error),
+                Outcome::One(_) | Outcome::Many(_) => {}
+            }
+            return;
+        }
+        match outcome {
+            Outcome::One(value) => self.settle_output(spec.id, 0, value),
+            Outcome::Many(values) => {
+                for (index, value) in values.into_iter().enumerate() {
+                    self.settle_output(spec.id, index as u32, value);
+                }
+            }
+            Outcome::Failed(error) => {
+                let Outputs::Fixed(count) = spec.outputs else { return };
+                for index in 0..count {
+                    self.settle_output(spec.id, index, ObjectValue::Failed(error.clone()));
+                }
+            }
+            Outcome::StreamEnded(_) => {}
+        }
+    }
+
+    fn settle_output(self: &Arc<Self>, task: TaskId, index: u32, value: ObjectValue) {
+        let id = task.output(index);
+        match self.objects.get(id) {
+            Some(object) => {
+                let contained = match value.refs() {
+                    None => Vec::new(),
+                    refs => self.hold_refs(&Session::of(self), refs),
+                };
+                self.resolve_object(&object, value, contained);
+            }
+            // Nobody holds a ref any more.
+            None => {
+                if let ObjectValue::Stored(stored) = &value {
+                    self.delete_stored(id, stored);
+                }
+            }
+        }
+    }
+
+    fn cancel_unresolved(self: &Arc<Self>, task: TaskId, outputs: Outputs) {
+        let error = Error::Cancelled { task: task.to_string() };
+        match outputs {
+            Outputs::Fixed(count) => {
+                for index in 0..count {
+                    if let Some(object) = self.objects.get(task.output(index)) {
+                        self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+                    }
+                }
+            }
+            Outputs::Stream { .. } => self.streams.failed(task, error),
+        }
+    }
+
+    /// One of our objects cannot be read anywhere.
+    pub(crate) fn object_lost(self: &Arc<Self>, id: wingbeat_core::ObjectId, why: &str) {
+        if let Some(object) = self.objects.get(id) {
+            object.unresolve();
+            let error = Error::ObjectLost { object: id, why: why.to_owned() };
+            self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
+        }
+    }
+
+    /// Asks for a task or call to be cancelled with everything that it submitted here.
+    pub fn cancel_children(&self, parent: TaskId) {
+        self.submission.request(Request::CancelChildren(parent));
+    }
+}
+
+impl Core {
+    fn take_in(&mut self, request: Request, todo: &mut Todo, undecided: &mut Vec<(TaskId, Outputs)>) {
+        match request {
+            Request::Task(task) => self.dispatch.submit(task, &mut todo.dispatch),
+            Request::Call { actor, class_name, call } => {
+                self.calls.submit(actor, &class_name, call, &mut todo.calls);
+                self.calls.settle(actor, &mut todo.calls);
+            }
+            Request::CallReady { actor, id, args } => {
+                match args {
+                    Ok(args) => self.calls.resolved(actor, id, |call| Arc::make_mut(&mut call.spec).args = args),
+                    Err(error) => self.calls.fail_queued(actor, id, error, &mut todo.calls),
+                }
+                self.calls.settle(actor, &mut todo.calls);
+            }
+            Request::Cancel { task, outputs, force } => {
+                if self.calls.cancel(task, force, &mut todo.calls) {
+                    return;
+                }
+                let before = todo.dispatch.len();
+                self.dispatch.cancel(task, force, &mut todo.dispatch);
+                if todo.dispatch.len() == before {
+                    undecided.push((task, outputs));
+                }
+            }
+            Request::CancelChildren(parent) => {
+                let mut children = self.dispatch.children_of(parent);
+                children.extend(self.calls.children_of(parent));
+                for task in children {
+                    self.take_in(Request::Cancel { task, outputs: Outputs::Fixed(1), force: false }, todo, undecided);
+                }
+            }
+            Request::Forget(actor) => self.calls.forget(actor),
+        }
+    }
+}
+
+/// What becomes of arguments once they are all there.
+pub(crate) type Then = Box<dyn FnOnce(Result<Vec<Arg>, Error>) + Send>;
+
+/// A call some of whose arguments are not there yet.
+struct Unresolved {
+    session: Session,
+    missing: AtomicUsize,
+    parts: Mutex<Option<(SmallVec<[Outbound; 3]>, Then)>>,
+}
+
+impl Unresolved {
+    fn arrived(&self) {
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some((args, then)) = self.parts.lock().take()
+        {
+            then(resolve_now(&self.session, &args));
+        }
+    }
+}
+
+/// The arguments as they are pushed, if all are there.
+pub(crate) fn resolve_now(session: &Session, args: &[Outbound]) -> Result<Vec<Arg>, Error> {
+    let mut resolved = Vec::with_capacity(args.len());
+    for arg in args {
+        resolved.push(match arg {
+            Outbound::Value(packed) => match &packed.content {
+                Content::Inline(bytes) => Arg::Value(Packed {
+                    bytes: bytes.clone().into(),
+                    refs: crate::refs::describe(session, &packed.held),
+                }),
+                Content::Stored(handle) => stored_or_value(handle)?,
+            },
+            Outbound::Object(handle) => stored_or_value(handle)?,
+        });
+    }
+    Ok(resolved)
+}
+
+fn stored_or_value(handle: &Handle) -> Result<Arg, Error> {
+    match handle.object().value() {
+        Some(ObjectValue::Inline(packed)) => Ok(Arg::Value(packed)),
+        Some(ObjectValue::Stored(stored)) => Ok(Arg::Stored(handle.id(), stored)),
+        Some(ObjectValue::Failed(error)) => Err(*error),
+        None => Err(Error::ObjectLost { object: handle.id(), why: "it was being made again".into() }),
+    }
+}
+
+/// The objects that must be there before the call.
+fn missing(args: &[Outbound]) -> impl Iterator<Item = &Handle> {
+    args.iter().filter_map(|arg| match arg {
+        Outbound::Object(handle) if !handle.is_ready() => Some(handle),
+        _ => None,
+    })
+}
+
+/// Calls `then` with the arguments when the last one is there; at once, and on this thread, if they are.
+pub(crate) fn when_resolved(session: &Session, args: SmallVec<[Outbound; 3]>, then: Then) {
+    let waiting: SmallVec<[Handle; 3]> = missing(&args).cloned().collect();
+    if waiting.is_empty() {
+        return then(resolve_now(session, &args));
+    }
+    // One more than there are, so that nothing happens before all callbacks are in place.
+    let unresolved = Arc::new(Unresolved {
+        session: session.clone(),
+        missing: AtomicUsize::new(waiting.len() + 1),
+        parts: Mutex::new(Some((args, then))),
+    });
+    let callback: Arc<dyn Fn() + Send + Sync> = {
+        let unresolved = unresolved.clone();
+        Arc::new(move || unresolved.arrived())
+    };
+    for handle in &waiting {
+        session.process().subscribe(handle);
+        if !handle.object().when_ready(&callback) {
+            unresolved.arrived();
+        }
+    }
+    unresolved.arrived();
+}
+
+/// The handles that must live until the call is done.
+pub(crate) fn holds(args: &[Outbound]) -> Vec<Handle> {
+    let mut held = Vec::new();
+    for arg in args {
+        match arg {
+            Outbound::Value(packed) => {
+                held.extend(packed.held.iter().cloned());
+                if let Content::Stored(handle) = &packed.content {
+                    held.push(handle.clone());
+                }
+            }
+            Outbound::Object(handle) => held.push(handle.clone()),
+        }
+    }
+    held
+}

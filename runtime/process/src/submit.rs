@@ -1,0 +1,446 @@
+//! What a session can be asked to do: tasks, actors, calls, cancelling.
+
+use std::future::Future;
+use std::sync::{Arc, LazyLock};
+
+use smallvec::SmallVec;
+use wingbeat_core::error::Error;
+use wingbeat_core::resources::ResourceSet;
+use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, Arg, Outputs, Shape, Strategy, TaskSpec};
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, Amount};
+use wingbeat_net::messages::HeadMessage;
+use wingbeat_net::mux;
+
+use crate::actor::ActorHandle;
+use crate::arguments::Outbound;
+use crate::calls::Call;
+use crate::context;
+use crate::dispatch::Task;
+use crate::object::Handle;
+use crate::options::{ActorOptions, DEFAULT_RETRIES, DEFAULT_STREAM_AHEAD, TaskOptions};
+use crate::registry::{Class, Function, Method};
+use crate::session::Session;
+use crate::stream::StreamHandle;
+use crate::submission::{Request, holds, resolve_now, when_resolved};
+
+/// What a call answers at once.
+pub enum Submitted {
+    /// Objects that will be there later.
+    Objects(SmallVec<[Handle; 1]>),
+    /// Items that arrive one after another.
+    Stream(StreamHandle),
+}
+
+/// The arguments of a call, or what was wrong with them.
+pub type Args = Result<SmallVec<[Outbound; 3]>, Error>;
+
+static ONE_CPU: LazyLock<Arc<Shape>> = LazyLock::new(|| {
+    Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default })
+});
+
+/// A submission that failed before it was one.
+pub fn failed(outputs: Option<u32>, error: Error) -> Submitted {
+    match outputs {
+        None => Submitted::Stream(StreamHandle::failed(error)),
+        Some(count) => Submitted::Objects((0..count.max(1)).map(|_| Handle::failed(error.clone())).collect()),
+    }
+}
+
+fn outputs_of(outputs: Option<u32>, ahead: Option<u32>) -> Outputs {
+    match outputs {
+        Some(count) => Outputs::Fixed(count),
+        None => Outputs::Stream { ahead: ahead.unwrap_or(DEFAULT_STREAM_AHEAD).max(1) },
+    }
+}
+
+impl Session {
+    /// Submits a task. Never waits; what is wrong with it is what its outputs give.
+    pub fn submit(&self, function: &'static Function, args: Args, options: &TaskOptions) -> Submitted {
+        let shape = match options.shape(function.path, &function.defaults) {
+            Ok(shape) if shape == **ONE_CPU => ONE_CPU.clone(),
+            Ok(shape) => Arc::new(shape),
+            Err(error) => return failed(function.outputs, error),
+        };
+        let args = match args {
+            Ok(args) => args,
+            Err(error) => return failed(function.outputs, error),
+        };
+        let process = self.process();
+        if process.is_shut_down() {
+            return failed(function.outputs, process.over_error());
+        }
+        let id = process.next_task();
+        let outputs = outputs_of(function.outputs, options.stream_ahead.or(function.defaults.stream_ahead));
+        let submitted = self.outputs(id, outputs, None);
+        let spec = TaskSpec {
+            id,
+            function: function.id(),
+            name: options.name.as_deref().map(Into::into),
+            args: Vec::new(),
+            outputs,
+            attempt: 0,
+            group: None,
+            parent: context::current_task(),
+        };
+        let name: Arc<str> = match &options.name {
+            Some(name) => name.as_str().into(),
+            None => process.function_name(function),
+        };
+        let task = Task {
+            spec: Arc::new(spec),
+            shape,
+            name,
+            retries: options.max_retries.or(function.defaults.max_retries).unwrap_or(DEFAULT_RETRIES),
+            retry_errors: options.retry_errors.unwrap_or(function.defaults.retry_errors),
+            cancelled: false,
+            held: holds(&args),
+        };
+        if let Some(limit) = options.timeout {
+            self.cancel_after(limit, id, outputs, task.name.to_string());
+        }
+        let session = self.clone();
+        when_resolved(
+            self,
+            args,
+            Box::new(move |args| session.process().submit_resolved(task, args)),
+        );
+        submitted
+    }
+
+    fn outputs(&self, id: wingbeat_core::TaskId, outputs: Outputs, producer: Option<ActorId>) -> Submitted {
+        match outputs {
+            Outputs::Stream { .. } => Submitted::Stream(StreamHandle::new(self, id, producer)),
+            Outputs::Fixed(count) => Submitted::Objects(
+                (0..count).map(|index| self.process().objects.insert(self, id.output(index), producer)).collect(),
+            ),
+        }
+    }
+
+    fn cancel_after(&self, limit: std::time::Duration, task: wingbeat_core::TaskId, outputs: Outputs, name: String) {
+        let timer = self.process().timer(limit);
+        let process = self.process().clone();
+        self.process().io.spawn(async move {
+            timer.await;
+            let error = Error::TimedOut { what: name, limit_ms: limit.as_millis() as u64 };
+            let mut late = false;
+            match outputs {
+                Outputs::Fixed(count) => {
+                    for index in 0..count {
+                        if let Some(object) = process.objects.get(task.output(index))
+                            && !object.is_ready()
+                        {
+                            late = true;
+                            process.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+                        }
+                    }
+                }
+                Outputs::Stream { .. } => {
+                    late = true;
+                    process.streams.failed(task, error);
+                }
+            }
+            if late {
+                process.submission.request(Request::Cancel { task, outputs, force: false });
+            }
+        });
+    }
+
+    /// Calls a method of an actor. Never waits.
+    pub fn call(&self, actor: &ActorHandle, method: &'static Method, args: Args, options: &TaskOptions) -> Submitted {
+        let session = match self.check_ours(actor.handle()) {
+            Ok(()) => self,
+            Err(error) => return failed(method.outputs, error),
+        };
+        let args = match args {
+            Ok(args) => args,
+            Err(error) => return failed(method.outputs, error),
+        };
+        let process = session.process();
+        if process.is_shut_down() {
+            return failed(method.outputs, process.over_error());
+        }
+        let id = process.next_task();
+        let outputs = outputs_of(method.outputs, options.stream_ahead.or(method.defaults.stream_ahead));
+        let submitted = session.outputs(id, outputs, Some(actor.id()));
+        let name: Arc<str> = options.name.as_deref().unwrap_or(method.path).into();
+        let mut held = holds(&args);
+        held.push(actor.handle().clone());
+        let spec = TaskSpec {
+            id,
+            function: method.id(),
+            name: options.name.as_deref().map(Into::into),
+            args: Vec::new(),
+            outputs,
+            attempt: 0,
+            group: method.group.map(Into::into),
+            parent: context::current_task(),
+        };
+        if let Some(limit) = options.timeout {
+            session.cancel_after(limit, id, outputs, name.to_string());
+        }
+        let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(0);
+        let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, cancelled: false, held };
+        let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
+        // It takes its place in the queue now, with or without its arguments.
+        if args.iter().all(|arg| !matches!(arg, Outbound::Object(handle) if !handle.is_ready())) {
+            match resolve_now(session, &args) {
+                Ok(args) => {
+                    Arc::make_mut(&mut call.spec).args = args;
+                    call.resolved = true;
+                    process.submission.request(Request::Call { actor: target, class_name, call });
+                }
+                Err(error) => process.fail_outputs(id, outputs, &error),
+            }
+            return submitted;
+        }
+        process.submission.request(Request::Call { actor: target, class_name, call });
+        let process = process.clone();
+        when_resolved(
+            session,
+            args,
+            Box::new(move |args| process.submission.request(Request::CallReady { actor: target, id, args })),
+        );
+        submitted
+    }
+
+    fn actor_spec(&self, class: &'static Class, args: &[Outbound], options: &ActorOptions) -> Result<ActorSpec, Error> {
+        let process = self.process();
+        let (placement, holds) = options.shapes(class.path, &class.defaults)?;
+        let mut groups: std::collections::BTreeMap<String, u32> =
+            class.defaults.groups.iter().map(|(name, most)| ((*name).to_owned(), *most)).collect();
+        groups.extend(options.groups.clone());
+        if options.detached && options.name.is_none() {
+            return Err(Error::InvalidOption {
+                what: class.path.to_owned(),
+                option: "detached".into(),
+                why: "a detached actor needs a name, or nobody could ever find it again".into(),
+            });
+        }
+        let args = args
+            .iter()
+            .map(|arg| match arg {
+                // The worker process asks its owner, however long it takes.
+                Outbound::Object(handle) if !handle.is_ready() => {
+                    let owner = process.address_of(handle.id().owner()).ok_or(Error::OwnerDied {
+                        object: handle.id(),
+                        owner: handle.id().owner(),
+                    })?;
+                    Ok(Arg::Ref(handle.id(), owner))
+                }
+                arg => {
+                    let mut resolved = resolve_now(self, std::slice::from_ref(arg))?;
+                    resolved.pop().ok_or(Error::NoSession)
+                }
+            })
+            .collect::<Result<Vec<Arg>, Error>>()?;
+        Ok(ActorSpec {
+            id: ActorId::random(),
+            job: process.job,
+            class: class.id(),
+            class_name: class.path.to_owned(),
+            args,
+            placement,
+            holds,
+            max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
+            max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
+            groups,
+            name: options.name.clone().map(|name| ActorName {
+                namespace: options.namespace.clone().unwrap_or_else(|| process.namespace.clone()),
+                name,
+            }),
+            detached: options.detached,
+            handle: process.next_task().output(0),
+            owner: process.address().clone(),
+        })
+    }
+
+    /// Makes an actor. Waits only for the head to have taken it in; whatever else goes wrong is what its
+    /// calls give.
+    pub fn create_actor(&self, class: &'static Class, args: Args, options: &ActorOptions) -> ActorHandle {
+        let created = self.request_actor(class, args, options).and_then(|(spec, args)| {
+            let session = self.clone();
+            self.process().on_io(async move { session.send_actor(class, spec, args, false).await })
+        });
+        created.unwrap_or_else(|error| {
+            let id = ActorId::random();
+            ActorHandle::new(Handle::failed(error), id, class.id(), class.path.into(), false)
+        })
+    }
+
+    /// The actor of the name in `options`, made if there is none.
+    pub fn get_or_create_actor(
+        &self,
+        class: &'static Class,
+        args: Args,
+        options: &ActorOptions,
+    ) -> impl Future<Output = Result<ActorHandle, Error>> + Send + use<> {
+        let request = self.request_actor(class, args, options);
+        let session = self.clone();
+        async move {
+            let (spec, args) = request?;
+            if spec.name.is_none() {
+                return Err(Error::InvalidOption {
+                    what: class.path.to_owned(),
+                    option: "name".into(),
+                    why: "get_or_create needs a name".into(),
+                });
+            }
+            session.clone().on_io_async(async move { session.send_actor(class, spec, args, true).await }).await
+        }
+    }
+
+    fn request_actor(
+        &self,
+        class: &'static Class,
+        args: Args,
+        options: &ActorOptions,
+    ) -> Result<(ActorSpec, SmallVec<[Outbound; 3]>), Error> {
+        if self.process().is_shut_down() {
+            return Err(self.process().over_error());
+        }
+        let args = args?;
+        Ok((self.actor_spec(class, &args, options)?, args))
+    }
+
+    async fn on_io_async<T, F>(&self, future: F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        match self.process().io.spawn(future).await {
+            Ok(answer) => answer,
+            Err(_) => Err(self.process().over_error()),
+        }
+    }
+
+    async fn send_actor(
+        self,
+        class: &'static Class,
+        spec: ActorSpec,
+        args: SmallVec<[Outbound; 3]>,
+        or_get: bool,
+    ) -> Result<ActorHandle, Error> {
+        let process = self.process();
+        let (id, object, detached) = (spec.id, spec.handle, spec.detached);
+        let head = process.head_client().await?;
+        let handle = process.objects.insert(&self, object, None);
+        // Constructor arguments live as long as the actor: a restart needs them again.
+        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args));
+        let answer = head.create_actor(mux::within(std::time::Duration::from_secs(60)), spec, or_get).await;
+        let info = mux::answered(answer, "the head")??;
+        if info.id != id {
+            return self.actor_handle(class, info);
+        }
+        if detached {
+            // Nobody counts its handles, but its arguments must outlive this process's interest in it.
+            process.keep(Box::new(handle.clone()));
+        } else {
+            process.handles.insert(object, id);
+        }
+        Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached))
+    }
+
+    fn actor_handle(&self, class: &'static Class, info: ActorInfo) -> Result<ActorHandle, Error> {
+        if info.class != class.id() {
+            return Err(Error::InvalidArgument {
+                what: format!(
+                    "the actor of that name is a {} and not a {} of this executable; \
+                     actors are shared only between programs built from the same source",
+                    info.class_name, class.path
+                ),
+            });
+        }
+        self.process().peers.learn(&info.owner);
+        let handle = if info.detached {
+            self.process().objects.insert(self, self.process().next_task().output(0), None)
+        } else {
+            self.process().borrow(self, info.handle)
+        };
+        Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached))
+    }
+
+    /// Finds an actor by name; in the session's namespace if none is given.
+    pub fn find_actor(
+        &self,
+        name: &str,
+        namespace: Option<&str>,
+        class: &'static Class,
+    ) -> impl Future<Output = Result<ActorHandle, Error>> + Send + use<> {
+        let name = ActorName {
+            namespace: namespace.unwrap_or(&self.process().namespace).to_owned(),
+            name: name.to_owned(),
+        };
+        let session = self.clone();
+        async move {
+            let finding = session.clone();
+            let find = async move {
+                let head = finding.process().head_client().await?;
+                let answer = head.find_actor(mux::within(std::time::Duration::from_secs(60)), name).await;
+                let info = mux::answered(answer, "the head")??;
+                finding.actor_handle(class, info)
+            };
+            session.on_io_async(find).await
+        }
+    }
+
+    /// Ends an actor at once.
+    pub fn kill(&self, actor: &ActorHandle, may_restart: bool) {
+        self.process().tell_head(HeadMessage::KillActor { actor: actor.id(), may_restart });
+    }
+
+    /// Lets an actor finish what it was sent, and ends it.
+    pub fn terminate(&self, actor: &ActorHandle) {
+        self.process().tell_head(HeadMessage::TerminateActor { actor: actor.id(), by: "terminate".into() });
+    }
+
+    /// Asks for the task that makes this object not to run, or to stop. With `force`, its worker process ends
+    /// if it runs. A finished task is left alone.
+    pub fn cancel(&self, handle: &Handle, force: bool) {
+        if handle.is_ready() || handle.id().owner() != self.process().id() {
+            return;
+        }
+        let outputs = Outputs::Fixed(handle.id().index + 1);
+        self.process().submission.request(Request::Cancel { task: handle.id().task, outputs, force });
+    }
+}
+
+impl crate::session::Process {
+    fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
+        match args {
+            Ok(args) => {
+                // Nobody else has seen the spec yet, so that nothing is copied here.
+                Arc::make_mut(&mut task.spec).args = args;
+                if let Outputs::Fixed(count) = task.spec.outputs
+                    && count > 0
+                    && (0..count).all(|index| {
+                        self.objects.get(task.spec.id.output(index)).is_some_and(|object| object.is_ready())
+                    })
+                {
+                    // Cancelled or timed out while it waited for its arguments.
+                    return;
+                }
+                self.submission.request(Request::Task(task));
+            }
+            Err(error) => self.fail_outputs(task.spec.id, task.spec.outputs, &error),
+        }
+    }
+
+    fn fail_outputs(self: &Arc<Self>, task: wingbeat_core::TaskId, outputs: Outputs, error: &Error) {
+        match outputs {
+            Outputs::Stream { .. } => self.streams.failed(task, error.clone()),
+            Outputs::Fixed(count) => {
+                for index in 0..count {
+                    if let Some(object) = self.objects.get(task.output(index)) {
+                        self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The name of a function as an `Arc`, made once.
+    fn function_name(&self, function: &'static Function) -> Arc<str> {
+        self.names.entry(function.id()).or_insert_with(|| function.path.into()).clone()
+    }
+}

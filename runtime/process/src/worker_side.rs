@@ -1,0 +1,122 @@
+//! What a worker process does with a [`Process`]: arguments in, results out.
+
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Arg, TaskResult};
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{NodeMessage, PeerMessage};
+
+use crate::arguments::Incoming;
+use crate::get::Value;
+use crate::object::Handle;
+use crate::refs::{self, PackError};
+use crate::registry::Outgoing;
+use crate::session::{Process, Session};
+use crate::view::Bits;
+
+impl Session {
+    /// Brings the arguments of a task into reach, in order.
+    ///
+    /// # Errors
+    /// When one cannot be read: [`Error::ObjectLost`], [`Error::StoreFull`] and the like, or, for a
+    /// constructor's ref, the error that its task ended with.
+    pub async fn bring_in(&self, args: &[Arg]) -> Result<Vec<Incoming>, Error> {
+        let process = self.process();
+        let mut incoming = Vec::with_capacity(args.len());
+        for arg in args {
+            incoming.push(match arg {
+                Arg::Value(packed) => Incoming {
+                    held: process.hold_refs(self, packed.refs.as_deref()),
+                    bits: Bits::Inline(packed.bytes.0.clone()),
+                },
+                Arg::Stored(id, stored) => Incoming {
+                    held: process.hold_refs(self, stored.refs.as_deref()),
+                    bits: process.fetch(*id, stored.clone()).await?,
+                },
+                Arg::Ref(id, owner) => {
+                    process.peers.learn(owner);
+                    let handle = process.borrow(self, *id);
+                    let value: Value = self.value(&handle).await?;
+                    Incoming { bits: value.bits().clone(), held: vec![handle] }
+                }
+            });
+        }
+        Ok(incoming)
+    }
+
+    /// Whether [`Session::bring_in`] needs nobody else: then it is done in one poll.
+    pub fn is_at_hand(args: &[Arg]) -> bool {
+        args.iter().all(|arg| matches!(arg, Arg::Value(_)))
+    }
+
+    /// Encodes an output of a task. The handles are of the refs inside; they must live until the owner says
+    /// that it received the result.
+    ///
+    /// # Errors
+    /// [`Error::Encode`], or what the store answers.
+    pub fn pack_output(
+        &self,
+        id: ObjectId,
+        value: &dyn Outgoing,
+        what: &str,
+    ) -> Result<(ObjectValue, Vec<Handle>), Error> {
+        refs::pack_output(self, id, value).map_err(|error| match error {
+            PackError::Codec(error) => Error::Encode { what: format!("the result of {what}"), why: error.0 },
+            PackError::Other(error) => error,
+        })
+    }
+}
+
+impl Process {
+    /// Sends a result to the task's owner, after what the task borrowed is registered everywhere.
+    pub fn send_result(self: &Arc<Self>, owner: ProcessId, result: TaskResult) {
+        if !self.peers.is_borrowing_elsewhere(owner) {
+            self.send_to(owner, PeerMessage::Results(vec![result]));
+            return;
+        }
+        let process = self.clone();
+        self.io.spawn(async move {
+            process.peers.borrows_registered().await;
+            process.send_to(owner, PeerMessage::Results(vec![result]));
+        });
+    }
+
+    /// Sends an item of a stream to its consumer.
+    pub fn send_item(self: &Arc<Self>, task: TaskId, index: u32, value: ObjectValue) {
+        self.send_to(task.owner, PeerMessage::StreamItem { task, index, value });
+    }
+
+    /// Gives unstarted tasks back to their owner.
+    pub fn give_back(self: &Arc<Self>, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>, waiting: bool) {
+        self.send_to(owner, PeerMessage::GaveBack { lease, tasks, waiting });
+    }
+
+    /// Tells the owner of a lease that this process takes tasks again.
+    pub fn say_ready(self: &Arc<Self>, owner: ProcessId, lease: LeaseId) {
+        self.send_to(owner, PeerMessage::Ready(lease));
+    }
+
+    /// Tells the daemon.
+    pub fn tell_node(&self, message: NodeMessage) {
+        if let Some(storage) = self.storage() {
+            storage.send(message);
+        }
+    }
+
+    /// The objects that this process owns or has borrowed.
+    pub fn live_objects(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Waits until everything that was queued for other processes was taken in.
+    pub async fn flushed(&self) {
+        self.peers.flushed().await;
+    }
+
+    /// The private runtime.
+    pub fn io(&self) -> &tokio::runtime::Handle {
+        &self.io
+    }
+}

@@ -1,0 +1,197 @@
+//! What can go wrong, by operation.
+
+use std::io;
+use std::path::PathBuf;
+
+use wingbeat_core::{ObjectId, ProcessId};
+
+use crate::extent::Extent;
+
+/// There is no room in memory now, and spilling cannot make any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the object store is full: no {needed} bytes in a row ({free} of {capacity} free, {pinned} pinned by readers, \
+     {unsealed} being written, {spill_room} left to spill to). Drop references or views that are no longer \
+     needed, or start the node with a larger store or spill capacity"
+)]
+pub struct Full {
+    /// Bytes that were asked for.
+    pub needed: u64,
+    /// Bytes of the arena.
+    pub capacity: u64,
+    /// Bytes that belong to nothing, though perhaps not in one run.
+    pub free: u64,
+    /// Bytes of objects that somebody reads at the moment.
+    pub pinned: u64,
+    /// Bytes of objects that are still being written.
+    pub unsealed: u64,
+    /// Bytes that the spill directory may still take.
+    pub spill_room: u64,
+}
+
+/// How an object exists that was to be created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AlreadyExists {
+    /// Somebody is writing it: wait for the seal.
+    Unsealed,
+    /// It is complete: there is nothing to write.
+    Sealed,
+    /// It was deleted, and goes when its last reader or writer does: try again then.
+    Deleting,
+}
+
+/// Why an object cannot be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The store has the object.
+    #[error("{id} exists in this store ({state:?}): use it, or delete it first")]
+    AlreadyExists {
+        /// The object.
+        id: ObjectId,
+        /// How far it is.
+        state: AlreadyExists,
+    },
+    /// It is larger than the whole arena, so no amount of spilling helps.
+    #[error(
+        "{id} has {size} bytes and can never fit the object store of {capacity} bytes (objects are written to memory \
+         first; the {spill_capacity} bytes of spill capacity do not add to it): split it, or start the node with a \
+         larger store"
+    )]
+    TooLarge {
+        /// The object.
+        id: ObjectId,
+        /// Its bytes.
+        size: u64,
+        /// Bytes of the arena.
+        capacity: u64,
+        /// Bytes that may be spilled to disk.
+        spill_capacity: u64,
+    },
+    /// It does not fit now.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// The process was never attached to this store, or is gone.
+    #[error("{by} is not attached to this node's object store: attach it first (a process that is gone cannot create)")]
+    NotAttached {
+        /// The process.
+        by: ProcessId,
+    },
+    /// The machine has less memory than the store's capacity promises.
+    #[error(
+        "the machine is out of memory for {size} more bytes of the object store: free some, or start the node with a smaller store"
+    )]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Room had to be made by spilling, and the disk refused.
+    #[error("no room could be made in the object store")]
+    Spill(#[from] SpillError),
+}
+
+/// Why an object cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GetError {
+    /// The store does not have it, or it was deleted.
+    #[error("{id} is not in this node's store: fetch it from a node that has it, or make it again")]
+    Absent {
+        /// The object.
+        id: ObjectId,
+    },
+    /// It is being written.
+    #[error("{id} is still being written: ask again once it is sealed")]
+    Unsealed {
+        /// The object.
+        id: ObjectId,
+    },
+    /// It is on disk, and there is no room to restore it to.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// The process was never attached to this store, or is gone.
+    #[error("{by} is not attached to this node's object store: attach it first (a process that is gone cannot read)")]
+    NotAttached {
+        /// The process.
+        by: ProcessId,
+    },
+    /// The machine has less memory than the store's capacity promises.
+    #[error(
+        "the machine is out of memory for {size} more bytes of the object store: free some, or start the node with a smaller store"
+    )]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        size: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is on disk and could not be read, or room for it could not be made.
+    #[error("{id} could not be restored from disk")]
+    Io {
+        /// The object.
+        id: ObjectId,
+        /// What failed.
+        source: SpillError,
+    },
+}
+
+/// Why an object cannot be sealed or aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnsealedError {
+    /// There is no such object here, perhaps because its process was thought to be gone.
+    #[error("{id} is not in this node's store: create it again")]
+    Absent {
+        /// The object.
+        id: ObjectId,
+    },
+    /// Another process creates it.
+    #[error("{id} is written by {creator}: only that process may seal or abort it")]
+    NotCreator {
+        /// The object.
+        id: ObjectId,
+        /// The process that writes it.
+        creator: ProcessId,
+    },
+    /// It is complete, and can only be deleted.
+    #[error("{id} is sealed already: read it, or delete it")]
+    Sealed {
+        /// The object.
+        id: ObjectId,
+    },
+}
+
+/// A spill file or directory that could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} {}: check that the spill directory exists, is writable and has space, or choose another one", path.display())]
+pub struct SpillError {
+    /// What was being done.
+    pub doing: &'static str,
+    /// With which file.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// An extent that this process cannot be given a view of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// It does not lie in the arena.
+    #[error("{extent:?} is not within the arena of {capacity} bytes: use the extent as the daemon answered it")]
+    OutOfBounds {
+        /// The extent.
+        extent: Extent,
+        /// Bytes of the arena.
+        capacity: u64,
+    },
+    /// This process is writing there.
+    #[error("{extent:?} is being written by this process: finish or drop its WriteRegion first")]
+    BeingWritten {
+        /// The extent.
+        extent: Extent,
+    },
+}

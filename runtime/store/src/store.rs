@@ -1,0 +1,365 @@
+//! The store that a node daemon holds: memory, table and files behind one lock.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use wingbeat_core::{ObjectId, ProcessId};
+
+use crate::allocator::{Allocation, LARGE, WARM_FOR};
+use crate::arena::Arena;
+use crate::error::{CreateError, GetError, RegionError, SpillError, UnsealedError};
+use crate::extent::Extent;
+use crate::mapping::{Mapping, Region, WriteRegion};
+use crate::spill::SpillDirectory;
+use crate::table::{Created, ObjectTable, Pin, Restore, Room, SpillFile, StoreStats};
+
+/// How much memory [`NodeStore::try_create`] reserves itself: about a millisecond's worth.
+const QUICK_RESERVE: u64 = 4 << 20;
+
+/// How large a node's store is, and where it spills to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Bytes of shared memory, rounded up to whole pages. They are taken when they are used.
+    pub capacity: u64,
+    /// Where to spill; `None` for never.
+    pub spill_dir: Option<PathBuf>,
+    /// How many bytes may be spilled.
+    pub spill_capacity: u64,
+}
+
+/// The object store of a node. All methods may be called from any thread.
+///
+/// `create` and `get` may touch the disk and wait for other calls that do: call them where blocking
+/// is fine, after `try_create` and `try_get` answered that they must. They always end, since the IO
+/// that they wait for does. The others only take the lock, which nobody holds during IO, and at most
+/// remove a file or punch memory out.
+///
+/// At its end (drop) the spill directory is removed. The memory lives on in the processes that
+/// still map it, and ends with them.
+#[derive(Debug)]
+pub struct NodeStore {
+    arena: Arena,
+    /// The daemon's own view, for spilling, restoring and the data plane.
+    mapping: Arc<Mapping>,
+    spill: SpillDirectory,
+    table: Mutex<ObjectTable>,
+    /// Notified when something that others may wait for is done: a spill, a restore, a punch.
+    done: Condvar,
+    /// The table's time is counted from here.
+    started: Instant,
+}
+
+impl NodeStore {
+    /// Makes a store, and removes what dead daemons left in the spill directory.
+    pub fn new(config: StoreConfig) -> io::Result<Self> {
+        let arena = Arena::create(config.capacity)?;
+        let mapping = Mapping::open(arena.fd().try_clone_to_owned()?, arena.capacity())?;
+        let (spill, spill_capacity) = match config.spill_dir {
+            Some(parent) => {
+                let spill = SpillDirectory::new(parent);
+                spill.clear_leftovers();
+                (spill, config.spill_capacity)
+            }
+            // With no capacity the table never asks for a spill, so this is never made.
+            None => (SpillDirectory::new(std::env::temp_dir()), 0),
+        };
+        let table = Mutex::new(ObjectTable::new(arena.capacity(), spill_capacity));
+        Ok(Self { arena, mapping, spill, table, done: Condvar::new(), started: Instant::now() })
+    }
+
+    /// Size of the arena in bytes, as [`Mapping::open`] wants it.
+    pub fn capacity(&self) -> u64 {
+        self.arena.capacity()
+    }
+
+    /// Lets a process use the store, and answers the descriptor to send it. The daemon attaches
+    /// itself too, for objects that it transfers.
+    ///
+    /// Every attached process ends with [`NodeStore::process_gone`].
+    pub fn attach(&self, process: ProcessId) -> BorrowedFd<'_> {
+        self.lock().attach(process);
+        self.arena.fd()
+    }
+
+    /// Takes back all that a process has: its unsealed objects are gone, its pins are dropped.
+    /// What it still asks for is refused, also what is under way.
+    pub fn process_gone(&self, process: ProcessId) {
+        self.lock().process_gone(process);
+    }
+
+    /// Gives a process an extent of `size` bytes to fill, then to [seal](NodeStore::seal). Spills
+    /// other objects if it must.
+    pub fn create(&self, id: ObjectId, size: u64, by: ProcessId) -> Result<Extent, CreateError> {
+        let mut table = self.lock();
+        let mut trimmed = false;
+        loop {
+            match table.create(id, size, by)? {
+                Created::MakeRoom(room) => self.make_room(&mut table, room)?,
+                Created::Reserve(allocation) => match self.reserve(&mut table, &allocation) {
+                    Ok(()) => return table.reserved(id, by, &allocation.cold),
+                    Err(source) => {
+                        table.reserve_failed(id, by);
+                        if trimmed {
+                            return Err(CreateError::OutOfMemory { size, source });
+                        }
+                        // The memory that is kept warm may be what is missing.
+                        self.punch_out(&mut table, Duration::ZERO);
+                        trimmed = true;
+                    }
+                },
+            }
+        }
+    }
+
+    /// [`NodeStore::create`] for threads that must not block. `None` if it would have to spill, wait
+    /// or reserve much: then create it on a thread that may.
+    pub fn try_create(&self, id: ObjectId, size: u64, by: ProcessId) -> Result<Option<Extent>, CreateError> {
+        let mut table = self.lock();
+        let Created::Reserve(allocation) = table.create(id, size, by)? else { return Ok(None) };
+        let cold: u64 = allocation.cold.iter().map(|cold| cold.len).sum();
+        if cold <= QUICK_RESERVE && self.reserve(&mut table, &allocation).is_ok() {
+            return table.reserved(id, by, &allocation.cold).map(Some);
+        }
+        table.reserve_failed(id, by);
+        Ok(None)
+    }
+
+    /// Completes an object that the process created and filled. It can be read from now on.
+    pub fn seal(&self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
+        self.lock().seal(id, by)
+    }
+
+    /// Gives up an object that the process created.
+    pub fn abort(&self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
+        self.lock().abort(id, by)
+    }
+
+    /// Pins an object for a process and answers where it lies, until [`NodeStore::release`].
+    /// Restores it if it is spilled, and spills others for it if it must.
+    pub fn get(&self, id: ObjectId, by: ProcessId) -> Result<Extent, GetError> {
+        let mut table = self.lock();
+        let mut trimmed = false;
+        loop {
+            match table.pin(id, by)? {
+                Pin::Located(extent) => return Ok(extent),
+                Pin::Restoring => self.wait(&mut table),
+                Pin::Spilled => match table.restore_started(id)? {
+                    Restore::MakeRoom(room) => {
+                        self.make_room(&mut table, room).map_err(|source| GetError::Io { id, source })?;
+                    }
+                    Restore::Read(allocation, file) => match self.reserve(&mut table, &allocation) {
+                        Ok(()) => {
+                            table.backed(&allocation.cold);
+                            if let Some(extent) = self.restore(&mut table, allocation.extent, file, by)? {
+                                return Ok(extent);
+                            }
+                        }
+                        Err(source) => {
+                            let unwanted = table.restore_failed(id);
+                            self.done.notify_all();
+                            self.remove(&mut table, unwanted);
+                            if trimmed {
+                                return Err(GetError::OutOfMemory { size: allocation.extent.len, source });
+                            }
+                            self.punch_out(&mut table, Duration::ZERO);
+                            trimmed = true;
+                        }
+                    },
+                },
+            }
+        }
+    }
+
+    /// [`NodeStore::get`] for threads that must not block. `None` if it is not in memory: then get
+    /// it on a thread that may.
+    pub fn try_get(&self, id: ObjectId, by: ProcessId) -> Result<Option<Extent>, GetError> {
+        match self.lock().pin(id, by)? {
+            Pin::Located(extent) => Ok(Some(extent)),
+            Pin::Spilled | Pin::Restoring => Ok(None),
+        }
+    }
+
+    /// Takes one pin of a process back. Answers whether it had one.
+    pub fn release(&self, id: ObjectId, by: ProcessId) -> bool {
+        self.lock().unpin(id, by)
+    }
+
+    /// Whether the object is complete here, in memory or on disk.
+    pub fn contains(&self, id: ObjectId) -> bool {
+        self.lock().contains(id)
+    }
+
+    /// Deletes an object: nobody can get it any more, and its memory is free at the last release.
+    /// Deleting what is not here is fine.
+    pub fn delete(&self, id: ObjectId) {
+        let mut table = self.lock();
+        let unwanted = table.delete(id);
+        self.remove(&mut table, unwanted);
+    }
+
+    /// Gives memory that has been free for [`WARM_FOR`] back to the system. Answers how many bytes.
+    /// To be called about once a second.
+    pub fn trim(&self, now: Instant) -> u64 {
+        let mut table = self.table.lock();
+        table.at(now.saturating_duration_since(self.started));
+        self.punch_out(&mut table, WARM_FOR)
+    }
+
+    /// What the store holds now.
+    pub fn stats(&self) -> StoreStats {
+        self.lock().stats()
+    }
+
+    /// The daemon's view of a sealed object that it has [pinned](NodeStore::get).
+    pub fn region(&self, extent: Extent) -> Result<Region, RegionError> {
+        self.mapping.region(extent)
+    }
+
+    /// The daemon's view of an extent that it has [created](NodeStore::create), to be dropped before
+    /// it is sealed.
+    pub fn write_region(&self, extent: Extent) -> Result<WriteRegion, RegionError> {
+        self.mapping.write_region(extent)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ObjectTable> {
+        let mut table = self.table.lock();
+        table.at(self.started.elapsed());
+        table
+    }
+
+    /// Does something slow without the lock.
+    fn unlocked<R>(&self, table: &mut MutexGuard<'_, ObjectTable>, work: impl FnOnce() -> R) -> R {
+        let result = MutexGuard::unlocked(table, work);
+        table.at(self.started.elapsed());
+        result
+    }
+
+    fn wait(&self, table: &mut MutexGuard<'_, ObjectTable>) {
+        self.done.wait(table);
+        table.at(self.started.elapsed());
+    }
+
+    /// Puts memory behind an allocation, or behind none of it.
+    fn reserve(&self, table: &mut MutexGuard<'_, ObjectTable>, allocation: &Allocation) -> io::Result<()> {
+        if allocation.cold.is_empty() {
+            return Ok(());
+        }
+        let reserve = || {
+            let reserved = allocation.cold.iter().try_for_each(|&cold| self.arena.reserve(cold));
+            if reserved.is_err() {
+                for &cold in &allocation.cold {
+                    let _ = self.arena.punch(cold);
+                }
+            }
+            reserved
+        };
+        if allocation.extent.len < LARGE {
+            // Small objects share pages. A failure here must not take a page from under a neighbour
+            // that is being reserved at the same time; and it takes microseconds.
+            reserve()
+        } else {
+            self.unlocked(table, reserve)
+        }
+    }
+
+    fn make_room(&self, table: &mut MutexGuard<'_, ObjectTable>, room: Room) -> Result<(), SpillError> {
+        let victims = match room {
+            Room::Wait => {
+                self.wait(table);
+                return Ok(());
+            }
+            Room::Spill(victims) => victims,
+        };
+        // All are marked before the lock is given up, so that others wait instead of spilling more.
+        let started: Vec<_> = victims.into_iter().filter_map(|id| table.spill_started(id)).collect();
+        let mut result = Ok(());
+        for (extent, file) in started {
+            if result.is_ok() {
+                result = self.unlocked(table, || self.write_out(extent, file));
+            }
+            let unwanted = if result.is_ok() {
+                tracing::debug!(object = %file.id, bytes = extent.len, "spilled");
+                table.spilled(file.id)
+            } else {
+                table.spill_failed(file.id);
+                None
+            };
+            self.done.notify_all();
+            self.remove(table, unwanted);
+        }
+        result
+    }
+
+    fn write_out(&self, extent: Extent, file: SpillFile) -> Result<(), SpillError> {
+        let region = self.mapping.region(extent).map_err(|error| not_viewed("spill from", error))?;
+        self.spill.write(file, &region)
+    }
+
+    /// Reads an object back and pins it. `None` if it must be tried again.
+    fn restore(
+        &self,
+        table: &mut MutexGuard<'_, ObjectTable>,
+        extent: Extent,
+        file: SpillFile,
+        by: ProcessId,
+    ) -> Result<Option<Extent>, GetError> {
+        let id = file.id;
+        let read = self.unlocked(table, || {
+            let mut region = self.mapping.write_region(extent).map_err(|error| not_viewed("restore to", error))?;
+            self.spill.read(file, &mut region)
+        });
+        let (unwanted, pinned) = match read {
+            // Pinned before the lock is given up: otherwise it could be spilled again at once.
+            Ok(()) => (table.restored(id), table.pin(id, by)),
+            Err(source) => (table.restore_failed(id), Err(GetError::Io { id, source })),
+        };
+        self.done.notify_all();
+        self.remove(table, unwanted);
+        match pinned? {
+            Pin::Located(extent) => Ok(Some(extent)),
+            Pin::Spilled | Pin::Restoring => Ok(None),
+        }
+    }
+
+    fn remove(&self, table: &mut MutexGuard<'_, ObjectTable>, unwanted: Option<SpillFile>) {
+        if let Some(file) = unwanted {
+            self.unlocked(table, || self.spill.remove(file));
+        }
+    }
+
+    fn punch_out(&self, table: &mut MutexGuard<'_, ObjectTable>, older_than: Duration) -> u64 {
+        let withdrawn = table.trim(older_than);
+        if withdrawn.is_empty() {
+            return 0;
+        }
+        let punched: Vec<_> =
+            self.unlocked(table, || withdrawn.into_iter().map(|extent| (extent, self.arena.punch(extent))).collect());
+        let mut bytes = 0;
+        for (extent, result) in punched {
+            match result {
+                Ok(()) => {
+                    table.punched(extent);
+                    bytes += extent.len;
+                }
+                Err(error) => {
+                    tracing::warn!(?extent, %error, "cannot give memory of the object store back");
+                    table.punch_failed(extent);
+                }
+            }
+        }
+        self.done.notify_all();
+        bytes
+    }
+}
+
+/// The daemon itself still writes where it has sealed: a bug, and yet no reason to lose the node.
+fn not_viewed(doing: &'static str, error: RegionError) -> SpillError {
+    SpillError { doing, path: PathBuf::from("the object store"), source: io::Error::other(error) }
+}
+
+#[cfg(test)]
+mod tests;

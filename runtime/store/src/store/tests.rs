@@ -1,0 +1,222 @@
+use std::fs;
+use std::thread;
+
+use wingbeat_core::TaskId;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const DAEMON: ProcessId = ProcessId(1);
+const WORKER: ProcessId = ProcessId(2);
+
+fn object(seq: u64) -> ObjectId {
+    ObjectId { task: TaskId { owner: WORKER, seq }, index: 0 }
+}
+
+fn spilling_store(capacity: u64) -> (NodeStore, tempfile::TempDir) {
+    let disk = tempfile::tempdir().unwrap();
+    let config = StoreConfig { capacity, spill_dir: Some(disk.path().into()), spill_capacity: 1 << 30 };
+    let store = NodeStore::new(config).unwrap();
+    store.attach(DAEMON);
+    store.attach(WORKER);
+    (store, disk)
+}
+
+fn memory_store(capacity: u64) -> NodeStore {
+    let store = NodeStore::new(StoreConfig { capacity, spill_dir: None, spill_capacity: 0 }).unwrap();
+    store.attach(DAEMON);
+    store.attach(WORKER);
+    store
+}
+
+/// Content that tells objects, and their bytes, apart.
+fn content(seq: u64, size: u64) -> Vec<u8> {
+    (0..size).map(|at| (at.wrapping_mul(31) ^ seq.wrapping_mul(97) ^ (at >> 8)) as u8).collect()
+}
+
+impl NodeStore {
+    fn put(&self, seq: u64, size: u64) -> Result<(), CreateError> {
+        let extent = self.create(object(seq), size, DAEMON)?;
+        self.write_region(extent).unwrap().copy_from_slice(&content(seq, size));
+        self.seal(object(seq), DAEMON).unwrap();
+        Ok(())
+    }
+
+    fn assert_intact(&self, seq: u64, size: u64) {
+        let extent = self.get(object(seq), DAEMON).unwrap();
+        assert!(*self.region(extent).unwrap() == content(seq, size), "object {seq} has changed");
+        assert!(self.release(object(seq), DAEMON));
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.arena.resident_bytes().unwrap()
+    }
+}
+
+#[test]
+fn what_one_process_seals_another_reads_in_place() {
+    let store = memory_store(8 * MIB);
+    let worker = Mapping::open(store.attach(WORKER).try_clone_to_owned().unwrap(), store.capacity()).unwrap();
+    let extent = store.create(object(1), 2 * MIB, WORKER).unwrap();
+    worker.write_region(extent).unwrap().copy_from_slice(&content(1, 2 * MIB));
+    store.seal(object(1), WORKER).unwrap();
+    store.assert_intact(1, 2 * MIB);
+}
+
+#[test]
+fn a_store_holds_more_than_its_memory_by_spilling() {
+    let (store, disk) = spilling_store(4 * MIB);
+    for seq in 0..12 {
+        store.put(seq, MIB).unwrap();
+    }
+    assert_eq!(store.stats().spilled, 8 * MIB);
+    for seq in 0..12 {
+        store.assert_intact(seq, MIB);
+    }
+    for seq in 0..12 {
+        store.delete(object(seq));
+    }
+    let stats = store.stats();
+    assert_eq!((stats.used, stats.spilled, stats.objects), (0, 0, 0));
+    let directory = fs::read_dir(disk.path()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+    drop(store);
+    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_disk_a_full_store_says_so() {
+    let store = memory_store(4 * MIB);
+    store.put(1, 4 * MIB).unwrap();
+    let error = store.put(2, MIB).unwrap_err();
+    assert!(matches!(error, CreateError::Full(_)), "{error}");
+    assert!(error.to_string().contains("Drop references"), "{error}");
+    store.delete(object(1));
+    store.put(2, MIB).unwrap();
+}
+
+#[test]
+fn pinned_objects_keep_their_place_while_everything_else_spills() {
+    let (store, _disk) = spilling_store(4 * MIB);
+    store.put(0, MIB).unwrap();
+    let pinned = store.get(object(0), WORKER).unwrap();
+    for seq in 1..10 {
+        store.put(seq, MIB).unwrap();
+    }
+    assert_eq!(store.get(object(0), WORKER).unwrap(), pinned);
+    assert!(*store.region(pinned).unwrap() == content(0, MIB));
+}
+
+#[test]
+fn freed_memory_stays_warm_for_a_while_and_is_then_given_back() {
+    let store = memory_store(64 * MIB);
+    store.put(1, 16 * MIB).unwrap();
+    store.delete(object(1));
+    let freed = Instant::now();
+    assert_eq!(store.trim(freed), 0);
+    assert_eq!(store.resident_bytes(), 16 * MIB);
+    store.put(2, 16 * MIB).unwrap();
+    assert_eq!(store.resident_bytes(), 16 * MIB, "warm memory is used again");
+    store.delete(object(2));
+    assert_eq!(store.trim(Instant::now() + WARM_FOR), 16 * MIB);
+    assert_eq!(store.resident_bytes(), 0);
+    store.put(3, 16 * MIB).unwrap();
+    store.assert_intact(3, 16 * MIB);
+}
+
+#[test]
+fn a_killed_writer_leaves_nothing() {
+    let store = memory_store(4 * MIB);
+    store.create(object(1), 4 * MIB, WORKER).unwrap();
+    assert!(matches!(store.put(2, MIB), Err(CreateError::Full(_))));
+    store.process_gone(WORKER);
+    store.put(2, 4 * MIB).unwrap();
+    assert!(matches!(store.get(object(2), WORKER), Err(GetError::NotAttached { .. })));
+}
+
+#[test]
+fn a_lost_spill_file_is_an_error_that_names_it() {
+    let (store, _disk) = spilling_store(2 * MIB);
+    store.put(1, 2 * MIB).unwrap();
+    store.put(2, MIB).unwrap();
+    fs::remove_dir_all(store.spill.path().unwrap()).unwrap();
+    store.delete(object(2));
+    let Err(GetError::Io { source, .. }) = store.get(object(1), DAEMON) else { panic!("the file is gone") };
+    assert!(source.to_string().contains("object-000000000002.1.0"), "{source}");
+    assert_eq!(store.stats().used, 0);
+}
+
+#[test]
+fn a_disk_that_refuses_loses_no_object() {
+    let store = NodeStore::new(StoreConfig {
+        capacity: 2 * MIB,
+        spill_dir: Some("/proc/wingbeat-cannot-be-made".into()),
+        spill_capacity: 1 << 30,
+    })
+    .unwrap();
+    store.attach(DAEMON);
+    store.put(1, 2 * MIB).unwrap();
+    assert!(matches!(store.put(2, MIB), Err(CreateError::Spill(_))));
+    store.assert_intact(1, 2 * MIB);
+    assert_eq!(store.stats().spilled, 0);
+}
+
+#[test]
+fn what_needs_no_disk_is_answered_without_blocking() {
+    let (store, _disk) = spilling_store(4 * MIB);
+    let extent = store.try_create(object(0), 3 * MIB, DAEMON).unwrap().unwrap();
+    store.seal(object(0), DAEMON).unwrap();
+    assert_eq!(store.try_get(object(0), DAEMON).unwrap(), Some(extent));
+    store.release(object(0), DAEMON);
+
+    assert_eq!(store.try_create(object(1), 2 * MIB, DAEMON).unwrap(), None, "something must be spilled");
+    assert_eq!(store.stats().unsealed, 0);
+    store.put(1, 2 * MIB).unwrap();
+    assert_eq!(store.try_get(object(0), DAEMON).unwrap(), None, "it must be restored");
+}
+
+#[test]
+fn many_threads_share_a_store_that_is_too_small_for_them() {
+    const THREADS: u64 = 4;
+    const OBJECTS: u64 = 30;
+    let (store, _disk) = spilling_store(3 * MIB);
+    let size = |seq: u64| if seq.is_multiple_of(8) { MIB } else { 16 * 1024 + (seq * 7919) % (200 * 1024) };
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let store = &store;
+            scope.spawn(move || {
+                for n in 0..OBJECTS {
+                    let seq = thread * OBJECTS + n;
+                    // Full is right when all the others hold something at the moment.
+                    while let Err(error) = store.put(seq, size(seq)) {
+                        assert!(matches!(error, CreateError::Full(_)), "{error}");
+                        thread::yield_now();
+                    }
+                    // Its own older ones, and the others' if they are there.
+                    for other in [seq, thread * OBJECTS + n / 2, (seq * 31) % (THREADS * OBJECTS)] {
+                        match store.get(object(other), DAEMON) {
+                            Ok(extent) => {
+                                assert!(*store.region(extent).unwrap() == content(other, size(other)));
+                                assert!(store.release(object(other), DAEMON));
+                            }
+                            Err(GetError::Full(_) | GetError::Unsealed { .. }) => {}
+                            Err(GetError::Absent { .. }) => assert_ne!(other, seq),
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    if n % 3 == 2 {
+                        store.delete(object(seq - 1));
+                    }
+                    if n % 10 == 0 {
+                        store.trim(Instant::now() + WARM_FOR);
+                    }
+                }
+            });
+        }
+    });
+    for seq in 0..THREADS * OBJECTS {
+        store.delete(object(seq));
+    }
+    let stats = store.stats();
+    assert_eq!((stats.used, stats.pinned, stats.spilled, stats.objects), (0, 0, 0, 0));
+}

@@ -1,0 +1,474 @@
+//! The objects of a store: who made them, where they are, who reads them. Pure: no IO, no clock.
+//!
+//! ```text
+//!            create          reserved         seal            spill_started        spilled
+//!  (nothing) ─────▶ Reserving ─────▶ Unsealed ─────▶ Sealed ◀─────────────▶ Spilling ─────▶ Spilled
+//!                       │               │              ▲      spill_failed                  │  ▲
+//!                       ▼ reserve_failed▼ abort        │ restored                           │  │ restore_failed
+//!                    (nothing)       (nothing)         └───────────── Restoring ◀───────────┘──┘
+//! ```
+//!
+//! Deleting dooms an object: it is gone for everybody at once, and its memory or file goes as soon
+//! as it is idle, that is sealed or spilled with no pin and no IO under way.
+//!
+//! What costs time (backing pages, disk IO) is the caller's: an answer such as [`Created::Reserve`]
+//! or [`Room::Spill`] tells what to do, and the method named there is to be called when it is done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::{ObjectId, ProcessId};
+
+use crate::allocator::{Allocation, Allocator, taken_for};
+use crate::error::{AlreadyExists, CreateError, Full, GetError, UnsealedError};
+use crate::extent::Extent;
+
+mod object;
+
+pub use object::SpillFile;
+use object::{Object, State, Tally};
+
+/// Answer to [`ObjectTable::create`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created {
+    /// The memory is set aside. Reserve its cold pages, then call [`ObjectTable::reserved`] or
+    /// [`ObjectTable::reserve_failed`].
+    Reserve(Allocation),
+    /// Do this, then create again.
+    MakeRoom(Room),
+}
+
+/// Answer to [`ObjectTable::restore_started`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Restore {
+    /// Reserve the cold pages and read the file into the extent, then call [`ObjectTable::restored`]
+    /// or [`ObjectTable::restore_failed`].
+    Read(Allocation, SpillFile),
+    /// Do this, then start again.
+    MakeRoom(Room),
+}
+
+/// How room can be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Room {
+    /// Spill these objects, least recently used first: for each call [`ObjectTable::spill_started`].
+    Spill(Vec<ObjectId>),
+    /// Others are making enough of it: wait until one of them is done.
+    Wait,
+}
+
+/// Answer to [`ObjectTable::pin`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// It is pinned, and lies here until it is unpinned.
+    Located(Extent),
+    /// It is on disk: call [`ObjectTable::restore_started`], and pin again when it is restored.
+    Spilled,
+    /// Somebody is restoring it: wait until that is done, and pin again.
+    Restoring,
+}
+
+/// What a store holds, in bytes where not said otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StoreStats {
+    /// Size of the arena.
+    pub capacity: u64,
+    /// Given out to objects, rounding included.
+    pub used: u64,
+    /// With memory behind it: used, or freed a moment ago.
+    pub backed: u64,
+    /// Of objects that are being written.
+    pub unsealed: u64,
+    /// Of objects that somebody reads.
+    pub pinned: u64,
+    /// On disk, or on its way there.
+    pub spilled: u64,
+    /// How much may be on disk.
+    pub spill_capacity: u64,
+    /// Number of objects, wherever they are.
+    pub objects: u64,
+}
+
+/// What an attached process would leave behind.
+#[derive(Debug, Default)]
+struct Holdings {
+    unsealed: BTreeSet<ObjectId>,
+    /// How often it has pinned what.
+    pins: BTreeMap<ObjectId, u64>,
+}
+
+/// All objects of a store, and the map of its arena.
+#[derive(Debug)]
+pub struct ObjectTable {
+    allocator: Allocator,
+    spill_capacity: u64,
+    objects: BTreeMap<ObjectId, Object>,
+    /// The processes that may create and pin. An entry ends with [`ObjectTable::process_gone`];
+    /// requests that come later are refused, so nothing can be left to a process that is gone.
+    attached: BTreeMap<ProcessId, Holdings>,
+    /// Sealed objects in memory that nobody reads, least recently used first.
+    evictable: BTreeMap<u64, ObjectId>,
+    spilling: BTreeSet<ObjectId>,
+    tally: Tally,
+    /// The key that the next evictable object gets.
+    next_use: u64,
+    next_file: u64,
+    now: Duration,
+}
+
+impl ObjectTable {
+    /// An empty table over an arena of `capacity` bytes (whole pages), which may spill up to
+    /// `spill_capacity` bytes to disk: 0 for never. What is being restored does not count for the time
+    /// that it takes.
+    pub fn new(capacity: u64, spill_capacity: u64) -> Self {
+        Self {
+            allocator: Allocator::new(capacity),
+            spill_capacity,
+            objects: BTreeMap::new(),
+            attached: BTreeMap::new(),
+            evictable: BTreeMap::new(),
+            spilling: BTreeSet::new(),
+            tally: Tally::default(),
+            next_use: 0,
+            next_file: 0,
+            now: Duration::ZERO,
+        }
+    }
+
+    /// Says what time it is, as time since any fixed moment. What is freed from now on is as old.
+    pub fn at(&mut self, now: Duration) -> &mut Self {
+        self.now = self.now.max(now);
+        self
+    }
+
+    /// Lets a process create and pin objects.
+    pub fn attach(&mut self, process: ProcessId) {
+        self.attached.entry(process).or_default();
+    }
+
+    /// Sets memory aside for an object.
+    pub fn create(&mut self, id: ObjectId, size: u64, by: ProcessId) -> Result<Created, CreateError> {
+        let Some(holdings) = self.attached.get_mut(&by) else { return Err(CreateError::NotAttached { by }) };
+        if let Some(object) = self.objects.get(&id) {
+            let state = match object {
+                Object { doomed: true, .. } => AlreadyExists::Deleting,
+                object if object.is_unsealed() => AlreadyExists::Unsealed,
+                _ => AlreadyExists::Sealed,
+            };
+            return Err(CreateError::AlreadyExists { id, state });
+        }
+        let capacity = self.allocator.capacity();
+        if size > capacity {
+            return Err(CreateError::TooLarge { id, size, capacity, spill_capacity: self.spill_capacity });
+        }
+        let Some(allocation) = self.allocator.allocate(size) else {
+            return Ok(Created::MakeRoom(self.room_for(size, self.spill_capacity)?));
+        };
+        holdings.unsealed.insert(id);
+        self.objects.insert(id, Object { size, state: State::Nowhere, pins: 0, doomed: false, last_used: None });
+        let extent = allocation.extent;
+        self.transition(id, |object| object.state = State::Reserving { extent, by: Some(by) });
+        Ok(Created::Reserve(allocation))
+    }
+
+    /// The pages of a [`Created::Reserve`] are there: the extent is its creator's to fill.
+    pub fn reserved(&mut self, id: ObjectId, by: ProcessId, cold: &[Extent]) -> Result<Extent, CreateError> {
+        self.allocator.backed(cold);
+        match self.objects.get(&id).map(|object| object.state) {
+            Some(State::Reserving { extent, by: Some(by) }) => {
+                self.transition(id, |object| object.state = State::Unsealed { extent, by });
+                Ok(extent)
+            }
+            Some(State::Reserving { by: None, .. }) => {
+                self.transition(id, |object| object.state = State::Nowhere);
+                Err(CreateError::NotAttached { by })
+            }
+            state => {
+                debug_assert!(false, "{id} was not being reserved: {state:?}");
+                Err(CreateError::NotAttached { by })
+            }
+        }
+    }
+
+    /// The pages of a [`Created::Reserve`] could not be had: there is no such object.
+    pub fn reserve_failed(&mut self, id: ObjectId, by: ProcessId) {
+        self.forget_unsealed(id, by);
+        self.transition(id, |object| object.state = State::Nowhere);
+    }
+
+    /// Completes an object. From now on it can be pinned, and never changes.
+    ///
+    /// If it was deleted while it was written, this succeeds and the object is gone.
+    pub fn seal(&mut self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
+        let extent = self.unsealed_extent(id, by)?;
+        self.forget_unsealed(id, by);
+        self.transition(id, |object| object.state = State::Sealed { extent });
+        Ok(())
+    }
+
+    /// Gives an unsealed object up.
+    pub fn abort(&mut self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
+        self.unsealed_extent(id, by)?;
+        self.forget_unsealed(id, by);
+        self.transition(id, |object| object.state = State::Nowhere);
+        Ok(())
+    }
+
+    /// Whether the object is complete here, in memory or on disk.
+    pub fn contains(&self, id: ObjectId) -> bool {
+        self.objects.get(&id).is_some_and(|object| !object.doomed && !object.is_unsealed())
+    }
+
+    /// Pins an object for a process, once more for each call.
+    pub fn pin(&mut self, id: ObjectId, by: ProcessId) -> Result<Pin, GetError> {
+        let Some(holdings) = self.attached.get_mut(&by) else { return Err(GetError::NotAttached { by }) };
+        let Some(object) = self.objects.get(&id).filter(|object| !object.doomed) else {
+            return Err(GetError::Absent { id });
+        };
+        match object.state {
+            State::Reserving { .. } | State::Unsealed { .. } => Err(GetError::Unsealed { id }),
+            State::Nowhere => Err(GetError::Absent { id }),
+            State::Spilled { .. } => Ok(Pin::Spilled),
+            State::Restoring { .. } => Ok(Pin::Restoring),
+            State::Sealed { extent } | State::Spilling { extent, .. } => {
+                *holdings.pins.entry(id).or_default() += 1;
+                self.transition(id, |object| object.pins += 1);
+                Ok(Pin::Located(extent))
+            }
+        }
+    }
+
+    /// Takes one pin of a process back. Answers whether it had one.
+    pub fn unpin(&mut self, id: ObjectId, by: ProcessId) -> bool {
+        let Some(holdings) = self.attached.get_mut(&by) else { return false };
+        let Some(pins) = holdings.pins.get_mut(&id) else { return false };
+        *pins -= 1;
+        if *pins == 0 {
+            holdings.pins.remove(&id);
+        }
+        self.transition(id, |object| object.pins -= 1);
+        true
+    }
+
+    /// Deletes an object: nobody can pin it any more, and its memory is free at the last unpin (at
+    /// its seal or abort, if it is being written). Answers the file to remove, if there is one.
+    #[must_use = "the file is to be removed"]
+    pub fn delete(&mut self, id: ObjectId) -> Option<SpillFile> {
+        self.transition(id, |object| object.doomed = true)
+    }
+
+    /// Takes back all that a process has: its unsealed objects are gone, its pins are dropped, and
+    /// it can neither create nor pin until it is attached again.
+    pub fn process_gone(&mut self, process: ProcessId) {
+        let Some(holdings) = self.attached.remove(&process) else { return };
+        for id in holdings.unsealed {
+            self.transition(id, |object| {
+                object.state = match object.state {
+                    State::Reserving { extent, .. } => State::Reserving { extent, by: None },
+                    _ => State::Nowhere,
+                }
+            });
+        }
+        for (id, pins) in holdings.pins {
+            self.transition(id, |object| object.pins -= pins);
+        }
+    }
+
+    /// Begins to spill an object, unless it may not be spilled (any more). Answers what to write
+    /// where; then call [`ObjectTable::spilled`] or [`ObjectTable::spill_failed`].
+    pub fn spill_started(&mut self, id: ObjectId) -> Option<(Extent, SpillFile)> {
+        let object = self.objects.get(&id).filter(|object| object.is_evictable())?;
+        let extent = object.extent()?;
+        let file = SpillFile { id, number: self.next_file };
+        self.next_file += 1;
+        self.transition(id, |object| object.state = State::Spilling { extent, file });
+        Some((extent, file))
+    }
+
+    /// The file is written. Answers it if it is not needed, because the object was pinned or
+    /// deleted meanwhile.
+    #[must_use = "the file is to be removed"]
+    pub fn spilled(&mut self, id: ObjectId) -> Option<SpillFile> {
+        self.transition(id, |object| {
+            if let State::Spilling { extent, file } = object.state {
+                object.state = if object.pins > 0 { State::Sealed { extent } } else { State::Spilled { file } };
+            }
+        })
+    }
+
+    /// The file could not be written, and there is none: the object stays in memory.
+    pub fn spill_failed(&mut self, id: ObjectId) {
+        self.transition(id, |object| {
+            if let State::Spilling { extent, .. } = object.state {
+                object.state = State::Sealed { extent };
+            }
+        });
+    }
+
+    /// Begins to bring a spilled object back.
+    pub fn restore_started(&mut self, id: ObjectId) -> Result<Restore, GetError> {
+        let Some(&Object { size, state: State::Spilled { file }, doomed: false, .. }) = self.objects.get(&id) else {
+            return Err(GetError::Absent { id });
+        };
+        let Some(allocation) = self.allocator.allocate(size) else {
+            // Its own file goes as soon as it is back. Without that credit, a full store and a full
+            // disk could never exchange anything.
+            let spill_capacity = self.spill_capacity.saturating_add(size);
+            return Ok(Restore::MakeRoom(self.room_for(size, spill_capacity)?));
+        };
+        let extent = allocation.extent;
+        self.transition(id, |object| object.state = State::Restoring { extent, file });
+        Ok(Restore::Read(allocation, file))
+    }
+
+    /// Pages of an allocation have memory now, whatever becomes of the rest.
+    pub fn backed(&mut self, cold: &[Extent]) {
+        self.allocator.backed(cold);
+    }
+
+    /// The object is back in memory. Answers its file, which is not needed any more.
+    #[must_use = "the file is to be removed"]
+    pub fn restored(&mut self, id: ObjectId) -> Option<SpillFile> {
+        self.transition(id, |object| {
+            if let State::Restoring { extent, .. } = object.state {
+                object.state = State::Sealed { extent };
+            }
+        })
+    }
+
+    /// The object could not be brought back, and stays on disk. Answers its file if it was deleted
+    /// meanwhile.
+    #[must_use = "the file is to be removed"]
+    pub fn restore_failed(&mut self, id: ObjectId) -> Option<SpillFile> {
+        self.transition(id, |object| {
+            if let State::Restoring { file, .. } = object.state {
+                object.state = State::Spilled { file };
+            }
+        })
+    }
+
+    /// Withdraws memory that has been free for `older_than`. Punch it out, then call
+    /// [`ObjectTable::punched`] or [`ObjectTable::punch_failed`] for each extent.
+    pub fn trim(&mut self, older_than: Duration) -> Vec<Extent> {
+        self.allocator.trim(self.now, older_than)
+    }
+
+    /// An extent of [`ObjectTable::trim`] has no memory behind it any more.
+    pub fn punched(&mut self, extent: Extent) {
+        self.allocator.punched(extent);
+    }
+
+    /// An extent of [`ObjectTable::trim`] still has its memory.
+    pub fn punch_failed(&mut self, extent: Extent) {
+        self.allocator.punch_failed(extent, self.now);
+    }
+
+    /// What the store holds now.
+    pub fn stats(&self) -> StoreStats {
+        let capacity = self.allocator.capacity();
+        StoreStats {
+            capacity,
+            used: capacity - self.allocator.free_bytes(),
+            backed: self.allocator.backed_bytes(),
+            unsealed: self.tally.unsealed,
+            pinned: self.tally.pinned,
+            spilled: self.tally.spilled,
+            spill_capacity: self.spill_capacity,
+            objects: self.objects.len() as u64,
+        }
+    }
+
+    /// How room for `size` bytes can be made. Nothing is spilled unless that will make it fit.
+    fn room_for(&self, size: u64, spill_capacity: u64) -> Result<Room, Full> {
+        let spill_room = spill_capacity.saturating_sub(self.tally.spilled);
+        let full = Full {
+            needed: size,
+            capacity: self.allocator.capacity(),
+            free: self.allocator.free_bytes(),
+            pinned: self.tally.pinned,
+            unsealed: self.tally.unsealed,
+            spill_room,
+        };
+        let mut foresight = self.allocator.foresee(size);
+        let leaving = self.spilling.iter().filter_map(|id| self.objects.get(id)).filter(|object| object.pins == 0);
+        let fits_soon = leaving.filter_map(Object::extent).any(|extent| foresight.suppose_free(extent).is_some());
+        if fits_soon || foresight.fits() {
+            return Ok(Room::Wait);
+        }
+        if self.spill_capacity == 0 {
+            return Err(full);
+        }
+        let mut candidates = Vec::new();
+        for &id in self.evictable.values() {
+            let Some(extent) = self.objects.get(&id).and_then(Object::extent) else { continue };
+            candidates.push((id, extent));
+            if let Some(hole) = foresight.suppose_free(extent) {
+                // Those that lie elsewhere would be spilled for nothing.
+                candidates.retain(|&(_, extent)| taken_for(extent).overlaps(hole));
+                let bytes: u64 = candidates.iter().map(|(_, extent)| extent.len).sum();
+                let victims = candidates.into_iter().map(|(id, _)| id).collect();
+                return if bytes <= spill_room { Ok(Room::Spill(victims)) } else { Err(full) };
+            }
+        }
+        Err(full)
+    }
+
+    fn unsealed_extent(&self, id: ObjectId, by: ProcessId) -> Result<Extent, UnsealedError> {
+        match self.objects.get(&id).map(|object| object.state) {
+            Some(State::Unsealed { extent, by: creator }) if creator == by => Ok(extent),
+            Some(State::Unsealed { by: creator, .. }) => Err(UnsealedError::NotCreator { id, creator }),
+            None | Some(State::Nowhere | State::Reserving { .. }) => Err(UnsealedError::Absent { id }),
+            Some(_) => Err(UnsealedError::Sealed { id }),
+        }
+    }
+
+    fn forget_unsealed(&mut self, id: ObjectId, by: ProcessId) {
+        if let Some(holdings) = self.attached.get_mut(&by) {
+            holdings.unsealed.remove(&id);
+        }
+    }
+
+    /// Every change of an object goes through here, which keeps all that follows from its state:
+    /// the sums, the order of use, and that memory is freed when nothing refers to it. Answers the
+    /// file that nothing refers to any more.
+    fn transition(&mut self, id: ObjectId, change: impl FnOnce(&mut Object)) -> Option<SpillFile> {
+        let object = self.objects.get_mut(&id)?;
+        let before = *object;
+        change(object);
+        if object.doomed && object.is_idle() {
+            object.state = State::Nowhere;
+        }
+        object.last_used = object.is_evictable().then(|| {
+            before.last_used.unwrap_or_else(|| {
+                self.next_use += 1;
+                self.next_use
+            })
+        });
+        let after = *object;
+
+        self.tally.replace(Tally::of(&before), Tally::of(&after));
+        if before.last_used != after.last_used {
+            before.last_used.map(|key| self.evictable.remove(&key));
+            after.last_used.map(|key| self.evictable.insert(key, id));
+        }
+        if matches!(after.state, State::Spilling { .. }) {
+            self.spilling.insert(id);
+        } else {
+            self.spilling.remove(&id);
+        }
+        if after.extent().is_none()
+            && let Some(extent) = before.extent()
+        {
+            self.allocator.free(extent, self.now);
+        }
+        if after.state == State::Nowhere {
+            debug_assert_eq!(after.pins, 0, "{id} is read while its memory is freed");
+            self.objects.remove(&id);
+        }
+        before.file().filter(|_| after.file().is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests;

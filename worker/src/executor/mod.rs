@@ -1,0 +1,95 @@
+//! What a worker process does: it joins, runs what it is sent, and ends.
+//!
+//! - `queue`: the unstarted tasks and calls, and who they are for.
+//! - `run`: one task from its arguments to its result.
+//! - `lanes`: the threads that take calls of an actor.
+//!
+//! The main thread runs tasks, or the default group of the actor that the process became; user code never
+//! runs on the IO thread, which takes work in and answers cancellations while user code is busy.
+//! The process ends when its daemon says so, or is gone, or when its actor has been drained.
+
+mod lanes;
+mod queue;
+mod run;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_net::address;
+use wingbeat_net::handshake::{Purpose, Role, Token};
+use wingbeat_net::messages::WorkerStart;
+use wingbeat_net::mux;
+use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_process::head::HeadLink;
+use wingbeat_process::storage::NodeLink;
+use wingbeat_process::{Config, Io, PeerService, Session};
+use wingbeat_store::Mapping;
+
+use crate::page::Page;
+use crate::start::WorkerStartInfo;
+use queue::Queue;
+
+/// The whole life of a worker process.
+pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::Result<()> {
+    run::install_panic_hook();
+    let io = Arc::new(Io::start().map_err(io::Error::other)?);
+    let page = Arc::new(Page::open(page)?);
+    let joined = io.run(join(io.clone(), info, arena, page)).ok_or_else(|| io::Error::other("the IO thread ended"))?;
+    let (session, queue) = joined.map_err(io::Error::other)?;
+    Session::set_global(Some(session.clone()));
+    lanes::main_loop(&session, &queue);
+    // Results and releases that are queued leave before the process does.
+    let process = session.process().clone();
+    let flushing = process.clone();
+    io.run(async move {
+        let limit = std::time::Duration::from_secs(5);
+        let _ = tokio::time::timeout(limit, flushing.flushed()).await;
+    });
+    Ok(())
+}
+
+async fn join(
+    io: Arc<Io>,
+    info: WorkerStartInfo,
+    arena: OwnedFd,
+    page: Arc<Page>,
+) -> Result<(Session, Arc<Queue>), Error> {
+    // The daemon tells job and namespace only after the process has said where it listens.
+    let config = Config {
+        id: info.process,
+        token: Token::new(info.token),
+        role: Role::Worker,
+        listen: info.listen.map(|ip| SocketAddr::new(ip, 0)),
+    };
+    let token = config.token.clone();
+    let prepared = wingbeat_process::session::Prepared::bind(config).await?;
+    let hello = prepared.hello(Purpose::Control);
+    let stream = address::dial(&info.daemon, "the node daemon", &token, hello).await?;
+    let (connection, client, server) =
+        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+    let client = NodeClient::new(mux::client_config(), client).spawn();
+    let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
+    let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver } =
+        mux::answered(answer, "the node daemon")??;
+    let mapping = Mapping::open(arena, arena_bytes).map_err(|error| Error::io("mapping the node's store", &error))?;
+    let session = prepared.start(&io, job, namespace, cluster);
+    let process = session.process();
+    process.set_head(HeadLink::new(head));
+    process.know(&driver);
+    process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
+    let queue = Arc::new(Queue::new(session.clone(), page));
+    process.set_executor(queue.clone());
+    // Commands of the daemon come on its own connection, from now on.
+    let service = PeerService::new(process.clone(), daemon.process);
+    tokio::spawn(mux::serve(server, service.serve()));
+    tokio::spawn(async move {
+        connection.closed().await;
+        // Without its daemon a worker process has no purpose and nobody to end it.
+        // SAFETY: ends the process without running user code's exit handlers.
+        unsafe { libc::_exit(1) }
+    });
+    Ok((session, queue))
+}

@@ -1,0 +1,354 @@
+//! The guard: one small process per node that starts all worker processes and outlives none of them.
+//!
+//! It is single-threaded and holds nothing, so starting a process from it is cheap, whatever the daemon's
+//! size. It is the subreaper of everything below it: children of a dead worker process fall to it, and it
+//! ends them. When its socket closes, because the daemon ended in whatever way, it ends all descendants and
+//! then itself. So a daemon that is embedded in a driver leaves nothing behind either, not even after kill -9.
+//!
+//! The socket carries one datagram a message; a request's content is in a memory file beside it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::{Pid, Signal, WaitOptions};
+use serde::{Deserialize, Serialize};
+use wingbeat_core::ProcessId;
+
+use crate::start::{self, BELONGS, VARIABLE};
+
+/// A worker process to start.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Launch {
+    pub process: ProcessId,
+    /// Shown by `ps`.
+    pub title: String,
+    /// The whole environment.
+    pub env: BTreeMap<String, String>,
+    pub working_dir: Option<String>,
+}
+
+/// The descriptors of a launch, in the order in which they travel.
+pub(crate) struct LaunchFds {
+    /// The executable.
+    pub executable: OwnedFd,
+    /// What the process is told.
+    pub start: OwnedFd,
+    pub arena: OwnedFd,
+    pub page: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Request {
+    Launch(Launch),
+    /// End a worker process and its process group.
+    Kill(ProcessId),
+}
+
+/// What the guard reports.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) enum Report {
+    Launched { process: ProcessId, pid: u32 },
+    Failed { process: ProcessId, why: String },
+    Exited { process: ProcessId, code: Option<i32>, signal: Option<i32> },
+}
+
+/// The daemon's end.
+pub(crate) struct Guard {
+    socket: OwnedFd,
+    child: parking_lot::Mutex<Option<std::process::Child>>,
+}
+
+impl Guard {
+    /// Starts the guard of this daemon. Reports are given to `report` on a thread of their own, until the
+    /// guard ends.
+    pub(crate) fn start(report: impl Fn(Report) + Send + 'static) -> io::Result<Guard> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let number = theirs.as_raw_fd();
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0("wingbeat-guard")
+            .env(VARIABLE, format!("guard:{number}"))
+            .stdin(Stdio::null())
+            // A group of its own: Ctrl-C is for the driver, which then ends everything in order.
+            .process_group(0);
+        // SAFETY: between fork and exec only one `fcntl` runs, which is safe there; the descriptor is open.
+        unsafe {
+            command.pre_exec(move || {
+                let fd = BorrowedFd::borrow_raw(number);
+                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+                Ok(())
+            });
+        }
+        let child = command.spawn()?;
+        drop(theirs);
+        let reading = ours.try_clone()?;
+        std::thread::Builder::new().name("wingbeat-guard".into()).spawn(move || {
+            while let Ok(Some((message, _))) = receive::<Report>(reading.as_fd()) {
+                report(message);
+            }
+        })?;
+        Ok(Guard { socket: ours, child: parking_lot::Mutex::new(Some(child)) })
+    }
+
+    pub(crate) fn launch(&self, launch: Launch, fds: LaunchFds) -> io::Result<()> {
+        let content = start::to_memfd(&Request::Launch(launch))?;
+        let all = [&content, &fds.executable, &fds.start, &fds.arena, &fds.page, &fds.stdout, &fds.stderr];
+        send_with(self.socket.as_fd(), &[0], &all.map(AsFd::as_fd))
+    }
+
+    pub(crate) fn kill(&self, process: ProcessId) {
+        let sent = start::to_memfd(&Request::Kill(process))
+            .and_then(|content| send_with(self.socket.as_fd(), &[0], &[content.as_fd()]));
+        if let Err(error) = sent {
+            tracing::warn!(%error, %process, "cannot ask the guard to end a worker process");
+        }
+    }
+
+    /// Ends every worker process and the guard, and waits for it.
+    pub(crate) fn stop(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+        if let Some(mut child) = self.child.lock().take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+pub(crate) fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
+    let content = start::to_memfd(message)?;
+    send_with(socket, &[0], &[content.as_fd()])
+}
+
+/// The descriptor that comes with the next byte.
+pub(crate) fn receive_fd(socket: &impl AsFd) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let fd = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    fd.ok_or_else(|| io::Error::other("no descriptor came"))
+}
+
+/// The next message and the descriptors that came with it; none when the other side is gone.
+fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let read = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    if read.bytes == 0 {
+        return Ok(None);
+    }
+    let mut fds: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if fds.is_empty() {
+        return Err(io::Error::other("a message without content"));
+    }
+    let content = fds.remove(0);
+    Ok(Some((start::from_memfd(content)?, fds)))
+}
+
+/// The guard process. Returns when everything below it is gone.
+pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let exits = child_signals()?;
+    let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
+    loop {
+        let mut ready =
+            [PollFd::new(&socket, PollFlags::IN), PollFd::new(&exits, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let (asked, exited) = (!ready[0].revents().is_empty(), !ready[1].revents().is_empty());
+        if exited {
+            let mut drained = [0u8; 128];
+            let _ = rustix::io::read(&exits, &mut drained);
+            reap(&mut workers, &socket);
+        }
+        if asked {
+            match receive::<Request>(socket.as_fd()) {
+                Ok(Some((Request::Launch(launch), fds))) => start_worker(launch, fds, &mut workers, &socket),
+                Ok(Some((Request::Kill(process), _))) => {
+                    for (pid, _) in workers.iter().filter(|(_, known)| **known == process) {
+                        end(*pid);
+                    }
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+    }
+    end_all();
+    Ok(())
+}
+
+/// A descriptor that is readable when a child has ended.
+fn child_signals() -> io::Result<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: plain calls on a local signal set; this process has one thread, whose mask this is.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+fn start_worker(launch: Launch, fds: Vec<OwnedFd>, workers: &mut BTreeMap<u32, ProcessId>, socket: &OwnedFd) {
+    let process = launch.process;
+    let report = match spawn(launch, fds) {
+        Ok(pid) => {
+            workers.insert(pid, process);
+            Report::Launched { process, pid }
+        }
+        Err(error) => Report::Failed { process, why: error.to_string() },
+    };
+    let _ = send(socket.as_fd(), &report);
+}
+
+fn spawn(launch: Launch, fds: Vec<OwnedFd>) -> io::Result<u32> {
+    let [executable, start, arena, page, stdout, stderr] = <[OwnedFd; 6]>::try_from(fds)
+        .map_err(|fds| io::Error::other(format!("a launch came with {} descriptors", fds.len())))?;
+    let inherit = [start.as_raw_fd(), arena.as_raw_fd(), page.as_raw_fd()];
+    let mut command = Command::new(format!("/proc/self/fd/{}", executable.as_raw_fd()));
+    command
+        .arg0(&launch.title)
+        .env_clear()
+        .envs(&launch.env)
+        .env(BELONGS, launch.process.to_string())
+        .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))
+        .stdin(Stdio::null())
+        .stdout(File::from(stdout))
+        .stderr(File::from(stderr))
+        .process_group(0);
+    if let Some(dir) = launch.working_dir.filter(|dir| std::path::Path::new(dir).is_dir()) {
+        command.current_dir(dir);
+    }
+    // SAFETY: between fork and exec only `fcntl` and `sigprocmask` run, on open descriptors and a local set.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in inherit {
+                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+            }
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&mut set);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    // Dropping a `Child` does not end it; this process reaps it by signal.
+    Ok(child.id())
+}
+
+fn reap(workers: &mut BTreeMap<u32, ProcessId>, socket: &OwnedFd) {
+    loop {
+        // Everything that has ended is reaped, orphans too.
+        let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { return };
+        let Some(process) = workers.remove(&(pid.as_raw_nonzero().get() as u32)) else { continue };
+        end_orphans_of(process);
+        let status = std::process::ExitStatus::from_raw(status.as_raw());
+        let report = Report::Exited { process, code: status.code(), signal: status.signal() };
+        let _ = send(socket.as_fd(), &report);
+    }
+}
+
+/// Ends a worker process and whatever is in its process group.
+fn end(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+}
+
+/// What a dead worker process started and left behind has fallen to this process; its environment says
+/// whose it was.
+fn end_orphans_of(process: ProcessId) {
+    let mark = format!("{BELONGS}={process}");
+    for pid in children_of(std::process::id()) {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()) {
+            end_tree(pid);
+        }
+    }
+}
+
+fn children_of(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>())
+        .collect()
+}
+
+fn end_tree(pid: u32) {
+    // Parents first: a stopped or dead parent starts no more.
+    let children = children_of(pid);
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    children.into_iter().for_each(end_tree);
+}
+
+/// Ends every descendant. What loses its parent falls to this process, so that going round until there are
+/// no children left reaches all.
+fn end_all() {
+    loop {
+        for pid in children_of(std::process::id()) {
+            end_tree(pid);
+        }
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! How a driver joins a cluster, or starts a private one inside its own process.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::resources::{CPU, GPU, MEMORY};
+use wingbeat_core::spec::{Address, Executable, JobSpec};
+use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
+use wingbeat_net::Token;
+use wingbeat_net::address::{self, Stream};
+use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::messages::{ClusterView, NodeInfo};
+use wingbeat_net::mux;
+use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_process::head::HeadLink;
+use wingbeat_process::session::Prepared;
+use wingbeat_process::storage::NodeLink;
+use wingbeat_process::{Config, Io, PeerService, Session};
+use wingbeat_store::Mapping;
+
+use crate::node::{self, NodeConfig, NodeHandle};
+use crate::start::{BELONGS, VARIABLE};
+use crate::terminal::Terminal;
+use crate::token;
+
+/// Names the head to join, as `host:port`.
+pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
+
+/// How a driver joins.
+#[derive(Clone, Debug)]
+pub struct InitOptions {
+    /// The head, as `host:port`; else `WINGBEAT_ADDRESS`; else a private cluster is started.
+    pub address: Option<String>,
+    /// The token; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or the user's own.
+    pub token: Option<String>,
+    /// CPUs of a private cluster; as many as there are if nothing is said.
+    pub num_cpus: Option<u32>,
+    /// GPUs of a private cluster.
+    pub num_gpus: Option<u32>,
+    /// Custom resources of a private cluster.
+    pub resources: BTreeMap<String, f64>,
+    /// Capacity of a private cluster's object store in bytes; 30% of the memory if nothing is said.
+    pub object_store_memory: Option<u64>,
+    /// The namespace of actor names; one of its own if nothing is said.
+    pub namespace: Option<String>,
+    /// What to call the job.
+    pub name: Option<String>,
+    /// Further environment of worker processes.
+    pub env: BTreeMap<String, String>,
+    /// Working directory of worker processes; the driver's if nothing is said.
+    pub working_dir: Option<PathBuf>,
+    /// Whether output of user code is shown on this terminal.
+    pub log_to_driver: bool,
+    /// Whether the session becomes the one of the whole process.
+    pub global: bool,
+}
+
+impl Default for InitOptions {
+    fn default() -> Self {
+        InitOptions {
+            address: None,
+            token: None,
+            num_cpus: None,
+            num_gpus: None,
+            resources: BTreeMap::new(),
+            object_store_memory: None,
+            namespace: None,
+            name: None,
+            env: BTreeMap::new(),
+            working_dir: None,
+            log_to_driver: true,
+            global: true,
+        }
+    }
+}
+
+/// Joins a cluster, or starts a private one.
+///
+/// # Errors
+/// Nobody answers at the address, or refuses; the options make no sense; the process has a session already.
+pub async fn init(options: InitOptions) -> Result<Session, Error> {
+    crate::entry::linked();
+    if options.global && matches!(Session::current(), Ok(session) if !session.process().is_over()) {
+        return Err(Error::InvalidArgument {
+            what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
+        });
+    }
+    let address = options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
+    let io = Arc::new(Io::start()?);
+    let joining = options.clone();
+    let joined = {
+        let io = io.clone();
+        io.clone().handle().spawn(async move {
+            match address {
+                Some(address) => join_cluster(&io, &address, &joining).await,
+                None => private_cluster(&io, &joining).await,
+            }
+        })
+    };
+    let joined = joined.await.map_err(|error| Error::Io { what: "joining".into(), why: error.to_string() });
+    let session = match joined.and_then(|joined| joined) {
+        Ok(session) => session,
+        Err(error) => {
+            // Joining its thread blocks for a moment at most.
+            io.stop();
+            return Err(error);
+        }
+    };
+    if options.global {
+        Session::set_global(Some(session.clone()));
+    }
+    Ok(session)
+}
+
+/// A head and a node, or a node alone, inside this process, on a runtime of their own. Dropping it ends them.
+struct Embedded {
+    node: NodeHandle,
+    stop: tokio::sync::watch::Sender<bool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.node.shut_down();
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed there.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs `start` on a new thread's runtime, which lives until the result is dropped.
+async fn embed<F, T>(start: F) -> Result<(T, Embedded), Error>
+where
+    F: AsyncFnOnce() -> Result<(T, NodeHandle), Error> + Send + 'static,
+    T: Send + 'static,
+{
+    let (started, starting) = tokio::sync::oneshot::channel();
+    let (stop, mut stopped) = tokio::sync::watch::channel(false);
+    let thread = std::thread::Builder::new()
+        .name("wingbeat-node".into())
+        .spawn(move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = started.send(Err(Error::io("starting the node's runtime", &error)));
+                    return;
+                }
+            };
+            runtime.block_on(async move {
+                let _ = started.send(start().await);
+                let _ = stopped.wait_for(|stop| *stop).await;
+            });
+            runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+        })
+        .map_err(|error| Error::io("starting the node's thread", &error))?;
+    let answer = starting.await.map_err(|_| Error::Io { what: "starting the node".into(), why: "its thread ended".into() });
+    match answer.and_then(|answer| answer) {
+        Ok((first, node)) => Ok((first, Embedded { node, stop, thread: Some(thread) })),
+        Err(error) => {
+            let _ = stop.send(true);
+            let _ = thread.join();
+            Err(error)
+        }
+    }
+}
+
+#[cfg(not(feature = "embedded"))]
+async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error> {
+    Err(Error::InvalidArgument {
+        what: format!("this program was built without the `embedded` feature and cannot start a cluster; set {ADDRESS_VARIABLE}"),
+    })
+}
+
+#[cfg(feature = "embedded")]
+async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session, Error> {
+    let token = Token::random();
+    let cluster = ClusterId::random();
+    let resources = machine_resources(options.num_cpus, options.num_gpus, &options.resources)?;
+    let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
+    let (head_token, spill) = (token.clone(), default_spill());
+    let ((head, address), embedded) = embed(async move || {
+        let config = wingbeat_head::HeadConfig { tcp: None, token: head_token.clone(), cluster };
+        let head = wingbeat_head::Head::start(config).await?;
+        let address = head.address().clone();
+        let node = node::start(NodeConfig {
+            head: address.clone(),
+            token: head_token,
+            cluster,
+            resources,
+            labels: BTreeMap::new(),
+            store_bytes,
+            spill_dir: Some(spill.0),
+            spill_bytes: spill.1,
+            listen: None,
+        })
+        .await?;
+        Ok(((head, address), node))
+    })
+    .await?;
+    let mut joined = Joined { token, cluster, head: address, listen: None, embedded: vec![Box::new(embedded), Box::new(head)] };
+    let executable = own_executable(None)?;
+    joined.enter(io, options, executable).await
+}
+
+async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result<Session, Error> {
+    let token = match &options.token {
+        Some(token) => Token::new(token.clone()),
+        None => match token::given(None)? {
+            Some(token) => token,
+            None => token::own()?,
+        },
+    };
+    let (head, cluster, ip) = find_head(text, &token).await?;
+    let executable = tokio::task::spawn_blocking(hash_own_executable).await;
+    let hash = executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
+    let executable = own_executable(Some(hash))?;
+    let listen = ip.map(|ip| SocketAddr::new(ip, 0));
+    Joined { token, cluster, head, listen, embedded: Vec::new() }.enter(io, options, executable).await
+}
+
+/// Who is at a `host:port` that a person gave, and this machine's address on the way there.
+///
+/// # Errors
+/// Nobody answers, or refuses.
+pub async fn find_head(text: &str, token: &Token) -> Result<(Address, ClusterId, Option<std::net::IpAddr>), Error> {
+    let nobody = Address { process: ProcessId(0), machine: address::this_machine(), unix: String::new(), tcp: None };
+    let hello = Hello {
+        address: nobody,
+        role: Role::Tool,
+        purpose: Purpose::Control,
+        cluster: None,
+        version: env!("CARGO_PKG_VERSION").into(),
+    };
+    let (stream, welcome) = address::dial_text(text, "the head", token, hello).await?;
+    let ip = address::local_ip(&stream);
+    let mut head = welcome.address;
+    // The way that worked is the way to take: the head may know itself by another address.
+    if let Stream::Tcp(tcp) = &stream
+        && let Ok(peer) = tcp.peer_addr()
+    {
+        head.tcp = Some(peer);
+    }
+    Ok((head, welcome.cluster, ip))
+}
+
+struct Joined {
+    token: Token,
+    cluster: ClusterId,
+    head: Address,
+    listen: Option<SocketAddr>,
+    embedded: Vec<Box<dyn std::any::Any + Send>>,
+}
+
+impl Joined {
+    async fn enter(&mut self, io: &Arc<Io>, options: &InitOptions, executable: Executable) -> Result<Session, Error> {
+        let job = JobId::random();
+        let config = Config {
+            id: ProcessId::random(),
+            token: self.token.clone(),
+            role: Role::Driver(job),
+            listen: self.listen,
+        };
+        let prepared = Prepared::bind(config).await?;
+        let spec = job_spec(job, prepared.address().clone(), executable, options);
+        let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
+        let process = session.process();
+        if options.log_to_driver {
+            let terminal = Terminal::default();
+            process.set_log_sink(Box::new(move |lines| terminal.show(lines)));
+        }
+        process.set_head(HeadLink::new(self.head.clone()));
+        let entered = self.attach(&session, spec).await;
+        match entered {
+            Ok(()) => {
+                for part in self.embedded.drain(..) {
+                    process.keep(part);
+                }
+                Ok(session)
+            }
+            Err(error) => {
+                process.end(&error);
+                Err(error)
+            }
+        }
+    }
+
+    async fn attach(&mut self, session: &Session, spec: JobSpec) -> Result<(), Error> {
+        let process = session.process();
+        let head = process.head_client().await?;
+        let answer = head.join_job(mux::within(std::time::Duration::from_secs(30)), spec).await;
+        let ClusterView { nodes, .. } = mux::answered(answer, "the head")??;
+        let machine = address::this_machine();
+        let local = nodes.into_iter().find(|node| node.address.machine == machine);
+        let (node, daemon) = match local {
+            Some(NodeInfo { id, address, .. }) => (id, address),
+            None => self.node_for_objects().await?,
+        };
+        let (mapping, stream) = futures::try_join!(
+            map_arena(session, &daemon, &self.token),
+            address::dial(&daemon, "the node daemon", &self.token, process.hello(Purpose::Control)),
+        )?;
+        let (connection, client, server) =
+            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        let client = NodeClient::new(mux::client_config(), client).spawn();
+        process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection));
+        let service = PeerService::new(process.clone(), daemon.process);
+        tokio::spawn(mux::serve(server, service.serve()));
+        Ok(())
+    }
+
+    /// A driver on a machine without a node brings one of its own, without resources: for its objects alone.
+    async fn node_for_objects(&mut self) -> Result<(wingbeat_core::NodeId, Address), Error> {
+        let (head, token, cluster, listen) = (self.head.clone(), self.token.clone(), self.cluster, self.listen);
+        let spill = default_spill();
+        let (address, embedded) = embed(async move || {
+            let node = node::start(NodeConfig {
+                head,
+                token,
+                cluster,
+                resources: ResourceSet::new(),
+                labels: BTreeMap::new(),
+                store_bytes: default_store_bytes(),
+                spill_dir: Some(spill.0),
+                spill_bytes: spill.1,
+                listen,
+            })
+            .await?;
+            Ok((node.address().clone(), node))
+        })
+        .await?;
+        let id = embedded.node.id();
+        self.embedded.push(Box::new(embedded));
+        Ok((id, address))
+    }
+}
+
+/// The node's shared memory, over a connection of its own.
+async fn map_arena(session: &Session, daemon: &Address, token: &Token) -> Result<Arc<Mapping>, Error> {
+    let hello = session.process().hello(Purpose::Arena);
+    let stream = address::dial(daemon, "the node daemon", token, hello).await?;
+    let failed = |error: std::io::Error| Error::io("mapping the node's store", &error);
+    let Stream::Unix(stream) = stream else {
+        return Err(failed(std::io::Error::other("shared memory reaches no further than this machine")));
+    };
+    let fd = loop {
+        stream.readable().await.map_err(failed)?;
+        match crate::guard::receive_fd(&stream) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            other => break other.map_err(failed)?,
+        }
+    };
+    let capacity = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64;
+    Mapping::open(fd, capacity).map_err(failed)
+}
+
+fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOptions) -> JobSpec {
+    let mut env: BTreeMap<String, String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    // What tells a process about this cluster or makes it a child is not for user code's children.
+    for private in [VARIABLE, BELONGS, token::TOKEN_VARIABLE] {
+        env.remove(private);
+    }
+    env.extend(options.env.clone());
+    let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
+    let name = options.name.clone().unwrap_or_else(|| {
+        let path = std::path::Path::new(&executable.path);
+        path.file_name().map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned())
+    });
+    JobSpec {
+        id,
+        name,
+        driver,
+        executable,
+        working_dir: working_dir.to_string_lossy().into_owned(),
+        env,
+        namespace: options.namespace.clone().unwrap_or_else(|| id.to_string()),
+    }
+}
+
+fn own_executable(hash: Option<String>) -> Result<Executable, Error> {
+    let failed = |error: std::io::Error| Error::io("looking at this program's executable", &error);
+    let size = std::fs::metadata("/proc/self/exe").map_err(failed)?.len();
+    let path = std::env::current_exe().map_err(failed)?;
+    let pid = std::process::id();
+    Ok(Executable {
+        // In a private cluster nobody fetches it.
+        hash: hash.unwrap_or_else(|| format!("pid-{pid}")),
+        size,
+        pid,
+        machine: address::this_machine(),
+        path: path.to_string_lossy().into_owned(),
+    })
+}
+
+fn hash_own_executable() -> Result<String, Error> {
+    let mut hash = blake3::Hasher::new();
+    let hashed = std::fs::File::open("/proc/self/exe").and_then(|file| hash.update_reader(file).map(drop));
+    hashed.map_err(|error| Error::io("hashing this program's executable", &error))?;
+    Ok(hash.finalize().to_hex().to_string())
+}
+
+/// What this machine has, unless told otherwise.
+///
+/// # Errors
+/// [`Error::InvalidOption`] for a custom resource that cannot be.
+pub fn machine_resources(
+    num_cpus: Option<u32>,
+    num_gpus: Option<u32>,
+    custom: &BTreeMap<String, f64>,
+) -> Result<ResourceSet, Error> {
+    let cpus = num_cpus.unwrap_or_else(|| {
+        std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+    });
+    let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus.unwrap_or(0)));
+    let memory = machine_memory() / 10 * 7;
+    set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
+    for (name, value) in custom {
+        let invalid = |why: String| Error::InvalidOption { what: "the node".into(), option: format!("resource {name}"), why };
+        if [CPU, GPU, MEMORY].contains(&name.as_str()) {
+            return Err(invalid("this resource has an option of its own".into()));
+        }
+        set.set(name, Amount::new(*value).map_err(|error| invalid(error.to_string()))?);
+    }
+    Ok(set)
+}
+
+fn machine_memory() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(4 << 20) << 10
+}
+
+/// 30% of the machine's memory; it is only taken as objects need it.
+pub fn default_store_bytes() -> u64 {
+    machine_memory() / 10 * 3
+}
+
+/// Where objects go when the store is full, and how much of the disk they may take: half of what is free.
+pub fn default_spill() -> (PathBuf, u64) {
+    let dir = std::env::temp_dir();
+    let free = rustix::fs::statvfs(&dir).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    (dir, free / 2)
+}

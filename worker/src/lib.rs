@@ -1,0 +1,17 @@
+//! The node daemon, and the executor inside a worker process.
+//!
+//! - [`entry`]: how the program's own executable becomes a worker process or a guard, before `main`.
+//! - [`node`]: the daemon of a machine.
+//! - `guard`: the small process that starts worker processes and outlives none of them.
+//! - `executor`: a worker process.
+//! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
+
+pub mod entry;
+mod executor;
+mod guard;
+pub mod join;
+pub mod node;
+mod page;
+mod start;
+mod terminal;
+pub mod token;

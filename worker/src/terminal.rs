@@ -1,0 +1,72 @@
+//! Output of user code on the driver's terminal: prefixed with where it comes from, repeats folded.
+
+use std::io::Write;
+
+use parking_lot::Mutex;
+use wingbeat_net::messages::LogLine;
+
+/// Shows lines.
+#[derive(Default)]
+pub(crate) struct Terminal {
+    last: Mutex<Option<Repeated>>,
+}
+
+struct Repeated {
+    text: String,
+    is_stderr: bool,
+    times: u32,
+}
+
+impl Terminal {
+    pub(crate) fn show(&self, lines: Vec<LogLine>) {
+        let mut last = self.last.lock();
+        for line in lines {
+            match &mut *last {
+                Some(repeated) if repeated.text == line.text && repeated.is_stderr == line.is_stderr => {
+                    repeated.times += 1;
+                    // Said at each power of ten, so that a flood is short and a stall is seen.
+                    if is_power_of_ten(repeated.times) {
+                        print(line.is_stderr, &format!("({}) … the last line came {} times more", short(&line.source), repeated.times));
+                    }
+                }
+                _ => {
+                    let source = short(&line.source);
+                    print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
+                    *last = Some(Repeated { text: line.text, is_stderr: line.is_stderr, times: 0 });
+                }
+            }
+        }
+    }
+}
+
+fn is_power_of_ten(mut number: u32) -> bool {
+    while number >= 10 && number.is_multiple_of(10) {
+        number /= 10;
+    }
+    number == 1
+}
+
+/// The last part of a path: the crate and modules are known to who reads.
+fn short(source: &str) -> &str {
+    match source.rsplit_once("::") {
+        Some((_, name)) => name,
+        None if source.is_empty() => "worker",
+        None => source,
+    }
+}
+
+fn print(is_stderr: bool, text: &str) {
+    // A terminal that is gone is no reason to fail.
+    let _ = if is_stderr { writeln!(std::io::stderr(), "{text}") } else { writeln!(std::io::stdout(), "{text}") };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_counted_at_powers_of_ten() {
+        let shown: Vec<u32> = (1..=1000).filter(|n| is_power_of_ten(*n)).collect();
+        assert_eq!(shown, [1, 10, 100, 1000]);
+    }
+}
