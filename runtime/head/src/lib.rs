@@ -1,1 +1,97 @@
-//! Wingbeat control plane.
+//! Wingbeat's control plane: which nodes there are, who has which resources, which actors live where.
+//!
+//! - [`state`]: every decision, in a deterministic state machine without IO.
+//! - `service`: the thin shell: connections in, orders out.
+//!
+//! It ends when [`HeadHandle::shutdown`] is called, or when somebody asked it to stop: every node is told, and
+//! the connections close after what was queued has been written. Nodes and drivers notice the end of their
+//! connection and end in turn.
+
+mod service;
+pub mod state;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::{ClusterId, ProcessId};
+use wingbeat_net::Token;
+use wingbeat_net::address::Listener;
+use wingbeat_net::handshake::Welcome;
+
+use service::Shell;
+
+/// What a head is.
+pub struct HeadConfig {
+    /// Where to listen for other machines; none for this machine alone.
+    pub tcp: Option<SocketAddr>,
+    /// What every connection must prove.
+    pub token: Token,
+    /// The cluster.
+    pub cluster: ClusterId,
+}
+
+/// The head.
+pub struct Head;
+
+/// A running head.
+pub struct HeadHandle {
+    address: Address,
+    cluster: ClusterId,
+    shell: Arc<Shell>,
+}
+
+impl Head {
+    /// Starts a head on the current tokio runtime.
+    ///
+    /// # Errors
+    /// When it cannot listen: most often because another head has the port.
+    pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
+        let listener = Listener::bind(ProcessId::random(), config.tcp).await?;
+        let address = listener.address().clone();
+        let shell = Shell::new(config.cluster);
+        let welcome = Welcome { address: address.clone(), cluster: config.cluster };
+        let serving = shell.clone();
+        let accepting = shell.clone();
+        tokio::spawn(async move {
+            let listen = listener.serve(config.token, welcome, move |stream, hello| {
+                let shell = serving.clone();
+                // Handshakes run on the head's runtime, and so does this.
+                tokio::spawn(async move { shell.serve_connection(stream, hello).await });
+            });
+            accepting.until_stopped(listen).await;
+        });
+        tokio::spawn(shell.clone().let_time_pass());
+        Ok(HeadHandle { address, cluster: config.cluster, shell })
+    }
+}
+
+impl HeadHandle {
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// Waits until the head was asked to stop, and every node was told.
+    pub async fn stopped(&self) {
+        self.shell.stopped().await;
+    }
+
+    /// Ends every node, and then the head.
+    pub async fn shutdown(self) {
+        self.shell.stop_nodes().await;
+        self.shell.stop();
+    }
+}
+
+impl Drop for HeadHandle {
+    fn drop(&mut self) {
+        self.shell.stop();
+    }
+}

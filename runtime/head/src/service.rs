@@ -1,0 +1,304 @@
+//! The thin shell around [`State`]: connections in, orders out.
+//!
+//! The state sits behind one lock. Whoever holds it also queues the actions that a step gave, so that orders
+//! leave in the order of the decisions; queueing never waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tarpc::context::Context;
+use tokio::sync::{Notify, watch};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, JobSpec};
+use wingbeat_core::{ClusterId, JobId, NodeId, ProcessId};
+use wingbeat_net::address::Stream;
+use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage};
+use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::services::{
+    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
+    ProcessResponse,
+};
+
+use crate::state::{Action, Event, Millis, State};
+
+/// How often unmet demand is looked at: half of what a recalled lease is left with its owner.
+const TICK: Duration = Duration::from_millis(25);
+/// How long nodes may take to hear that they are to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// Everything that the head's tasks share.
+pub(crate) struct Shell {
+    inside: Mutex<Inside>,
+    started: Instant,
+    ticks: Notify,
+    stopping: watch::Sender<Stage>,
+}
+
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum Stage {
+    Running,
+    /// Nodes have been told.
+    Told,
+    Stopped,
+}
+
+struct Inside {
+    state: State,
+    processes: BTreeMap<ProcessId, Link<HeadEvent>>,
+    nodes: BTreeMap<NodeId, Link<NodeMessage>>,
+}
+
+impl Inside {
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Tell(process, event) => {
+                    if let Some(link) = self.processes.get(&process) {
+                        link.send(event);
+                    }
+                }
+                Action::Order(node, message) => {
+                    if let Some(link) = self.nodes.get(&node) {
+                        link.send(message);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Shell {
+    pub(crate) fn new(cluster: ClusterId) -> Arc<Shell> {
+        // Leases of different heads, or of one that was started again, are never mistaken for each other.
+        let first_lease = rand::random::<u64>() >> 16 << 16;
+        Arc::new(Shell {
+            inside: Mutex::new(Inside {
+                state: State::new(cluster, first_lease),
+                processes: BTreeMap::new(),
+                nodes: BTreeMap::new(),
+            }),
+            started: Instant::now(),
+            ticks: Notify::new(),
+            stopping: watch::Sender::new(Stage::Running),
+        })
+    }
+
+    fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    fn step(&self, event: Event) {
+        let mut inside = self.inside.lock();
+        let actions = inside.state.step(self.now(), event);
+        inside.perform(actions);
+        let ticks = inside.state.needs_ticks();
+        drop(inside);
+        if ticks {
+            self.ticks.notify_one();
+        }
+    }
+
+    /// Ticks while somebody waits for resources; an idle head does not wake up.
+    pub(crate) async fn let_time_pass(self: Arc<Self>) {
+        let ticking = async {
+            loop {
+                self.ticks.notified().await;
+                tokio::time::sleep(TICK).await;
+                self.step(Event::Tick);
+            }
+        };
+        self.until_stopped(ticking).await;
+    }
+
+    pub(crate) async fn until_stopped(&self, work: impl Future<Output = ()>) {
+        let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            () = work => {}
+            _ = stopping.wait_for(|stage| *stage == Stage::Stopped) => {}
+        }
+    }
+
+    pub(crate) async fn stopped(&self) {
+        let mut stopping = self.stopping.subscribe();
+        let _ = stopping.wait_for(|stage| *stage >= Stage::Told).await;
+    }
+
+    pub(crate) fn stop(&self) {
+        let _ = self.stopping.send_replace(Stage::Stopped);
+    }
+
+    pub(crate) async fn stop_nodes(&self) {
+        let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().cloned().collect();
+        let told = async {
+            for link in links {
+                link.send(NodeMessage::Stop);
+                link.flushed().await;
+            }
+        };
+        let _ = tokio::time::timeout(STOP_LIMIT, told).await;
+        self.stopping.send_if_modified(|stage| {
+            let first = *stage == Stage::Running;
+            if first {
+                *stage = Stage::Told;
+            }
+            first
+        });
+    }
+
+    pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
+        let process = hello.address.process;
+        match hello.role {
+            Role::Node(node) => self.serve_node(stream, node, process).await,
+            Role::Driver(job) => self.serve_process(stream, process, Some(job)).await,
+            Role::Worker => self.serve_process(stream, process, None).await,
+            Role::Tool | Role::Head => {
+                let (connection, client, server) =
+                    mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
+                drop(client);
+                let service = Service { shell: self.clone(), process, role: hello.role };
+                self.run(connection, mux::serve(server, service.serve()), std::future::pending()).await;
+            }
+        }
+    }
+
+    async fn run(&self, connection: Connection, serving: impl Future<Output = ()>, sending: impl Future<Output = ()>) {
+        self.until_stopped(async {
+            tokio::select! {
+                () = serving => {}
+                () = sending => {}
+                () = connection.closed() => {}
+            }
+        })
+        .await;
+        connection.close();
+    }
+
+    async fn serve_process(self: Arc<Self>, stream: Stream, process: ProcessId, job: Option<JobId>) {
+        let (connection, client, server) =
+            mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
+        let client = ProcessClient::new(mux::client_config(), client).spawn();
+        let link: Link<HeadEvent> = Link::new();
+        self.inside.lock().processes.insert(process, link.clone());
+        self.step(Event::ProcessConnected(process));
+        let role = job.map_or(Role::Worker, Role::Driver);
+        let service = Service { shell: self.clone(), process, role };
+        let sending = link.run(move |batch| {
+            let client = client.clone();
+            async move { client.head_events(mux::no_deadline(), batch).await }.boxed()
+        });
+        self.run(connection, mux::serve(server, service.serve()), sending).await;
+        link.broke();
+        self.inside.lock().processes.remove(&process);
+        self.step(Event::ProcessLost(process, job));
+    }
+
+    async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
+        let (connection, client, server) =
+            mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream);
+        let client = NodeClient::new(mux::client_config(), client).spawn();
+        let link: Link<NodeMessage> = Link::new();
+        self.inside.lock().nodes.insert(node, link.clone());
+        let service = Service { shell: self.clone(), process, role: Role::Node(node) };
+        let sending = link.run(move |batch| {
+            let client = client.clone();
+            async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
+        });
+        self.run(connection, mux::serve(server, service.serve()), sending).await;
+        link.broke();
+        self.inside.lock().nodes.remove(&node);
+        self.step(Event::NodeLost(node, "its connection to the head ended".into()));
+    }
+}
+
+/// The service for one connection; it knows who is on the other side.
+#[derive(Clone)]
+struct Service {
+    shell: Arc<Shell>,
+    process: ProcessId,
+    role: Role,
+}
+
+impl Service {
+    fn event(&self, message: HeadMessage) -> Event {
+        let process = self.process;
+        match message {
+            HeadMessage::Demand { shape, wanted, name } => Event::Demand(process, shape, wanted, name),
+            HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
+            HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
+            HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
+            HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
+            HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
+            HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
+            HeadMessage::LeaseReady { lease, worker, pid } => Event::Ready(lease, worker, pid),
+            HeadMessage::LeaseFailed { lease, error } => Event::Failed(lease, error),
+            HeadMessage::LeaseEnded(lease) => Event::Ended(lease),
+            HeadMessage::WorkerDied(death) => Event::WorkerDied(death),
+            HeadMessage::ActorStarted { actor, incarnation, outcome } => {
+                Event::ActorStarted(actor, incarnation, outcome)
+            }
+        }
+    }
+
+    fn refused(&self, why: String) -> Error {
+        Error::Refused { who: "the head".into(), why }
+    }
+}
+
+impl wingbeat_net::services::Head for Service {
+    async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
+        for message in messages {
+            let event = self.event(message);
+            self.shell.step(event);
+        }
+    }
+
+    async fn join_node(self, _: Context, node: NodeInfo) -> Result<ClusterView, Error> {
+        if self.role != Role::Node(node.id) {
+            return Err(self.refused("it introduced itself as something else than this node".into()));
+        }
+        if self.shell.inside.lock().state.has_node(node.id) {
+            return Err(self.refused(format!("{} has joined already", node.id)));
+        }
+        self.shell.step(Event::NodeJoined(Box::new(node)));
+        Ok(self.shell.inside.lock().state.view())
+    }
+
+    async fn join_job(self, _: Context, job: JobSpec) -> Result<ClusterView, Error> {
+        if self.role != Role::Driver(job.id) {
+            return Err(self.refused("only the job's own driver can start it".into()));
+        }
+        self.shell.step(Event::JobJoined(Box::new(job)));
+        Ok(self.shell.inside.lock().state.view())
+    }
+
+    async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
+        let mut inside = self.shell.inside.lock();
+        let (answer, actions) = inside.state.create_actor(self.shell.now(), spec, or_get);
+        inside.perform(actions);
+        let ticks = inside.state.needs_ticks();
+        drop(inside);
+        if ticks {
+            self.shell.ticks.notify_one();
+        }
+        answer
+    }
+
+    async fn find_actor(self, _: Context, name: ActorName) -> Result<ActorInfo, Error> {
+        self.shell.inside.lock().state.find_actor(&name)
+    }
+
+    async fn state(self, _: Context) -> ClusterState {
+        let mut state = self.shell.inside.lock().state.picture();
+        state.uptime_secs = self.shell.started.elapsed().as_secs();
+        state
+    }
+
+    async fn stop(self, _: Context) {
+        self.shell.stop_nodes().await;
+    }
+}

@@ -1,0 +1,133 @@
+//! Executions that wait for each other in a circle: a deadlock that nobody would ever report.
+//!
+//! An execution that waits for a task waits for the execution of that task. A call that was sent to an actor
+//! all of whose executions wait cannot start, so it waits for those. A circle in this graph never ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wingbeat_core::{ActorId, ProcessId, TaskId};
+use wingbeat_net::messages::Wait;
+
+#[derive(Default)]
+pub(super) struct Waits {
+    waits: BTreeMap<TaskId, (ProcessId, Wait)>,
+}
+
+impl Waits {
+    /// An execution waits. Answers with the circle that it closes, by name.
+    pub(super) fn begin(&mut self, process: ProcessId, wait: Wait) -> Option<Vec<String>> {
+        let task = wait.task;
+        self.waits.insert(task, (process, wait));
+        let mut path = Vec::new();
+        let mut seen = BTreeSet::new();
+        self.circle(task, task, &mut path, &mut seen).then(|| {
+            path.push(task);
+            path.iter().map(|task| self.name(*task)).collect()
+        })
+    }
+
+    pub(super) fn end(&mut self, task: TaskId) {
+        self.waits.remove(&task);
+    }
+
+    pub(super) fn forget_process(&mut self, process: ProcessId) {
+        self.waits.retain(|_, (owner, _)| *owner != process);
+    }
+
+    fn name(&self, task: TaskId) -> String {
+        self.waits.get(&task).map_or_else(|| task.to_string(), |(_, wait)| wait.name.clone())
+    }
+
+    /// Whether `from` waits, through others, for `target`.
+    fn circle(&self, from: TaskId, target: TaskId, path: &mut Vec<TaskId>, seen: &mut BTreeSet<TaskId>) -> bool {
+        if !seen.insert(from) {
+            return false;
+        }
+        path.push(from);
+        for next in self.blockers(from) {
+            if next == target || self.circle(next, target, path, seen) {
+                return true;
+            }
+        }
+        path.pop();
+        false
+    }
+
+    /// The executions that must go on before `task` can.
+    fn blockers(&self, task: TaskId) -> Vec<TaskId> {
+        let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
+        let mut blockers = Vec::new();
+        for (on, actor) in &wait.on {
+            if self.waits.contains_key(on) {
+                blockers.push(*on);
+            } else if let Some(actor) = actor {
+                blockers.extend(self.if_full(*actor));
+            }
+        }
+        blockers
+    }
+
+    /// The executions of an actor, if all that it may run wait.
+    fn if_full(&self, actor: ActorId) -> Vec<TaskId> {
+        let mut executions = Vec::new();
+        let mut room = u32::MAX;
+        for (task, (_, wait)) in &self.waits {
+            if let Some((of, concurrency)) = wait.actor
+                && of == actor
+            {
+                room = concurrency;
+                executions.push(*task);
+            }
+        }
+        if (executions.len() as u64) < u64::from(room) { Vec::new() } else { executions }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(seq: u64) -> TaskId {
+        TaskId { owner: ProcessId(1), seq }
+    }
+
+    fn wait(seq: u64, actor: Option<(u64, u32)>, on: &[(u64, Option<u64>)]) -> Wait {
+        Wait {
+            task: task(seq),
+            name: format!("execution {seq}"),
+            actor: actor.map(|(actor, room)| (ActorId(actor), room)),
+            on: on.iter().map(|(seq, actor)| (task(*seq), actor.map(ActorId))).collect(),
+        }
+    }
+
+    #[test]
+    fn two_actors_that_call_each_other_and_wait_are_a_circle() {
+        let mut waits = Waits::default();
+        // A runs 1 and waits for 2, sent to B; B runs 2 and waits for 3, sent to A.
+        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))])), None);
+        let cycle = waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])).unwrap();
+        assert_eq!(cycle, ["execution 2", "execution 1", "execution 2"]);
+    }
+
+    #[test]
+    fn an_actor_with_room_for_another_call_is_no_circle() {
+        let mut waits = Waits::default();
+        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 2)), &[(2, Some(200))])), None);
+        assert_eq!(waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])), None);
+    }
+
+    #[test]
+    fn a_circle_through_a_task_is_found() {
+        let mut waits = Waits::default();
+        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, None)])), None);
+        assert!(waits.begin(ProcessId(30), wait(2, None, &[(3, Some(100))])).is_some());
+    }
+
+    #[test]
+    fn a_wait_that_ended_is_forgotten() {
+        let mut waits = Waits::default();
+        waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
+        waits.end(task(1));
+        assert_eq!(waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])), None);
+    }
+}
