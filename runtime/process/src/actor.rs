@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use wingbeat_core::error::Error;
+use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, FunctionId};
 
 use crate::object::Handle;
+use crate::registry::Class;
 use crate::session::Session;
 
 /// A handle of an actor. Handles are counted like refs of an object (the one in `handle`): when its owner
@@ -21,6 +24,19 @@ pub struct ActorHandle {
 impl ActorHandle {
     pub(crate) fn new(handle: Handle, id: ActorId, class: FunctionId, class_name: Arc<str>, detached: bool) -> Self {
         ActorHandle { handle, id, class, class_name, detached }
+    }
+
+    /// A handle of an actor that could not even be asked for.
+    pub fn failed(class: &'static Class, error: Error) -> Self {
+        Self::new(Handle::failed(error), ActorId::random(), class.id(), class.path.into(), false)
+    }
+
+    /// Why it could not be asked for.
+    pub fn failure(&self) -> Error {
+        match self.handle.object().value() {
+            Some(ObjectValue::Failed(error)) => *error,
+            _ => Error::NoSession,
+        }
     }
 
     /// The actor's id.

@@ -139,6 +139,11 @@ impl Future for ValueFuture {
 }
 
 impl ValueFuture {
+    /// Waits for a value and brings it into reach of this process.
+    pub fn new(handle: &Handle) -> ValueFuture {
+        ValueFuture { handle: handle.clone(), stage: Stage::Waiting, waiting: None }
+    }
+
     fn done(&self, bits: Bits) -> Value {
         Value { bits, handle: self.handle.clone() }
     }
@@ -189,7 +194,7 @@ impl Session {
 
     /// Waits for a value and brings it into reach of this process.
     pub fn value(&self, handle: &Handle) -> ValueFuture {
-        ValueFuture { handle: handle.clone(), stage: Stage::Waiting, waiting: None }
+        ValueFuture::new(handle)
     }
 
     /// Waits until `count` of the objects are ready (or have failed), at most `timeout`. Answers with the
@@ -261,10 +266,9 @@ impl Session {
         limit: Duration,
         what: String,
         future: F,
-    ) -> impl Future<Output = Result<T, Error>> + Send + use<T, F>
+    ) -> impl Future<Output = Result<T, Error>> + use<T, F>
     where
-        T: Send,
-        F: Future<Output = Result<T, Error>> + Send,
+        F: Future<Output = Result<T, Error>>,
     {
         let mut timer = self.process().timer(limit);
         async move {

@@ -262,10 +262,7 @@ impl Session {
             let session = self.clone();
             self.process().on_io(async move { session.send_actor(class, spec, args, false).await })
         });
-        created.unwrap_or_else(|error| {
-            let id = ActorId::random();
-            ActorHandle::new(Handle::failed(error), id, class.id(), class.path.into(), false)
-        })
+        created.unwrap_or_else(|error| ActorHandle::failed(class, error))
     }
 
     /// The actor of the name in `options`, made if there is none.

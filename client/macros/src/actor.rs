@@ -1,0 +1,371 @@
+//! `#[actor]`: the impl block stays as it is; the type gets `remote`, and a handle type with its methods.
+
+use proc_macro2::{Ident, TokenStream};
+use quote::{format_ident, quote};
+use syn::{ImplItem, ImplItemFn, ItemImpl, ReturnType, Type, Visibility};
+
+use crate::attributes::{Attributes, Place};
+use crate::function::{self, Parameter, Returns};
+
+pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<TokenStream> {
+    let class = Attributes::parse(Place::Class, attribute)?;
+    if let Some((_, path, _)) = &item.trait_ {
+        return Err(syn::Error::new_spanned(path, "#[actor] is for the type's own impl block, not for a trait's"));
+    }
+    if !item.generics.params.is_empty() {
+        return Err(syn::Error::new_spanned(
+            &item.generics,
+            "an actor cannot be generic: another process must know which instance to make; wrap the instance in a type of its own",
+        ));
+    }
+    let Type::Path(path) = &*item.self_ty else {
+        return Err(syn::Error::new_spanned(&item.self_ty, "#[actor] is for a named type"));
+    };
+    let Some(name) = path.path.get_ident() else {
+        return Err(syn::Error::new_spanned(path, "name the type alone: put the impl block where the type is"));
+    };
+    // The block itself must not carry our inner attributes.
+    let mut kept = item.clone();
+    let mut constructor = None;
+    let mut methods = Vec::new();
+    for entry in &mut kept.items {
+        let ImplItem::Fn(function) = entry else { continue };
+        let attributes = take_method_attribute(function)?;
+        if function.sig.ident == "new" && function.sig.receiver().is_none() {
+            constructor = Some(function.clone());
+        } else if function.sig.receiver().is_some() {
+            methods.push((function.clone(), attributes.unwrap_or_default()));
+        } else if attributes.is_some() {
+            return Err(syn::Error::new_spanned(&function.sig, "#[method] is for functions with a receiver"));
+        }
+    }
+    let Some(constructor) = constructor else {
+        return Err(syn::Error::new_spanned(name, "an actor needs a constructor: fn new(…) -> Self"));
+    };
+    let cell = if class.concurrent { quote!(Shared) } else { quote!(Exclusive) };
+    let construct = Constructor::read(&constructor)?;
+    let methods: Vec<Method> =
+        methods.iter().map(|(function, attributes)| Method::read(function, attributes)).collect::<syn::Result<_>>()?;
+    let visibility = &constructor.vis;
+    Ok(generate(&kept, name, visibility, &class, &cell, &construct, &methods))
+}
+
+fn take_method_attribute(function: &mut ImplItemFn) -> syn::Result<Option<Attributes>> {
+    let at = function.attrs.iter().position(|attribute| {
+        attribute.path().segments.last().is_some_and(|segment| segment.ident == "method")
+    });
+    let Some(at) = at else { return Ok(None) };
+    let attribute = function.attrs.remove(at);
+    let tokens = match &attribute.meta {
+        syn::Meta::List(list) => list.tokens.clone(),
+        other => return Err(syn::Error::new_spanned(other, "write #[method(group = \"name\")]")),
+    };
+    Attributes::parse(Place::Method, tokens).map(Some)
+}
+
+struct Constructor {
+    parameters: Vec<Parameter>,
+    text: String,
+    fallible: bool,
+    is_async: bool,
+}
+
+impl Constructor {
+    fn read(function: &ImplItemFn) -> syn::Result<Constructor> {
+        function::check(&function.sig)?;
+        let fallible = match &function.sig.output {
+            ReturnType::Default => {
+                return Err(syn::Error::new_spanned(&function.sig, "the constructor returns Self or Result<Self, E>"));
+            }
+            ReturnType::Type(_, ty) => matches!(function::returns(&syn::parse_quote!(-> #ty))?, Returns::Fallible(_)),
+        };
+        Ok(Constructor {
+            parameters: function::parameters(&function.sig)?,
+            text: function::text(&function.sig),
+            fallible,
+            is_async: function.sig.asyncness.is_some(),
+        })
+    }
+}
+
+struct Method {
+    name: Ident,
+    /// Name of its registry entry.
+    entry: Ident,
+    docs: Vec<syn::Attribute>,
+    visibility: Visibility,
+    parameters: Vec<Parameter>,
+    returns: Returns,
+    text: String,
+    is_mut: bool,
+    is_async: bool,
+    group: TokenStream,
+    defaults: TokenStream,
+}
+
+impl Method {
+    fn read(function: &ImplItemFn, attributes: &Attributes) -> syn::Result<Method> {
+        let signature = &function.sig;
+        function::check(signature)?;
+        let is_mut = match signature.receiver() {
+            Some(receiver) if receiver.reference.is_some() => receiver.mutability.is_some(),
+            _ => {
+                let message = "a method of an actor takes &self or &mut self: the actor stays where it is";
+                return Err(syn::Error::new_spanned(&signature.inputs, message));
+            }
+        };
+        let group = match &attributes.group {
+            Some(group) => quote!(::core::option::Option::Some(#group)),
+            None => quote!(::core::option::Option::None),
+        };
+        Ok(Method {
+            entry: format_ident!("METHOD_{}", signature.ident.to_string().to_uppercase()),
+            name: signature.ident.clone(),
+            docs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("doc")).cloned().collect(),
+            visibility: function.vis.clone(),
+            parameters: function::parameters(signature)?,
+            returns: function::returns(&signature.output)?,
+            text: function::text(signature),
+            is_mut,
+            is_async: signature.asyncness.is_some(),
+            group,
+            defaults: attributes.defaults(),
+        })
+    }
+
+    /// The registry entry, with the function that decodes the arguments and calls the method.
+    fn entry(&self, class: &Ident, cell: &TokenStream) -> TokenStream {
+        let Method { name, entry, parameters, returns, text, group, defaults, .. } = self;
+        let texts = parameters.iter().map(|parameter| parameter.name.to_string());
+        let (decode, outputs, run) = (function::decode(parameters), returns.outputs(), self.body());
+        let path = format!("{class}::{name}");
+        quote! {
+            static #entry: ::wingbeat::__private::Method = {
+                const PATH: &str = ::core::concat!(::core::module_path!(), "::", #path);
+                fn run(
+                    instance: ::wingbeat::__private::Instance,
+                    mut arguments: ::wingbeat::__private::Arguments,
+                ) -> ::core::result::Result<::wingbeat::__private::Running, ::wingbeat::Error> {
+                    let cell = ::wingbeat::__private::cell::<::wingbeat::__private::#cell<#class>>(instance, PATH)?;
+                    #decode
+                    let _ = &mut arguments;
+                    ::core::result::Result::Ok(#run)
+                }
+                ::wingbeat::__private::Method {
+                    path: PATH,
+                    signature: #text,
+                    parameters: &[#(#texts),*],
+                    outputs: #outputs,
+                    group: #group,
+                    defaults: #defaults,
+                    run,
+                    checked: ::core::sync::atomic::AtomicU32::new(0),
+                }
+            };
+        }
+    }
+
+    fn body(&self) -> TokenStream {
+        let name = &self.name;
+        let names = self.parameters.iter().map(|parameter| &parameter.name);
+        let lock = if self.is_mut { quote!(write) } else { quote!(read) };
+        let guard = if self.is_mut { quote!(let mut guard) } else { quote!(let guard) };
+        let call = quote!(guard.#name(#(#names),*));
+        if self.returns.is_items() {
+            let finish = self.returns.finish_item(&quote!(item));
+            let call = if self.is_async { quote!(#call.await) } else { call };
+            let each = if self.returns.is_async_stream() {
+                quote! {
+                    let mut source = ::std::pin::pin!(#call);
+                    while let ::core::option::Option::Some(item) = ::wingbeat::__private::StreamExt::next(&mut source).await {
+                        items.send(#finish).await;
+                    }
+                }
+            } else {
+                quote! {
+                    for item in #call {
+                        items.send(#finish).await;
+                    }
+                }
+            };
+            // The items may borrow from the actor, so that the lock is held as long as the stream.
+            return quote! {
+                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut items| async move {
+                    #guard = cell.#lock().await;
+                    #each
+                }))
+            };
+        }
+        if self.is_async {
+            let finish = self.returns.finish(&quote!(#call.await));
+            return quote! {
+                ::wingbeat::__private::Running::Future(::std::boxed::Box::pin(async move {
+                    #guard = cell.#lock().await;
+                    #finish
+                }))
+            };
+        }
+        let finish = self.returns.finish(&call);
+        quote! {
+            ::wingbeat::__private::Running::Done({
+                #guard = ::wingbeat::__private::block_on(cell.#lock());
+                #finish
+            })
+        }
+    }
+
+    /// The method of the handle.
+    fn on_handle(&self) -> TokenStream {
+        let Method { name, entry, docs, visibility, parameters, returns, .. } = self;
+        let names: Vec<_> = parameters.iter().map(|parameter| &parameter.name).collect();
+        let types: Vec<_> = parameters.iter().map(|parameter| &parameter.ty).collect();
+        let (refs, marker) = (returns.refs(), returns.marker());
+        quote! {
+            #(#docs)*
+            #[allow(clippy::too_many_arguments, dead_code)]
+            #visibility fn #name(&self, #(#names: impl ::wingbeat::IntoArg<#types>),*) -> #refs {
+                ::wingbeat::TaskOptions::<fn(#(#types),*) -> #marker>::of_method(&self.actor, &#entry).remote(#(#names),*)
+            }
+        }
+    }
+}
+
+fn generate(
+    kept: &ItemImpl,
+    name: &Ident,
+    visibility: &Visibility,
+    class: &Attributes,
+    cell: &TokenStream,
+    constructor: &Constructor,
+    methods: &[Method],
+) -> TokenStream {
+    let handle = format_ident!("{name}Handle");
+    let (handle_doc, name_text) = (format!("A handle of a [`{name}`] that lives in a process of its own."), name.to_string());
+    let entries = methods.iter().map(|method| method.entry(name, cell));
+    let entry_names = methods.iter().map(|method| &method.entry);
+    let on_handle = methods.iter().map(Method::on_handle);
+    let names: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.name).collect();
+    let types: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.ty).collect();
+    let texts = names.iter().map(ToString::to_string);
+    let (decode, text, defaults) = (function::decode(&constructor.parameters), &constructor.text, class.defaults());
+    let made = match (constructor.fallible, constructor.is_async) {
+        (false, false) => quote!(::core::result::Result::Ok(#name::new(#(#names),*))),
+        (false, true) => quote!(::core::result::Result::Ok(#name::new(#(#names),*).await)),
+        (true, false) => quote!(#name::new(#(#names),*)),
+        (true, true) => quote!(#name::new(#(#names),*).await),
+    };
+    let finish = if constructor.fallible {
+        quote! {
+            match #made {
+                ::core::result::Result::Ok(made) => ::core::result::Result::Ok(::wingbeat::__private::#cell::instance(made)),
+                ::core::result::Result::Err(error) => {
+                    ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
+                }
+            }
+        }
+    } else {
+        quote!(::core::result::Result::map(#made, ::wingbeat::__private::#cell::instance))
+    };
+    let construct = if constructor.is_async {
+        quote!(::wingbeat::__private::Constructing::Future(::std::boxed::Box::pin(async move { #finish })))
+    } else {
+        quote!(::wingbeat::__private::Constructing::Done(#finish))
+    };
+    quote! {
+        #kept
+
+        #[doc = #handle_doc]
+        #[derive(Clone, Debug)]
+        #visibility struct #handle {
+            actor: ::wingbeat::ActorRef,
+        }
+
+        #[allow(non_upper_case_globals)]
+        const _: () = {
+            const PATH: &str = ::core::concat!(::core::module_path!(), "::", #name_text);
+
+            #(#entries)*
+
+            fn construct(mut arguments: ::wingbeat::__private::Arguments)
+                -> ::core::result::Result<::wingbeat::__private::Constructing, ::wingbeat::Error>
+            {
+                #decode
+                let _ = &mut arguments;
+                ::core::result::Result::Ok(#construct)
+            }
+
+            static CLASS: ::wingbeat::__private::Class = ::wingbeat::__private::Class {
+                path: PATH,
+                signature: #text,
+                parameters: &[#(#texts),*],
+                defaults: #defaults,
+                construct,
+                methods: &[#(&#entry_names),*],
+                checked: ::core::sync::atomic::AtomicU32::new(0),
+            };
+
+            ::wingbeat::__private::inventory::submit! {
+                ::wingbeat::__private::Entry::Class(&CLASS)
+            }
+
+            #[allow(dead_code, clippy::too_many_arguments)]
+            impl #name {
+                /// Makes an actor in a worker process of its own. What goes wrong is what its calls give.
+                #visibility fn remote(#(#names: impl ::wingbeat::IntoArg<#types>),*) -> #handle {
+                    Self::options().remote(#(#names),*)
+                }
+
+                /// Options for one actor; `.remote(…)` makes it.
+                #visibility fn options() -> ::wingbeat::ActorOptions<fn(#(#types),*) -> #handle> {
+                    ::wingbeat::ActorOptions::of(&CLASS)
+                }
+
+                /// Finds the actor of this name in the session's namespace.
+                ///
+                /// # Errors
+                /// There is none, or it is of another class.
+                #visibility async fn named(name: &str) -> ::wingbeat::Result<#handle> {
+                    ::wingbeat::__private::find_actor(&CLASS, name, ::core::option::Option::None).await
+                }
+            }
+
+            #[allow(dead_code)]
+            impl #handle {
+                #(#on_handle)*
+
+                /// The actor itself: its id, and ways to end it.
+                #visibility fn actor(&self) -> &::wingbeat::ActorRef {
+                    &self.actor
+                }
+
+                /// This handle with options for the calls that are made through it.
+                #visibility fn with(&self, options: ::wingbeat::CallOptions) -> #handle {
+                    #handle { actor: self.actor.with(options) }
+                }
+            }
+
+            impl ::core::convert::From<::wingbeat::ActorRef> for #handle {
+                fn from(actor: ::wingbeat::ActorRef) -> Self {
+                    #handle { actor }
+                }
+            }
+
+            impl ::wingbeat::__private::serde::Serialize for #handle {
+                fn serialize<S: ::wingbeat::__private::serde::Serializer>(
+                    &self,
+                    serializer: S,
+                ) -> ::core::result::Result<S::Ok, S::Error> {
+                    self.actor.serialize_for(serializer)
+                }
+            }
+
+            impl<'de> ::wingbeat::__private::serde::Deserialize<'de> for #handle {
+                fn deserialize<D: ::wingbeat::__private::serde::Deserializer<'de>>(
+                    deserializer: D,
+                ) -> ::core::result::Result<Self, D::Error> {
+                    ::wingbeat::ActorRef::deserialize_as(deserializer, &CLASS).map(|actor| #handle { actor })
+                }
+            }
+        };
+    }
+}

@@ -1,0 +1,132 @@
+//! Options in attributes: `num_cpus = 2, retry_errors, concurrency_groups(io = 2)`.
+
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::parse::Parser;
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{Expr, ExprLit, Lit, Meta, Token};
+
+/// What an attribute may say.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Place {
+    Function,
+    Class,
+    Method,
+}
+
+impl Place {
+    fn known(self) -> &'static [&'static str] {
+        match self {
+            Place::Function => &["num_cpus", "num_gpus", "max_retries", "retry_errors", "stream_ahead"],
+            Place::Class => &["num_cpus", "num_gpus", "max_restarts", "max_concurrency", "concurrency_groups"],
+            Place::Method => &["group", "max_retries", "stream_ahead"],
+        }
+    }
+}
+
+/// What an attribute says.
+#[derive(Default)]
+pub(crate) struct Attributes {
+    fields: Vec<TokenStream>,
+    /// The concurrency group of a method.
+    pub group: Option<String>,
+    /// Several calls may run at a time.
+    pub concurrent: bool,
+}
+
+impl Attributes {
+    pub(crate) fn parse(place: Place, tokens: TokenStream) -> syn::Result<Attributes> {
+        let metas = Punctuated::<Meta, Token![,]>::parse_terminated.parse2(tokens)?;
+        let mut attributes = Attributes::default();
+        for meta in metas {
+            attributes.take_in(place, &meta)?;
+        }
+        Ok(attributes)
+    }
+
+    fn take_in(&mut self, place: Place, meta: &Meta) -> syn::Result<()> {
+        let name = meta.path().get_ident().map(ToString::to_string).unwrap_or_default();
+        if !place.known().contains(&name.as_str()) {
+            let known = place.known().join(", ");
+            return Err(syn::Error::new_spanned(meta.path(), format!("unknown option `{name}`; known are: {known}")));
+        }
+        let field = quote::format_ident!("{name}");
+        match name.as_str() {
+            "num_cpus" | "num_gpus" => {
+                let value = number(meta)?;
+                if value < 0.0 {
+                    return Err(syn::Error::new_spanned(meta, format!("{name} must be zero or more")));
+                }
+                self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
+            }
+            "retry_errors" => {
+                let value = match meta {
+                    Meta::Path(_) => true,
+                    Meta::NameValue(pair) => matches!(&pair.value, Expr::Lit(ExprLit { lit: Lit::Bool(value), .. }) if value.value),
+                    Meta::List(_) => return Err(syn::Error::new_spanned(meta, "write `retry_errors`")),
+                };
+                self.fields.push(quote!(retry_errors: #value));
+            }
+            "group" => self.group = Some(text(meta)?),
+            "concurrency_groups" => {
+                let Meta::List(list) = meta else {
+                    return Err(syn::Error::new_spanned(meta, "write `concurrency_groups(io = 2, compute = 1)`"));
+                };
+                let groups = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)?;
+                let mut pairs = Vec::new();
+                for group in &groups {
+                    let name = group.path().get_ident().map(ToString::to_string).unwrap_or_default();
+                    let most = whole(group)?;
+                    pairs.push(quote!((#name, #most)));
+                }
+                self.concurrent = true;
+                self.fields.push(quote!(groups: &[#(#pairs),*]));
+            }
+            _ => {
+                let value = whole(meta)?;
+                self.concurrent |= name == "max_concurrency" && value > 1;
+                self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The registry's `Defaults`.
+    pub(crate) fn defaults(&self) -> TokenStream {
+        let fields = &self.fields;
+        quote!(::wingbeat::__private::Defaults { #(#fields,)* ..::wingbeat::__private::Defaults::NONE })
+    }
+}
+
+fn literal(meta: &Meta) -> syn::Result<&Lit> {
+    match meta {
+        Meta::NameValue(pair) => match &pair.value {
+            Expr::Lit(ExprLit { lit, .. }) => Ok(lit),
+            other => Err(syn::Error::new_spanned(other, "a literal is expected; values known at run time go to `options()`")),
+        },
+        other => Err(syn::Error::new(other.span(), "write `name = value`")),
+    }
+}
+
+fn number(meta: &Meta) -> syn::Result<f64> {
+    match literal(meta)? {
+        Lit::Int(value) => value.base10_parse(),
+        Lit::Float(value) => value.base10_parse(),
+        other => Err(syn::Error::new_spanned(other, "a number is expected")),
+    }
+}
+
+fn whole(meta: &Meta) -> syn::Result<u32> {
+    match literal(meta)? {
+        Lit::Int(value) => value.base10_parse(),
+        other => Err(syn::Error::new_spanned(other, "a whole number is expected")),
+    }
+}
+
+fn text(meta: &Meta) -> syn::Result<String> {
+    match literal(meta)? {
+        Lit::Str(value) => Ok(value.value()),
+        other => Err(syn::Error::new_spanned(other, "a string is expected")),
+    }
+}

@@ -1,0 +1,250 @@
+//! What functions, constructors and methods have in common: parameters, what they return, how they are called.
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::{FnArg, GenericArgument, PathArguments, ReturnType, Signature, Type, TypeParamBound};
+
+/// A parameter: its name for messages and its type.
+pub(crate) struct Parameter {
+    pub name: Ident,
+    pub ty: Type,
+}
+
+/// What a function returns, as far as can be seen from how it is written.
+pub(crate) enum Returns {
+    One(Type),
+    Many(Vec<Type>),
+    /// Items of an iterator (`false`) or of an asynchronous stream (`true`).
+    Items(Box<Returns>, bool),
+    /// One of the above, or an error.
+    Fallible(Box<Returns>),
+}
+
+/// The parameters of a signature, without the receiver.
+pub(crate) fn parameters(signature: &Signature) -> syn::Result<Vec<Parameter>> {
+    let mut parameters = Vec::new();
+    for input in &signature.inputs {
+        let FnArg::Typed(input) = input else { continue };
+        let name = match &*input.pat {
+            syn::Pat::Ident(name) => name.ident.clone(),
+            // A pattern has no name of its own.
+            _ => format_ident!("arg{}", parameters.len(), span = Span::call_site()),
+        };
+        match &*input.ty {
+            Type::Reference(_) => {
+                return Err(syn::Error::new_spanned(
+                    &input.ty,
+                    "a remote function cannot borrow its arguments, they come from another process; take an owned type, \
+                     or an ObjectRef whose value you get() yourself",
+                ));
+            }
+            Type::ImplTrait(_) => {
+                return Err(syn::Error::new_spanned(&input.ty, "name the type: the worker process must know what to decode"));
+            }
+            _ => {}
+        }
+        parameters.push(Parameter { name, ty: (*input.ty).clone() });
+    }
+    if parameters.len() > 12 {
+        return Err(syn::Error::new_spanned(&signature.inputs, "at most 12 arguments; put more into a struct"));
+    }
+    Ok(parameters)
+}
+
+/// Refuses what cannot be called from another process.
+pub(crate) fn check(signature: &Signature) -> syn::Result<()> {
+    let generics = &signature.generics;
+    let is_generic = generics.type_params().next().is_some() || generics.const_params().next().is_some();
+    if is_generic {
+        let name = &signature.ident;
+        return Err(syn::Error::new_spanned(
+            generics,
+            format!(
+                "a remote function cannot be generic: another process must know which instance to run. Wrap the \
+                 instances that you need, for example: #[wingbeat::remote] fn {name}_u64(x: u64) -> u64 {{ {name}(x) }}"
+            ),
+        ));
+    }
+    if let Some(token) = &signature.unsafety {
+        return Err(syn::Error::new_spanned(token, "a remote function must be safe to call"));
+    }
+    if let Some(abi) = &signature.abi {
+        return Err(syn::Error::new_spanned(abi, "a remote function has Rust's own calling convention"));
+    }
+    if let Some(variadic) = &signature.variadic {
+        return Err(syn::Error::new_spanned(variadic, "a remote function has a fixed number of arguments"));
+    }
+    Ok(())
+}
+
+/// What a signature returns.
+pub(crate) fn returns(output: &ReturnType) -> syn::Result<Returns> {
+    match output {
+        ReturnType::Default => Ok(Returns::One(syn::parse_quote!(()))),
+        ReturnType::Type(_, ty) => of_type(ty),
+    }
+}
+
+fn of_type(ty: &Type) -> syn::Result<Returns> {
+    match ty {
+        Type::Tuple(tuple) if tuple.elems.len() >= 2 => Ok(Returns::Many(tuple.elems.iter().cloned().collect())),
+        Type::Reference(_) => {
+            Err(syn::Error::new_spanned(ty, "a remote function cannot return a borrow; return an owned value"))
+        }
+        Type::ImplTrait(impls) => {
+            for bound in &impls.bounds {
+                if let TypeParamBound::Trait(bound) = bound
+                    && let Some(segment) = bound.path.segments.last()
+                    && (segment.ident == "Iterator" || segment.ident == "Stream")
+                {
+                    let item = item_of(&segment.arguments)
+                        .ok_or_else(|| syn::Error::new_spanned(bound, "say what the items are: Item = …"))?;
+                    return Ok(Returns::Items(Box::new(of_type(&item)?), segment.ident == "Stream"));
+                }
+            }
+            Err(syn::Error::new_spanned(ty, "of `impl Trait`, only Iterator and Stream can be returned; name the type"))
+        }
+        Type::Path(path) => match path.path.segments.last() {
+            Some(segment) if segment.ident == "Result" => {
+                let types = type_arguments(&segment.arguments);
+                match types.as_slice() {
+                    [ok, _] => Ok(Returns::Fallible(Box::new(of_type(ok)?))),
+                    _ => Err(syn::Error::new_spanned(
+                        ty,
+                        "write both types, Result<T, E>: the caller gets the error back as E",
+                    )),
+                }
+            }
+            _ => Ok(Returns::One(ty.clone())),
+        },
+        _ => Ok(Returns::One(ty.clone())),
+    }
+}
+
+fn type_arguments(arguments: &PathArguments) -> Vec<Type> {
+    let PathArguments::AngleBracketed(arguments) = arguments else { return Vec::new() };
+    let types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty.clone()),
+        _ => None,
+    });
+    types.collect()
+}
+
+fn item_of(arguments: &PathArguments) -> Option<Type> {
+    let PathArguments::AngleBracketed(arguments) = arguments else { return None };
+    arguments.args.iter().find_map(|argument| match argument {
+        GenericArgument::AssocType(item) if item.ident == "Item" => Some(item.ty.clone()),
+        _ => None,
+    })
+}
+
+impl Returns {
+    /// The marker type that says what a call gives.
+    pub(crate) fn marker(&self) -> TokenStream {
+        match self {
+            Returns::One(ty) => quote!(::wingbeat::__private::One<#ty>),
+            Returns::Many(types) => quote!(::wingbeat::__private::Many<(#(#types,)*)>),
+            Returns::Fallible(inner) => inner.marker(),
+            Returns::Items(item, _) => {
+                let ty = item.value_type();
+                quote!(::wingbeat::__private::Items<#ty>)
+            }
+        }
+    }
+
+    fn value_type(&self) -> TokenStream {
+        match self {
+            Returns::One(ty) => quote!(#ty),
+            Returns::Many(types) => quote!((#(#types,)*)),
+            Returns::Fallible(inner) | Returns::Items(inner, _) => inner.value_type(),
+        }
+    }
+
+    /// What a call gives, written out for the signature that users see.
+    pub(crate) fn refs(&self) -> TokenStream {
+        match self {
+            Returns::One(ty) => quote!(::wingbeat::ObjectRef<#ty>),
+            Returns::Many(types) => quote!((#(::wingbeat::ObjectRef<#types>,)*)),
+            Returns::Fallible(inner) => inner.refs(),
+            Returns::Items(item, _) => {
+                let ty = item.value_type();
+                quote!(::wingbeat::ObjectStream<#ty>)
+            }
+        }
+    }
+
+    /// `Option<u32>`: the number of objects, none for a stream.
+    pub(crate) fn outputs(&self) -> TokenStream {
+        match self {
+            Returns::One(_) => quote!(::core::option::Option::Some(1)),
+            Returns::Many(types) => {
+                let count = types.len() as u32;
+                quote!(::core::option::Option::Some(#count))
+            }
+            Returns::Fallible(inner) => inner.outputs(),
+            Returns::Items(..) => quote!(::core::option::Option::None),
+        }
+    }
+
+    pub(crate) fn is_items(&self) -> bool {
+        matches!(self, Returns::Items(..))
+    }
+
+    /// Turns the returned value `value` into `Finished`.
+    pub(crate) fn finish(&self, value: &TokenStream) -> TokenStream {
+        match self {
+            Returns::One(_) | Returns::Items(..) => {
+                quote!(::core::result::Result::Ok(::wingbeat::__private::one(#value)))
+            }
+            Returns::Many(types) => {
+                let names: Vec<Ident> = (0..types.len()).map(|i| format_ident!("output{i}")).collect();
+                quote!({
+                    let (#(#names,)*) = #value;
+                    ::core::result::Result::Ok(::wingbeat::__private::many([#(::wingbeat::__private::outgoing(#names)),*]))
+                })
+            }
+            Returns::Fallible(inner) => {
+                let finish = inner.finish(&quote!(value));
+                quote!(match #value {
+                    ::core::result::Result::Ok(value) => #finish,
+                    ::core::result::Result::Err(error) => {
+                        ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
+                    }
+                })
+            }
+        }
+    }
+
+    /// Turns an item of a stream into the registry's `Item`.
+    pub(crate) fn finish_item(&self, item: &TokenStream) -> TokenStream {
+        match self {
+            Returns::Items(inner, _) if matches!(**inner, Returns::Fallible(_)) => quote!(match #item {
+                ::core::result::Result::Ok(item) => ::core::result::Result::Ok(::wingbeat::__private::outgoing(item)),
+                ::core::result::Result::Err(error) => {
+                    ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
+                }
+            }),
+            _ => quote!(::core::result::Result::Ok(::wingbeat::__private::outgoing(#item))),
+        }
+    }
+
+    pub(crate) fn is_async_stream(&self) -> bool {
+        matches!(self, Returns::Items(_, true))
+    }
+}
+
+/// `let x: u64 = arguments.next("x")?;` for every parameter.
+pub(crate) fn decode(parameters: &[Parameter]) -> TokenStream {
+    let lines = parameters.iter().map(|Parameter { name, ty }| {
+        let text = name.to_string();
+        quote!(let #name: #ty = arguments.next(#text)?;)
+    });
+    quote!(#(#lines)*)
+}
+
+/// A signature as text, without white space that does not matter.
+pub(crate) fn text(signature: &Signature) -> String {
+    let (inputs, output) = (&signature.inputs, &signature.output);
+    let text = quote!(fn(#inputs) #output).to_string();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,48 @@
+//! The attribute macros of Wingbeat. Use them through the `wingbeat` crate, where they are documented.
+
+mod actor;
+mod attributes;
+mod function;
+mod remote;
+
+use proc_macro::TokenStream;
+use quote::quote;
+use syn::parse_macro_input;
+
+/// Makes a function callable on other processes; see `wingbeat::remote`.
+#[proc_macro_attribute]
+pub fn remote(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let item = parse_macro_input!(item as syn::ItemFn);
+    remote::expand(attribute.into(), &item).unwrap_or_else(|error| with_item(&error, &item)).into()
+}
+
+/// Makes a type an actor; see `wingbeat::actor`.
+#[proc_macro_attribute]
+pub fn actor(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let item = parse_macro_input!(item as syn::ItemImpl);
+    actor::expand(attribute.into(), &item).unwrap_or_else(|error| with_item(&error, &item)).into()
+}
+
+/// Runs an async `main` and leaves the cluster at its end; see `wingbeat::main`.
+#[proc_macro_attribute]
+pub fn main(_attribute: TokenStream, item: TokenStream) -> TokenStream {
+    let mut item = parse_macro_input!(item as syn::ItemFn);
+    if item.sig.asyncness.take().is_none() {
+        let message = "#[wingbeat::main] is for an `async fn main`; a plain one can call wingbeat::init_blocking()";
+        return syn::Error::new_spanned(&item.sig, message).to_compile_error().into();
+    }
+    let body = &item.block;
+    let (attributes, visibility, signature) = (&item.attrs, &item.vis, &item.sig);
+    quote! {
+        #(#attributes)* #visibility #signature {
+            ::wingbeat::__private::run_main(async #body)
+        }
+    }
+    .into()
+}
+
+/// The error and the item as it was, so that the rest of the program does not complain about its absence.
+fn with_item(error: &syn::Error, item: &impl quote::ToTokens) -> proc_macro2::TokenStream {
+    let error = error.to_compile_error();
+    quote! { #item #error }
+}

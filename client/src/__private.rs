@@ -1,0 +1,150 @@
+//! What the macros' code refers to. Not for users.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures::stream::BoxStream;
+use parking_lot::Mutex;
+use serde::Serialize;
+use wingbeat_core::error::{Error, Result};
+use wingbeat_process::Session;
+use wingbeat_process::registry::{Item, OutputValues, Outgoing};
+
+pub use futures::StreamExt;
+pub use inventory;
+pub use serde;
+pub use wingbeat_process::registry::{
+    Class, Constructing, Defaults, Entry, Function, Instance, Method, Running, application_error, one,
+};
+pub use wingbeat_process::{Arguments, block_on};
+
+pub use crate::shape::{Items, Many, One};
+
+/// Boxes one output.
+pub fn outgoing<T: Serialize + Send + 'static>(value: T) -> Box<dyn Outgoing> {
+    Box::new(value)
+}
+
+/// Several outputs.
+pub fn many<const N: usize>(values: [Box<dyn Outgoing>; N]) -> OutputValues {
+    values.into_iter().collect()
+}
+
+/// Finds an actor of a class by name.
+pub async fn find_actor<H: From<crate::ActorRef>>(
+    class: &'static Class,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<H> {
+    let found = Session::current()?.find_actor(name, namespace, class).await?;
+    Ok(H::from(crate::ActorRef::new(found)))
+}
+
+/// The cell of an actor.
+pub fn cell<C: Any + Send + Sync>(instance: Instance, method: &str) -> Result<Arc<C>> {
+    instance.downcast().map_err(|_| Error::InvalidArgument { what: format!("{method} was called on another class") })
+}
+
+/// The state of an actor that runs one call at a time.
+pub struct Exclusive<T>(tokio::sync::Mutex<T>);
+
+impl<T: Send + 'static> Exclusive<T> {
+    pub fn instance(value: T) -> Instance {
+        Arc::new(Exclusive(tokio::sync::Mutex::new(value)))
+    }
+    pub async fn read(&self) -> tokio::sync::MutexGuard<'_, T> {
+        self.0.lock().await
+    }
+    pub async fn write(&self) -> tokio::sync::MutexGuard<'_, T> {
+        self.0.lock().await
+    }
+}
+
+/// The state of an actor that runs several calls at a time.
+pub struct Shared<T>(tokio::sync::RwLock<T>);
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    pub fn instance(value: T) -> Instance {
+        Arc::new(Shared(tokio::sync::RwLock::new(value)))
+    }
+    pub async fn read(&self) -> tokio::sync::RwLockReadGuard<'_, T> {
+        self.0.read().await
+    }
+    pub async fn write(&self) -> tokio::sync::RwLockWriteGuard<'_, T> {
+        self.0.write().await
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    item: Option<Item>,
+    taken: Option<Waker>,
+}
+
+/// Where a [`yielding`] body sends its items.
+pub struct Yield(Arc<Mutex<Slot>>);
+
+impl Yield {
+    /// Gives an item, and goes on when the next is wanted.
+    pub async fn send(&mut self, item: Item) {
+        self.0.lock().item = Some(item);
+        std::future::poll_fn(|cx| {
+            let mut slot = self.0.lock();
+            if slot.item.is_none() {
+                return Poll::Ready(());
+            }
+            slot.taken = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+struct Yielding {
+    body: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    slot: Arc<Mutex<Slot>>,
+}
+
+impl futures::Stream for Yielding {
+    type Item = Item;
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        if let Some(body) = &mut self.body
+            && body.as_mut().poll(cx).is_ready()
+        {
+            self.body = None;
+        }
+        match self.slot.lock().item.take() {
+            Some(item) => Poll::Ready(Some(item)),
+            None if self.body.is_none() => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// A stream of what an asynchronous body sends; it may borrow from itself between items.
+pub fn yielding<F, B>(body: F) -> BoxStream<'static, Item>
+where
+    F: FnOnce(Yield) -> B,
+    B: Future<Output = ()> + Send + 'static,
+{
+    let slot = Arc::new(Mutex::new(Slot::default()));
+    let body = body(Yield(slot.clone()));
+    Box::pin(Yielding { body: Some(Box::pin(body)), slot })
+}
+
+/// Runs an async `main`, and leaves the cluster at its end, also when it fails.
+pub fn run_main<F: Future>(main: F) -> F::Output {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("wingbeat: cannot start the runtime of main: {error}");
+            std::process::exit(1);
+        }
+    };
+    let result = runtime.block_on(main);
+    runtime.block_on(crate::shutdown());
+    result
+}

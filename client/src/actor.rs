@@ -1,0 +1,207 @@
+use std::marker::PhantomData;
+
+use serde::{Deserializer, Serializer};
+#[allow(unused_imports, reason = "named in the documentation")]
+use wingbeat_core::error::Error;
+use wingbeat_core::error::Result;
+use wingbeat_core::spec::Strategy;
+use wingbeat_core::{ActorId, NodeId};
+use wingbeat_process::registry::Class;
+use wingbeat_process::{ActorHandle, CallArgs, Session, options, refs};
+
+use crate::shape::arities;
+use crate::{CallOptions, IntoArg};
+
+/// An actor, whatever its class: its id, and ways to end it. Handles of classes are made of it.
+#[derive(Clone, Debug)]
+pub struct ActorRef {
+    handle: ActorHandle,
+    options: options::TaskOptions,
+}
+
+impl ActorRef {
+    pub(crate) fn new(handle: ActorHandle) -> Self {
+        ActorRef { handle, options: Default::default() }
+    }
+
+    pub(crate) fn handle(&self) -> &ActorHandle {
+        &self.handle
+    }
+
+    pub(crate) fn call_options(&self) -> &options::TaskOptions {
+        &self.options
+    }
+
+    /// The actor's id.
+    pub fn id(&self) -> ActorId {
+        self.handle.id()
+    }
+
+    /// Ends the actor at once, without restart. Calls that run or wait fail with [`Error::ActorDied`].
+    pub fn kill(&self) {
+        if let Some(session) = self.handle.session() {
+            session.kill(&self.handle, false);
+        }
+    }
+
+    /// Ends the actor's process at once; it is restarted within its budget.
+    pub fn kill_may_restart(&self) {
+        if let Some(session) = self.handle.session() {
+            session.kill(&self.handle, true);
+        }
+    }
+
+    /// Lets the actor finish the calls that it has been sent, and ends it.
+    pub fn terminate(&self) {
+        if let Some(session) = self.handle.session() {
+            session.terminate(&self.handle);
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn with(&self, options: CallOptions) -> ActorRef {
+        ActorRef { handle: self.handle.clone(), options: options.options }
+    }
+
+    #[doc(hidden)]
+    pub fn serialize_for<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        refs::serialize_actor(&self.handle, serializer)
+    }
+
+    #[doc(hidden)]
+    pub fn deserialize_as<'de, D: Deserializer<'de>>(deserializer: D, class: &'static Class) -> Result<Self, D::Error> {
+        refs::deserialize_actor(deserializer, class).map(ActorRef::new)
+    }
+
+    /// The session, or why the actor could not even be asked for.
+    pub(crate) fn session_or_error(&self) -> Result<Session> {
+        self.handle.session().cloned().ok_or_else(|| self.handle.failure())
+    }
+}
+
+/// Options of one actor; `.remote(…)` makes it.
+///
+/// ```no_run
+/// # struct Tally; #[wingbeat::actor] impl Tally { fn new(start: u64) -> Self { Tally } fn add(&mut self, by: u64) {} }
+/// let tally = Tally::options().name("tally").max_restarts(3).remote(0);
+/// ```
+#[must_use = "options do nothing until `.remote(…)` makes the actor"]
+pub struct ActorOptions<Signature> {
+    class: &'static Class,
+    options: options::ActorOptions,
+    signature: PhantomData<Signature>,
+}
+
+impl<Signature> ActorOptions<Signature> {
+    #[doc(hidden)]
+    pub fn of(class: &'static Class) -> Self {
+        ActorOptions { class, options: Default::default(), signature: PhantomData }
+    }
+
+    /// A name, by which others find it with `named`. Unique within its namespace.
+    pub fn name(mut self, name: &str) -> Self {
+        self.options.name = Some(name.to_owned());
+        self
+    }
+
+    /// The namespace of the name; the session's if nothing is said.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.options.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// It outlives its creator and its job, until it is killed or terminated. It needs a name.
+    pub fn detached(mut self) -> Self {
+        self.options.detached = true;
+        self
+    }
+
+    /// CPUs that it holds while it lives. If nothing is said, it needs 1 to be placed and holds none.
+    pub fn num_cpus(mut self, cpus: f64) -> Self {
+        self.options.num_cpus = Some(cpus);
+        self
+    }
+
+    /// GPUs that it holds while it lives: a fraction of one, or whole ones.
+    pub fn num_gpus(mut self, gpus: f64) -> Self {
+        self.options.num_gpus = Some(gpus);
+        self
+    }
+
+    /// Memory that it holds while it lives, in bytes.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.options.memory = Some(bytes);
+        self
+    }
+
+    /// An amount of a custom resource that it holds while it lives.
+    pub fn resource(mut self, name: &str, amount: f64) -> Self {
+        self.options.resources.insert(name.to_owned(), amount);
+        self
+    }
+
+    /// How often it is started again when its process or node is lost; never if nothing is said.
+    pub fn max_restarts(mut self, restarts: u32) -> Self {
+        self.options.max_restarts = Some(restarts);
+        self
+    }
+
+    /// Calls that run at a time. Methods that take `&mut self` still exclude all others.
+    pub fn max_concurrency(mut self, calls: u32) -> Self {
+        self.options.max_concurrency = Some(calls);
+        self
+    }
+
+    /// On as many nodes as there are.
+    pub fn spread(mut self) -> Self {
+        self.options.strategy = Strategy::Spread;
+        self
+    }
+
+    /// On this node; with `soft`, on another if it has no room or is gone.
+    pub fn on_node(mut self, node: NodeId, soft: bool) -> Self {
+        self.options.strategy = Strategy::Node { node, soft };
+        self
+    }
+}
+
+macro_rules! create {
+    ($($a:ident $arg:ident $n:tt),*) => {
+        impl<$($a,)* H: From<ActorRef>> ActorOptions<fn($($a),*) -> H> {
+            /// Makes the actor. What goes wrong is what its calls give.
+            #[allow(clippy::too_many_arguments)]
+            pub fn remote(self, $($arg: impl IntoArg<$a>),*) -> H {
+                let class = self.class;
+                let session = match Session::current() {
+                    Ok(session) => session,
+                    Err(error) => return H::from(ActorRef::new(ActorHandle::failed(class, error))),
+                };
+                #[allow(unused_mut)]
+                let mut args = CallArgs::new(&session, class.path, class.parameters, &class.checked);
+                $($arg.add_to(&mut args);)*
+                let args = args.finish();
+                H::from(ActorRef::new(session.create_actor(class, args, &self.options)))
+            }
+
+            /// The actor of this name, or a new one if there is none; of callers that race, one makes it.
+            ///
+            /// # Errors
+            /// The actor of this name is of another class, or no new one can be made.
+            #[allow(clippy::too_many_arguments)]
+            pub async fn get_or_create(self, $($arg: impl IntoArg<$a>),*) -> Result<H> {
+                let class = self.class;
+                let session = Session::current()?;
+                let creating = {
+                    #[allow(unused_mut)]
+                    let mut args = CallArgs::new(&session, class.path, class.parameters, &class.checked);
+                    $($arg.add_to(&mut args);)*
+                    let args = args.finish();
+                    session.get_or_create_actor(class, args, &self.options)
+                };
+                creating.await.map(|actor| H::from(ActorRef::new(actor)))
+            }
+        }
+    };
+}
+arities!(create);
+

@@ -1,0 +1,36 @@
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wingbeat_process::CallArgs;
+
+use crate::ObjectRef;
+
+/// What can be given where a remote function takes a `T`: a `T`, or a ref to one.
+///
+/// Implemented here for those; called by the code that the macros write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be given where the remote function takes `{T}`",
+    label = "expected `{T}`, or an `ObjectRef<{T}>`",
+    note = "arguments travel to another process: their types need serde's Serialize and Deserialize"
+)]
+pub trait IntoArg<T> {
+    /// Adds this to the arguments of a call.
+    fn add_to(self, args: &mut CallArgs<'_>);
+}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> IntoArg<T> for T {
+    fn add_to(self, args: &mut CallArgs<'_>) {
+        args.value(&self);
+    }
+}
+
+impl<T> IntoArg<T> for ObjectRef<T> {
+    fn add_to(self, args: &mut CallArgs<'_>) {
+        args.object(self.handle());
+    }
+}
+
+impl<T> IntoArg<T> for &ObjectRef<T> {
+    fn add_to(self, args: &mut CallArgs<'_>) {
+        args.object(self.handle());
+    }
+}

@@ -1,0 +1,86 @@
+//! Functions over several refs.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wingbeat_core::error::Result;
+use wingbeat_process::{Session, block_on};
+
+use crate::ObjectRef;
+
+/// Puts a value into the cluster, to be sent as a ref. A large one goes into the node's shared memory.
+///
+/// # Errors
+/// There is no session, the value cannot be encoded, or the store has no room.
+pub fn put<T: Serialize + Send + 'static>(value: &T) -> Result<ObjectRef<T>> {
+    Session::current()?.put(value).map(ObjectRef::new)
+}
+
+/// The values of all refs, in their order. A ref may occur more than once.
+///
+/// # Errors
+/// The first failure, without waiting for the rest.
+pub async fn get_all<'a, T, I>(refs: I) -> Result<Vec<T>>
+where
+    T: DeserializeOwned + 'static,
+    I: IntoIterator<Item = &'a ObjectRef<T>>,
+{
+    futures::future::try_join_all(refs.into_iter().map(ObjectRef::get)).await
+}
+
+/// As [`get_all`], blocking this thread.
+///
+/// # Errors
+/// As `get_all`.
+pub fn get_all_blocking<'a, T, I>(refs: I) -> Result<Vec<T>>
+where
+    T: DeserializeOwned + 'static,
+    I: IntoIterator<Item = &'a ObjectRef<T>>,
+{
+    block_on(get_all(refs))
+}
+
+/// Waits until `count` of `refs` are ready (or have failed), at most `timeout`. Answers with the ready ones, at most
+/// `count`, and the others, both in the given order.
+///
+/// # Errors
+/// A ref occurs twice, or `count` is more than there are.
+pub async fn wait<T>(
+    refs: Vec<ObjectRef<T>>,
+    count: usize,
+    timeout: Option<Duration>,
+) -> Result<(Vec<ObjectRef<T>>, Vec<ObjectRef<T>>)> {
+    if refs.is_empty() && count == 0 {
+        return Ok((refs, Vec::new()));
+    }
+    let session = match refs.iter().find_map(|object| object.handle().session()) {
+        Some(session) => session.clone(),
+        None => Session::current()?,
+    };
+    let handles: Vec<_> = refs.iter().map(ObjectRef::handle).collect();
+    let waiting = session.wait(&handles, count, timeout);
+    drop(handles);
+    let mut is_ready = vec![false; refs.len()];
+    for position in waiting.await?.into_iter().take(count) {
+        is_ready[position] = true;
+    }
+    let (mut ready, mut rest) = (Vec::new(), Vec::new());
+    for (object, is_ready) in refs.into_iter().zip(is_ready) {
+        if is_ready { ready.push(object) } else { rest.push(object) }
+    }
+    Ok((ready, rest))
+}
+
+/// As [`wait`](fn@wait), blocking this thread.
+///
+/// # Errors
+/// As `wait`.
+pub fn wait_blocking<T>(
+    refs: Vec<ObjectRef<T>>,
+    count: usize,
+    timeout: Option<Duration>,
+) -> Result<(Vec<ObjectRef<T>>, Vec<ObjectRef<T>>)> {
+    block_on(wait(refs, count, timeout))
+}
+

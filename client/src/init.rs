@@ -1,0 +1,130 @@
+//! Joining and leaving.
+
+use std::future::{Future, IntoFuture};
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use wingbeat_core::error::Result;
+use wingbeat_process::{Session, block_on};
+use wingbeat_worker::join::{self, InitOptions};
+
+/// Joins the cluster at `WINGBEAT_ADDRESS`, or starts a private one inside this process.
+///
+/// ```no_run
+/// # async fn run() -> wingbeat::Result<()> {
+/// let session = wingbeat::init().num_cpus(2).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn init() -> Init {
+    Init { options: InitOptions::default() }
+}
+
+/// Joins the cluster whose head is at `host:port`.
+pub fn init_at(address: &str) -> Init {
+    Init { options: InitOptions { address: Some(address.to_owned()), ..InitOptions::default() } }
+}
+
+/// As [`init`], blocking this thread.
+///
+/// # Errors
+/// As awaiting [`init`].
+pub fn init_blocking() -> Result<Session> {
+    block_on(init().into_future())
+}
+
+/// Leaves the cluster; a private one ends. What is pending fails.
+pub async fn shutdown() {
+    if let Ok(session) = Session::current() {
+        session.shutdown().await;
+    }
+}
+
+/// As [`shutdown`], blocking this thread.
+pub fn shutdown_blocking() {
+    block_on(shutdown());
+}
+
+/// How to join; awaiting it joins.
+#[must_use = "nothing is joined until this is awaited"]
+#[derive(Clone, Debug)]
+pub struct Init {
+    options: InitOptions,
+}
+
+impl Init {
+    /// The token of the cluster; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or this user's own.
+    pub fn token(mut self, token: &str) -> Self {
+        self.options.token = Some(token.to_owned());
+        self
+    }
+
+    /// CPUs of a private cluster; as many as the machine has if nothing is said.
+    pub fn num_cpus(mut self, cpus: u32) -> Self {
+        self.options.num_cpus = Some(cpus);
+        self
+    }
+
+    /// GPUs of a private cluster.
+    pub fn num_gpus(mut self, gpus: u32) -> Self {
+        self.options.num_gpus = Some(gpus);
+        self
+    }
+
+    /// A custom resource of a private cluster.
+    pub fn resource(mut self, name: &str, amount: f64) -> Self {
+        self.options.resources.insert(name.to_owned(), amount);
+        self
+    }
+
+    /// Capacity of a private cluster's object store, in bytes; 30% of the machine's memory if nothing is said.
+    pub fn object_store_memory(mut self, bytes: u64) -> Self {
+        self.options.object_store_memory = Some(bytes);
+        self
+    }
+
+    /// The namespace of the actors that this job names; one of its own if nothing is said.
+    pub fn namespace(mut self, namespace: &str) -> Self {
+        self.options.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// What to call the job in `wingbeat status`.
+    pub fn name(mut self, name: &str) -> Self {
+        self.options.name = Some(name.to_owned());
+        self
+    }
+
+    /// A variable of the worker processes' environment, beside this process's own.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.options.env.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The working directory of worker processes; this process's if nothing is said.
+    pub fn working_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.options.working_dir = Some(dir.into());
+        self
+    }
+
+    /// Whether output of user code is shown here; it is if nothing is said.
+    pub fn log_to_driver(mut self, show: bool) -> Self {
+        self.options.log_to_driver = show;
+        self
+    }
+
+    /// Whether the session becomes the one of the whole process. If not, it is used by entering it
+    /// ([`Session::enter`]); so one process can have several.
+    pub fn global(mut self, global: bool) -> Self {
+        self.options.global = global;
+        self
+    }
+}
+
+impl IntoFuture for Init {
+    type Output = Result<Session>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Session>> + Send>>;
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(join::init(self.options))
+    }
+}

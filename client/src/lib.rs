@@ -1,0 +1,111 @@
+//! Remote tasks and actors.
+//!
+//! ```no_run
+//! use wingbeat::prelude::*;
+//!
+//! #[wingbeat::remote]
+//! fn square(x: u64) -> u64 { x * x }
+//!
+//! #[wingbeat::main]
+//! async fn main() -> wingbeat::Result<()> {
+//!     wingbeat::init().await?;              // a private cluster on this machine, or $WINGBEAT_ADDRESS
+//!     let sixteen = square::remote(4);      // runs in a worker process
+//!     let more = square::remote(sixteen);   // a ref is an argument
+//!     println!("{}", more.get().await?);    // 256
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A worker process is this program's own executable, started in another mode: nothing is registered by hand,
+//! and it works the same in a binary, an example and a test.
+
+extern crate self as wingbeat;
+
+mod actor;
+mod args;
+mod get;
+mod init;
+mod object_ref;
+mod options;
+mod pool;
+#[doc(hidden)]
+pub mod __private;
+mod queue;
+mod shape;
+mod stream;
+
+pub use actor::{ActorOptions, ActorRef};
+pub use args::IntoArg;
+pub use get::{get_all, get_all_blocking, put, wait, wait_blocking};
+pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
+pub use object_ref::{Get, ObjectRef};
+pub use options::{CallOptions, TaskOptions};
+pub use pool::ActorPool;
+pub use queue::{Queue, QueueError};
+pub use stream::ObjectStream;
+pub use wingbeat_core::codec::Plain;
+pub use wingbeat_core::error::{ApplicationError, Error, Result};
+pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, TaskId};
+pub use wingbeat_process::context::{cancelled, current_actor, current_task, is_cancelled};
+pub use wingbeat_process::{ObjectView, Session};
+
+/// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
+///
+/// Goes on the type's `impl` block, which stays as it is. The type gets `remote(…)` (and `options()`, `named(name)`), and
+/// a handle type `…Handle` gets its methods, with refs for results.
+///
+/// ```no_run
+/// struct Tally { n: u64 }
+///
+/// #[wingbeat::actor]
+/// impl Tally {
+///     fn new(start: u64) -> Self { Tally { n: start } }
+///     fn add(&mut self, by: u64) -> u64 { self.n += by; self.n }
+/// }
+///
+/// # async fn run() -> wingbeat::Result<()> {
+/// let tally = Tally::remote(40);
+/// assert_eq!(tally.add(2).get().await?, 42);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Options: `num_cpus`, `num_gpus`, `max_restarts`, `max_concurrency`, `concurrency_groups(io = 2)`; a method takes
+/// `#[method(group = "io")]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+pub use wingbeat_macros::actor;
+/// Runs an `async fn main` on a tokio runtime, and leaves the cluster at its end, so that nothing is left behind.
+pub use wingbeat_macros::main;
+/// Makes a function callable on other processes.
+///
+/// The function stays as it is. A struct of the same name has `remote(…)`, which answers at once with a ref, and
+/// `options()`. Arguments and results are any serde types; an argument may also be a ref to one, whose value is
+/// then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
+/// [`ObjectStream`], and the `E` of a `Result<T, E>` through [`Error::application`].
+///
+/// Options: `num_cpus`, `num_gpus`, `max_retries`, `retry_errors`, `stream_ahead`.
+///
+/// ```no_run
+/// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]
+/// fn parse(text: String) -> Result<f64, String> {
+///     text.parse().map_err(|_| format!("not a number: {text}"))
+/// }
+///
+/// # async fn run() {
+/// let error = parse::remote("x".to_owned()).get().await.unwrap_err();
+/// assert_eq!(error.application::<String>().unwrap(), "not a number: x");
+/// # }
+/// ```
+pub use wingbeat_macros::remote;
+
+/// The devices that were assigned to this worker process, by number on the node.
+pub fn gpu_ids() -> Vec<u32> {
+    Session::current().map(|session| session.gpu_ids()).unwrap_or_default()
+}
+
+/// What most programs need.
+///
+/// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import.
+pub mod prelude {
+    pub use crate as wingbeat;
+    pub use crate::{ActorPool, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, get_all, put, wait};
+}

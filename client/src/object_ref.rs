@@ -1,0 +1,174 @@
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use wingbeat_core::ObjectId;
+use wingbeat_core::codec::Plain;
+#[allow(unused_imports, reason = "named in the documentation")]
+use wingbeat_core::error::Error;
+use wingbeat_core::error::Result;
+use wingbeat_process::{Handle, ObjectView, ValueFuture, block_on, refs};
+
+/// A value somewhere in the cluster that is there, or will be.
+///
+/// Clones refer to the same value; it is freed when nobody refers to it any more. A ref can be sent to other processes
+/// inside arguments, results and other values of the cluster.
+pub struct ObjectRef<T> {
+    handle: Handle,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T> ObjectRef<T> {
+    pub(crate) fn new(handle: Handle) -> Self {
+        ObjectRef { handle, value: PhantomData }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ObjectId {
+        self.handle.id()
+    }
+
+    /// Whether the value, or the reason why there is none, is known.
+    pub fn is_ready(&self) -> bool {
+        self.handle.is_ready()
+    }
+
+    /// Asks for the task that makes the value not to run, or to stop; see [`is_cancelled`](crate::is_cancelled). The
+    /// tasks that it submitted are cancelled too. A finished task is left alone.
+    pub fn cancel(&self) {
+        if let Some(session) = self.handle.session() {
+            session.cancel(&self.handle, false);
+        }
+    }
+
+    /// As [`cancel`](Self::cancel), and if the task runs, its worker process ends.
+    pub fn cancel_force(&self) {
+        if let Some(session) = self.handle.session() {
+            session.cancel(&self.handle, true);
+        }
+    }
+
+    fn pending(&self) -> ValueFuture {
+        ValueFuture::new(&self.handle)
+    }
+}
+
+impl<T: DeserializeOwned + 'static> ObjectRef<T> {
+    /// The value, when it is there.
+    ///
+    /// # Errors
+    /// Whatever kept the task from making it: its own error, a panic, a lost process, a cancellation; see [`Error`].
+    pub fn get(&self) -> Get<T> {
+        Get { value: self.pending(), ty: PhantomData }
+    }
+
+    /// As [`get`](Self::get), for at most `limit`.
+    ///
+    /// # Errors
+    /// As `get`, or [`Error::TimedOut`]; the task goes on.
+    pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
+        match self.handle.session() {
+            Some(session) => session.within(limit, format!("getting {}", self.id()), self.get()).await,
+            None => self.get().await,
+        }
+    }
+
+    /// As [`get`](Self::get), blocking this thread.
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn get_blocking(&self) -> Result<T> {
+        block_on(self.get())
+    }
+}
+
+impl<T: Plain> ObjectRef<Vec<T>> {
+    /// The elements, where they lie: a large vector is read in the node's shared memory, without a copy.
+    ///
+    /// ```no_run
+    /// # #[wingbeat::remote] fn samples() -> Vec<f32> { vec![0.0; 1 << 20] }
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let view = samples::remote().view().await?;
+    /// let mean = view.iter().sum::<f32>() / view.len() as f32;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn view(&self) -> Result<ObjectView<T>> {
+        self.pending().await?.view()
+    }
+
+    /// As [`view`](Self::view), blocking this thread.
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn view_blocking(&self) -> Result<ObjectView<T>> {
+        block_on(self.view())
+    }
+}
+
+/// The future of [`ObjectRef::get`].
+pub struct Get<T> {
+    value: ValueFuture,
+    ty: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned + 'static> Future for Get<T> {
+    type Output = Result<T>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let value = ready!(Pin::new(&mut self.value).poll(cx));
+        Poll::Ready(value.and_then(|value| value.decode()))
+    }
+}
+
+impl<T: DeserializeOwned + 'static> IntoFuture for ObjectRef<T> {
+    type Output = Result<T>;
+    type IntoFuture = Get<T>;
+    fn into_future(self) -> Get<T> {
+        self.get()
+    }
+}
+
+impl<T: DeserializeOwned + 'static> IntoFuture for &ObjectRef<T> {
+    type Output = Result<T>;
+    type IntoFuture = Get<T>;
+    fn into_future(self) -> Get<T> {
+        self.get()
+    }
+}
+
+impl<T> Clone for ObjectRef<T> {
+    fn clone(&self) -> Self {
+        ObjectRef::new(self.handle.clone())
+    }
+}
+
+impl<T> fmt::Debug for ObjectRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectRef<{}>({})", std::any::type_name::<T>(), self.id())
+    }
+}
+
+impl<T> Serialize for ObjectRef<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        refs::serialize_handle(&self.handle, serializer)
+    }
+}
+
+impl<'de, T> Deserialize<'de> for ObjectRef<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        refs::deserialize_handle(deserializer).map(ObjectRef::new)
+    }
+}
+

@@ -1,0 +1,182 @@
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use wingbeat_core::NodeId;
+#[allow(unused_imports, reason = "named in the documentation")]
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Strategy;
+use wingbeat_process::registry::{Function, Method};
+use wingbeat_process::{CallArgs, Session, options, submit};
+
+use crate::shape::{Shape, arities};
+use crate::{ActorRef, IntoArg};
+
+enum Target {
+    Function(&'static Function),
+    Method(ActorRef, &'static Method),
+}
+
+/// Options of one call; `.remote(…)` makes it. What is impossible is the error of the ref that the call gives.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// let nine = square::options().num_cpus(2.0).max_retries(5).name("three squared").remote(3);
+/// ```
+#[must_use = "options do nothing until `.remote(…)` makes the call"]
+pub struct TaskOptions<Signature> {
+    target: Target,
+    options: options::TaskOptions,
+    signature: PhantomData<Signature>,
+}
+
+impl<Signature> TaskOptions<Signature> {
+    #[doc(hidden)]
+    pub fn of(function: &'static Function) -> Self {
+        TaskOptions { target: Target::Function(function), options: Default::default(), signature: PhantomData }
+    }
+
+    #[doc(hidden)]
+    pub fn of_method(actor: &ActorRef, method: &'static Method) -> Self {
+        let options = actor.call_options().clone();
+        TaskOptions { target: Target::Method(actor.clone(), method), options, signature: PhantomData }
+    }
+
+    /// CPUs that the task holds while it runs; 1 if nothing is said. Fractions down to 1/10,000.
+    pub fn num_cpus(mut self, cpus: f64) -> Self {
+        self.options.num_cpus = Some(cpus);
+        self
+    }
+
+    /// GPUs that the task holds while it runs: a fraction of one, or whole ones.
+    pub fn num_gpus(mut self, gpus: f64) -> Self {
+        self.options.num_gpus = Some(gpus);
+        self
+    }
+
+    /// Memory that the task holds while it runs, in bytes.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.options.memory = Some(bytes);
+        self
+    }
+
+    /// An amount of a custom resource.
+    pub fn resource(mut self, name: &str, amount: f64) -> Self {
+        self.options.resources.insert(name.to_owned(), amount);
+        self
+    }
+
+    /// Attempts after the first that lost processes and nodes may cost; 3 if nothing is said.
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.options.max_retries = Some(retries);
+        self
+    }
+
+    /// Whether the function's own errors and panics are tried again too.
+    pub fn retry_errors(mut self, retry: bool) -> Self {
+        self.options.retry_errors = Some(retry);
+        self
+    }
+
+    /// What to call the task in logs and errors.
+    pub fn name(mut self, name: &str) -> Self {
+        self.options.name = Some(name.to_owned());
+        self
+    }
+
+    /// How long the task may take from this call to its result; then it is cancelled, and the result is
+    /// [`Error::TimedOut`].
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.options.timeout = Some(limit);
+        self
+    }
+
+    /// Items of a stream that may be on the way.
+    pub fn stream_ahead(mut self, items: u32) -> Self {
+        self.options.stream_ahead = Some(items);
+        self
+    }
+
+    /// On as many nodes as there are.
+    pub fn spread(mut self) -> Self {
+        self.options.strategy = Strategy::Spread;
+        self
+    }
+
+    /// On this node; with `soft`, on another if it has no room or is gone.
+    pub fn on_node(mut self, node: NodeId, soft: bool) -> Self {
+        self.options.strategy = Strategy::Node { node, soft };
+        self
+    }
+}
+
+/// Options for the calls that are made through an actor handle; see the handle's `with`.
+///
+/// ```
+/// use wingbeat::CallOptions;
+/// let patient = CallOptions::new().timeout(std::time::Duration::from_secs(5)).max_retries(1);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CallOptions {
+    pub(crate) options: options::TaskOptions,
+}
+
+impl CallOptions {
+    /// Nothing special.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long a call may take; then its result is [`Error::TimedOut`].
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.options.timeout = Some(limit);
+        self
+    }
+
+    /// Attempts after the first that restarts of the actor may cost; none if nothing is said.
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.options.max_retries = Some(retries);
+        self
+    }
+
+    /// What to call the calls in logs and errors.
+    pub fn name(mut self, name: &str) -> Self {
+        self.options.name = Some(name.to_owned());
+        self
+    }
+}
+
+macro_rules! remote {
+    ($($a:ident $arg:ident $n:tt),*) => {
+        impl<$($a,)* S: Shape> TaskOptions<fn($($a),*) -> S> {
+            /// Makes the call; answers at once.
+            #[allow(clippy::too_many_arguments)]
+            pub fn remote(self, $($arg: impl IntoArg<$a>),*) -> S::Refs {
+                let submitted = match &self.target {
+                    Target::Function(function) => match Session::current() {
+                        Err(error) => submit::failed(function.outputs, error),
+                        Ok(session) => {
+                            #[allow(unused_mut)]
+                            let mut args = CallArgs::new(&session, function.path, function.parameters, &function.checked);
+                            $($arg.add_to(&mut args);)*
+                            let args = args.finish();
+                            session.submit(function, args, &self.options)
+                        }
+                    },
+                    Target::Method(actor, method) => match actor.session_or_error() {
+                        Err(error) => submit::failed(method.outputs, error),
+                        Ok(session) => {
+                            #[allow(unused_mut)]
+                            let mut args = CallArgs::new(&session, method.path, method.parameters, &method.checked);
+                            $($arg.add_to(&mut args);)*
+                            let args = args.finish();
+                            session.call(actor.handle(), method, args, &self.options)
+                        }
+                    },
+                };
+                S::refs(submitted)
+            }
+        }
+    };
+}
+arities!(remote);
+

@@ -1,0 +1,179 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use wingbeat_core::codec;
+use wingbeat_core::error::{Error, Result};
+
+/// Why a queue did not do what it was asked to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QueueError {
+    /// There is no room (now, or within the time allowed).
+    Full,
+    /// There is nothing in it (now, or within the time allowed).
+    Empty,
+}
+
+impl fmt::Display for QueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QueueError::Full => "the queue is full",
+            QueueError::Empty => "the queue is empty",
+        })
+    }
+}
+
+struct QueueActor {
+    items: Mutex<VecDeque<Vec<u8>>>,
+    capacity: usize,
+    changed: Notify,
+}
+
+/// Calls of one queue that may wait at the same time.
+const WAITING: u32 = 1000;
+
+#[crate::actor(max_concurrency = 1000)]
+impl QueueActor {
+    fn new(capacity: u64) -> Self {
+        QueueActor { items: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
+    }
+
+    async fn put(&self, item: Vec<u8>, wait_ms: Option<u64>) -> Result<(), QueueError> {
+        let mut item = Some(item);
+        self.within(wait_ms, || self.try_put(&mut item)).await.ok_or(QueueError::Full)
+    }
+
+    async fn get(&self, wait_ms: Option<u64>) -> Result<Vec<u8>, QueueError> {
+        self.within(wait_ms, || self.items.lock().pop_front()).await.ok_or(QueueError::Empty)
+    }
+
+    async fn size(&self) -> u64 {
+        self.items.lock().len() as u64
+    }
+}
+
+impl QueueActor {
+    fn try_put(&self, item: &mut Option<Vec<u8>>) -> Option<()> {
+        let mut items = self.items.lock();
+        if self.capacity > 0 && items.len() >= self.capacity {
+            return None;
+        }
+        items.push_back(item.take()?);
+        Some(())
+    }
+
+    /// Tries until it works; with `wait_ms`, for at most so long.
+    async fn within<T>(&self, wait_ms: Option<u64>, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+        let trying = async {
+            loop {
+                let changed = self.changed.notified();
+                tokio::pin!(changed);
+                // Registered before the attempt, so that a change in between is not missed.
+                changed.as_mut().enable();
+                if let Some(done) = attempt() {
+                    self.changed.notify_waiters();
+                    return done;
+                }
+                changed.await;
+            }
+        };
+        match wait_ms {
+            None => Some(trying.await),
+            Some(limit) => tokio::time::timeout(Duration::from_millis(limit), trying).await.ok(),
+        }
+    }
+}
+
+/// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref.
+///
+/// ```no_run
+/// # async fn run() -> wingbeat::Result<()> {
+/// let queue = wingbeat::Queue::<u64>::bounded(100);
+/// queue.put(&1).await?;
+/// assert_eq!(queue.get().await?, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Queue<T> {
+    actor: QueueActorHandle,
+    item: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Queue { actor: self.actor.clone(), item: PhantomData }
+    }
+}
+
+impl<T> Queue<T> {
+    /// A queue that holds at most `capacity` items.
+    pub fn bounded(capacity: usize) -> Self {
+        Queue { actor: QueueActor::options().max_concurrency(WAITING).remote(capacity.max(1) as u64), item: PhantomData }
+    }
+
+    /// A queue without a bound: producers are never held up, and memory is what limits them.
+    pub fn unbounded() -> Self {
+        Queue { actor: QueueActor::options().max_concurrency(WAITING).remote(0u64), item: PhantomData }
+    }
+
+    /// The number of items.
+    ///
+    /// # Errors
+    /// The queue's actor is gone.
+    pub async fn size(&self) -> Result<u64> {
+        self.actor.size().get().await
+    }
+}
+
+impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
+    /// Puts an item at the end, when there is room.
+    ///
+    /// # Errors
+    /// The item cannot be encoded, or the queue's actor is gone.
+    pub async fn put(&self, item: &T) -> Result<()> {
+        self.actor.put(encode(item)?, None::<u64>).get().await
+    }
+
+    /// As [`put`](Self::put), for at most `limit`.
+    ///
+    /// # Errors
+    /// As `put`; or `error.application::<QueueError>()` is [`QueueError::Full`].
+    pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
+        self.actor.put(encode(item)?, Some(limit.as_millis() as u64)).get().await
+    }
+
+    /// The first item, when there is one.
+    ///
+    /// # Errors
+    /// The queue's actor is gone.
+    pub async fn get(&self) -> Result<T> {
+        decode(&self.actor.get(None::<u64>).get().await?)
+    }
+
+    /// As [`get`](Self::get), for at most `limit`.
+    ///
+    /// # Errors
+    /// As `get`; or `error.application::<QueueError>()` is [`QueueError::Empty`].
+    pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
+        decode(&self.actor.get(Some(limit.as_millis() as u64)).get().await?)
+    }
+}
+
+fn encode<T: Serialize + 'static>(item: &T) -> Result<Vec<u8>> {
+    let encoded = codec::encode_value(item).map(|encoded| encoded.into_bytes().to_vec());
+    encoded.map_err(|error| Error::Encode { what: format!("a queue item of type {}", std::any::type_name::<T>()), why: error.0 })
+}
+
+fn decode<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T> {
+    codec::decode_value(bytes).map_err(|error| Error::Decode {
+        what: format!("a queue item as {}", std::any::type_name::<T>()),
+        why: error.0,
+    })
+}

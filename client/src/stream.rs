@@ -1,0 +1,90 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use serde::de::DeserializeOwned;
+use wingbeat_core::error::Result;
+use wingbeat_process::{StreamHandle, Value, block_on};
+
+/// The items of a task that is still running, in order. A failure of the task is the last item.
+///
+/// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken. Dropping the stream
+/// cancels the task.
+///
+/// ```no_run
+/// #[wingbeat::remote]
+/// fn lines(path: String) -> impl Iterator<Item = Result<String, String>> {
+///     let text = std::fs::read_to_string(&path);
+///     let lines = text.map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
+///     match lines {
+///         Ok(lines) => lines.into_iter().map(Ok).collect::<Vec<_>>().into_iter(),
+///         Err(error) => vec![Err(error.to_string())].into_iter(),
+///     }
+/// }
+///
+/// # async fn run() -> wingbeat::Result<()> {
+/// let mut stream = lines::remote("/etc/hosts".to_owned());
+/// while let Some(line) = stream.next().await {
+///     println!("{}", line?);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct ObjectStream<T> {
+    state: State,
+    item: PhantomData<fn() -> T>,
+}
+
+enum State {
+    Idle(StreamHandle),
+    Taking(BoxFuture<'static, (StreamHandle, Option<Result<Value>>)>),
+    Moved,
+}
+
+impl<T> ObjectStream<T> {
+    pub(crate) fn new(handle: StreamHandle) -> Self {
+        ObjectStream { state: State::Idle(handle), item: PhantomData }
+    }
+}
+
+impl<T: DeserializeOwned + 'static> ObjectStream<T> {
+    /// The next item; none after the last.
+    pub async fn next(&mut self) -> Option<Result<T>> {
+        std::future::poll_fn(|cx| self.poll_item(cx)).await
+    }
+
+    /// As [`next`](Self::next), blocking this thread.
+    pub fn next_blocking(&mut self) -> Option<Result<T>> {
+        block_on(self.next())
+    }
+
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        if matches!(self.state, State::Idle(_))
+            && let State::Idle(mut handle) = std::mem::replace(&mut self.state, State::Moved)
+        {
+            self.state = State::Taking(Box::pin(async move {
+                let item = handle.next().await;
+                (handle, item)
+            }));
+        }
+        let State::Taking(taking) = &mut self.state else { return Poll::Ready(None) };
+        let Poll::Ready((handle, item)) = taking.as_mut().poll(cx) else { return Poll::Pending };
+        self.state = State::Idle(handle);
+        Poll::Ready(item.map(|value| value.and_then(|value| value.decode())))
+    }
+}
+
+impl<T: DeserializeOwned + 'static> futures::Stream for ObjectStream<T> {
+    type Item = Result<T>;
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        self.get_mut().poll_item(cx)
+    }
+}
+
+impl<T> fmt::Debug for ObjectStream<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectStream<{}>", std::any::type_name::<T>())
+    }
+}
