@@ -182,6 +182,8 @@ pub(crate) struct Daemon {
 /// # Errors
 /// When the head refuses or cannot be reached, or the machine has no memory or port to give.
 pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
+    // The guard is this executable in another mode.
+    crate::entry::linked();
     let process = ProcessId::random();
     let id = NodeId::random();
     let listener = Listener::bind(process, config.listen).await?;

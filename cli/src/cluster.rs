@@ -1,0 +1,157 @@
+//! `wingbeat status` and `wingbeat stop`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use comfy_table::{ContentArrangement, Table, presets};
+use wingbeat_core::ProcessId;
+use wingbeat_core::resources::MEMORY;
+use wingbeat_core::spec::Address;
+use wingbeat_net::address;
+use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::messages::ClusterState;
+use wingbeat_net::mux;
+use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessRequest, ProcessResponse};
+use wingbeat_worker::{join, token};
+
+use crate::daemons::DEFAULT_PORT;
+use crate::sizes;
+
+#[derive(Args)]
+struct Where {
+    /// The head, as host:port; this machine's default head if nothing is said.
+    #[arg(long, env = join::ADDRESS_VARIABLE)]
+    address: Option<String>,
+    /// File with the cluster's token; else as for `wingbeat head`.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
+}
+
+/// Show the machines, jobs, actors and whatever waits, and why it waits.
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    at: Where,
+    /// Print JSON for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// End every job and node, and the head.
+#[derive(Args)]
+pub(crate) struct StopArgs {
+    #[command(flatten)]
+    at: Where,
+}
+
+async fn connect(at: &Where) -> Result<HeadClient> {
+    let text = at.address.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"));
+    let token = match token::given(at.token_file.as_deref())? {
+        Some(token) => token,
+        None => token::own()?,
+    };
+    let nobody =
+        Address { process: ProcessId::random(), machine: address::this_machine(), unix: String::new(), tcp: None };
+    let hello = Hello {
+        address: nobody,
+        role: Role::Tool,
+        purpose: Purpose::Control,
+        cluster: None,
+        version: env!("CARGO_PKG_VERSION").into(),
+    };
+    let (stream, _) = address::dial_text(&text, "the head", &token, hello).await?;
+    let (_, client, _) = mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream);
+    Ok(HeadClient::new(mux::client_config(), client).spawn())
+}
+
+pub(crate) async fn status(args: StatusArgs) -> Result<()> {
+    let head = connect(&args.at).await?;
+    let state = head.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&state)?);
+    } else {
+        show(&state);
+    }
+    Ok(())
+}
+
+pub(crate) async fn stop(args: StopArgs) -> Result<()> {
+    let head = connect(&args.at).await?;
+    // The answer and the end of the connection race; both say that it stopped.
+    match head.stop(mux::within(Duration::from_secs(10))).await {
+        Ok(()) | Err(tarpc::client::RpcError::Shutdown) => println!("stopped"),
+        Err(error) => return Err(error).context("the head did not answer"),
+    }
+    Ok(())
+}
+
+fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
+    table
+}
+
+fn show(state: &ClusterState) {
+    let cluster = state.cluster.map(|cluster| cluster.to_string()).unwrap_or_default();
+    println!("{cluster}, up {} s", state.uptime_secs);
+    let mut nodes = table(&["node", "host", "free / total", "object store", "leases"]);
+    for node in &state.nodes {
+        let resources: Vec<String> = node
+            .info
+            .resources
+            .iter()
+            .map(|(name, total)| {
+                let free = node.available.get(name);
+                if name == MEMORY {
+                    let bytes = |amount: wingbeat_core::Amount| sizes::shown(amount.as_f64().max(0.0) as u64);
+                    format!("{} / {} memory", bytes(free), bytes(total))
+                } else {
+                    format!("{free} / {total} {name}")
+                }
+            })
+            .collect();
+        nodes.add_row([
+            node.info.id.to_string(),
+            node.info.hostname.clone(),
+            resources.join(", "),
+            sizes::shown(node.info.store_bytes),
+            node.leases.to_string(),
+        ]);
+    }
+    if state.nodes.is_empty() {
+        println!("no nodes; add one with `wingbeat worker --head <this head>`");
+    } else {
+        println!("{nodes}");
+    }
+    if !state.jobs.is_empty() {
+        let mut jobs = table(&["job", "name", "leases"]);
+        for job in &state.jobs {
+            jobs.add_row([job.id.to_string(), job.name.clone(), job.leases.to_string()]);
+        }
+        println!("{jobs}");
+    }
+    if !state.actors.is_empty() {
+        let mut actors = table(&["actor", "class", "name", "state", "node", "pid", "restarts"]);
+        for actor in &state.actors {
+            actors.add_row([
+                actor.id.to_string(),
+                actor.class_name.clone(),
+                actor.name.as_ref().map(|name| format!("{}/{}", name.namespace, name.name)).unwrap_or_default(),
+                actor.state.clone(),
+                actor.node.map(|node| node.to_string()).unwrap_or_default(),
+                actor.pid.map(|pid| pid.to_string()).unwrap_or_default(),
+                actor.restarts.to_string(),
+            ]);
+        }
+        println!("{actors}");
+    }
+    if !state.pending.is_empty() {
+        let mut pending = table(&["waiting", "count", "why"]);
+        for row in &state.pending {
+            pending.add_row([row.name.clone(), row.count.to_string(), row.why.clone()]);
+        }
+        println!("{pending}");
+    }
+}

@@ -1,0 +1,64 @@
+//! The `wingbeat` command.
+
+mod cluster;
+mod daemons;
+mod sizes;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Remote tasks, actors and distributed training.
+///
+/// On one machine nothing needs to be started: a program that calls `wingbeat::init()` brings its own cluster. For
+/// several machines, start one head, a worker on every machine, and point programs at the head:
+///
+///     wingbeat head --host 10.0.0.1 --token-file token
+///     wingbeat worker --head 10.0.0.1:6420 --token-file token      (on every machine)
+///     WINGBEAT_ADDRESS=10.0.0.1:6420 WINGBEAT_TOKEN_FILE=token ./my-program
+#[derive(Parser)]
+#[command(name = "wingbeat", version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Head(daemons::HeadArgs),
+    Worker(daemons::WorkerArgs),
+    Status(cluster::StatusArgs),
+    Stop(cluster::StopArgs),
+}
+
+fn main() -> ExitCode {
+    wingbeat_worker::entry::linked();
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("WINGBEAT_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,tarpc=off,wingbeat=info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Head(args) => daemons::head(args).await,
+            Command::Worker(args) => daemons::worker(args).await,
+            Command::Status(args) => cluster::status(args).await,
+            Command::Stop(args) => cluster::stop(args).await,
+        }
+        .map(|()| ExitCode::SUCCESS)
+    });
+    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

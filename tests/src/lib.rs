@@ -1,0 +1,228 @@
+//! Clusters of real processes for tests.
+//!
+//! ```no_run
+//! let mut cluster = wingbeat_tests::TestCluster::start(2, 1)?;   // a head and two nodes of one CPU
+//! cluster.kill_node(0)?;
+//! # anyhow::Ok(())
+//! ```
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+/// How long a daemon may take to say that it is there. Only a daemon that hangs takes so long.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A head and nodes, each a process of its own. Dropping it ends them all.
+pub struct TestCluster {
+    address: String,
+    token: PathBuf,
+    dir: tempfile::TempDir,
+    head: Option<Daemon>,
+    nodes: Vec<Option<Daemon>>,
+}
+
+/// A daemon with what it wrote.
+struct Daemon {
+    child: Child,
+    log: Arc<Log>,
+}
+
+/// Lines of a daemon, and who waits for one.
+#[derive(Default)]
+struct Log {
+    lines: Mutex<(Vec<String>, bool)>,
+    more: Condvar,
+}
+
+impl Log {
+    /// The first line that contains `text`, when it comes.
+    fn wait_for(&self, text: &str) -> Result<String> {
+        let guard = self.lines.lock().map_err(|_| anyhow::anyhow!("a log reader panicked"))?;
+        let found = |(lines, over): &mut (Vec<String>, bool)| !*over && !lines.iter().any(|line| line.contains(text));
+        let (guard, _) = self
+            .more
+            .wait_timeout_while(guard, START_LIMIT, found)
+            .map_err(|_| anyhow::anyhow!("a log reader panicked"))?;
+        match guard.0.iter().find(|line| line.contains(text)) {
+            Some(line) => Ok(line.clone()),
+            None => bail!("it never wrote `{text}`, but:\n{}", guard.0.join("\n")),
+        }
+    }
+
+    fn follow(self: &Arc<Self>, pipe: impl std::io::Read + Send + 'static) {
+        let log = self.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                if let Ok(mut lines) = log.lines.lock() {
+                    lines.0.push(line);
+                }
+                log.more.notify_all();
+            }
+            if let Ok(mut lines) = log.lines.lock() {
+                lines.1 = true;
+            }
+            log.more.notify_all();
+        });
+    }
+}
+
+impl Daemon {
+    fn start(command: &mut Command) -> Result<Daemon> {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let log = Arc::new(Log::default());
+        let stdout = child.stdout.take().context("no stdout")?;
+        let stderr: ChildStderr = child.stderr.take().context("no stderr")?;
+        // The end of stdout is the end of the daemon; stderr only adds lines.
+        log.follow(stdout);
+        let errors = Arc::new(Log::default());
+        errors.follow(stderr);
+        Ok(Daemon { child, log })
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+/// The `wingbeat` binary that the workspace built, beside the test's own executable; built if need be.
+pub fn binary() -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let target = test.parent().and_then(Path::parent).context("a test lies in target/<profile>/deps")?;
+    let binary = target.join("wingbeat");
+    if !binary.exists() {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "-p", "wingbeat-cli"]);
+        if target.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status()?;
+        if !built.success() || !binary.exists() {
+            bail!("cannot build {}", binary.display());
+        }
+    }
+    Ok(binary)
+}
+
+impl TestCluster {
+    /// A head, and `nodes` nodes of `cpus` CPUs each.
+    pub fn start(nodes: usize, cpus: u32) -> Result<TestCluster> {
+        let mut cluster = Self::head_only()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
+    /// A head without nodes.
+    pub fn head_only() -> Result<TestCluster> {
+        let dir = tempfile::tempdir()?;
+        let token = dir.path().join("token");
+        std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
+        let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
+        std::fs::set_permissions(&token, private)?;
+        let mut cluster = TestCluster { address: String::new(), token, dir, head: None, nodes: Vec::new() };
+        let head = Daemon::start(cluster.command()?.args(["head", "--port", "0"]))?;
+        let line = head.log.wait_for("listening at")?;
+        cluster.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
+        cluster.head = Some(head);
+        Ok(cluster)
+    }
+
+    /// A `wingbeat` command with this cluster's token.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = Command::new(binary()?);
+        command.env("WINGBEAT_TOKEN_FILE", &self.token).env_remove("WINGBEAT_TOKEN").env("WINGBEAT_ADDRESS", &self.address);
+        Ok(command)
+    }
+
+    /// Adds a node with these further arguments, and answers with its number.
+    pub fn add_node(&mut self, args: &[&str]) -> Result<usize> {
+        let spill = self.dir.path().to_owned();
+        let mut command = self.command()?;
+        command.args(["worker", "--object-store-memory", "256MiB", "--spill-dir"]).arg(spill).args(args);
+        let node = Daemon::start(&mut command)?;
+        node.log.wait_for("joined")?;
+        self.nodes.push(Some(node));
+        Ok(self.nodes.len() - 1)
+    }
+
+    /// The head's `host:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The token, as drivers give it.
+    pub fn token(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(&self.token)?.trim().to_owned())
+    }
+
+    /// The process id of a node's daemon.
+    pub fn node_pid(&self, node: usize) -> Option<u32> {
+        self.nodes.get(node)?.as_ref().map(|daemon| daemon.child.id())
+    }
+
+    /// Ends a node with SIGKILL.
+    pub fn kill_node(&mut self, node: usize) -> Result<()> {
+        self.nodes.get_mut(node).and_then(Option::take).context("no such node")?.kill()
+    }
+
+    /// Ends the head with SIGKILL.
+    pub fn kill_head(&mut self) -> Result<()> {
+        self.head.take().context("no head")?.kill()
+    }
+
+    /// What the head says of the cluster.
+    pub fn state(&self) -> Result<serde_json::Value> {
+        let output = self.command()?.args(["status", "--json"]).output()?;
+        if !output.status.success() {
+            bail!("wingbeat status: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// `wingbeat stop`, and the end of every daemon.
+    pub fn stop(&mut self) -> Result<()> {
+        let output = self.command()?.arg("stop").output()?;
+        if !output.status.success() {
+            bail!("wingbeat stop: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        for daemon in self.nodes.iter_mut().chain(std::iter::once(&mut self.head)) {
+            if let Some(mut daemon) = daemon.take() {
+                daemon.child.wait()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a process of this id is there (and is no zombie).
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).map(str::to_owned);
+    state.is_some_and(|state| state != "Z" && state != "X")
+}
+
+/// Waits until a process has ended, on its own descriptor.
+pub fn wait_for_end(pid: u32, limit: Duration) -> bool {
+    let begun = std::time::Instant::now();
+    while is_alive(pid) {
+        if begun.elapsed() > limit {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
