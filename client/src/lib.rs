@@ -47,7 +47,7 @@ pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, TaskId};
 pub use wingbeat_process::context::{cancelled, current_actor, current_task, is_cancelled};
-pub use wingbeat_process::{ObjectView, Session};
+pub use wingbeat_process::{Entered, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
 ///

@@ -159,6 +159,11 @@ impl TestCluster {
         Ok(self.nodes.len() - 1)
     }
 
+    /// The number of nodes that were added.
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The head's `host:port`.
     pub fn address(&self) -> &str {
         &self.address

@@ -1,0 +1,305 @@
+//! Actors: order, concurrency, lifetimes, names, and what happens when they end.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{Local, Started};
+use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, get_all_blocking};
+
+struct Tally {
+    n: u64,
+}
+
+#[wingbeat::actor(max_restarts = 0)]
+impl Tally {
+    fn new(start: u64) -> Self {
+        Tally { n: start }
+    }
+    fn add(&mut self, by: u64) -> u64 {
+        self.n += by;
+        self.n
+    }
+    async fn add_later(&mut self, by: u64) -> u64 {
+        tokio::task::yield_now().await;
+        self.n += by;
+        self.n
+    }
+    fn checked(&self, limit: u64) -> Result<u64, String> {
+        if self.n <= limit { Ok(self.n) } else { Err(format!("{} is over {limit}", self.n)) }
+    }
+    fn up_to(&self) -> impl Iterator<Item = u64> {
+        0..self.n
+    }
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+    fn exit(&self) {
+        std::process::exit(9)
+    }
+}
+
+struct Picky;
+
+#[wingbeat::actor]
+impl Picky {
+    fn new(ok: bool) -> Result<Self, String> {
+        if ok { Ok(Picky) } else { Err("not today".to_owned()) }
+    }
+    fn hello(&self) -> String {
+        "hello".into()
+    }
+}
+
+struct Rooms {
+    gate: tokio::sync::Notify,
+}
+
+#[wingbeat::actor(concurrency_groups(io = 1, compute = 1), max_concurrency = 2)]
+impl Rooms {
+    fn new() -> Self {
+        Rooms { gate: tokio::sync::Notify::new() }
+    }
+    #[method(group = "io")]
+    async fn blocked(&self) -> u64 {
+        self.gate.notified().await;
+        1
+    }
+    #[method(group = "compute")]
+    fn compute(&self) -> u64 {
+        2
+    }
+    async fn open(&self) {
+        self.gate.notify_one();
+    }
+}
+
+struct Caller;
+
+#[wingbeat::actor]
+impl Caller {
+    fn new() -> Self {
+        Caller
+    }
+    fn ask(&mut self, other: CallerHandle, me: CallerHandle) -> Result<u64, String> {
+        other.answer(me).get_blocking().map_err(|error| error.to_string())
+    }
+    fn answer(&mut self, back: CallerHandle) -> Result<u64, String> {
+        back.simple().get_blocking().map_err(|error| error.to_string())
+    }
+    fn simple(&self) -> u64 {
+        1
+    }
+}
+
+#[wingbeat::remote]
+fn add_through(tally: TallyHandle, by: u64) -> u64 {
+    tally.add(by).get_blocking().unwrap()
+}
+
+#[wingbeat::remote]
+fn waits_for(file: PathBuf) -> u64 {
+    while !file.exists() {
+        std::thread::yield_now();
+    }
+    1
+}
+
+#[wingbeat::remote]
+fn crash() -> u64 {
+    std::process::abort()
+}
+
+#[test]
+fn calls_of_one_caller_run_in_its_order() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(0);
+    let results: Vec<_> = (1..=1000u64).map(|_| tally.add(1)).collect();
+    assert_eq!(get_all_blocking(&results).unwrap(), (1..=1000).collect::<Vec<u64>>());
+    assert_eq!(tally.add_later(1).get_blocking().unwrap(), 1001);
+}
+
+#[test]
+fn a_call_waits_for_its_argument_and_holds_back_the_later_ones() {
+    let _local = Local::start(2);
+    let started = Started::new();
+    let tally = Tally::remote(0);
+    let first = tally.add(waits_for::remote(started.path()));
+    let second = tally.add(10);
+    std::fs::write(started.path(), "").unwrap();
+    assert_eq!((first.get_blocking().unwrap(), second.get_blocking().unwrap()), (1, 11));
+}
+
+#[test]
+fn a_failed_argument_fails_the_call_unrun_with_the_same_cause() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(5);
+    let error = tally.add(crash::options().max_retries(0).remote()).get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::WorkerCrashed { exit, .. } if exit.signal == Some(6)), "{error}");
+    assert_eq!(tally.add(0).get_blocking().unwrap(), 5);
+}
+
+#[test]
+fn errors_streams_and_shared_methods_work_as_in_functions() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(3);
+    assert_eq!(tally.checked(3).get_blocking().unwrap(), 3);
+    let error = tally.checked(2).get_blocking().unwrap_err();
+    assert_eq!(error.application::<String>().unwrap(), "3 is over 2");
+    let mut items = tally.up_to();
+    let mut seen = Vec::new();
+    while let Some(item) = items.next_blocking() {
+        seen.push(item.unwrap());
+    }
+    assert_eq!(seen, [0, 1, 2]);
+}
+
+#[test]
+fn a_constructor_error_surfaces_on_the_first_call() {
+    let _local = Local::start(1);
+    assert_eq!(Picky::remote(true).hello().get_blocking().unwrap(), "hello");
+    let error = Picky::remote(false).hello().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ActorDied { .. }), "{error}");
+    assert_eq!(error.application::<String>().unwrap(), "not today");
+}
+
+#[test]
+fn handles_go_into_tasks() {
+    let _local = Local::start(2);
+    let tally = Tally::remote(0);
+    let sums: Vec<_> = (0..20u64).map(|_| add_through::remote(tally.clone(), 1)).collect();
+    get_all_blocking(&sums).unwrap();
+    assert_eq!(tally.add(0).get_blocking().unwrap(), 20);
+}
+
+#[test]
+fn a_temporary_handle_is_enough_for_its_call() {
+    let _local = Local::start(1);
+    assert_eq!(Tally::remote(41).add(1).get_blocking().unwrap(), 42);
+}
+
+#[test]
+fn an_actor_ends_with_its_last_handle_after_its_calls() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(0);
+    let pid = tally.pid().get_blocking().unwrap();
+    let last = (0..100u64).map(|_| tally.add(1)).last().unwrap();
+    drop(tally);
+    assert_eq!(last.get_blocking().unwrap(), 100);
+    assert!(wingbeat_tests::wait_for_end(pid, std::time::Duration::from_secs(30)));
+}
+
+#[test]
+fn a_blocked_concurrency_group_blocks_no_other() {
+    let _local = Local::start(1);
+    let rooms = Rooms::remote();
+    let blocked = rooms.blocked();
+    assert_eq!(rooms.compute().get_blocking().unwrap(), 2);
+    assert!(!blocked.is_ready());
+    rooms.open().get_blocking().unwrap();
+    assert_eq!(blocked.get_blocking().unwrap(), 1);
+}
+
+#[test]
+fn named_actors_are_found_and_made_once() {
+    let _local = Local::start(2);
+    let first = Tally::options().name("tally").remote(1);
+    assert_eq!(first.add(1).get_blocking().unwrap(), 2);
+    let same = wingbeat::block_on(Tally::named("tally")).unwrap();
+    assert_eq!(same.add(1).get_blocking().unwrap(), 3);
+    let taken = Tally::options().name("tally").remote(1).add(1).get_blocking().unwrap_err();
+    assert!(matches!(taken, Error::ActorNameTaken { .. }), "{taken}");
+    let nobody = wingbeat::block_on(Tally::named("nobody")).unwrap_err();
+    assert!(matches!(nobody, Error::ActorNotFound { .. }), "{nobody}");
+    let others = wingbeat::block_on(futures::future::join_all(
+        (0..8u64).map(|_| Tally::options().name("race").get_or_create(100)),
+    ));
+    let ids: std::collections::BTreeSet<_> = others.iter().map(|tally| tally.as_ref().unwrap().actor().id()).collect();
+    assert_eq!(ids.len(), 1);
+}
+
+#[test]
+fn a_killed_actor_is_dead_with_the_cause() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(0);
+    tally.add(1).get_blocking().unwrap();
+    tally.actor().kill();
+    let error = tally.add(1).get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::ActorDied { cause, .. } if matches!(**cause, Error::ActorEnded { .. })), "{error}");
+}
+
+#[test]
+fn a_terminated_actor_finishes_what_it_was_sent() {
+    let _local = Local::start(1);
+    let tally = Tally::remote(0);
+    let pid = tally.pid().get_blocking().unwrap();
+    let calls: Vec<_> = (0..100u64).map(|_| tally.add(1)).collect();
+    get_all_blocking(&calls).unwrap();
+    tally.actor().terminate();
+    assert!(wingbeat_tests::wait_for_end(pid, std::time::Duration::from_secs(30)));
+    assert!(matches!(tally.add(1).get_blocking(), Err(Error::ActorDied { .. })));
+}
+
+#[test]
+fn a_crashed_actor_is_unavailable_then_back_then_dead() {
+    let _local = Local::start(1);
+    let tally = Tally::options().max_restarts(1).remote(7);
+    let first = tally.pid().get_blocking().unwrap();
+    let error = tally.exit().get_blocking().unwrap_err();
+    match &error {
+        Error::ActorUnavailable { cause, .. } => {
+            assert!(matches!(&**cause, Error::WorkerCrashed { exit, .. } if exit.code == Some(9)), "{cause}");
+        }
+        other => panic!("{other}"),
+    }
+    // Its state is new, and so is its process.
+    assert_eq!(tally.add(1).get_blocking().unwrap(), 8);
+    assert_ne!(tally.pid().get_blocking().unwrap(), first);
+    assert!(tally.exit().get_blocking().is_err());
+    let error = tally.add(1).get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::ActorDied { cause, .. } if matches!(**cause, Error::WorkerCrashed { .. })), "{error}");
+}
+
+#[test]
+fn actors_that_wait_for_each_other_in_a_circle_are_told() {
+    let _local = Local::start(2);
+    let (a, b) = (Caller::remote(), Caller::remote());
+    let error = a.ask(b.clone(), a.clone()).get_blocking().unwrap_err();
+    assert!(error.to_string().contains("deadlock"), "{error}");
+    // Nothing else is lost.
+    assert_eq!(a.simple().get_blocking().unwrap() + b.simple().get_blocking().unwrap(), 2);
+}
+
+#[test]
+fn a_pool_spreads_work_in_order_and_out_of_it() {
+    let _local = Local::start(2);
+    let mut pool = ActorPool::new([Tally::remote(0), Tally::remote(0)]);
+    let results = wingbeat::block_on(pool.map(0..50u64, |tally, _| tally.checked(u64::MAX))).unwrap();
+    assert_eq!(results.len(), 50);
+    let mut unordered = wingbeat::block_on(pool.map_unordered(0..50u64, |tally, x| {
+        let _: &TallyHandle = tally;
+        let object: ObjectRef<u64> = tally.with(wingbeat::CallOptions::new().name("x")).checked(u64::MAX);
+        let _ = x;
+        object
+    }))
+    .unwrap();
+    unordered.sort_unstable();
+    assert_eq!(unordered, vec![0; 50]);
+}
+
+#[test]
+fn a_queue_is_first_in_first_out_and_bounded() {
+    let _local = Local::start(1);
+    wingbeat::block_on(async {
+        let queue = Queue::<String>::bounded(2);
+        queue.put(&"a".to_owned()).await.unwrap();
+        queue.put(&"b".to_owned()).await.unwrap();
+        let full = queue.put_timeout(&"c".to_owned(), std::time::Duration::from_millis(10)).await.unwrap_err();
+        assert_eq!(full.application::<QueueError>(), Some(QueueError::Full));
+        assert_eq!(queue.size().await.unwrap(), 2);
+        assert_eq!(queue.get().await.unwrap(), "a");
+        assert_eq!(queue.get().await.unwrap(), "b");
+        let empty = queue.get_timeout(std::time::Duration::from_millis(10)).await.unwrap_err();
+        assert_eq!(empty.application::<QueueError>(), Some(QueueError::Empty));
+    });
+}

@@ -1,0 +1,55 @@
+//! What tests share: a private cluster, entered by the test's thread, and a sign that something has started.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+
+use std::future::IntoFuture;
+
+use wingbeat::Session;
+
+/// Ends the cluster when dropped.
+pub(crate) struct Local {
+    pub(crate) session: Session,
+    _entered: wingbeat::Entered,
+}
+
+impl Local {
+    /// A private cluster with so many CPUs.
+    pub(crate) fn start(cpus: u32) -> Local {
+        Self::from(wingbeat::init().num_cpus(cpus))
+    }
+
+    pub(crate) fn from(init: wingbeat::Init) -> Local {
+        let session = wingbeat::block_on(init.global(false).log_to_driver(false).into_future()).unwrap();
+        let _entered = session.enter();
+        Local { session, _entered }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        wingbeat::block_on(self.session.shutdown());
+    }
+}
+
+/// A file that a task makes when it starts.
+pub(crate) struct Started {
+    dir: tempfile::TempDir,
+}
+
+impl Started {
+    pub(crate) fn new() -> Started {
+        Started { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("started")
+    }
+
+    /// Waits until the task has made it.
+    pub(crate) fn wait(&self) {
+        while !self.path().exists() {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Tasks: arguments, results, errors, options, waiting, cancelling.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::{Local, Started};
+use serde::{Deserialize, Serialize};
+use wingbeat::{Error, ObjectRef, get_all_blocking, put, wait_blocking};
+
+#[wingbeat::remote]
+fn square(x: u64) -> u64 {
+    x * x
+}
+
+#[wingbeat::remote]
+async fn add(a: u64, b: u64) -> u64 {
+    tokio::task::yield_now().await;
+    a + b
+}
+
+#[wingbeat::remote]
+fn sum_of(refs: Vec<ObjectRef<u64>>) -> wingbeat::Result<u64, String> {
+    let values = get_all_blocking(&refs).map_err(|error| error.to_string())?;
+    Ok(values.iter().sum())
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Complaint {
+    TooLarge { limit: u64 },
+}
+
+impl std::fmt::Display for Complaint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+#[wingbeat::remote]
+fn small_only(x: u64) -> Result<u64, Complaint> {
+    if x > 10 { Err(Complaint::TooLarge { limit: 10 }) } else { Ok(x) }
+}
+
+#[wingbeat::remote]
+fn div_mod(a: u64, b: u64) -> (u64, u64) {
+    (a / b, a % b)
+}
+
+#[wingbeat::remote]
+fn count_to(n: u64) -> impl Iterator<Item = u64> {
+    0..n
+}
+
+#[wingbeat::remote]
+fn fails_after(n: u64) -> impl Iterator<Item = Result<u64, String>> {
+    (0..n).map(Ok).chain(std::iter::once(Err("the end of the line".to_owned())))
+}
+
+#[wingbeat::remote]
+fn panics(text: String) -> u64 {
+    panic!("{text}")
+}
+
+#[wingbeat::remote]
+fn exits(code: i32) -> u64 {
+    eprintln!("about to exit");
+    std::process::exit(code)
+}
+
+#[wingbeat::remote]
+fn pid() -> u32 {
+    std::process::id()
+}
+
+#[wingbeat::remote]
+fn nested(depth: u32) -> u32 {
+    if depth == 0 { 0 } else { nested::remote(depth - 1).get_blocking().unwrap() + 1 }
+}
+
+#[wingbeat::remote]
+fn spins_until_cancelled(started: PathBuf) -> u64 {
+    std::fs::write(started, "").unwrap();
+    while !wingbeat::is_cancelled() {
+        std::thread::yield_now();
+    }
+    7
+}
+
+#[wingbeat::remote]
+fn never_looks() -> u64 {
+    loop {
+        std::thread::park();
+    }
+}
+
+#[wingbeat::remote]
+async fn pending_for_ever() -> u64 {
+    std::future::pending().await
+}
+
+#[wingbeat::remote]
+fn large(n: u64) -> Vec<f32> {
+    (0..n).map(|i| i as f32).collect()
+}
+
+#[wingbeat::remote]
+fn length(v: Vec<f32>) -> u64 {
+    v.len() as u64
+}
+
+#[wingbeat::remote]
+fn makes_refs() -> Vec<ObjectRef<u64>> {
+    (0..3u64).map(|i| put(&i).unwrap()).collect()
+}
+
+#[wingbeat::remote]
+fn environment(name: String) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+#[test]
+fn the_plain_call_stays_local() {
+    assert_eq!(square(3), 9);
+}
+
+#[test]
+fn refs_are_arguments_and_async_functions_are_functions() {
+    let _local = Local::start(2);
+    let four = square::remote(2);
+    let sixteen = square::remote(&four);
+    assert_eq!(add::remote(four, sixteen).get_blocking().unwrap(), 20);
+}
+
+#[test]
+fn refs_inside_an_argument_stay_refs() {
+    let _local = Local::start(2);
+    let refs: Vec<_> = (1..=10u64).map(square::remote).collect();
+    assert_eq!(sum_of::remote(refs).get_blocking().unwrap(), 385);
+}
+
+#[test]
+fn refs_made_by_a_task_outlive_it() {
+    let _local = Local::start(2);
+    let refs = makes_refs::remote().get_blocking().unwrap();
+    assert_eq!(get_all_blocking(&refs).unwrap(), [0, 1, 2]);
+}
+
+#[test]
+fn a_functions_error_comes_back_as_its_type() {
+    let _local = Local::start(1);
+    assert_eq!(small_only::remote(3).get_blocking().unwrap(), 3);
+    let error = small_only::remote(11).get_blocking().unwrap_err();
+    assert_eq!(error.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
+    assert!(error.to_string().contains("small_only"), "{error}");
+    // A task that takes it fails with the same cause, unrun.
+    let passed_on = square::remote(small_only::remote(12)).get_blocking().unwrap_err();
+    assert_eq!(passed_on.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
+}
+
+#[test]
+fn a_tuple_is_several_refs() {
+    let _local = Local::start(1);
+    let (quotient, rest) = div_mod::remote(17, 5);
+    assert_eq!((quotient.get_blocking().unwrap(), rest.get_blocking().unwrap()), (3, 2));
+}
+
+#[test]
+fn a_stream_gives_its_items_while_the_task_runs() {
+    let _local = Local::start(1);
+    let mut stream = count_to::options().stream_ahead(2).remote(u64::MAX);
+    for expected in 0..100 {
+        assert_eq!(stream.next_blocking().unwrap().unwrap(), expected);
+    }
+    drop(stream);
+    // Dropping it cancelled the task: the only CPU is free again.
+    assert_eq!(square::remote(5).get_blocking().unwrap(), 25);
+}
+
+#[test]
+fn the_error_of_a_stream_is_its_last_item() {
+    let _local = Local::start(1);
+    let mut stream = fails_after::remote(2);
+    assert_eq!(stream.next_blocking().unwrap().unwrap(), 0);
+    assert_eq!(stream.next_blocking().unwrap().unwrap(), 1);
+    let error = stream.next_blocking().unwrap().unwrap_err();
+    assert_eq!(error.application::<String>().unwrap(), "the end of the line");
+    assert!(stream.next_blocking().is_none());
+}
+
+#[test]
+fn a_panic_is_an_error_with_message_and_place_and_the_process_lives_on() {
+    let _local = Local::start(1);
+    let before = pid::remote().get_blocking().unwrap();
+    let error = panics::remote("a bad day".to_owned()).get_blocking().unwrap_err();
+    match &error {
+        Error::Panicked { message, task, .. } => {
+            assert!(message.contains("a bad day") && message.contains("tasks.rs"), "{message}");
+            assert!(task.contains("panics"), "{task}");
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(pid::remote().get_blocking().unwrap(), before);
+}
+
+#[test]
+fn exit_inside_a_task_is_a_crash_that_says_how() {
+    let _local = Local::start(1);
+    let error = exits::options().max_retries(0).remote(3).get_blocking().unwrap_err();
+    match &error {
+        Error::WorkerCrashed { exit, .. } => {
+            assert_eq!(exit.code, Some(3));
+            assert!(exit.stderr.iter().any(|line| line.contains("about to exit")), "{exit}");
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn a_hundred_nested_levels_finish_on_one_cpu() {
+    let _local = Local::start(1);
+    assert_eq!(nested::remote(100).get_blocking().unwrap(), 100);
+}
+
+#[test]
+fn many_tasks_are_all_right() {
+    let _local = Local::start(2);
+    let refs: Vec<_> = (0..20_000u64).map(square::remote).collect();
+    let values = get_all_blocking(&refs).unwrap();
+    assert!(values.iter().enumerate().all(|(i, value)| *value == (i * i) as u64));
+}
+
+#[test]
+fn get_all_keeps_order_and_takes_duplicates() {
+    let _local = Local::start(2);
+    let (a, b) = (square::remote(2), square::remote(3));
+    assert_eq!(get_all_blocking([&b, &a, &b]).unwrap(), [9, 4, 9]);
+    assert_eq!(get_all_blocking(Vec::<&ObjectRef<u64>>::new()).unwrap(), Vec::<u64>::new());
+}
+
+#[test]
+fn get_all_fails_with_the_first_failure_without_waiting_for_the_rest() {
+    let _local = Local::start(2);
+    let slow = never_looks::remote();
+    let error = get_all_blocking([&slow, &panics::remote("at once".to_owned())]).unwrap_err();
+    assert!(matches!(error, Error::Panicked { .. }), "{error}");
+    slow.cancel_force();
+}
+
+#[test]
+fn wait_keeps_order_and_refuses_duplicates() {
+    let _local = Local::start(2);
+    let (a, b, slow) = (square::remote(2), square::remote(3), pending_for_ever::remote());
+    let (ready, rest) = wait_blocking(vec![slow.clone(), b.clone(), a.clone()], 2, None).unwrap();
+    assert_eq!(ready.iter().map(ObjectRef::id).collect::<Vec<_>>(), [b.id(), a.id()]);
+    assert_eq!(rest.len(), 1);
+    assert!(matches!(wait_blocking(vec![a.clone(), a.clone()], 1, None), Err(Error::InvalidArgument { .. })));
+    assert!(wait_blocking(Vec::<ObjectRef<u64>>::new(), 0, None).unwrap().0.is_empty());
+    let (ready, rest) = wait_blocking(vec![slow.clone()], 1, Some(Duration::from_millis(20))).unwrap();
+    assert_eq!((ready.len(), rest.len()), (0, 1));
+    slow.cancel();
+}
+
+#[test]
+fn a_get_with_a_limit_times_out_and_the_task_goes_on() {
+    let _local = Local::start(1);
+    let started = Started::new();
+    let slow = spins_until_cancelled::remote(started.path());
+    started.wait();
+    let error = wingbeat::block_on(slow.get_timeout(Duration::from_millis(50))).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    slow.cancel();
+    assert_eq!(slow.get_blocking().unwrap(), 7);
+}
+
+#[test]
+fn a_task_with_a_limit_is_cancelled_when_it_is_over() {
+    let _local = Local::start(1);
+    let error = pending_for_ever::options().timeout(Duration::from_millis(50)).remote().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn a_cancelled_pending_task_never_runs() {
+    let _local = Local::start(1);
+    let started = Started::new();
+    let running = spins_until_cancelled::remote(started.path());
+    started.wait();
+    let pending = square::remote(3);
+    pending.cancel();
+    assert!(matches!(pending.get_blocking(), Err(Error::Cancelled { .. })));
+    running.cancel();
+    assert_eq!(running.get_blocking().unwrap(), 7);
+    // A finished task is left alone.
+    running.cancel();
+    assert_eq!(running.get_blocking().unwrap(), 7);
+}
+
+#[test]
+fn async_code_is_dropped_and_force_ends_the_process() {
+    let _local = Local::start(2);
+    let pending = pending_for_ever::remote();
+    let stubborn = never_looks::remote();
+    pending.cancel();
+    assert!(matches!(pending.get_blocking(), Err(Error::Cancelled { .. })));
+    stubborn.cancel_force();
+    assert!(matches!(stubborn.get_blocking(), Err(Error::Cancelled { .. })));
+    assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn a_task_whose_argument_is_cancelled_is_not_waited_for() {
+    let _local = Local::start(1);
+    let source = pending_for_ever::remote();
+    let dependent = square::remote(&source);
+    source.cancel();
+    assert!(matches!(dependent.get_blocking(), Err(Error::Cancelled { .. })));
+}
+
+#[test]
+fn large_values_are_read_in_shared_memory() {
+    let _local = Local::start(1);
+    let object = large::remote(1 << 20);
+    let view = object.view_blocking().unwrap();
+    assert_eq!((view.len(), view[12345]), (1 << 20, 12345.0));
+    assert_eq!(length::remote(&object).get_blocking().unwrap(), 1 << 20);
+    assert_eq!(length::remote(vec![1.0f32; 1 << 20]).get_blocking().unwrap(), 1 << 20);
+    drop(object);
+    // The view keeps its memory.
+    assert_eq!(view[(1 << 20) - 1], ((1 << 20) - 1) as f32);
+}
+
+#[test]
+fn small_vectors_can_be_viewed_too() {
+    let _local = Local::start(1);
+    let view = put(&vec![1u32, 2, 3]).unwrap().view_blocking().unwrap();
+    assert_eq!(&*view, [1, 2, 3]);
+}
+
+#[test]
+fn a_full_store_spills_and_brings_back() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(8 << 20));
+    let objects: Vec<_> = (0..6u8).map(|i| put(&vec![i; 4 << 20]).unwrap()).collect();
+    for (i, object) in objects.iter().enumerate() {
+        let value = object.get_blocking().unwrap();
+        assert!(value.len() == 4 << 20 && value.iter().all(|byte| *byte == i as u8));
+    }
+}
+
+#[test]
+fn a_value_larger_than_the_store_is_an_error_that_says_the_sizes() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(4 << 20));
+    match put(&vec![0u8; 16 << 20]) {
+        Err(Error::ObjectTooLarge { size, store, .. }) => {
+            assert!(size > 16 << 20 && store == 4 << 20);
+        }
+        other => panic!("{other:?}"),
+    }
+    // As a result, too.
+    let error = large::remote(8 << 20).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ObjectTooLarge { .. }), "{error}");
+    assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn impossible_options_are_errors_that_name_them() {
+    let _local = Local::start(1);
+    let error = square::options().num_cpus(-1.0).remote(1).get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::InvalidOption { option, .. } if option == "num_cpus"), "{error}");
+    let error = square::options().num_gpus(1.5).remote(1).get_blocking().unwrap_err();
+    assert!(matches!(&error, Error::InvalidOption { option, .. } if option == "num_gpus"), "{error}");
+    let error = square::options().resource("CPU", 1.0).remote(1).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { .. }), "{error}");
+    let error = square::options().num_cpus(64.0).remote(1).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::Infeasible { .. }) && error.to_string().contains("1 CPU of the 64"), "{error}");
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Untagged {
+    Number(u64),
+    #[allow(dead_code)]
+    Text(String),
+}
+
+#[wingbeat::remote]
+fn takes_untagged(value: Untagged) -> u64 {
+    match value {
+        Untagged::Number(number) => number,
+        Untagged::Text(_) => 0,
+    }
+}
+
+#[test]
+fn a_type_that_cannot_be_carried_is_found_at_the_submission() {
+    let _local = Local::start(1);
+    let error = takes_untagged::remote(Untagged::Number(1)).get_blocking().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Encode { .. }), "{text}");
+    assert!(text.contains("takes_untagged") && text.contains("`value`"), "{text}");
+}
+
+#[test]
+fn a_ref_of_another_cluster_is_refused_by_name() {
+    let theirs = Local::start(1);
+    let object = put(&1u64).unwrap();
+    let ours = Local::start(1);
+    let error = square::remote(&object).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ForeignRef { .. }), "{error}");
+    let error = sum_of::remote(vec![object]).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::ForeignRef { .. }), "{error}");
+    drop(ours);
+    drop(theirs);
+}
+
+#[test]
+fn without_a_session_a_call_is_an_error() {
+    std::thread::spawn(|| {
+        let error = square::remote(1).get_blocking().unwrap_err();
+        assert!(matches!(error, Error::NoSession), "{error}");
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn worker_processes_have_the_drivers_environment_and_what_was_added() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).env("COLOUR", "teal"));
+    assert_eq!(environment::remote("COLOUR".to_owned()).get_blocking().unwrap().as_deref(), Some("teal"));
+    let path = std::env::var("PATH").ok();
+    assert_eq!(environment::remote("PATH".to_owned()).get_blocking().unwrap(), path);
+}
+
+#[test]
+fn a_tuned_store_frees_what_nobody_refers_to() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(16 << 20));
+    let begun = Instant::now();
+    for i in 0..50u64 {
+        assert_eq!(length::remote(vec![i as f32; 1 << 20]).get_blocking().unwrap(), 1 << 20);
+    }
+    eprintln!("50 arguments of 4 MiB through a store of 16 MiB in {:?}", begun.elapsed());
+}
