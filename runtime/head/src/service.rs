@@ -4,6 +4,7 @@
 //! leave in the order of the decisions; queueing never waits.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -183,7 +184,10 @@ impl Shell {
             mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let link: Link<HeadEvent> = Link::new();
-        self.inside.lock().processes.insert(process, link.clone());
+        if !claim(&mut self.inside.lock().processes, process, &link) {
+            tracing::warn!(%process, "refused a second connection of a process");
+            return connection.close();
+        }
         self.step(Event::ProcessConnected(process));
         let role = job.map_or(Role::Worker, Role::Driver);
         let service = Service { shell: self.clone(), process, role };
@@ -202,7 +206,10 @@ impl Shell {
             mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream);
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let link: Link<NodeMessage> = Link::new();
-        self.inside.lock().nodes.insert(node, link.clone());
+        if !claim(&mut self.inside.lock().nodes, node, &link) {
+            tracing::warn!(%node, "refused a second connection of a node");
+            return connection.close();
+        }
         let service = Service { shell: self.clone(), process, role: Role::Node(node) };
         let sending = link.run(move |batch| {
             let client = client.clone();
@@ -212,6 +219,18 @@ impl Shell {
         link.broke();
         self.inside.lock().nodes.remove(&node);
         self.step(Event::NodeLost(node, "its connection to the head ended".into()));
+    }
+}
+
+/// Enters a link under its id, unless another connection has that: the end of this one must not be taken
+/// for the end of that.
+fn claim<K: Ord, M>(links: &mut BTreeMap<K, Link<M>>, id: K, link: &Link<M>) -> bool {
+    match links.entry(id) {
+        Entry::Vacant(free) => {
+            free.insert(link.clone());
+            true
+        }
+        Entry::Occupied(_) => false,
     }
 }
 

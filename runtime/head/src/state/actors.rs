@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, ActorState, Address, Shape};
-use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId, ResourceSet};
+use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::State;
@@ -16,6 +16,9 @@ use super::leases::Holder;
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
+/// Failures to start its worker process, one after another, after which an actor is given up. They are the
+/// node's failures and cost it no restart.
+const GIVE_UP_AFTER: u32 = 3;
 
 enum Phase {
     /// Waits for a node with room. `after` is why its last life ended, if it had one.
@@ -31,6 +34,8 @@ struct Actor {
     phase: Phase,
     incarnation: Incarnation,
     restarts_left: u32,
+    /// Worker processes that could not be started, since one could.
+    failures: u32,
     /// It is to end in order, because of this.
     terminating: Option<String>,
     watchers: BTreeSet<ProcessId>,
@@ -42,6 +47,9 @@ pub(super) struct Actors {
     names: BTreeMap<ActorName, ActorId>,
     pending: BTreeSet<ActorId>,
     dead: VecDeque<ActorId>,
+    /// Given up before they were asked for: the two words come on different ways.
+    never: BTreeMap<ActorId, String>,
+    never_order: VecDeque<ActorId>,
 }
 
 /// An actor for people.
@@ -72,13 +80,19 @@ impl Actors {
         self.actors.values().any(|actor| actor.spec.job == job && !matches!(actor.phase, Phase::Dead(_)))
     }
 
+    /// Arguments that dead actors hold on to.
+    #[cfg(test)]
+    pub(super) fn arguments_kept(&self) -> usize {
+        let dead = self.actors.values().filter(|actor| matches!(actor.phase, Phase::Dead(_)));
+        dead.map(|actor| actor.spec.args.len()).sum()
+    }
+
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    pub(super) fn pending_resources(&self) -> Vec<ResourceSet> {
-        let pending = self.pending.iter().filter_map(|id| self.actors.get(id));
-        pending.map(|actor| actor.spec.placement.resources.clone()).collect()
+    pub(super) fn pending_shapes(&self) -> impl Iterator<Item = (ActorId, Shape)> {
+        self.pending_specs().map(|spec| (spec.id, State::placement_of(spec)))
     }
 
     pub(super) fn pending_specs(&self) -> impl Iterator<Item = &ActorSpec> {
@@ -139,6 +153,13 @@ impl Actor {
 
 impl State {
     pub(super) fn new_actor(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
+        if let Some(known) = self.actors.actors.get(&spec.id) {
+            return Ok(info(&known.spec));
+        }
+        if !self.jobs.contains_key(&spec.job) {
+            let why = format!("actor {} is of {}, which is over", spec.class_name, spec.job);
+            return Err(Error::Refused { who: "the head".into(), why });
+        }
         if let Some(name) = &spec.name {
             if let Some(existing) = self.actors.names.get(name).and_then(|id| self.actors.actors.get(id)) {
                 if !or_get {
@@ -162,17 +183,24 @@ impl State {
             phase: Phase::Pending { after: None },
             incarnation: Incarnation(0),
             restarts_left,
+            failures: 0,
             terminating: None,
             watchers: BTreeSet::new(),
         };
         self.actors.actors.insert(id, actor);
         self.actors.pending.insert(id);
-        self.refuse_if_infeasible(id);
+        match self.actors.never.remove(&id) {
+            Some(by) => {
+                self.actors.never_order.retain(|other| *other != id);
+                self.bury_actor(id, Error::ActorEnded { by });
+            }
+            None => self.refuse_if_infeasible(id),
+        }
         Ok(answer)
     }
 
     /// What a node must have room for: to be placed, and to live.
-    fn placement_of(spec: &ActorSpec) -> Shape {
+    pub(super) fn placement_of(spec: &ActorSpec) -> Shape {
         let mut shape = spec.placement.clone();
         for (name, amount) in spec.holds.iter() {
             if shape.resources.get(name) < amount {
@@ -192,6 +220,13 @@ impl State {
             let what = format!("actor {}", actor.spec.class_name);
             let error = Error::Infeasible { what, asked: shape.resources.to_string(), nearest };
             self.bury_actor(id, error);
+        }
+    }
+
+    pub(super) fn refuse_infeasible_actors(&mut self) {
+        let waiting: Vec<ActorId> = self.actors.pending.iter().copied().collect();
+        for id in waiting {
+            self.refuse_if_infeasible(id);
         }
     }
 
@@ -230,6 +265,7 @@ impl State {
             && *lease == ready
         {
             *process = Some((address, pid));
+            actor.failures = 0;
         }
     }
 
@@ -257,8 +293,22 @@ impl State {
     }
 
     /// The node could not start a process for it.
-    pub(super) fn actor_failed_to_start(&mut self, id: ActorId, error: Error) {
-        self.live_again_or_die(id, error);
+    pub(super) fn actor_failed_to_start(&mut self, id: ActorId, failed: LeaseId, error: Error) {
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
+        // The lease may be that of a life that was ended before.
+        if actor.lease() != Some(failed) {
+            return;
+        }
+        actor.failures += 1;
+        if let Some(by) = actor.terminating.clone() {
+            return self.bury_actor(id, Error::ActorEnded { by });
+        }
+        if actor.failures >= GIVE_UP_AFTER {
+            return self.bury_actor(id, error);
+        }
+        actor.phase = Phase::Pending { after: (actor.incarnation.0 > 0).then_some(error) };
+        self.actors.pending.insert(id);
+        self.refuse_if_infeasible(id);
     }
 
     pub(super) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
@@ -317,6 +367,8 @@ impl State {
     fn bury_actor(&mut self, id: ActorId, cause: Error) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         actor.phase = Phase::Dead(cause);
+        // Up to a hundred KiB each, and never needed again.
+        actor.spec.args = Vec::new();
         let (name, job) = (actor.spec.name.clone(), actor.spec.job);
         self.actors.pending.remove(&id);
         if let Some(name) = name
@@ -325,6 +377,9 @@ impl State {
             self.actors.names.remove(&name);
         }
         self.announce_actor(id);
+        if let Some(actor) = self.actors.actors.get_mut(&id) {
+            actor.watchers.clear();
+        }
         self.actors.dead.push_back(id);
         if self.actors.dead.len() > TOMBSTONES
             && let Some(oldest) = self.actors.dead.pop_front()
@@ -349,7 +404,9 @@ impl State {
     pub(super) fn watch(&mut self, process: ProcessId, id: ActorId) {
         let state = match self.actors.actors.get_mut(&id) {
             Some(actor) => {
-                actor.watchers.insert(process);
+                if !matches!(actor.phase, Phase::Dead(_)) {
+                    actor.watchers.insert(process);
+                }
                 actor.shown()
             }
             None => ActorState::Dead { cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }) },
@@ -372,7 +429,17 @@ impl State {
     }
 
     pub(super) fn terminate_actor(&mut self, id: ActorId, by: String) {
-        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
+        let Some(actor) = self.actors.actors.get_mut(&id) else {
+            if self.actors.never.insert(id, by).is_none() {
+                self.actors.never_order.push_back(id);
+            }
+            if self.actors.never_order.len() > TOMBSTONES
+                && let Some(oldest) = self.actors.never_order.pop_front()
+            {
+                self.actors.never.remove(&oldest);
+            }
+            return;
+        };
         match &actor.phase {
             Phase::Dead(_) => {}
             // Nobody waits for a call, or it would not be unheld.

@@ -1,4 +1,4 @@
-//! Who wants how many leases, who gets one, and who must give one back.
+//! Who wants how many leases, who gets one, and how a lease ends.
 //!
 //! An *asker* is a process and a shape. Askers with the fewest leases are served first, the longest waiting
 //! among them first, so that one greedy owner starves nobody.
@@ -6,34 +6,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
-use wingbeat_core::resources::{CPU, GPU};
+use wingbeat_core::resources::CPU;
 use wingbeat_core::spec::{Address, Shape};
-use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, ProcessId, ResourceSet};
+use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::nodes::Taken;
 use super::{Millis, State};
 
-/// A lease is not recalled before its owner had this long to use it, or leases would go back and forth
-/// faster than tasks.
-const RECALL_AFTER: Millis = 50;
 /// Failures to start a worker process, one after another, after which its tasks fail too.
 const GIVE_UP_AFTER: u32 = 3;
 
-type Asker = (ProcessId, Shape);
+pub(super) type Asker = (ProcessId, Shape);
 
-struct Demand {
+pub(super) struct Demand {
     wanted: u32,
     name: String,
-    held: BTreeSet<LeaseId>,
+    pub held: BTreeSet<LeaseId>,
     /// Order of service among equals.
-    served: u64,
+    pub served: u64,
     failures: u32,
-    since: Millis,
 }
 
 /// Who a lease is for.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) enum Holder {
     Tasks(Asker),
     Actor(ActorId),
@@ -44,21 +40,22 @@ pub(super) struct Lease {
     pub holder: Holder,
     pub job: JobId,
     pub worker: Option<ProcessId>,
-    granted_at: Millis,
-    recalled: bool,
+    pub granted_at: Millis,
+    /// When its owner was asked to give it back.
+    pub recalled: Option<Millis>,
     /// Executions on it that wait.
-    waiting: u32,
+    pub waiting: u32,
     /// The node was told to end it; its devices are not free yet.
-    ending: bool,
+    pub ending: bool,
     /// Its non-device resources were given back already.
-    returned: bool,
+    pub returned: bool,
 }
 
 pub(super) struct Leases {
     next: u64,
     served: u64,
-    demands: BTreeMap<Asker, Demand>,
-    leases: BTreeMap<LeaseId, Lease>,
+    pub demands: BTreeMap<Asker, Demand>,
+    pub leases: BTreeMap<LeaseId, Lease>,
     /// Something changed that may let a demand be met.
     changed: bool,
 }
@@ -66,10 +63,6 @@ pub(super) struct Leases {
 impl Leases {
     pub(super) fn new(first: u64) -> Leases {
         Leases { next: first, served: 0, demands: BTreeMap::new(), leases: BTreeMap::new(), changed: false }
-    }
-
-    pub(super) fn get(&self, lease: LeaseId) -> Option<&Lease> {
-        self.leases.get(&lease)
     }
 
     pub(super) fn on_node(&self, node: NodeId) -> Vec<LeaseId> {
@@ -90,13 +83,15 @@ impl Leases {
         self.changed = true;
     }
 
-    pub(super) fn has_unmet_demand(&self) -> bool {
-        self.demands.values().any(Demand::is_unmet)
-    }
-
     pub(super) fn unmet(&self) -> impl Iterator<Item = (&Shape, &str, u32)> {
         let unmet = self.demands.iter().filter(|(_, demand)| demand.is_unmet());
         unmet.map(|((_, shape), demand)| (shape, demand.name.as_str(), demand.wanted - demand.held.len() as u32))
+    }
+
+    /// Leases of a demand that are of use to it: not those whose process waits.
+    pub(super) fn active(&self, demand: &Demand) -> usize {
+        let waits = |id: &&LeaseId| self.leases.get(id).is_some_and(|lease| lease.waiting > 0);
+        demand.held.len() - demand.held.iter().filter(waits).count()
     }
 
     pub(super) fn note_change(&mut self) {
@@ -105,14 +100,20 @@ impl Leases {
 }
 
 impl Demand {
-    fn is_unmet(&self) -> bool {
+    pub(super) fn is_unmet(&self) -> bool {
         (self.held.len() as u32) < self.wanted
     }
 }
 
 impl State {
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
-        let now = self.now;
+        let negative = shape.resources.iter().find(|(_, amount)| amount.units() < 0).map(|(name, _)| name);
+        if let Some(why) = negative.map(|name| format!("less than no {name}")).or_else(|| {
+            shape.resources.check().err().map(|invalid| invalid.to_string())
+        }) {
+            let error = Error::InvalidArgument { what: format!("{name} asks for {}: {why}", shape.resources) };
+            return self.tell(process, HeadEvent::Refused { shape, error });
+        }
         let asker = (process, shape);
         let demand = self.leases.demands.entry(asker.clone()).or_insert_with(|| Demand {
             wanted: 0,
@@ -120,11 +121,7 @@ impl State {
             held: BTreeSet::new(),
             served: 0,
             failures: 0,
-            since: now,
         });
-        if !demand.is_unmet() {
-            demand.since = now;
-        }
         demand.wanted = wanted;
         demand.name = name;
         if wanted == 0 && demand.held.is_empty() {
@@ -132,15 +129,29 @@ impl State {
             return;
         }
         self.leases.changed = true;
-        if wanted == 0 || self.nodes.is_empty() {
+        self.refuse_demand_if_infeasible(&asker);
+    }
+
+    /// Called when a demand is new and when nodes come and go.
+    pub(super) fn refuse_demand_if_infeasible(&mut self, asker: &Asker) {
+        if self.nodes.is_empty() || !self.leases.demands.get(asker).is_some_and(Demand::is_unmet) {
             return;
         }
-        if let Some(nearest) = self.nodes.infeasible(&asker.1) {
-            let what = self.leases.demands.remove(&asker).map(|demand| demand.name).unwrap_or_default();
-            let asked = asker.1.resources.to_string();
-            let error = Error::Infeasible { what, asked, nearest };
-            self.tell(process, HeadEvent::Refused { shape: asker.1, error });
+        let Some(nearest) = self.nodes.infeasible(&asker.1) else { return };
+        let what = self.leases.demands.get(asker).map(|demand| demand.name.clone()).unwrap_or_default();
+        let asked = asker.1.resources.to_string();
+        self.refuse_demand(asker, Error::Infeasible { what, asked, nearest });
+    }
+
+    fn refuse_demand(&mut self, asker: &Asker, error: Error) {
+        let Some(demand) = self.leases.demands.get_mut(asker) else { return };
+        // What it holds, it keeps until it returns it.
+        demand.wanted = 0;
+        demand.failures = 0;
+        if demand.held.is_empty() {
+            self.leases.demands.remove(asker);
         }
+        self.tell(asker.0, HeadEvent::Refused { shape: asker.1.clone(), error });
     }
 
     /// Grants until nothing more fits. Cheap when nothing changed.
@@ -148,28 +159,33 @@ impl State {
         if !std::mem::take(&mut self.leases.changed) {
             return;
         }
+        let unmet = self.leases.demands.iter().filter(|(_, demand)| demand.is_unmet());
+        let mut queue: BTreeSet<(usize, u64, Asker)> =
+            unmet.map(|(asker, demand)| (self.leases.active(demand), demand.served, asker.clone())).collect();
         // Shapes that did not fit once do not fit for anybody else in this round.
         let mut too_large: BTreeSet<Shape> = BTreeSet::new();
-        loop {
-            let next = self
-                .leases
-                .demands
-                .iter()
-                .filter(|((_, shape), demand)| demand.is_unmet() && !too_large.contains(shape))
-                .min_by_key(|(_, demand)| (demand.held.len(), demand.served))
-                .map(|(asker, _)| asker.clone());
-            let Some(asker) = next else { return };
-            if !self.grant(&asker) {
+        while let Some((has, _, asker)) = queue.pop_first() {
+            if too_large.contains(&asker.1) {
+                continue;
+            }
+            if self.grant(&asker, has) {
+                if let Some(demand) = self.leases.demands.get(&asker).filter(|demand| demand.is_unmet()) {
+                    queue.insert((has + 1, demand.served, asker));
+                }
+            } else if self.nodes.place(&asker.1, None).is_none() {
                 too_large.insert(asker.1);
             }
         }
     }
 
-    fn grant(&mut self, asker: &Asker) -> bool {
+    fn grant(&mut self, asker: &Asker, has: usize) -> bool {
         let Some(job) = self.job_of(asker.0).and_then(|job| self.jobs.get(&job)).cloned() else { return false };
-        let Some(node) = self.nodes.place(&asker.1, Some(job.driver.machine)) else { return false };
+        let holder = Holder::Tasks(asker.clone());
+        let free_for = |node: &super::nodes::Node| !self.is_reserved_against(node, &holder, has, &asker.1.resources);
+        let near = Some(job.driver.machine);
+        let Some(node) = self.nodes.place_where(&asker.1, near, free_for) else { return false };
         let Some(taken) = self.nodes.take(node, &asker.1.resources) else { return false };
-        let id = self.new_lease(taken.clone(), Holder::Tasks(asker.clone()), job.id);
+        let id = self.new_lease(taken.clone(), holder, job.id);
         self.leases.served += 1;
         if let Some(demand) = self.leases.demands.get_mut(asker) {
             demand.held.insert(id);
@@ -181,6 +197,7 @@ impl State {
     }
 
     pub(super) fn new_lease(&mut self, taken: Taken, holder: Holder, job: JobId) -> LeaseId {
+        self.reservations.retain(|_, reservation| reservation.waiter != holder);
         let id = LeaseId(self.leases.next);
         self.leases.next = self.leases.next.wrapping_add(1);
         let lease = Lease {
@@ -189,7 +206,7 @@ impl State {
             job,
             worker: None,
             granted_at: self.now,
-            recalled: false,
+            recalled: None,
             waiting: 0,
             ending: false,
             returned: false,
@@ -203,8 +220,11 @@ impl State {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         lease.worker = Some(worker.process);
         lease.granted_at = now;
-        let (holder, node, job) = (lease.holder.clone(), lease.taken.node, lease.job);
-        self.worker_jobs.insert(worker.process, job);
+        let (holder, node, job, ending) = (lease.holder.clone(), lease.taken.node, lease.job, lease.ending);
+        self.worker_known(worker.process, job, node);
+        if ending {
+            return;
+        }
         match holder {
             Holder::Actor(actor) => self.actor_has_process(actor, id, worker, pid),
             Holder::Tasks(asker) => {
@@ -218,28 +238,35 @@ impl State {
     }
 
     pub(super) fn lease_failed(&mut self, id: LeaseId, error: Error) {
-        let Some(holder) = self.leases.leases.get(&id).map(|lease| lease.holder.clone()) else { return };
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        let (holder, ending) = (lease.holder.clone(), lease.ending);
         self.forget_lease(id);
         match holder {
-            Holder::Actor(actor) => self.actor_failed_to_start(actor, error),
+            Holder::Actor(actor) => self.actor_failed_to_start(actor, id, error),
+            // Nobody wanted it any more.
+            Holder::Tasks(_) if ending => {}
             Holder::Tasks(asker) => {
                 let Some(demand) = self.leases.demands.get_mut(&asker) else { return };
                 demand.failures += 1;
-                if demand.failures >= GIVE_UP_AFTER && demand.held.is_empty() {
-                    self.leases.demands.remove(&asker);
-                    self.tell(asker.0, HeadEvent::Refused { shape: asker.1, error });
+                if demand.failures >= GIVE_UP_AFTER {
+                    self.refuse_demand(&asker, error);
                 }
             }
         }
     }
 
-    /// The owner has no more use for a lease.
+    /// The owner has no more use for a lease. It wants one less until it says otherwise, or it would be
+    /// granted another before its next word arrives.
     pub(super) fn returned(&mut self, process: ProcessId, id: LeaseId) {
         let ours = self.leases.leases.get(&id).is_some_and(|lease| match &lease.holder {
             Holder::Tasks((owner, _)) => *owner == process,
             Holder::Actor(_) => false,
         });
         if ours {
+            let held = self.leases.demands.values_mut().find(|demand| demand.held.contains(&id));
+            if let Some(demand) = held {
+                demand.wanted = demand.wanted.saturating_sub(1);
+            }
             self.end_lease(id, None);
         }
     }
@@ -326,79 +353,15 @@ impl State {
             self.leases.changed |= begins;
         }
     }
-
-    /// Asks owners that have more for leases that others wait for.
-    pub(super) fn recall_for_the_starved(&mut self) {
-        self.leases.changed = true;
-        let starved: Vec<(Asker, usize)> = self
-            .leases
-            .demands
-            .iter()
-            .filter(|(_, demand)| demand.is_unmet())
-            .map(|(asker, demand)| (asker.clone(), demand.held.len()))
-            .collect();
-        for (asker, has) in starved {
-            self.recall_one_for(Some(&asker), &asker.1.resources, has);
-        }
-        for needed in self.actors.pending_resources() {
-            self.recall_one_for(None, &needed, 0);
-        }
-    }
-
-    fn recall_one_for(&mut self, asker: Option<&Asker>, needed: &ResourceSet, has: usize) {
-        // One at a time for each: what is on its way back may be enough.
-        let on_its_way = self.leases.leases.values().any(|lease| {
-            (lease.recalled || lease.ending) && overlaps(&lease.taken.resources, needed) && lease.waiting == 0
-        });
-        if on_its_way {
-            return;
-        }
-        let now = self.now;
-        let candidate = self
-            .leases
-            .leases
-            .iter()
-            .filter(|(_, lease)| !lease.recalled && !lease.ending && lease.waiting == 0 && lease.worker.is_some())
-            .filter(|(_, lease)| now >= lease.granted_at + RECALL_AFTER)
-            .filter(|(_, lease)| overlaps(&lease.taken.resources, needed))
-            .filter_map(|(id, lease)| match &lease.holder {
-                Holder::Tasks(holder) if Some(holder) != asker => {
-                    let held = self.leases.demands.get(holder).map_or(0, |demand| demand.held.len());
-                    Some((held, *id, holder.0))
-                }
-                _ => None,
-            })
-            .filter(|(held, ..)| *held > has)
-            .max_by_key(|(held, id, _)| (*held, std::cmp::Reverse(*id)));
-        // Somebody who has as many as we is left alone, unless we have none.
-        let Some((held, id, owner)) = candidate else { return };
-        if held <= has + 1 && has > 0 {
-            return;
-        }
-        if let Some(lease) = self.leases.leases.get_mut(&id) {
-            lease.recalled = true;
-        }
-        self.tell(owner, HeadEvent::Recall(id));
-    }
-}
-
-/// Whether giving one back could help the other.
-fn overlaps(held: &ResourceSet, needed: &ResourceSet) -> bool {
-    needed.iter().any(|(name, _)| !held.get(name).is_zero())
 }
 
 impl Lease {
     /// What is to be given back: without the CPUs that a waiting execution gave back already.
-    fn still_taken(&self) -> Taken {
+    pub(super) fn still_taken(&self) -> Taken {
         let mut taken = self.taken.clone();
         if self.waiting > 0 {
             taken.resources.set(CPU, Amount::ZERO);
         }
         taken
-    }
-
-    /// Whether devices are held.
-    pub(super) fn has_devices(&self) -> bool {
-        !self.taken.resources.get(GPU).is_zero()
     }
 }

@@ -4,12 +4,14 @@
 //! randomly seeded map, so that the same events give the same actions.
 //!
 //! - `nodes`: what each node has and has given away, device by device; where a shape fits.
-//! - `leases`: who wants how many leases, who gets one, who must give one back.
+//! - `leases`: who wants how many leases, who gets one, and how a lease ends.
+//! - `fairness`: whose leases are recalled for whom.
 //! - `actors`: the lives of actors, and their names.
 //! - `waits`: executions that wait for each other in a circle.
 //! - `picture`: the state, for people.
 
 mod actors;
+mod fairness;
 mod leases;
 mod nodes;
 mod picture;
@@ -29,6 +31,10 @@ use waits::Waits;
 
 /// Milliseconds since the head started.
 pub type Millis = u64;
+
+/// Nodes do not say when they retire an idle worker process. Records of such go when this many more are known
+/// than are connected or leased, so that the cost of looking is shared by as many.
+const FORMER_WORKERS: usize = 1024;
 
 /// What happened.
 #[derive(Clone, Debug)]
@@ -88,8 +94,10 @@ pub struct State {
     jobs: BTreeMap<JobId, JobSpec>,
     /// Processes that are connected, so that nobody else is told anything.
     connected: BTreeSet<ProcessId>,
-    /// The job of every worker process that runs.
-    worker_jobs: BTreeMap<ProcessId, JobId>,
+    /// The job and the node of every worker process that runs.
+    worker_jobs: BTreeMap<ProcessId, (JobId, NodeId)>,
+    /// Nodes on which room is being made for somebody.
+    reservations: BTreeMap<NodeId, fairness::Reservation>,
     leases: Leases,
     actors: Actors,
     waits: Waits,
@@ -106,6 +114,7 @@ impl State {
             jobs: BTreeMap::new(),
             connected: BTreeSet::new(),
             worker_jobs: BTreeMap::new(),
+            reservations: BTreeMap::new(),
             leases: Leases::new(first_lease),
             actors: Actors::default(),
             waits: Waits::default(),
@@ -140,6 +149,11 @@ impl State {
         }
         self.place_actors();
         self.grant_what_fits();
+        if !self.reservations.is_empty() && !self.is_contended() {
+            self.reservations.clear();
+            self.leases.note_change();
+            self.grant_what_fits();
+        }
         std::mem::take(&mut self.out)
     }
 
@@ -174,7 +188,7 @@ impl State {
 
     /// Whether time must pass for something to happen.
     pub fn needs_ticks(&self) -> bool {
-        self.leases.has_unmet_demand() || self.actors.has_pending()
+        self.is_contended()
     }
 
     /// Everything, for people.
@@ -207,6 +221,7 @@ impl State {
     fn node_joined(&mut self, info: NodeInfo) {
         self.nodes.join(info);
         self.leases.note_change();
+        self.refuse_the_infeasible();
     }
 
     fn node_lost(&mut self, node: NodeId, why: &str) {
@@ -221,6 +236,27 @@ impl State {
             self.forget_lease(lease);
         }
         self.actors_lost_with(node, why);
+        self.reservations.remove(&node);
+        self.worker_jobs.retain(|_, (_, of)| *of != node);
+        self.refuse_the_infeasible();
+    }
+
+    /// What nodes there are has changed.
+    fn refuse_the_infeasible(&mut self) {
+        let askers: Vec<_> = self.leases.demands.keys().cloned().collect();
+        for asker in askers {
+            self.refuse_demand_if_infeasible(&asker);
+        }
+        self.refuse_infeasible_actors();
+    }
+
+    fn worker_known(&mut self, worker: ProcessId, job: JobId, node: NodeId) {
+        self.worker_jobs.insert(worker, (job, node));
+        let leased: BTreeSet<ProcessId> = match self.leases.leases.len() + self.connected.len() + FORMER_WORKERS {
+            limit if self.worker_jobs.len() <= limit => return,
+            _ => self.leases.leases.values().filter_map(|lease| lease.worker).collect(),
+        };
+        self.worker_jobs.retain(|id, _| leased.contains(id) || self.connected.contains(id));
     }
 
     fn job_joined(&mut self, job: JobSpec) {
@@ -235,7 +271,7 @@ impl State {
     }
 
     fn job_of(&self, process: ProcessId) -> Option<JobId> {
-        self.worker_jobs.get(&process).copied().or_else(|| {
+        self.worker_jobs.get(&process).map(|(job, _)| *job).or_else(|| {
             self.jobs.values().find(|job| job.driver.process == process).map(|job| job.id)
         })
     }

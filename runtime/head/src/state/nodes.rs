@@ -8,6 +8,7 @@ use wingbeat_core::{Amount, NodeId, ResourceSet};
 use wingbeat_net::messages::NodeInfo;
 
 /// A node and what is free on it.
+#[derive(Clone)]
 pub(super) struct Node {
     pub info: NodeInfo,
     /// May be negative: who goes on after a wait over-commits the node.
@@ -25,7 +26,7 @@ pub(super) struct Taken {
     pub devices: Vec<(u32, Amount)>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Nodes {
     nodes: BTreeMap<NodeId, Node>,
 }
@@ -73,24 +74,34 @@ impl Nodes {
 
     /// The node for a lease that needs `shape` to be placed, if one has room now.
     pub(super) fn place(&self, shape: &Shape, near: Option<MachineId>) -> Option<NodeId> {
-        let fits = |node: &&Node| node.has_room(&shape.resources);
+        self.place_where(shape, near, |_| true)
+    }
+
+    /// [`Nodes::place`], on nodes that are `free_for` the one who asks.
+    pub(super) fn place_where(
+        &self,
+        shape: &Shape,
+        near: Option<MachineId>,
+        free_for: impl Fn(&Node) -> bool,
+    ) -> Option<NodeId> {
+        let fits = |node: &&Node| node.has_room(&shape.resources) && free_for(node);
         match &shape.strategy {
             Strategy::Node { node, soft } => {
                 if let Some(wanted) = self.nodes.get(node).filter(fits) {
                     return Some(wanted.info.id);
                 }
-                soft.then(|| self.best(shape, near)).flatten()
+                soft.then(|| self.best(shape, near, fits)).flatten()
             }
             Strategy::Spread => {
                 let fewest = self.nodes.values().filter(fits).min_by_key(|node| (node.leases, node.load_permille()));
                 fewest.map(|node| node.info.id)
             }
-            Strategy::Default => self.best(shape, near),
+            Strategy::Default => self.best(shape, near, fits),
         }
     }
 
     /// Packs to half a node, then spreads; CPU work avoids nodes with devices; near is better on ties.
-    fn best(&self, shape: &Shape, near: Option<MachineId>) -> Option<NodeId> {
+    fn best(&self, shape: &Shape, near: Option<MachineId>, fits: impl Fn(&&Node) -> bool) -> Option<NodeId> {
         let needs_gpu = !shape.resources.get(GPU).is_zero();
         let cost = |node: &&Node| {
             let wastes_devices = !needs_gpu && !node.devices.is_empty();
@@ -100,35 +111,20 @@ impl Nodes {
             let packed = if load < 500 { (0, 500 - load) } else { (1, load) };
             (wastes_devices, packed.0, far, packed.1, node.info.id)
         };
-        let room = self.nodes.values().filter(|node| node.has_room(&shape.resources));
-        room.min_by_key(cost).map(|node| node.info.id)
+        self.nodes.values().filter(fits).min_by_key(cost).map(|node| node.info.id)
     }
 
     /// Takes what a lease holds from a node that was found by [`Nodes::place`].
     pub(super) fn take(&mut self, node: NodeId, resources: &ResourceSet) -> Option<Taken> {
-        let entry = self.nodes.get_mut(&node)?;
-        let devices = entry.pick_devices(resources.get(GPU))?;
-        for (device, amount) in &devices {
-            if let Some(free) = entry.devices.get_mut(*device as usize) {
-                *free = *free - *amount;
-            }
-        }
-        entry.available.subtract(resources);
-        entry.leases += 1;
+        let devices = self.nodes.get_mut(&node)?.take(resources)?;
         Some(Taken { node, resources: resources.clone(), devices })
     }
 
     /// Gives everything back that [`Nodes::take`] took, less what was given back before.
     pub(super) fn give_back(&mut self, taken: &Taken) {
-        let Some(node) = self.nodes.get_mut(&taken.node) else { return };
-        for (device, amount) in &taken.devices {
-            if let Some(free) = node.devices.get_mut(*device as usize) {
-                *free = *free + *amount;
-                debug_assert!(*free <= Amount::ONE, "a device was given back twice");
-            }
+        if let Some(node) = self.nodes.get_mut(&taken.node) {
+            node.give_back(taken);
         }
-        node.available.add(&taken.resources);
-        node.leases = node.leases.saturating_sub(1);
     }
 
     /// Gives back, or takes again, the CPUs of a lease whose process waits.
@@ -168,6 +164,46 @@ impl Nodes {
 }
 
 impl Node {
+    fn take(&mut self, resources: &ResourceSet) -> Option<Vec<(u32, Amount)>> {
+        let devices = self.pick_devices(resources.get(GPU))?;
+        for (device, amount) in &devices {
+            if let Some(free) = self.devices.get_mut(*device as usize) {
+                *free = *free - *amount;
+            }
+        }
+        self.available.subtract(resources);
+        self.leases += 1;
+        Some(devices)
+    }
+
+    pub(super) fn give_back(&mut self, taken: &Taken) {
+        for (device, amount) in &taken.devices {
+            if let Some(free) = self.devices.get_mut(*device as usize) {
+                *free = *free + *amount;
+                debug_assert!(*free <= Amount::ONE, "a device was given back twice");
+            }
+        }
+        self.available.add(&taken.resources);
+        self.leases = self.leases.saturating_sub(1);
+    }
+
+    /// Whether it may and could hold `shape` if nothing else were on it.
+    pub(super) fn could_hold(&self, shape: &Shape) -> bool {
+        let allowed = match &shape.strategy {
+            Strategy::Node { node, soft: false } => self.info.id == *node,
+            _ => true,
+        };
+        allowed && self.info.resources.covers(&shape.resources)
+    }
+
+    /// Whether `held` has something that `needed` lacks here.
+    pub(super) fn would_help(&self, held: &ResourceSet, needed: &ResourceSet) -> bool {
+        needed.iter().any(|(name, amount)| {
+            let lacks = self.available.get(name) < amount || (name == GPU && self.pick_devices(amount).is_none());
+            lacks && !held.get(name).is_zero()
+        })
+    }
+
     pub(super) fn has_room(&self, needed: &ResourceSet) -> bool {
         self.available.covers(needed) && self.pick_devices(needed.get(GPU)).is_some()
     }

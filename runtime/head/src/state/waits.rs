@@ -18,9 +18,10 @@ impl Waits {
     pub(super) fn begin(&mut self, process: ProcessId, wait: Wait) -> Option<Vec<String>> {
         let task = wait.task;
         self.waits.insert(task, (process, wait));
+        let blocked = self.blocked_with(task)?;
         let mut path = Vec::new();
         let mut seen = BTreeSet::new();
-        self.circle(task, task, &mut path, &mut seen).then(|| {
+        self.circle(task, task, &blocked, &mut path, &mut seen).then(|| {
             path.push(task);
             path.iter().map(|task| self.name(*task)).collect()
         })
@@ -38,14 +39,49 @@ impl Waits {
         self.waits.get(&task).map_or_else(|| task.to_string(), |(_, wait)| wait.name.clone())
     }
 
-    /// Whether `from` waits, through others, for `target`.
-    fn circle(&self, from: TaskId, target: TaskId, path: &mut Vec<TaskId>, seen: &mut BTreeSet<TaskId>) -> bool {
+    /// The executions that `task` waits for, through others, and that can never go on; none if it can.
+    ///
+    /// A full actor has room again as soon as *one* of its executions goes on. So it blocks only if all of
+    /// them are blocked, which is found by taking away, again and again, whoever is not.
+    fn blocked_with(&self, task: TaskId) -> Option<BTreeSet<TaskId>> {
+        let mut blocked = BTreeSet::new();
+        let mut next = vec![task];
+        while let Some(task) = next.pop() {
+            if self.waits.contains_key(&task) && blocked.insert(task) {
+                next.extend(self.blockers(task).into_iter().flatten());
+            }
+        }
+        loop {
+            let is_blocked = |task: &TaskId| {
+                let mut groups = self.blockers(*task).into_iter();
+                groups.any(|group| group.iter().all(|other| blocked.contains(other)))
+            };
+            let free: Vec<TaskId> = blocked.iter().filter(|task| !is_blocked(task)).copied().collect();
+            if free.is_empty() {
+                break;
+            }
+            for task in free {
+                blocked.remove(&task);
+            }
+        }
+        blocked.contains(&task).then_some(blocked)
+    }
+
+    /// Whether `from` waits, through other blocked executions, for `target`.
+    fn circle(
+        &self,
+        from: TaskId,
+        target: TaskId,
+        blocked: &BTreeSet<TaskId>,
+        path: &mut Vec<TaskId>,
+        seen: &mut BTreeSet<TaskId>,
+    ) -> bool {
         if !seen.insert(from) {
             return false;
         }
         path.push(from);
-        for next in self.blockers(from) {
-            if next == target || self.circle(next, target, path, seen) {
+        for next in self.blockers(from).into_iter().flatten().filter(|next| blocked.contains(next)) {
+            if next == target || self.circle(next, target, blocked, path, seen) {
                 return true;
             }
         }
@@ -53,15 +89,18 @@ impl Waits {
         false
     }
 
-    /// The executions that must go on before `task` can.
-    fn blockers(&self, task: TaskId) -> Vec<TaskId> {
+    /// What `task` waits for, each as the executions of which at least one must go on first.
+    fn blockers(&self, task: TaskId) -> Vec<Vec<TaskId>> {
         let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
         let mut blockers = Vec::new();
         for (on, actor) in &wait.on {
             if self.waits.contains_key(on) {
-                blockers.push(*on);
+                blockers.push(vec![*on]);
             } else if let Some(actor) = actor {
-                blockers.extend(self.if_full(*actor));
+                let executions = self.if_full(*actor);
+                if !executions.is_empty() {
+                    blockers.push(executions);
+                }
             }
         }
         blockers
