@@ -9,7 +9,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -97,23 +97,28 @@ impl Drop for Daemon {
     }
 }
 
-/// The `wingbeat` binary that the workspace built, beside the test's own executable; built if need be.
+/// The `wingbeat` binary: the one that `WINGBEAT_BIN` names (`cargo xtask test` builds it first), else the workspace's
+/// own, brought up to date once per test program.
 pub fn binary() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    if let Some(binary) = std::env::var_os("WINGBEAT_BIN") {
+        return Ok(binary.into());
+    }
+    BUILT.get_or_init(|| build().map_err(|error| error.to_string())).clone().map_err(anyhow::Error::msg)
+}
+
+fn build() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let target = test.parent().and_then(Path::parent).context("a test lies in target/<profile>/deps")?;
-    let binary = target.join("wingbeat");
-    if !binary.exists() {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "-p", "wingbeat-cli"]);
-        if target.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status()?;
-        if !built.success() || !binary.exists() {
-            bail!("cannot build {}", binary.display());
-        }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "-p", "wingbeat-cli"]);
+    if target.ends_with("release") {
+        cargo.arg("--release");
     }
-    Ok(binary)
+    if !cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status()?.success() {
+        bail!("cannot build the wingbeat command");
+    }
+    Ok(target.join("wingbeat"))
 }
 
 impl TestCluster {

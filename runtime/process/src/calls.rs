@@ -142,6 +142,9 @@ impl Calls {
     /// What the head says of an actor.
     pub(crate) fn actor_is(&mut self, actor: ActorId, state: ActorState, out: &mut Vec<Action>) {
         let Some(target) = self.targets.get_mut(&actor) else { return };
+        if matches!(target.phase, Phase::Dead(_)) {
+            return;
+        }
         let class = target.class_name.to_string();
         match state {
             ActorState::Starting => {}

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, Outcome, Outputs, TaskResult, TaskSpec};
+use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
@@ -34,6 +34,7 @@ pub(crate) enum Request {
     Cancel { task: TaskId, outputs: Outputs, force: bool },
     CancelChildren(TaskId),
     Forget(ActorId),
+    Killed(ActorId),
 }
 
 /// Tasks and calls of this process that are not done.
@@ -365,6 +366,10 @@ impl Core {
                 }
             }
             Request::Forget(actor) => self.calls.forget(actor),
+            Request::Killed(actor) => {
+                let cause = Box::new(Error::ActorEnded { by: "kill".into() });
+                self.calls.actor_is(actor, ActorState::Dead { cause }, &mut todo.calls);
+            }
         }
     }
 }

@@ -384,6 +384,10 @@ impl Session {
     /// Ends an actor at once.
     pub fn kill(&self, actor: &ActorHandle, may_restart: bool) {
         self.process().tell_head(HeadMessage::KillActor { actor: actor.id(), may_restart });
+        if !may_restart {
+            // Calls that this process makes from now on must not reach it, however long the head's word takes.
+            self.process().submission.request(Request::Killed(actor.id()));
+        }
     }
 
     /// Lets an actor finish what it was sent, and ends it.

@@ -343,20 +343,25 @@ impl Daemon {
         worker.phase = Phase::Leased;
         worker.lease_over = false;
         let (lease, gpus) = (assigned.lease, worker.gpus.clone());
-        commands.send(match &assigned.actor {
-            None => WorkerCommand::Lease { lease, resources: assigned.resources.clone(), gpus },
-            Some((spec, incarnation)) => {
-                WorkerCommand::StartActor { lease, spec: Box::new(spec.clone()), incarnation: *incarnation, gpus }
-            }
-        });
-        let (link, head) = (commands.clone(), self.head.clone());
         let ready = HeadMessage::LeaseReady { lease, worker: address.clone(), pid: worker.pid };
-        // The owner must not reach the process before its orders have.
-        self.runtime.spawn(async move {
-            if link.flushed().await {
-                head.send(ready);
+        match &assigned.actor {
+            Some((spec, incarnation)) => {
+                // Said first: nobody calls the actor before its constructor has returned, which is said next.
+                self.head.send(ready);
+                let (spec, incarnation) = (Box::new(spec.clone()), *incarnation);
+                commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus });
             }
-        });
+            None => {
+                commands.send(WorkerCommand::Lease { lease, resources: assigned.resources.clone(), gpus });
+                let (link, head) = (commands.clone(), self.head.clone());
+                // The owner must not reach the process before its orders have.
+                self.runtime.spawn(async move {
+                    if link.flushed().await {
+                        head.send(ready);
+                    }
+                });
+            }
+        }
     }
 
     fn launch(self: &Arc<Self>, pool: &mut Pool, job: &JobSpec, gpus: Vec<u32>, assigned: Option<Assignment>) {
