@@ -1,5 +1,7 @@
 //! The first example of the README: a remote function, an actor, and refs as arguments.
 
+#![cfg_attr(rustfmt, rustfmt_skip)]
+
 use wingbeat::prelude::*;
 
 #[wingbeat::remote]

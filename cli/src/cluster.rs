@@ -89,7 +89,10 @@ pub(crate) async fn stop(args: StopArgs) -> Result<()> {
 
 fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_header(headings);
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(headings);
     table
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::Session;
-use wingbeat_process::registry::{Item, OutputValues, Outgoing};
+use wingbeat_process::registry::{Item, Outgoing, OutputValues};
 
 pub use futures::StreamExt;
 pub use inventory;

@@ -204,4 +204,3 @@ macro_rules! create {
     };
 }
 arities!(create);
-

@@ -41,6 +41,9 @@ where
     block_on(get_all(refs))
 }
 
+/// The refs that are ready, and the others.
+pub type Waited<T> = (Vec<ObjectRef<T>>, Vec<ObjectRef<T>>);
+
 /// Waits until `count` of `refs` are ready (or have failed), at most `timeout`. Answers with the ready ones, at most
 /// `count`, and the others, both in the given order.
 ///
@@ -50,7 +53,7 @@ pub async fn wait<T>(
     refs: Vec<ObjectRef<T>>,
     count: usize,
     timeout: Option<Duration>,
-) -> Result<(Vec<ObjectRef<T>>, Vec<ObjectRef<T>>)> {
+) -> Result<Waited<T>> {
     if refs.is_empty() && count == 0 {
         return Ok((refs, Vec::new()));
     }
@@ -80,7 +83,6 @@ pub fn wait_blocking<T>(
     refs: Vec<ObjectRef<T>>,
     count: usize,
     timeout: Option<Duration>,
-) -> Result<(Vec<ObjectRef<T>>, Vec<ObjectRef<T>>)> {
+) -> Result<Waited<T>> {
     block_on(wait(refs, count, timeout))
 }
-

@@ -21,6 +21,8 @@
 
 extern crate self as wingbeat;
 
+#[doc(hidden)]
+pub mod __private;
 mod actor;
 mod args;
 mod get;
@@ -28,15 +30,13 @@ mod init;
 mod object_ref;
 mod options;
 mod pool;
-#[doc(hidden)]
-pub mod __private;
 mod queue;
 mod shape;
 mod stream;
 
 pub use actor::{ActorOptions, ActorRef};
 pub use args::IntoArg;
-pub use get::{get_all, get_all_blocking, put, wait, wait_blocking};
+pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use object_ref::{Get, ObjectRef};
 pub use options::{CallOptions, TaskOptions};

@@ -171,4 +171,3 @@ impl<'de, T> Deserialize<'de> for ObjectRef<T> {
         refs::deserialize_handle(deserializer).map(ObjectRef::new)
     }
 }
-

@@ -11,6 +11,7 @@ use wingbeat_process::{CallArgs, Session, options, submit};
 use crate::shape::{Shape, arities};
 use crate::{ActorRef, IntoArg};
 
+#[allow(clippy::large_enum_variant, reason = "lives for the length of one call")]
 enum Target {
     Function(&'static Function),
     Method(ActorRef, &'static Method),
@@ -179,4 +180,3 @@ macro_rules! remote {
     };
 }
 arities!(remote);
-

@@ -115,7 +115,10 @@ impl<T> Clone for Queue<T> {
 impl<T> Queue<T> {
     /// A queue that holds at most `capacity` items.
     pub fn bounded(capacity: usize) -> Self {
-        Queue { actor: QueueActor::options().max_concurrency(WAITING).remote(capacity.max(1) as u64), item: PhantomData }
+        Queue {
+            actor: QueueActor::options().max_concurrency(WAITING).remote(capacity.max(1) as u64),
+            item: PhantomData,
+        }
     }
 
     /// A queue without a bound: producers are never held up, and memory is what limits them.
@@ -168,7 +171,10 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
 
 fn encode<T: Serialize + 'static>(item: &T) -> Result<Vec<u8>> {
     let encoded = codec::encode_value(item).map(|encoded| encoded.into_bytes().to_vec());
-    encoded.map_err(|error| Error::Encode { what: format!("a queue item of type {}", std::any::type_name::<T>()), why: error.0 })
+    encoded.map_err(|error| Error::Encode {
+        what: format!("a queue item of type {}", std::any::type_name::<T>()),
+        why: error.0,
+    })
 }
 
 fn decode<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T> {

@@ -30,7 +30,8 @@ fn handles(submitted: Submitted) -> impl Iterator<Item = Handle> {
     }
     .into_iter();
     std::iter::from_fn(move || {
-        let missing = || Handle::failed(Error::InvalidArgument { what: "the call returned fewer objects than declared".into() });
+        let missing =
+            || Handle::failed(Error::InvalidArgument { what: "the call returned fewer objects than declared".into() });
         Some(handles.next().unwrap_or_else(missing))
     })
 }

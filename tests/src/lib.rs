@@ -22,6 +22,7 @@ pub struct TestCluster {
     address: String,
     token: PathBuf,
     dir: tempfile::TempDir,
+    binary: PathBuf,
     head: Option<Daemon>,
     nodes: Vec<Option<Daemon>>,
 }
@@ -124,21 +125,25 @@ fn build() -> Result<PathBuf> {
 impl TestCluster {
     /// A head, and `nodes` nodes of `cpus` CPUs each.
     pub fn start(nodes: usize, cpus: u32) -> Result<TestCluster> {
-        let mut cluster = Self::head_only()?;
+        Self::with_binary(binary()?, nodes, cpus)
+    }
+
+    /// As [`TestCluster::start`], of this `wingbeat` binary.
+    pub fn with_binary(binary: PathBuf, nodes: usize, cpus: u32) -> Result<TestCluster> {
+        let mut cluster = Self::head_only(binary)?;
         for _ in 0..nodes {
             cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
         }
         Ok(cluster)
     }
 
-    /// A head without nodes.
-    pub fn head_only() -> Result<TestCluster> {
+    fn head_only(binary: PathBuf) -> Result<TestCluster> {
         let dir = tempfile::tempdir()?;
         let token = dir.path().join("token");
         std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
         std::fs::set_permissions(&token, private)?;
-        let mut cluster = TestCluster { address: String::new(), token, dir, head: None, nodes: Vec::new() };
+        let mut cluster = TestCluster { address: String::new(), token, dir, binary, head: None, nodes: Vec::new() };
         let head = Daemon::start(cluster.command()?.args(["head", "--port", "0"]))?;
         let line = head.log.wait_for("listening at")?;
         cluster.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
@@ -148,8 +153,11 @@ impl TestCluster {
 
     /// A `wingbeat` command with this cluster's token.
     pub fn command(&self) -> Result<Command> {
-        let mut command = Command::new(binary()?);
-        command.env("WINGBEAT_TOKEN_FILE", &self.token).env_remove("WINGBEAT_TOKEN").env("WINGBEAT_ADDRESS", &self.address);
+        let mut command = Command::new(&self.binary);
+        command
+            .env("WINGBEAT_TOKEN_FILE", &self.token)
+            .env_remove("WINGBEAT_TOKEN")
+            .env("WINGBEAT_ADDRESS", &self.address);
         Ok(command)
     }
 
@@ -182,6 +190,11 @@ impl TestCluster {
     /// The process id of a node's daemon.
     pub fn node_pid(&self, node: usize) -> Option<u32> {
         self.nodes.get(node)?.as_ref().map(|daemon| daemon.child.id())
+    }
+
+    /// The process ids of all daemons.
+    pub fn pids(&self) -> Vec<u32> {
+        self.nodes.iter().chain(std::iter::once(&self.head)).flatten().map(|daemon| daemon.child.id()).collect()
     }
 
     /// Ends a node with SIGKILL.

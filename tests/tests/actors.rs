@@ -1,4 +1,5 @@
 //! Actors: order, concurrency, lifetimes, names, and what happens when they end.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 
@@ -183,7 +184,7 @@ fn an_actor_ends_with_its_last_handle_after_its_calls() {
     let _local = Local::start(1);
     let tally = Tally::remote(0);
     let pid = tally.pid().get_blocking().unwrap();
-    let last = (0..100u64).map(|_| tally.add(1)).last().unwrap();
+    let last = (0..100u64).map(|_| tally.add(1)).next_back().unwrap();
     drop(tally);
     assert_eq!(last.get_blocking().unwrap(), 100);
     assert!(wingbeat_tests::wait_for_end(pid, std::time::Duration::from_secs(30)));
@@ -257,7 +258,10 @@ fn a_crashed_actor_is_unavailable_then_back_then_dead() {
     assert_ne!(tally.pid().get_blocking().unwrap(), first);
     assert!(tally.exit().get_blocking().is_err());
     let error = tally.add(1).get_blocking().unwrap_err();
-    assert!(matches!(&error, Error::ActorDied { cause, .. } if matches!(**cause, Error::WorkerCrashed { .. })), "{error}");
+    assert!(
+        matches!(&error, Error::ActorDied { cause, .. } if matches!(**cause, Error::WorkerCrashed { .. })),
+        "{error}"
+    );
 }
 
 #[test]

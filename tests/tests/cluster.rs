@@ -1,4 +1,5 @@
 //! Clusters of several processes: joining, failing, ending. Nothing hangs, and nothing is left behind.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 
@@ -51,6 +52,7 @@ fn dies_once(marker: PathBuf) -> u64 {
 }
 
 #[wingbeat::remote]
+#[allow(clippy::zombie_processes, reason = "whoever ends the task must end its child too")]
 fn starts_a_child_and_stays(started: PathBuf) -> u64 {
     let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     std::fs::write(started.with_extension("tmp"), format!("{} {}", std::process::id(), child.id())).unwrap();
@@ -205,11 +207,13 @@ fn a_job_ends_with_its_driver() {
 fn a_detached_actor_outlives_its_driver() {
     let cluster = TestCluster::start(1, 2).unwrap();
     {
-        let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("shared"));
+        let _driver =
+            Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("shared"));
         let counter = Counter::options().name("counter").detached().remote();
         assert_eq!(counter.add().get_blocking().unwrap(), 1);
     }
-    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("shared"));
+    let _driver =
+        Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("shared"));
     let counter = wingbeat::block_on(Counter::named("counter")).unwrap();
     assert_eq!(counter.add().get_blocking().unwrap(), 2);
     counter.actor().kill();
@@ -258,7 +262,12 @@ fn the_command_line_says_what_is_wrong() {
     let second = cluster.command().unwrap().args(["head", "--port", port]).output().unwrap();
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("in use"), "{second:?}");
-    let open = cluster.command().unwrap().env_remove("WINGBEAT_TOKEN_FILE").args(["head", "--host", "0.0.0.0", "--port", "0"]).output();
+    let open = cluster
+        .command()
+        .unwrap()
+        .env_remove("WINGBEAT_TOKEN_FILE")
+        .args(["head", "--host", "0.0.0.0", "--port", "0"])
+        .output();
     let open = open.unwrap();
     assert!(!open.status.success() && String::from_utf8_lossy(&open.stderr).contains("token"), "{open:?}");
     let nobody = cluster.command().unwrap().args(["worker", "--head", "127.0.0.1:1"]).output().unwrap();

@@ -74,8 +74,7 @@ impl Guard {
     /// Starts the guard of this daemon. Reports are given to `report` on a thread of their own, until the
     /// guard ends.
     pub(crate) fn start(report: impl Fn(Report) + Send + 'static) -> io::Result<Guard> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let number = theirs.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command
@@ -195,8 +194,7 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
     let exits = child_signals()?;
     let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
     loop {
-        let mut ready =
-            [PollFd::new(&socket, PollFlags::IN), PollFd::new(&exits, PollFlags::IN)];
+        let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&exits, PollFlags::IN)];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

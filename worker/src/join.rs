@@ -88,7 +88,8 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
             what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
         });
     }
-    let address = options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
+    let address =
+        options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
     let io = Arc::new(Io::start()?);
     let joining = options.clone();
     let joined = {
@@ -158,7 +159,8 @@ where
             runtime.shutdown_timeout(std::time::Duration::from_millis(200));
         })
         .map_err(|error| Error::io("starting the node's thread", &error))?;
-    let answer = starting.await.map_err(|_| Error::Io { what: "starting the node".into(), why: "its thread ended".into() });
+    let answer =
+        starting.await.map_err(|_| Error::Io { what: "starting the node".into(), why: "its thread ended".into() });
     match answer.and_then(|answer| answer) {
         Ok((first, node)) => Ok((first, Embedded { node, stop, thread: Some(thread) })),
         Err(error) => {
@@ -172,7 +174,9 @@ where
 #[cfg(not(feature = "embedded"))]
 async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error> {
     Err(Error::InvalidArgument {
-        what: format!("this program was built without the `embedded` feature and cannot start a cluster; set {ADDRESS_VARIABLE}"),
+        what: format!(
+            "this program was built without the `embedded` feature and cannot start a cluster; set {ADDRESS_VARIABLE}"
+        ),
     })
 }
 
@@ -202,7 +206,8 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let mut joined = Joined { token, cluster, head: address, listen: None, embedded: vec![Box::new(embedded), Box::new(head)] };
+    let mut joined =
+        Joined { token, cluster, head: address, listen: None, embedded: vec![Box::new(embedded), Box::new(head)] };
     let executable = own_executable(None)?;
     joined.enter(io, options, executable).await
 }
@@ -217,7 +222,8 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
     };
     let (head, cluster, ip) = find_head(text, &token).await?;
     let executable = tokio::task::spawn_blocking(hash_own_executable).await;
-    let hash = executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
+    let hash =
+        executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
     Joined { token, cluster, head, listen, embedded: Vec::new() }.enter(io, options, executable).await
@@ -259,12 +265,8 @@ struct Joined {
 impl Joined {
     async fn enter(&mut self, io: &Arc<Io>, options: &InitOptions, executable: Executable) -> Result<Session, Error> {
         let job = JobId::random();
-        let config = Config {
-            id: ProcessId::random(),
-            token: self.token.clone(),
-            role: Role::Driver(job),
-            listen: self.listen,
-        };
+        let config =
+            Config { id: ProcessId::random(), token: self.token.clone(), role: Role::Driver(job), listen: self.listen };
         let prepared = Prepared::bind(config).await?;
         let spec = job_spec(job, prepared.address().clone(), executable, options);
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
@@ -421,7 +423,8 @@ pub fn machine_resources(
     let memory = machine_memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {
-        let invalid = |why: String| Error::InvalidOption { what: "the node".into(), option: format!("resource {name}"), why };
+        let invalid =
+            |why: String| Error::InvalidOption { what: "the node".into(), option: format!("resource {name}"), why };
         if [CPU, GPU, MEMORY].contains(&name.as_str()) {
             return Err(invalid("this resource has an option of its own".into()));
         }

@@ -43,9 +43,8 @@ impl Page {
     /// The page behind a descriptor.
     pub(crate) fn open(fd: OwnedFd) -> io::Result<Page> {
         // SAFETY: a fresh shared mapping of a file that is `SIZE` long; zeroed memory is a valid `Layout`.
-        let map = unsafe {
-            mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
-        };
+        let map =
+            unsafe { mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)? };
         let map = NonNull::new(map.cast()).ok_or_else(|| io::Error::other("a page mapped at zero"))?;
         Ok(Page { fd, map })
     }

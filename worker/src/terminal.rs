@@ -26,7 +26,10 @@ impl Terminal {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
                     if is_power_of_ten(repeated.times) {
-                        print(line.is_stderr, &format!("({}) … the last line came {} times more", short(&line.source), repeated.times));
+                        print(
+                            line.is_stderr,
+                            &format!("({}) … the last line came {} times more", short(&line.source), repeated.times),
+                        );
                     }
                 }
                 _ => {

@@ -66,7 +66,8 @@ pub fn own() -> Result<Token, Error> {
     }
     // Written aside and linked into place, so that of two processes one wins and both read the same.
     let aside = file.with_extension(format!("{}", std::process::id()));
-    let mut out = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).map_err(failed)?;
+    let mut out =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).map_err(failed)?;
     std::fs::set_permissions(&aside, Permissions::from_mode(0o600)).map_err(failed)?;
     writeln!(out, "{}", Token::random().reveal()).map_err(failed)?;
     drop(out);

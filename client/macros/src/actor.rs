@@ -51,9 +51,10 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<Tok
 }
 
 fn take_method_attribute(function: &mut ImplItemFn) -> syn::Result<Option<Attributes>> {
-    let at = function.attrs.iter().position(|attribute| {
-        attribute.path().segments.last().is_some_and(|segment| segment.ident == "method")
-    });
+    let at = function
+        .attrs
+        .iter()
+        .position(|attribute| attribute.path().segments.last().is_some_and(|segment| segment.ident == "method"));
     let Some(at) = at else { return Ok(None) };
     let attribute = function.attrs.remove(at);
     let tokens = match &attribute.meta {
@@ -240,7 +241,8 @@ fn generate(
     methods: &[Method],
 ) -> TokenStream {
     let handle = format_ident!("{name}Handle");
-    let (handle_doc, name_text) = (format!("A handle of a [`{name}`] that lives in a process of its own."), name.to_string());
+    let (handle_doc, name_text) =
+        (format!("A handle of a [`{name}`] that lives in a process of its own."), name.to_string());
     let entries = methods.iter().map(|method| method.entry(name, cell));
     let entry_names = methods.iter().map(|method| &method.entry);
     let on_handle = methods.iter().map(Method::on_handle);

@@ -63,7 +63,9 @@ impl Attributes {
             "retry_errors" => {
                 let value = match meta {
                     Meta::Path(_) => true,
-                    Meta::NameValue(pair) => matches!(&pair.value, Expr::Lit(ExprLit { lit: Lit::Bool(value), .. }) if value.value),
+                    Meta::NameValue(pair) => {
+                        matches!(&pair.value, Expr::Lit(ExprLit { lit: Lit::Bool(value), .. }) if value.value)
+                    }
                     Meta::List(_) => return Err(syn::Error::new_spanned(meta, "write `retry_errors`")),
                 };
                 self.fields.push(quote!(retry_errors: #value));
@@ -103,7 +105,9 @@ fn literal(meta: &Meta) -> syn::Result<&Lit> {
     match meta {
         Meta::NameValue(pair) => match &pair.value {
             Expr::Lit(ExprLit { lit, .. }) => Ok(lit),
-            other => Err(syn::Error::new_spanned(other, "a literal is expected; values known at run time go to `options()`")),
+            other => {
+                Err(syn::Error::new_spanned(other, "a literal is expected; values known at run time go to `options()`"))
+            }
         },
         other => Err(syn::Error::new(other.span(), "write `name = value`")),
     }

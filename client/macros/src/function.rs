@@ -39,7 +39,10 @@ pub(crate) fn parameters(signature: &Signature) -> syn::Result<Vec<Parameter>> {
                 ));
             }
             Type::ImplTrait(_) => {
-                return Err(syn::Error::new_spanned(&input.ty, "name the type: the worker process must know what to decode"));
+                return Err(syn::Error::new_spanned(
+                    &input.ty,
+                    "name the type: the worker process must know what to decode",
+                ));
             }
             _ => {}
         }

@@ -12,7 +12,10 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
     let signature = &item.sig;
     function::check(signature)?;
     if let Some(receiver) = signature.receiver() {
-        return Err(syn::Error::new_spanned(receiver, "#[remote] is for functions; for a type with state use #[wingbeat::actor]"));
+        return Err(syn::Error::new_spanned(
+            receiver,
+            "#[remote] is for functions; for a type with state use #[wingbeat::actor]",
+        ));
     }
     let parameters = function::parameters(signature)?;
     let returns = function::returns(&signature.output)?;

@@ -284,8 +284,8 @@ pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, Co
     if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
         plain_elements!(try_plain);
     }
-    let (value, used) = bincode::serde::decode_from_slice(bytes, value_config())
-        .map_err(|error| CodecError(error.to_string()))?;
+    let (value, used) =
+        bincode::serde::decode_from_slice(bytes, value_config()).map_err(|error| CodecError(error.to_string()))?;
     if used != bytes.len() {
         return Err(CodecError(format!("{} bytes are left over after the value", bytes.len() - used)));
     }

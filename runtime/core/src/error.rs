@@ -137,7 +137,9 @@ pub enum Error {
         why: String,
     },
     /// An argument or a result cannot be encoded.
-    #[error("{what} cannot be sent: {why}; use types with plain derived serde (no untagged, no flatten, no serde_json::Value)")]
+    #[error(
+        "{what} cannot be sent: {why}; use types with plain derived serde (no untagged, no flatten, no serde_json::Value)"
+    )]
     Encode {
         /// The function and argument.
         what: String,
@@ -161,7 +163,9 @@ pub enum Error {
         known: String,
     },
     /// A value fits neither the store nor its disk.
-    #[error("{what} needs {size} bytes, more than the node's store ({store} bytes) and its spill space ({disk} bytes) can ever hold; raise --object-store-memory or split the value")]
+    #[error(
+        "{what} needs {size} bytes, more than the node's store ({store} bytes) and its spill space ({disk} bytes) can ever hold; raise --object-store-memory or split the value"
+    )]
     ObjectTooLarge {
         /// Which object.
         what: String,

@@ -202,8 +202,7 @@ impl Shell {
     }
 
     async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
-        let (connection, client, server) =
-            mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream);
+        let (connection, client, server) = mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream);
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let link: Link<NodeMessage> = Link::new();
         if !claim(&mut self.inside.lock().nodes, node, &link) {

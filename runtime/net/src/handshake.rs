@@ -172,7 +172,9 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
         let theirs = unix.peer_cred()?.uid();
         let ours = rustix::process::geteuid().as_raw();
         if theirs != ours && theirs != 0 {
-            return Err(io::Error::other(format!("user {theirs} tried to connect; this process belongs to user {ours}")));
+            return Err(io::Error::other(format!(
+                "user {theirs} tried to connect; this process belongs to user {ours}"
+            )));
         }
     }
     let nonce: [u8; 32] = rand::random();

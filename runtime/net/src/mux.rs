@@ -330,7 +330,8 @@ where
     S::Req: tarpc::RequestName + Send + 'static,
     S::Resp: Serialize + Send + 'static,
     ServerHalf<S::Req, S::Resp>: tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>,
-    <ServerHalf<S::Req, S::Resp> as tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>>::TransportError: std::error::Error + Send + Sync + 'static,
+    <ServerHalf<S::Req, S::Resp> as tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>>::TransportError:
+        std::error::Error + Send + Sync + 'static,
 {
     let config = tarpc::server::Config { pending_response_buffer: 64 };
     let requests = BaseChannel::new(config, half).requests();

@@ -114,10 +114,8 @@ impl<'a> CallArgs<'a> {
 
     fn fail(&mut self, index: usize, why: String) {
         let name = self.parameters.get(index).copied().unwrap_or("?");
-        self.error = self.error.take().or(Some(Error::Encode {
-            what: format!("argument `{name}` of {}", self.function),
-            why,
-        }));
+        self.error =
+            self.error.take().or(Some(Error::Encode { what: format!("argument `{name}` of {}", self.function), why }));
     }
 
     /// The arguments, or the first thing that was wrong with them.

@@ -39,7 +39,10 @@ pub(crate) enum Action {
 enum Phase {
     /// The head has not said anything yet.
     Unknown,
-    Alive { address: Address, incarnation: Incarnation },
+    Alive {
+        address: Address,
+        incarnation: Incarnation,
+    },
     /// Between two lives, or its connection ended and the head has not said why yet.
     Away,
     Dead(Error),
@@ -87,7 +90,8 @@ impl Calls {
 
     /// The arguments of a call are all there; `change` puts them in.
     pub(crate) fn resolved(&mut self, actor: ActorId, id: TaskId, change: impl FnOnce(&mut Call)) {
-        let call = self.targets.get_mut(&actor).and_then(|target| target.queue.iter_mut().find(|call| call.spec.id == id));
+        let call =
+            self.targets.get_mut(&actor).and_then(|target| target.queue.iter_mut().find(|call| call.spec.id == id));
         if let Some(call) = call {
             change(call);
             call.resolved = true;
@@ -233,7 +237,8 @@ impl Calls {
 
     /// Forgets an actor that nobody here holds a handle of.
     pub(crate) fn forget(&mut self, actor: ActorId) {
-        let unused = self.targets.get(&actor).is_some_and(|target| target.queue.is_empty() && target.in_flight.is_empty());
+        let unused =
+            self.targets.get(&actor).is_some_and(|target| target.queue.is_empty() && target.in_flight.is_empty());
         if unused && let Some(mut target) = self.targets.remove(&actor) {
             Self::leave(&mut self.by_worker, &mut target);
         }

@@ -60,6 +60,15 @@ pub(crate) enum Action {
     Fail { task: Task, error: Error },
 }
 
+/// A lease as the head grants it.
+pub(crate) struct Grant {
+    pub shape: Shape,
+    pub lease: LeaseId,
+    pub worker: Address,
+    pub node: NodeId,
+    pub pid: u32,
+}
+
 #[derive(PartialEq, Clone, Copy, Debug)]
 enum Phase {
     Open,
@@ -68,7 +77,9 @@ enum Phase {
     /// The head wants it back; what runs finishes.
     Recalled,
     /// The connection to the worker process ended; its cause is not known yet.
-    Lost { since_ms: u64 },
+    Lost {
+        since_ms: u64,
+    },
 }
 
 struct Lease {
@@ -242,16 +253,8 @@ impl Dispatch {
     }
 
     /// The head granted a lease.
-    pub(crate) fn granted(
-        &mut self,
-        shape: Shape,
-        id: LeaseId,
-        worker: Address,
-        node: NodeId,
-        pid: u32,
-        now_ms: u64,
-        out: &mut Vec<Action>,
-    ) {
+    pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
+        let Grant { shape, lease: id, worker, node, pid } = grant;
         let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| ***known == shape) else {
             // Nothing of the shape is left to do.
             out.push(Action::Return { lease: id });
@@ -300,10 +303,8 @@ impl Dispatch {
     }
 
     fn return_if_done(&mut self, id: LeaseId, out: &mut Vec<Action>) {
-        let done = self
-            .leases
-            .get(&id)
-            .is_some_and(|lease| lease.phase == Phase::Recalled && lease.in_flight.is_empty());
+        let done =
+            self.leases.get(&id).is_some_and(|lease| lease.phase == Phase::Recalled && lease.in_flight.is_empty());
         if done {
             self.give_up(id);
             out.push(Action::Return { lease: id });
@@ -383,7 +384,14 @@ impl Dispatch {
     }
 
     /// A worker process gave unstarted tasks back.
-    pub(crate) fn gave_back(&mut self, id: LeaseId, tasks: &[TaskId], waiting: bool, now_ms: u64, out: &mut Vec<Action>) {
+    pub(crate) fn gave_back(
+        &mut self,
+        id: LeaseId,
+        tasks: &[TaskId],
+        waiting: bool,
+        now_ms: u64,
+        out: &mut Vec<Action>,
+    ) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         lease.taking_back = false;
         if waiting && lease.phase == Phase::Open {
@@ -497,7 +505,10 @@ impl Dispatch {
                 None => Error::NodeDied {
                     what: task.name.to_string(),
                     node: lease.node,
-                    why: format!("the connection to its worker process (pid {}) ended, and nobody reported why", lease.pid),
+                    why: format!(
+                        "the connection to its worker process (pid {}) ended, and nobody reported why",
+                        lease.pid
+                    ),
                 },
             };
             if self.may_retry(&task, &error) {
@@ -510,7 +521,8 @@ impl Dispatch {
 
     /// A node is gone with all its leases.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
-        let lost: Vec<LeaseId> = self.leases.values().filter(|lease| lease.node == node).map(|lease| lease.id).collect();
+        let lost: Vec<LeaseId> =
+            self.leases.values().filter(|lease| lease.node == node).map(|lease| lease.id).collect();
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {

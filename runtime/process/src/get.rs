@@ -126,7 +126,8 @@ impl Future for ValueFuture {
                         (ObjectValue::Stored(_), None) => return Poll::Ready(Err(Error::NoSession)),
                         (ObjectValue::Stored(stored), Some(session)) => {
                             let (process, id) = (session.process().clone(), this.handle.id());
-                            this.stage = Stage::Fetching(Box::pin(async move { process.fetch_on_io(id, stored).await }));
+                            this.stage =
+                                Stage::Fetching(Box::pin(async move { process.fetch_on_io(id, stored).await }));
                         }
                     }
                 }
@@ -213,7 +214,9 @@ impl Session {
         async move {
             let distinct: BTreeSet<_> = handles.iter().map(Handle::id).collect();
             if distinct.len() != handles.len() {
-                return Err(Error::InvalidArgument { what: "wait was given the same ref twice; give each once".into() });
+                return Err(Error::InvalidArgument {
+                    what: "wait was given the same ref twice; give each once".into(),
+                });
             }
             if count > handles.len() {
                 let what = format!("wait was asked for {count} of {} refs", handles.len());
@@ -277,9 +280,10 @@ impl Session {
                 if let Poll::Ready(done) = future.as_mut().poll(cx) {
                     return Poll::Ready(done);
                 }
-                timer.as_mut().poll(cx).map(|()| {
-                    Err(Error::TimedOut { what: what.clone(), limit_ms: limit.as_millis() as u64 })
-                })
+                timer
+                    .as_mut()
+                    .poll(cx)
+                    .map(|()| Err(Error::TimedOut { what: what.clone(), limit_ms: limit.as_millis() as u64 }))
             })
             .await
         }

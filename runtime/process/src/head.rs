@@ -14,9 +14,7 @@ use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Connection};
-use wingbeat_net::services::{
-    HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse,
-};
+use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
 
 use crate::service::PeerService;
 use crate::session::Process;

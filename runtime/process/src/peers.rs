@@ -221,7 +221,8 @@ impl Process {
     async fn run_node(self: &Arc<Self>, to: &Address, link: &Link<NodeMessage>) -> Result<(), Error> {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(to, "a node", &self.token, hello).await?;
-        let (connection, client, server) = mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        let (connection, client, server) =
+            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
         drop(server);
         let client = NodeClient::new(mux::client_config(), client).spawn();
         tokio::select! {
@@ -272,7 +273,11 @@ impl Process {
         } else {
             // Either ours and freed already, or its owner is gone or unknown: say so instead of waiting.
             let error = Error::OwnerDied { object: id, owner };
-            self.resolve_object(handle.object(), wingbeat_core::value::ObjectValue::Failed(Box::new(error)), Vec::new());
+            self.resolve_object(
+                handle.object(),
+                wingbeat_core::value::ObjectValue::Failed(Box::new(error)),
+                Vec::new(),
+            );
         }
         handle
     }

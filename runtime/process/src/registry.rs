@@ -13,9 +13,9 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use serde::Serialize;
 use smallvec::SmallVec;
+use wingbeat_core::FunctionId;
 use wingbeat_core::codec::{self, CodecError, Encoded};
 use wingbeat_core::error::{ApplicationError, Error};
-use wingbeat_core::FunctionId;
 
 use crate::arguments::Arguments;
 

@@ -264,11 +264,9 @@ impl Session {
                 _ => Err(Error::NoSession),
             },
             Some(theirs) if theirs.cluster() == self.cluster() => Ok(()),
-            Some(theirs) => Err(Error::ForeignRef {
-                what: handle.id().to_string(),
-                theirs: theirs.cluster(),
-                ours: self.cluster(),
-            }),
+            Some(theirs) => {
+                Err(Error::ForeignRef { what: handle.id().to_string(), theirs: theirs.cluster(), ours: self.cluster() })
+            }
         }
     }
 

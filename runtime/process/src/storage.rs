@@ -34,7 +34,13 @@ struct Shared {
 
 impl NodeLink {
     /// Starts the queue of one-way messages on the current (IO) runtime.
-    pub fn start(node: NodeId, daemon: Address, client: NodeClient, mapping: Arc<Mapping>, connection: Connection) -> Self {
+    pub fn start(
+        node: NodeId,
+        daemon: Address,
+        client: NodeClient,
+        mapping: Arc<Mapping>,
+        connection: Connection,
+    ) -> Self {
         let link = Link::new();
         let (sending, sender, closed) = (link.clone(), client.clone(), connection.clone());
         tokio::spawn(async move {
@@ -120,7 +126,10 @@ impl Process {
     /// Brings a stored value into reach, from another node or disk if need be, and pins it.
     pub(crate) async fn fetch(self: &Arc<Self>, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
         let Some(storage) = self.storage() else {
-            return Err(Error::ObjectLost { object: id, why: "this process has no node whose store could hold it".into() });
+            return Err(Error::ObjectLost {
+                object: id,
+                why: "this process has no node whose store could hold it".into(),
+            });
         };
         let (located, new) = storage.fetch(id, stored).await?;
         if new {

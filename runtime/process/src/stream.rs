@@ -116,7 +116,12 @@ impl StreamHandle {
     /// A stream that is nothing but an error.
     pub fn failed(error: Error) -> Self {
         let task = TaskId { owner: ProcessId(0), seq: 0 };
-        StreamHandle { session: Err(Some(error)), task, producer: None, cell: Arc::new(Cell { state: Mutex::default() }) }
+        StreamHandle {
+            session: Err(Some(error)),
+            task,
+            producer: None,
+            cell: Arc::new(Cell { state: Mutex::default() }),
+        }
     }
 
     /// The task that makes the items.
@@ -124,6 +129,7 @@ impl StreamHandle {
         self.task
     }
 
+    #[allow(clippy::should_implement_trait, clippy::manual_async_fn, reason = "it is asynchronous, and must be Send")]
     /// The next item, when it is there; none after the last. An error is the last item.
     pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
         async move {

@@ -21,7 +21,7 @@ use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
 
 use crate::arguments::Outbound;
 use crate::calls::{self, Call, Calls};
-use crate::dispatch::{self, Dispatch, Settled, Task};
+use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::object::Handle;
 use crate::refs::Content;
 use crate::session::{Process, Session};
@@ -155,7 +155,8 @@ impl Submission {
     pub(crate) fn head_event(&self, process: &Arc<Process>, event: HeadEvent) {
         self.with_core(process, |core, now, todo| match event {
             HeadEvent::Granted { shape, lease, worker, node, pid } => {
-                core.dispatch.granted(shape, lease, worker, node, pid, now, &mut todo.dispatch);
+                let grant = Grant { shape, lease, worker, node, pid };
+                core.dispatch.granted(grant, now, &mut todo.dispatch);
             }
             HeadEvent::Recall(lease) => core.dispatch.recalled(lease, &mut todo.dispatch),
             HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),

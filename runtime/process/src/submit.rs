@@ -35,9 +35,8 @@ pub enum Submitted {
 /// The arguments of a call, or what was wrong with them.
 pub type Args = Result<SmallVec<[Outbound; 3]>, Error>;
 
-static ONE_CPU: LazyLock<Arc<Shape>> = LazyLock::new(|| {
-    Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default })
-});
+static ONE_CPU: LazyLock<Arc<Shape>> =
+    LazyLock::new(|| Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default }));
 
 /// A submission that failed before it was one.
 pub fn failed(outputs: Option<u32>, error: Error) -> Submitted {
@@ -100,11 +99,7 @@ impl Session {
             self.cancel_after(limit, id, outputs, task.name.to_string());
         }
         let session = self.clone();
-        when_resolved(
-            self,
-            args,
-            Box::new(move |args| session.process().submit_resolved(task, args)),
-        );
+        when_resolved(self, args, Box::new(move |args| session.process().submit_resolved(task, args)));
         submitted
     }
 
@@ -222,10 +217,9 @@ impl Session {
             .map(|arg| match arg {
                 // The worker process asks its owner, however long it takes.
                 Outbound::Object(handle) if !handle.is_ready() => {
-                    let owner = process.address_of(handle.id().owner()).ok_or(Error::OwnerDied {
-                        object: handle.id(),
-                        owner: handle.id().owner(),
-                    })?;
+                    let owner = process
+                        .address_of(handle.id().owner())
+                        .ok_or(Error::OwnerDied { object: handle.id(), owner: handle.id().owner() })?;
                     Ok(Arg::Ref(handle.id(), owner))
                 }
                 arg => {
@@ -364,10 +358,8 @@ impl Session {
         namespace: Option<&str>,
         class: &'static Class,
     ) -> impl Future<Output = Result<ActorHandle, Error>> + Send + use<> {
-        let name = ActorName {
-            namespace: namespace.unwrap_or(&self.process().namespace).to_owned(),
-            name: name.to_owned(),
-        };
+        let name =
+            ActorName { namespace: namespace.unwrap_or(&self.process().namespace).to_owned(), name: name.to_owned() };
         let session = self.clone();
         async move {
             let finding = session.clone();

@@ -1,7 +1,7 @@
 //! What tests share: a private cluster, entered by the test's thread, and a sign that something has started.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "each test binary uses its part")]
-
 
 use std::future::IntoFuture;
 

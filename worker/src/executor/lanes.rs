@@ -8,9 +8,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use wingbeat_core::Incarnation;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
-use wingbeat_core::Incarnation;
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{Constructing, Instance, Running};
@@ -77,7 +77,13 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         }
     };
     tell(session, &spec, incarnation, Ok(()));
-    let shared = Arc::new(Lanes { session: session.clone(), queue: queue.clone(), instance, being, class: spec.class_name.clone() });
+    let shared = Arc::new(Lanes {
+        session: session.clone(),
+        queue: queue.clone(),
+        instance,
+        being,
+        class: spec.class_name.clone(),
+    });
     let mut threads = Vec::new();
     for (group, most) in &spec.groups {
         threads.extend((0..(*most).min(LANES)).map(|_| shared.clone().start(group.clone(), *most)));
@@ -103,7 +109,8 @@ fn construct(
 ) -> Result<Instance, Error> {
     let class = wingbeat_process::registry::table().class(spec.class, &spec.class_name)?;
     let actor = Some((being.actor, being.concurrency));
-    let execution = Execution::new(spec.handle.task, spec.class_name.clone(), actor, Some(being.lease), session.clone());
+    let execution =
+        Execution::new(spec.handle.task, spec.class_name.clone(), actor, Some(being.lease), session.clone());
     let constructing = async {
         let values = session.bring_in(&spec.args).await?;
         let arguments = Arguments::new(class.path, session.clone(), values);

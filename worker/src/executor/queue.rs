@@ -23,8 +23,14 @@ pub(crate) const DEFAULT_GROUP: &str = "";
 
 /// Something to start.
 pub(crate) enum Next {
-    Task { lease: LeaseId, number: u64, spec: Arc<TaskSpec> },
-    Call { spec: Arc<TaskSpec> },
+    Task {
+        lease: LeaseId,
+        number: u64,
+        spec: Arc<TaskSpec>,
+    },
+    Call {
+        spec: Arc<TaskSpec>,
+    },
     Become(Box<Become>),
     /// There will be nothing more.
     End,
@@ -137,7 +143,8 @@ impl Queue {
                 self.busy.fetch_add(1, Ordering::Relaxed);
                 return Next::Call { spec };
             }
-            if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty) {
+            if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty)
+            {
                 state.ended = true;
                 self.arrived.notify_all();
                 return Next::End;
@@ -164,10 +171,6 @@ impl Queue {
     /// The process is an actor from now on.
     pub(crate) fn be(&self, being: Being) {
         self.state.lock().being = Some(being);
-    }
-
-    pub(crate) fn being(&self) -> Option<Being> {
-        self.state.lock().being.clone()
     }
 
     /// Ends the main loop.
@@ -251,7 +254,8 @@ impl Executor for Queue {
             }
             Work::Calls(actor, incarnation, calls) => {
                 let mut state = self.state.lock();
-                let ours = state.being.as_ref().is_some_and(|being| being.actor == actor && being.incarnation == incarnation);
+                let ours =
+                    state.being.as_ref().is_some_and(|being| being.actor == actor && being.incarnation == incarnation);
                 if !ours || state.ended {
                     drop(state);
                     for spec in calls {
@@ -273,14 +277,16 @@ impl Executor for Queue {
                 self.arrived.notify_all();
                 for spec in unknown {
                     let option = "group".to_owned();
-                    let why = "the actor has no such concurrency group; declare it with the class or its options".into();
+                    let why =
+                        "the actor has no such concurrency group; declare it with the class or its options".into();
                     self.refuse(&spec, Error::InvalidOption { what: task_name(&spec), option, why });
                 }
             }
             Work::TakeBack(lease, most) => {
                 let mut state = self.state.lock();
                 let keep = state.tasks.len().saturating_sub(most as usize);
-                let back: Vec<TaskId> = state.tasks.split_off(keep).into_iter().map(|(_, _, _, spec)| spec.id).collect();
+                let back: Vec<TaskId> =
+                    state.tasks.split_off(keep).into_iter().map(|(_, _, _, spec)| spec.id).collect();
                 let waiting = state.waiting > 0;
                 drop(state);
                 self.session.process().give_back(from, lease, back, waiting);
@@ -339,12 +345,7 @@ impl Executor for Queue {
                     state.calls.insert(group.clone(), VecDeque::new());
                 }
                 // Calls that come while the constructor runs wait in their queues.
-                state.being = Some(Being {
-                    actor: spec.id,
-                    incarnation,
-                    concurrency: spec.max_concurrency,
-                    lease,
-                });
+                state.being = Some(Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease });
                 state.become_actor = Some(Box::new(Become { lease, spec: *spec, incarnation }));
                 drop(state);
                 self.arrived.notify_all();

@@ -54,7 +54,11 @@ fn shorten(backtrace: &str) -> String {
     let lines: Vec<&str> = backtrace.lines().collect();
     let first = lines
         .iter()
-        .rposition(|line| line.contains("core::panicking::") || line.contains("panic_unwind") || line.contains("std::panicking::begin_panic"))
+        .rposition(|line| {
+            line.contains("core::panicking::")
+                || line.contains("panic_unwind")
+                || line.contains("std::panicking::begin_panic")
+        })
         .map_or(0, |at| at + 1);
     let rest = &lines[first..];
     let last = rest.iter().position(|line| line.contains("wingbeat_worker::executor")).unwrap_or(rest.len());

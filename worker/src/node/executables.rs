@@ -22,7 +22,10 @@ pub(super) struct Executables {
 }
 
 fn failed(job: &JobSpec, why: impl std::fmt::Display) -> Error {
-    Error::Io { what: format!("getting the executable {} of job {}", job.executable.path, job.name), why: why.to_string() }
+    Error::Io {
+        what: format!("getting the executable {} of job {}", job.executable.path, job.name),
+        why: why.to_string(),
+    }
 }
 
 impl Daemon {

@@ -314,7 +314,7 @@ impl Daemon {
         let mut candidates: Vec<(bool, &mut Worker)> = pool
             .workers
             .values_mut()
-            .filter(|worker| free(&worker))
+            .filter(|worker| free(worker))
             .map(|worker| (matches!(worker.phase, Phase::Starting { .. }), worker))
             .collect();
         candidates.sort_by_key(|(starting, _)| *starting);
@@ -337,7 +337,8 @@ impl Daemon {
 
     /// Gives an assigned worker process that has reported its orders.
     fn hand_over(&self, worker: &mut Worker) {
-        let (Some(assigned), Some(address), Some(commands)) = (&worker.assigned, &worker.address, &worker.commands) else {
+        let (Some(assigned), Some(address), Some(commands)) = (&worker.assigned, &worker.address, &worker.commands)
+        else {
             return;
         };
         worker.phase = Phase::Leased;
@@ -454,7 +455,13 @@ impl Daemon {
     }
 
     /// A worker process has reported: it is reached at `address` from now on.
-    fn registered(self: &Arc<Self>, process: ProcessId, address: Address, pid: u32, client: ProcessClient) -> Option<JobSpec> {
+    fn registered(
+        self: &Arc<Self>,
+        process: ProcessId,
+        address: Address,
+        pid: u32,
+        client: ProcessClient,
+    ) -> Option<JobSpec> {
         let mut pool = self.pool.lock();
         let worker = pool.workers.get_mut(&process)?;
         let commands: Link<WorkerCommand> = Link::new();

@@ -100,9 +100,15 @@ impl Daemon {
             }
             let (log, pid, source) = {
                 let pool = self.pool.lock();
-                let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else { continue };
+                let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else {
+                    continue;
+                };
                 let worker = pool.workers.get(&process);
-                (log, worker.map_or(0, |worker| worker.pid), worker.map(|worker| worker.page.name()).unwrap_or_default())
+                (
+                    log,
+                    worker.map_or(0, |worker| worker.pid),
+                    worker.map(|worker| worker.page.name()).unwrap_or_default(),
+                )
             };
             if log.queued() < QUEUED {
                 log.send(LogLine { pid, source, node: self.hostname.clone(), is_stderr, text });

@@ -163,13 +163,16 @@ impl Daemon {
         };
         let daemon = self.clone();
         let received = tokio::task::spawn_blocking(move || daemon.receive(object, size, wire)).await;
-        let wire = received.map_err(|error| Error::Io { what: "receiving an object".into(), why: error.to_string() })??;
+        let wire =
+            received.map_err(|error| Error::Io { what: "receiving an object".into(), why: error.to_string() })??;
         self.transfers.idle.lock().entry(peer).or_default().push(wire);
         Ok(())
     }
 
     async fn dial_bulk(&self, holder: &StoreNode) -> Result<Wire, Error> {
-        let stream = address::dial(&holder.address, "a node that holds an object", &self.token, self.hello(Purpose::Bulk)).await?;
+        let stream =
+            address::dial(&holder.address, "a node that holds an object", &self.token, self.hello(Purpose::Bulk))
+                .await?;
         Wire::from_stream(stream).map_err(|error| Error::io("connecting to a node", &error))
     }
 

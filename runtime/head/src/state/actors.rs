@@ -22,10 +22,21 @@ const GIVE_UP_AFTER: u32 = 3;
 
 enum Phase {
     /// Waits for a node with room. `after` is why its last life ended, if it had one.
-    Pending { after: Option<Error> },
+    Pending {
+        after: Option<Error>,
+    },
     /// A lease was granted; the process or the constructor is not there yet.
-    Starting { lease: LeaseId, node: NodeId, process: Option<(Address, u32)> },
-    Alive { lease: LeaseId, node: NodeId, address: Address, pid: u32 },
+    Starting {
+        lease: LeaseId,
+        node: NodeId,
+        process: Option<(Address, u32)>,
+    },
+    Alive {
+        lease: LeaseId,
+        node: NodeId,
+        address: Address,
+        pid: u32,
+    },
     Dead(Error),
 }
 
@@ -64,10 +75,9 @@ pub(super) struct Row<'a> {
 impl Actors {
     pub(super) fn find(&self, name: &ActorName) -> Result<ActorInfo, Error> {
         let id = self.names.get(name);
-        id.and_then(|id| self.actors.get(id)).map(|actor| info(&actor.spec)).ok_or_else(|| Error::ActorNotFound {
-            name: name.name.clone(),
-            namespace: name.namespace.clone(),
-        })
+        id.and_then(|id| self.actors.get(id))
+            .map(|actor| info(&actor.spec))
+            .ok_or_else(|| Error::ActorNotFound { name: name.name.clone(), namespace: name.namespace.clone() })
     }
 
     pub(super) fn unwatch(&mut self, process: ProcessId) {
@@ -104,7 +114,9 @@ impl Actors {
             let (state, node, pid) = match &actor.phase {
                 Phase::Pending { after: None } => ("starting", None, None),
                 Phase::Pending { after: Some(_) } => ("restarting", None, None),
-                Phase::Starting { node, process, .. } => ("starting", Some(*node), process.as_ref().map(|(_, pid)| *pid)),
+                Phase::Starting { node, process, .. } => {
+                    ("starting", Some(*node), process.as_ref().map(|(_, pid)| *pid))
+                }
                 Phase::Alive { node, pid, .. } => ("alive", Some(*node), Some(*pid)),
                 Phase::Dead(_) => return None,
             };
@@ -409,7 +421,9 @@ impl State {
                 }
                 actor.shown()
             }
-            None => ActorState::Dead { cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }) },
+            None => ActorState::Dead {
+                cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }),
+            },
         };
         self.tell(process, HeadEvent::Actor { actor: id, state });
     }
@@ -460,7 +474,10 @@ impl State {
     }
 
     pub(super) fn actors_of_job_end(&mut self, job: JobId) {
-        self.end_actors(|spec| spec.job == job && !spec.detached, |_| Error::ActorEnded { by: "the end of its job".into() });
+        self.end_actors(
+            |spec| spec.job == job && !spec.detached,
+            |_| Error::ActorEnded { by: "the end of its job".into() },
+        );
     }
 
     fn end_actors(&mut self, which: impl Fn(&ActorSpec) -> bool, cause: impl Fn(&ActorSpec) -> Error) {
@@ -479,4 +496,3 @@ impl State {
         }
     }
 }
-

@@ -94,8 +94,7 @@ impl State {
                 }
             };
             expected.take(node, &waiter.shape.resources);
-            let reservation =
-                Reservation { waiter: waiter.holder, has: waiter.has, needed: waiter.shape.resources };
+            let reservation = Reservation { waiter: waiter.holder, has: waiter.has, needed: waiter.shape.resources };
             self.reservations.entry(node).or_insert(reservation);
         }
     }
@@ -116,9 +115,8 @@ impl State {
     fn waiters(&self, counts: &BTreeMap<Asker, usize>) -> Vec<Waiter> {
         let actors = self.actors.pending_shapes();
         let actors = actors.map(|(id, shape)| (0, Waiter { holder: Holder::Actor(id), has: 0, shape }));
-        let askers = self.leases.demands.iter().filter(|(asker, demand)| {
-            demand.is_unmet() && self.job_of(asker.0).is_some()
-        });
+        let askers =
+            self.leases.demands.iter().filter(|(asker, demand)| demand.is_unmet() && self.job_of(asker.0).is_some());
         let askers = askers.map(|(asker, demand)| {
             let has = counts.get(asker).copied().unwrap_or_default();
             let shape = asker.1.clone();
@@ -141,12 +139,7 @@ impl State {
         plans.min_by_key(|(_, plan)| plan.len())
     }
 
-    fn recall_plan_on(
-        &self,
-        node: &Node,
-        waiter: &Waiter,
-        counts: &BTreeMap<Asker, usize>,
-    ) -> Option<Vec<LeaseId>> {
+    fn recall_plan_on(&self, node: &Node, waiter: &Waiter, counts: &BTreeMap<Asker, usize>) -> Option<Vec<LeaseId>> {
         let needed = &waiter.shape.resources;
         let mut node = node.clone();
         let mut counts = counts.clone();

@@ -108,9 +108,10 @@ impl Demand {
 impl State {
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
         let negative = shape.resources.iter().find(|(_, amount)| amount.units() < 0).map(|(name, _)| name);
-        if let Some(why) = negative.map(|name| format!("less than no {name}")).or_else(|| {
-            shape.resources.check().err().map(|invalid| invalid.to_string())
-        }) {
+        if let Some(why) = negative
+            .map(|name| format!("less than no {name}"))
+            .or_else(|| shape.resources.check().err().map(|invalid| invalid.to_string()))
+        {
             let error = Error::InvalidArgument { what: format!("{name} asks for {}: {why}", shape.resources) };
             return self.tell(process, HeadEvent::Refused { shape, error });
         }

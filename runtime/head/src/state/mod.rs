@@ -271,9 +271,10 @@ impl State {
     }
 
     fn job_of(&self, process: ProcessId) -> Option<JobId> {
-        self.worker_jobs.get(&process).map(|(job, _)| *job).or_else(|| {
-            self.jobs.values().find(|job| job.driver.process == process).map(|job| job.id)
-        })
+        self.worker_jobs
+            .get(&process)
+            .map(|(job, _)| *job)
+            .or_else(|| self.jobs.values().find(|job| job.driver.process == process).map(|job| job.id))
     }
 
     fn process_lost(&mut self, process: ProcessId, job: Option<JobId>) {

@@ -149,10 +149,11 @@ impl Nodes {
             let missing = shape.resources.iter().filter(|(name, amount)| node.info.resources.get(name) < *amount);
             missing.map(|(name, amount)| (name.to_owned(), node.info.resources.get(name), amount)).collect()
         };
-        let nearest = self.nodes.values().filter(eligible).map(|node| (lacks(node), node)).min_by_key(|(lack, node)| {
-            let gap: i64 = lack.iter().map(|(_, has, asked)| (*asked - *has).units()).sum();
-            (lack.len(), gap, node.info.id)
-        });
+        let nearest =
+            self.nodes.values().filter(eligible).map(|node| (lacks(node), node)).min_by_key(|(lack, node)| {
+                let gap: i64 = lack.iter().map(|(_, has, asked)| (*asked - *has).units()).sum();
+                (lack.len(), gap, node.info.id)
+            });
         let (lack, node) = nearest?;
         if lack.is_empty() {
             return None;
@@ -215,12 +216,16 @@ impl Node {
         }
         let free = || self.devices.iter().enumerate().map(|(device, free)| (device as u32, *free));
         if amount < Amount::ONE {
-            let (device, _) = free().filter(|(_, free)| *free >= amount).min_by_key(|(device, free)| (*free, *device))?;
+            let (device, _) =
+                free().filter(|(_, free)| *free >= amount).min_by_key(|(device, free)| (*free, *device))?;
             return Some(vec![(device, amount)]);
         }
         let whole = (amount.units() / Amount::ONE.units()) as usize;
-        let picked: Vec<(u32, Amount)> =
-            free().filter(|(_, free)| *free == Amount::ONE).take(whole).map(|(device, _)| (device, Amount::ONE)).collect();
+        let picked: Vec<(u32, Amount)> = free()
+            .filter(|(_, free)| *free == Amount::ONE)
+            .take(whole)
+            .map(|(device, _)| (device, Amount::ONE))
+            .collect();
         (picked.len() == whole).then_some(picked)
     }
 

@@ -122,9 +122,9 @@ fn a_dead_owner_leaves_nothing_behind() {
     bench.demand(DRIVER, cpus(1.0), 4);
     let leases = bench.ready();
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
-    let ended = bench.ordered.iter().filter(|(_, message)| {
-        matches!(message, NodeMessage::EndLease { kill: Some(why), .. } if why.contains("owner"))
-    });
+    let ended = bench.ordered.iter().filter(
+        |(_, message)| matches!(message, NodeMessage::EndLease { kill: Some(why), .. } if why.contains("owner")),
+    );
     assert_eq!(ended.count(), 4);
     assert!(bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { .. })));
     for lease in leases {

@@ -90,9 +90,8 @@ fn simulate(seed: u64, steps: usize) {
     for _ in 0..steps {
         bench.now += random.random_range(0..40);
         let driver = drivers[random.random_range(0..drivers.len())];
-        let pick = |random: &mut StdRng, of: Vec<LeaseId>| {
-            (!of.is_empty()).then(|| of[random.random_range(0..of.len())])
-        };
+        let pick =
+            |random: &mut StdRng, of: Vec<LeaseId>| (!of.is_empty()).then(|| of[random.random_range(0..of.len())]);
         let live: Vec<LeaseId> = shadow.live.keys().copied().collect();
         match random.random_range(0..13) {
             0..=2 => {
