@@ -3,6 +3,7 @@
 mod cluster;
 mod daemons;
 mod sizes;
+mod train;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,7 @@ enum Command {
     Worker(daemons::WorkerArgs),
     Status(cluster::StatusArgs),
     Stop(cluster::StopArgs),
+    Train(train::TrainArgs),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
             Command::Worker(args) => daemons::worker(args).await,
             Command::Status(args) => cluster::status(args).await,
             Command::Stop(args) => cluster::stop(args).await,
+            Command::Train(args) => return train::train(args).await,
         }
         .map(|()| ExitCode::SUCCESS)
     });

@@ -49,11 +49,7 @@ pub type Waited<T> = (Vec<ObjectRef<T>>, Vec<ObjectRef<T>>);
 ///
 /// # Errors
 /// A ref occurs twice, or `count` is more than there are.
-pub async fn wait<T>(
-    refs: Vec<ObjectRef<T>>,
-    count: usize,
-    timeout: Option<Duration>,
-) -> Result<Waited<T>> {
+pub async fn wait<T>(refs: Vec<ObjectRef<T>>, count: usize, timeout: Option<Duration>) -> Result<Waited<T>> {
     if refs.is_empty() && count == 0 {
         return Ok((refs, Vec::new()));
     }
@@ -79,10 +75,6 @@ pub async fn wait<T>(
 ///
 /// # Errors
 /// As `wait`.
-pub fn wait_blocking<T>(
-    refs: Vec<ObjectRef<T>>,
-    count: usize,
-    timeout: Option<Duration>,
-) -> Result<Waited<T>> {
+pub fn wait_blocking<T>(refs: Vec<ObjectRef<T>>, count: usize, timeout: Option<Duration>) -> Result<Waited<T>> {
     block_on(wait(refs, count, timeout))
 }

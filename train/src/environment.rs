@@ -1,0 +1,136 @@
+//! The environment of every rank, as torchrun defines it
+//! (<https://docs.pytorch.org/docs/stable/elastic/run.html>, "Environment Variables").
+
+use std::collections::BTreeMap;
+
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The node, as a key that equal nodes share.
+    pub node: u64,
+    /// The devices of this rank, by number on the node.
+    pub gpus: Vec<u32>,
+}
+
+/// What all ranks of an attempt share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub master_addr: String,
+    pub master_port: u16,
+    pub run_id: String,
+    pub restarts: u32,
+    pub max_restarts: u32,
+    pub backend: &'static str,
+}
+
+/// The order of ranks: by node, in the order of their first rank, then by device. Stable, so that a restart
+/// on the same nodes gives the same ranks.
+pub(crate) fn rank_order(places: &[Place]) -> Vec<usize> {
+    let mut nodes: Vec<u64> = places.iter().map(|place| place.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut order: Vec<usize> = (0..places.len()).collect();
+    order.sort_by_key(|i| (nodes.binary_search(&places[*i].node), places[*i].gpus.first().copied(), *i));
+    order
+}
+
+/// The environment of every rank; `places` is in the order of ranks. What the user set wins.
+pub(crate) fn of_ranks(
+    places: &[Place],
+    shared: &Shared,
+    user: &BTreeMap<String, String>,
+) -> Vec<BTreeMap<String, String>> {
+    let mut nodes: Vec<u64> = Vec::new();
+    for place in places {
+        if !nodes.contains(&place.node) {
+            nodes.push(place.node);
+        }
+    }
+    let world = places.len();
+    let mut environments = Vec::with_capacity(world);
+    for (rank, place) in places.iter().enumerate() {
+        let peers: Vec<usize> = (0..world).filter(|other| places[*other].node == place.node).collect();
+        let local_rank = peers.iter().position(|other| *other == rank).unwrap_or(0);
+        let group_rank = nodes.iter().position(|node| *node == place.node).unwrap_or(0);
+        let mut env = BTreeMap::new();
+        let mut set = |name: &str, value: String| {
+            env.insert(name.to_owned(), value);
+        };
+        set("RANK", rank.to_string());
+        set("LOCAL_RANK", local_rank.to_string());
+        set("WORLD_SIZE", world.to_string());
+        set("LOCAL_WORLD_SIZE", peers.len().to_string());
+        set("GROUP_RANK", group_rank.to_string());
+        set("NODE_RANK", group_rank.to_string());
+        set("GROUP_WORLD_SIZE", nodes.len().to_string());
+        set("ROLE_RANK", rank.to_string());
+        set("ROLE_NAME", "default".into());
+        set("ROLE_WORLD_SIZE", world.to_string());
+        set("MASTER_ADDR", shared.master_addr.clone());
+        set("MASTER_PORT", shared.master_port.to_string());
+        set("TORCHELASTIC_RUN_ID", shared.run_id.clone());
+        set("TORCHELASTIC_RESTART_COUNT", shared.restarts.to_string());
+        set("TORCHELASTIC_MAX_RESTARTS", shared.max_restarts.to_string());
+        // Rank 0 hosts the store: there is no agent that would.
+        set("TORCHELASTIC_USE_AGENT_STORE", "False".into());
+        set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into());
+        set("WINGBEAT_BACKEND", shared.backend.to_owned());
+        set("PYTHONUNBUFFERED", "1".into());
+        if peers.len() > 1 {
+            set("OMP_NUM_THREADS", "1".into());
+        }
+        // Every rank of a node sees all of the group's devices there, and LOCAL_RANK indexes its own.
+        let devices: Vec<String> = peers.iter().flat_map(|peer| &places[*peer].gpus).map(u32::to_string).collect();
+        if !devices.is_empty() {
+            set("CUDA_VISIBLE_DEVICES", devices.join(","));
+            set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
+        }
+        env.extend(user.clone());
+        environments.push(env);
+    }
+    environments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Shared {
+        Shared {
+            master_addr: "10.0.0.1".into(),
+            master_port: 29500,
+            run_id: "run".into(),
+            restarts: 0,
+            max_restarts: 2,
+            backend: "nccl",
+        }
+    }
+
+    #[test]
+    fn ranks_are_numbered_by_node_and_then_by_device() {
+        let place = |node, gpu| Place { node, gpus: vec![gpu] };
+        let places = [place(7, 1), place(3, 0), place(7, 0), place(3, 1)];
+        assert_eq!(rank_order(&places), [1, 3, 2, 0]);
+    }
+
+    #[test]
+    fn every_rank_of_a_node_sees_all_devices_of_the_group_there() {
+        let place = |node, gpu| Place { node, gpus: vec![gpu] };
+        let environments = of_ranks(&[place(3, 2), place(3, 5), place(7, 0)], &shared(), &BTreeMap::new());
+        let get = |rank: usize, name: &str| environments[rank][name].clone();
+        assert_eq!((get(0, "CUDA_VISIBLE_DEVICES"), get(1, "CUDA_VISIBLE_DEVICES")), ("2,5".into(), "2,5".into()));
+        assert_eq!((get(1, "LOCAL_RANK"), get(1, "LOCAL_WORLD_SIZE")), ("1".into(), "2".into()));
+        assert_eq!((get(2, "RANK"), get(2, "LOCAL_RANK"), get(2, "GROUP_RANK")), ("2".into(), "0".into(), "1".into()));
+        assert_eq!(get(2, "CUDA_VISIBLE_DEVICES"), "0");
+        assert!(!environments[2].contains_key("OMP_NUM_THREADS"));
+    }
+
+    #[test]
+    fn what_the_user_set_wins() {
+        let user = BTreeMap::from([("OMP_NUM_THREADS".to_owned(), "8".to_owned())]);
+        let place = Place { node: 1, gpus: vec![] };
+        let environments = of_ranks(&[place.clone(), place], &shared(), &user);
+        assert_eq!(environments[1]["OMP_NUM_THREADS"], "8");
+        assert!(!environments[0].contains_key("CUDA_VISIBLE_DEVICES"));
+    }
+}

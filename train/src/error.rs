@@ -1,0 +1,96 @@
+use serde::{Deserialize, Serialize};
+
+/// The exception that ended a script, as Python told it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PythonError {
+    /// Its class, such as `ValueError`.
+    pub kind: String,
+    /// Its text.
+    pub message: String,
+    /// The whole traceback.
+    pub traceback: String,
+}
+
+/// Why a training run did not succeed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// A node does not have the script.
+    #[error("{script} is not on {node} (looked from {working_dir}); give a path that every node has")]
+    ScriptNotFound {
+        /// The script.
+        script: String,
+        /// The node that lacks it.
+        node: String,
+        /// From where a relative path was looked for.
+        working_dir: String,
+    },
+    /// A node does not have the interpreter.
+    #[error(
+        "the Python interpreter `{python}` does not run on {node}: {why}; name another with --python or WINGBEAT_PYTHON"
+    )]
+    PythonNotFound {
+        /// The interpreter.
+        python: String,
+        /// The node.
+        node: String,
+        /// What happened.
+        why: String,
+    },
+    /// Nodes would run different Pythons.
+    #[error(
+        "nodes differ in Python's version: {versions}; install the same minor version everywhere, or name it with --python"
+    )]
+    PythonDiffers {
+        /// Who has which.
+        versions: String,
+    },
+    /// The script needs torch, and its Python has none.
+    #[error("rank {rank}: `{python}` has no torch; install it there with `{python} -m pip install torch`")]
+    TorchMissing {
+        /// The rank.
+        rank: u32,
+        /// The interpreter.
+        python: String,
+    },
+    /// The group could not be placed.
+    #[error("cannot place {workers} workers of {each}: {why}")]
+    NotEnoughResources {
+        /// How many.
+        workers: u32,
+        /// What each needs.
+        each: String,
+        /// What is missing.
+        why: String,
+    },
+    /// A rank ended without success; the others were stopped.
+    #[error("rank {rank} on {node} {exit}{}", shown(.python_error.as_deref(), .stderr))]
+    RankFailed {
+        /// The first rank that failed.
+        rank: u32,
+        /// Its node.
+        node: String,
+        /// How it ended: an exit code or a signal.
+        exit: String,
+        /// Its exit code, if it exited.
+        code: Option<i32>,
+        /// The exception, if there was one.
+        python_error: Option<Box<PythonError>>,
+        /// Its last lines of standard error.
+        stderr: Vec<String>,
+    },
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The runtime failed.
+    #[error(transparent)]
+    Runtime(#[from] wingbeat::Error),
+}
+
+fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {
+    match error {
+        Some(error) => format!(":\n{}", error.traceback.trim_end()),
+        None if stderr.is_empty() => String::new(),
+        None => format!("; its last lines of stderr:\n    {}", stderr.join("\n    ")),
+    }
+}

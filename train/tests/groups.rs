@@ -1,0 +1,130 @@
+//! Groups of ranks, with a script that needs no torch, and one that does.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::future::IntoFuture;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use wingbeat::{Entered, Session};
+use wingbeat_train::{TorchTrainer, TrainError};
+
+struct Local {
+    session: Session,
+    _entered: Entered,
+    dir: tempfile::TempDir,
+}
+
+impl Local {
+    fn start() -> Local {
+        let session = wingbeat::block_on(wingbeat::init().num_cpus(2).global(false).into_future()).unwrap();
+        Local { _entered: session.enter(), session, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn script(&self, text: &str) -> PathBuf {
+        let path = self.dir.path().join("script.py");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        wingbeat::block_on(self.session.shutdown());
+    }
+}
+
+fn run(trainer: TorchTrainer) -> (Result<wingbeat_train::TrainResult, TrainError>, Vec<String>) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let seen = lines.clone();
+    let trainer = trainer.on_output(move |rank, line| seen.lock().unwrap().push(format!("{rank}: {}", line.text)));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let result = runtime.block_on(trainer.fit());
+    let mut lines = lines.lock().unwrap().clone();
+    lines.sort();
+    (result, lines)
+}
+
+fn system_python() -> String {
+    std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
+#[test]
+fn every_rank_has_torchruns_environment_and_its_arguments() {
+    let local = Local::start();
+    let script = local.script(
+        "import os, sys\nprint(*[os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GROUP_RANK', 'WINGBEAT_BACKEND')], *sys.argv[1:])\n",
+    );
+    let (result, lines) = run(TorchTrainer::script(script).args(["--x", "1"]).workers(2).python(system_python()));
+    assert_eq!(result.unwrap().ranks, 2);
+    assert_eq!(lines, ["0: 0 0 2 0 gloo --x 1", "1: 1 1 2 0 gloo --x 1"]);
+}
+
+#[test]
+fn one_failing_rank_ends_the_group_and_its_traceback_is_the_error() {
+    let local = Local::start();
+    let script = local
+        .script("import os, signal\nif os.environ['RANK'] == '1':\n    raise ValueError('no luck')\nsignal.pause()\n");
+    let (result, _) = run(TorchTrainer::script(script).workers(2).python(system_python()));
+    match result.unwrap_err() {
+        TrainError::RankFailed { rank, code, python_error, .. } => {
+            let error = python_error.unwrap();
+            assert_eq!((rank, code), (1, Some(1)));
+            assert!(error.traceback.contains("no luck") && error.kind.contains("ValueError"), "{error:?}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_group_is_started_again_within_its_budget() {
+    let local = Local::start();
+    let marker = local.dir.path().join("marker");
+    let script = local.script(
+        "import os, sys\nm = sys.argv[1]\nif os.environ['RANK'] == '0' and not os.path.exists(m):\n    open(m, 'w').close()\n    os._exit(7)\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'])\n",
+    );
+    let trainer = TorchTrainer::script(&script).args([marker.display().to_string()]).workers(2).python(system_python());
+    let (result, lines) = run(trainer.max_failures(1));
+    assert_eq!(result.unwrap().attempts, 2);
+    assert!(lines.contains(&"0: attempt 1".to_owned()), "{lines:?}");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let local = Local::start();
+    let (result, _) = run(TorchTrainer::script("no/such/script.py").python(system_python()));
+    assert!(matches!(result, Err(TrainError::ScriptNotFound { .. })), "{result:?}");
+    let script = local.script("import torch\n");
+    let (result, _) = run(TorchTrainer::script(&script).python("no-such-python"));
+    assert!(matches!(result, Err(TrainError::PythonNotFound { .. })), "{result:?}");
+    let (result, _) = run(TorchTrainer::script(&script).workers(64).python(system_python()).cpus_per_worker(64.0));
+    assert!(matches!(result, Err(TrainError::NotEnoughResources { .. })), "{result:?}");
+    // An interpreter that is isolated from every installed package.
+    let bare = local.dir.path().join("python");
+    let text = format!("#!/bin/sh\nexec {} -S -E \"$@\"\n", which(&system_python()));
+    std::fs::write(&bare, text).unwrap();
+    std::fs::set_permissions(&bare, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let (result, _) = run(TorchTrainer::script(&script).python(bare.display().to_string()));
+    assert!(matches!(result, Err(TrainError::TorchMissing { .. })), "{result:?}");
+}
+
+fn which(name: &str) -> String {
+    let output = std::process::Command::new(name).args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn ranks_reduce_with_gloo_where_torch_is_there() {
+    let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
+    if !venv.exists() {
+        eprintln!("skipped: there is no .venv with torch; `cargo xtask test` makes one");
+        return;
+    }
+    let local = Local::start();
+    let script = local.script(
+        "import torch, torch.distributed as d\nd.init_process_group('gloo')\nx = torch.ones(4)\nd.all_reduce(x)\nassert x[0] == d.get_world_size()\nd.barrier()\nd.destroy_process_group()\nprint('reduced')\n",
+    );
+    let (result, lines) = run(TorchTrainer::script(script).workers(2).python(venv.display().to_string()));
+    result.unwrap();
+    assert_eq!(lines.iter().filter(|line| line.ends_with("reduced")).count(), 2, "{lines:?}");
+}
