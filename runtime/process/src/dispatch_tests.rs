@@ -1,1 +1,267 @@
+use std::collections::BTreeMap;
 
+use wingbeat_core::spec::{Exit, MachineId, Outputs, Strategy};
+use wingbeat_core::{Amount, FunctionId, ResourceSet};
+
+use super::*;
+
+fn shape() -> Arc<Shape> {
+    Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default })
+}
+
+fn task(seq: u64) -> Task {
+    let spec = TaskSpec {
+        id: TaskId { owner: ProcessId(1), seq },
+        function: FunctionId(1),
+        name: None,
+        args: Vec::new(),
+        outputs: Outputs::Fixed(1),
+        attempt: 0,
+        group: None,
+        parent: None,
+    };
+    Task {
+        spec: Arc::new(spec),
+        shape: shape(),
+        name: "task".into(),
+        retries: 3,
+        retry_errors: false,
+        cancelled: false,
+        held: Vec::new(),
+    }
+}
+
+fn id(seq: u64) -> TaskId {
+    TaskId { owner: ProcessId(1), seq }
+}
+
+fn grant(lease: u64) -> Grant {
+    Grant {
+        shape: (*shape()).clone(),
+        lease: LeaseId(lease),
+        worker: Address { process: ProcessId(100 + lease), machine: MachineId(1), unix: String::new(), tcp: None },
+        node: NodeId(1),
+        pid: 1,
+    }
+}
+
+/// What the actions say, in short.
+#[derive(Default)]
+struct Said {
+    pushed: BTreeMap<u64, Vec<u64>>,
+    wanted: Option<u32>,
+    returned: Vec<u64>,
+    taken_back: Vec<(u64, u32)>,
+    failed: Vec<(u64, Error)>,
+}
+
+fn said(out: Vec<Action>) -> Said {
+    let mut said = Said::default();
+    for action in out {
+        match action {
+            Action::Push { lease, tasks, .. } => {
+                said.pushed.entry(lease.0).or_default().extend(tasks.iter().map(|task| task.id.seq));
+            }
+            Action::Demand { wanted, .. } => said.wanted = Some(wanted),
+            Action::Return { lease } => said.returned.push(lease.0),
+            Action::TakeBack { lease, most, .. } => said.taken_back.push((lease.0, most)),
+            Action::Cancel { .. } => {}
+            Action::Fail { task, error } => said.failed.push((task.spec.id.seq, error)),
+        }
+    }
+    said
+}
+
+fn submitted(count: u64) -> Dispatch {
+    let mut dispatch = Dispatch::default();
+    let mut out = Vec::new();
+    for seq in 0..count {
+        dispatch.submit(task(seq), &mut out);
+    }
+    dispatch
+}
+
+fn settle(dispatch: &mut Dispatch, now: u64) -> Said {
+    let mut out = Vec::new();
+    dispatch.settle(now, &mut out);
+    said(out)
+}
+
+fn finish(dispatch: &mut Dispatch, lease: u64, seq: u64, nanos: u64, now: u64) -> Settled {
+    dispatch.finished(ProcessId(100 + lease), id(seq), None, nanos, now, &mut Vec::new())
+}
+
+fn death(lease: u64, started: u64) -> WorkerDeath {
+    WorkerDeath {
+        process: ProcessId(100 + lease),
+        pid: 1,
+        node: NodeId(1),
+        lease: Some(LeaseId(lease)),
+        exit: Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None },
+        started,
+    }
+}
+
+#[test]
+fn tasks_of_unknown_length_go_one_at_a_time_and_short_ones_ahead_of_need() {
+    let mut dispatch = submitted(5000);
+    assert_eq!(settle(&mut dispatch, 0).wanted, Some(8192.min(WANTED_LIMIT as u32)));
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 0).pushed[&1], [0]);
+    assert!(matches!(finish(&mut dispatch, 1, 0, 500, 1), Settled::Done(_)));
+    let ahead = settle(&mut dispatch, 1).pushed[&1].len();
+    assert!(ahead > 1000 && ahead <= AHEAD_TASKS, "{ahead}");
+}
+
+#[test]
+fn long_tasks_are_dealt_one_to_a_lease() {
+    let mut dispatch = submitted(4);
+    for lease in 1..=2 {
+        dispatch.granted(grant(lease), 0, &mut Vec::new());
+    }
+    let first = settle(&mut dispatch, 0);
+    assert_eq!((first.pushed[&1].len(), first.pushed[&2].len()), (1, 1));
+    finish(&mut dispatch, 1, first.pushed[&1][0], 50_000_000, 50);
+    assert_eq!(settle(&mut dispatch, 50).pushed[&1].len(), 1);
+}
+
+#[test]
+fn an_idle_lease_takes_what_a_busy_one_has_not_started() {
+    let mut dispatch = submitted(9);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 1_000, 0);
+    assert_eq!(settle(&mut dispatch, 0).pushed[&1].len(), 8);
+    dispatch.granted(grant(2), 10, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 10).taken_back, [(1, 4)]);
+    dispatch.gave_back(LeaseId(1), &[id(5), id(6), id(7), id(8)], false, 11, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 11).pushed[&2], [5, 6, 7, 8]);
+}
+
+#[test]
+fn a_killed_process_costs_an_attempt_only_for_what_it_had_started() {
+    let mut dispatch = submitted(4);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 1_000, 0);
+    assert_eq!(settle(&mut dispatch, 0).pushed[&1], [1, 2, 3]);
+    // Task 1 had been started (its number on the lease is 1, so `started` is 2).
+    let mut out = Vec::new();
+    dispatch.worker_died(death(1, 2), &mut out);
+    dispatch.connection_lost(ProcessId(101), 1, &mut out);
+    assert!(said(out).failed.is_empty());
+    dispatch.granted(grant(2), 2, &mut Vec::new());
+    let mut order = Vec::new();
+    while order.len() < 3 {
+        let said = settle(&mut dispatch, 2);
+        for seq in said.pushed[&2].clone() {
+            order.push(seq);
+            let Settled::Done(task) = finish(&mut dispatch, 2, seq, 1_000, 3) else { panic!("{seq} is not done") };
+            assert_eq!((task.spec.attempt, task.retries), if seq == 1 { (1, 2) } else { (0, 3) });
+        }
+    }
+    assert_eq!(order, [1, 2, 3]);
+}
+
+#[test]
+fn results_on_their_way_count_before_the_loss_does() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    // The news of the death overtakes the result.
+    dispatch.worker_died(death(1, 1), &mut Vec::new());
+    assert!(matches!(finish(&mut dispatch, 1, 0, 1_000, 1), Settled::Done(_)));
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 2, &mut out);
+    assert!(said(out).failed.is_empty());
+}
+
+#[test]
+fn a_task_without_attempts_left_fails_with_the_cause() {
+    let mut dispatch = Dispatch::default();
+    let mut only = task(0);
+    only.retries = 0;
+    dispatch.submit(only, &mut Vec::new());
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 1, &mut out);
+    dispatch.worker_died(death(1, 1), &mut out);
+    let failed = said(out).failed;
+    assert!(matches!(&failed[..], [(0, Error::WorkerCrashed { exit, .. })] if exit.signal == Some(9)));
+}
+
+#[test]
+fn a_loss_that_nobody_explains_is_settled_after_a_while() {
+    let mut dispatch = Dispatch::default();
+    let mut only = task(0);
+    only.retries = 0;
+    dispatch.submit(only, &mut Vec::new());
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 10, &mut out);
+    assert_eq!(dispatch.tick(20, &mut out), Some(CAUSE_LIMIT_MS - 10));
+    dispatch.tick(10 + CAUSE_LIMIT_MS, &mut out);
+    assert!(matches!(&said(out).failed[..], [(0, Error::NodeDied { .. })]));
+}
+
+#[test]
+fn a_recalled_lease_is_returned_when_what_runs_is_done() {
+    let mut dispatch = submitted(2);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.recalled(LeaseId(1), &mut out);
+    assert!(said(out).returned.is_empty());
+    let mut out = Vec::new();
+    dispatch.finished(ProcessId(101), id(0), None, 1, 1, &mut out);
+    assert_eq!(said(out).returned, [1]);
+    assert!(settle(&mut dispatch, 1).pushed.is_empty());
+}
+
+#[test]
+fn an_idle_lease_is_returned_after_a_moment() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 1, 5);
+    let mut out = Vec::new();
+    assert_eq!(dispatch.tick(5, &mut out), Some(IDLE_KEEP_MS));
+    dispatch.tick(5 + IDLE_KEEP_MS, &mut out);
+    assert_eq!(said(out).returned, [1]);
+}
+
+#[test]
+fn a_process_that_waits_gets_no_tasks_until_it_is_ready() {
+    let mut dispatch = submitted(3);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    dispatch.gave_back(LeaseId(1), &[], true, 1, &mut Vec::new());
+    let waiting = settle(&mut dispatch, 1);
+    assert!(waiting.pushed.is_empty());
+    dispatch.ready(LeaseId(1));
+    finish(&mut dispatch, 1, 0, 1_000, 2);
+    assert_eq!(settle(&mut dispatch, 2).pushed[&1], [1, 2]);
+}
+
+#[test]
+fn a_cancelled_task_that_was_not_pushed_fails_at_once() {
+    let mut dispatch = submitted(2);
+    let mut out = Vec::new();
+    dispatch.cancel(id(1), false, &mut out);
+    assert!(matches!(&said(out).failed[..], [(1, Error::Cancelled { .. })]));
+}
+
+#[test]
+fn the_end_of_the_session_fails_everything() {
+    let mut dispatch = submitted(3);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.end(&Error::NoSession, &mut out);
+    dispatch.submit(task(9), &mut out);
+    let mut failed: Vec<u64> = said(out).failed.into_iter().map(|(seq, _)| seq).collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [0, 1, 2, 9]);
+}
