@@ -175,9 +175,14 @@ impl Dispatch {
             .filter(|(in_flight, _)| *in_flight < depth)
             .collect();
         open.sort_unstable();
-        let count = open.len();
-        for (done, (in_flight, id)) in open.into_iter().enumerate() {
-            let share = queue.ready.len().div_ceil(count - done).min(depth - in_flight);
+        if open.is_empty() {
+            return;
+        }
+        // Filled up to one level, so that who has less gets more.
+        let all = queue.ready.len() + open.iter().map(|(in_flight, _)| in_flight).sum::<usize>();
+        let level = all.div_ceil(open.len()).min(depth);
+        for (in_flight, id) in open {
+            let share = level.saturating_sub(in_flight).min(queue.ready.len());
             let Some(lease) = self.leases.get_mut(&id) else { continue };
             if share == 0 {
                 continue;
