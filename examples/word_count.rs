@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
 use wingbeat::prelude::*;
 
 /// Partitions of the words, each reduced by one task.
@@ -38,9 +39,17 @@ fn map(files: Vec<PathBuf>) -> Result<Vec<ObjectRef<Table>>, String> {
     tables.iter().map(|table| put(table).map_err(|error| error.to_string())).collect()
 }
 
-/// The words of a partition, their number, and its most frequent ones.
+/// What is known of a partition.
+#[derive(Serialize, Deserialize)]
+struct Reduced {
+    words: u64,
+    distinct: u64,
+    /// Its most frequent words.
+    top: Vec<(String, u64)>,
+}
+
 #[wingbeat::remote]
-fn reduce(tables: Vec<ObjectRef<Table>>) -> Result<(u64, u64, Vec<(String, u64)>), String> {
+fn reduce(tables: Vec<ObjectRef<Table>>) -> Result<Reduced, String> {
     let mut sum = Table::new();
     for table in tables {
         for (word, count) in table.get_blocking().map_err(|error| error.to_string())? {
@@ -52,7 +61,7 @@ fn reduce(tables: Vec<ObjectRef<Table>>) -> Result<(u64, u64, Vec<(String, u64)>
     let mut top: Vec<(String, u64)> = sum.into_iter().collect();
     top.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     top.truncate(10);
-    Ok((words, distinct, top))
+    Ok(Reduced { words, distinct, top })
 }
 
 fn count_words(text: &[u8], mut found: impl FnMut(&str)) {
@@ -157,10 +166,11 @@ async fn main() -> Result<()> {
     bar.finish();
     let reduced: Vec<_> = partitions.into_iter().map(reduce::remote).collect();
     let (mut words, mut distinct, mut top) = (0, 0, Vec::new());
-    for (of_words, of_distinct, of_top) in reduced {
-        words += of_words.get().await?;
-        distinct += of_distinct.get().await?;
-        top.extend(of_top.get().await?);
+    for partition in reduced {
+        let partition = partition.get().await?;
+        words += partition.words;
+        distinct += partition.distinct;
+        top.extend(partition.top);
     }
     top.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     top.truncate(10);

@@ -1,0 +1,6 @@
+#[wingbeat::remote]
+fn first<T: Clone>(items: Vec<T>) -> T {
+    items[0].clone()
+}
+
+fn main() {}

@@ -1,0 +1,8 @@
+struct Tally;
+
+#[wingbeat::actor]
+impl Tally {
+    fn add(&mut self) {}
+}
+
+fn main() {}
