@@ -1,0 +1,154 @@
+//! Several machines: network namespaces joined by a bridge, where root and `ip` are there. Nothing is shared between
+//! them but TCP: no unix sockets, no shared memory, and the worker machines get the driver's executable by its hash.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// Runs inside the driver's namespace when the test starts itself again there.
+const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
+
+#[wingbeat::remote]
+fn machine() -> String {
+    std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string()
+}
+
+#[wingbeat::remote]
+fn bytes(n: u64) -> Vec<u8> {
+    vec![3; n as usize]
+}
+
+#[wingbeat::remote]
+fn sum(data: Vec<u8>) -> u64 {
+    data.iter().map(|byte| u64::from(*byte)).sum()
+}
+
+fn ip(arguments: &str) -> bool {
+    let status = Command::new("ip").args(arguments.split(' ')).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Namespaces `…-0` to `…-(n-1)` with the addresses 10.77.x.1 to 10.77.x.n on one bridge.
+struct Hosts {
+    names: Vec<String>,
+    bridge: String,
+    subnet: u8,
+}
+
+impl Hosts {
+    fn new(count: usize) -> Option<Hosts> {
+        let id = std::process::id();
+        let hosts = Hosts {
+            names: (0..count).map(|i| format!("wb{id}-{i}")).collect(),
+            bridge: format!("wb{}", id % 100_000),
+            subnet: (id % 200) as u8,
+        };
+        let bridge = &hosts.bridge;
+        if !ip(&format!("link add {bridge} type bridge")) || !ip(&format!("link set {bridge} up")) {
+            return None;
+        }
+        for (i, name) in hosts.names.iter().enumerate() {
+            let (inner, outer) = (format!("i{}", &name[2..]), format!("o{}", &name[2..]));
+            let address = hosts.address(i);
+            let made = ip(&format!("netns add {name}"))
+                && ip(&format!("link add {outer} type veth peer name {inner} netns {name}"))
+                && ip(&format!("link set {outer} master {bridge} up"))
+                && ip(&format!("-n {name} addr add {address}/24 dev {inner}"))
+                && ip(&format!("-n {name} link set {inner} up"))
+                && ip(&format!("-n {name} link set lo up"));
+            if !made {
+                return None;
+            }
+        }
+        Some(hosts)
+    }
+
+    fn address(&self, host: usize) -> String {
+        format!("10.77.{}.{}", self.subnet, host + 1)
+    }
+
+    fn on(&self, host: usize, program: &std::path::Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host]]).arg(program);
+        command
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns del {name}"));
+        }
+        ip(&format!("link del {}", self.bridge));
+    }
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(command: &mut Command, sign: &str) -> (Ended, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains(sign));
+    // Somebody must read on, or the daemon would block on its next line.
+    std::thread::spawn(move || lines.for_each(drop));
+    (Ended(child), line.unwrap())
+}
+
+#[test]
+fn work_and_objects_cross_machines_that_share_nothing() {
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    let Some(hosts) = Hosts::new(3) else {
+        eprintln!("skipped: needs root and `ip` for network namespaces");
+        return;
+    };
+    let wingbeat = wingbeat_tests::binary().unwrap();
+    let token = "a token for three hosts";
+    let head = hosts.address(0);
+    let mut command = hosts.on(0, &wingbeat);
+    let (_head, _) =
+        start(command.args(["head", "--host", &head, "--port", "6420"]).env("WINGBEAT_TOKEN", token), "listening");
+    let address = format!("{head}:6420");
+    let mut nodes = Vec::new();
+    for host in 1..3 {
+        let mut command = hosts.on(host, &wingbeat);
+        command.args(["worker", "--head", &address, "--num-cpus", "1", "--object-store-memory", "128MiB"]);
+        nodes.push(start(command.env("WINGBEAT_TOKEN", token), "joined"));
+    }
+    // The driver is this test, on the head's machine, where there is no node.
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", "work_and_objects_cross_machines_that_share_nothing", "--nocapture"]);
+    let output =
+        driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", token).env("WINGBEAT_ADDRESS", &address).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+fn inside() {
+    wingbeat::init_blocking().unwrap();
+    let here = machine();
+    let mut machines: Vec<String> = Vec::new();
+    // Until both have taken one: which does first is theirs.
+    while machines.len() < 2 {
+        let refs: Vec<_> = (0..4).map(|_| machine::options().spread().remote()).collect();
+        machines.extend(wingbeat::get_all_blocking(&refs).unwrap());
+        machines.sort();
+        machines.dedup();
+    }
+    assert!(!machines.contains(&here));
+    let object = bytes::remote(3_000_000);
+    let sums: Vec<_> = (0..4).map(|_| sum::options().spread().remote(&object)).collect();
+    assert_eq!(wingbeat::get_all_blocking(&sums).unwrap(), vec![9_000_000; 4]);
+    assert_eq!(object.view_blocking().unwrap().len(), 3_000_000);
+    assert_eq!(sum::remote(vec![1u8; 2_000_000]).get_blocking().unwrap(), 2_000_000);
+    wingbeat::shutdown_blocking();
+}
