@@ -3,6 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+/// What a rank's environment has beside that of its actor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Environment {
+    /// Set, whatever was there.
+    pub set: BTreeMap<String, String>,
+    /// Set only where the actor's environment has nothing.
+    pub unless_set: BTreeMap<String, String>,
+}
+
 /// Where a rank is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -35,11 +46,7 @@ pub(crate) fn rank_order(places: &[Place]) -> Vec<usize> {
 }
 
 /// The environment of every rank; `places` is in the order of ranks. What the user set wins.
-pub(crate) fn of_ranks(
-    places: &[Place],
-    shared: &Shared,
-    user: &BTreeMap<String, String>,
-) -> Vec<BTreeMap<String, String>> {
+pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String, String>) -> Vec<Environment> {
     let mut nodes: Vec<u64> = Vec::new();
     for place in places {
         if !nodes.contains(&place.node) {
@@ -73,20 +80,27 @@ pub(crate) fn of_ranks(
         set("TORCHELASTIC_MAX_RESTARTS", shared.max_restarts.to_string());
         // Rank 0 hosts the store: there is no agent that would.
         set("TORCHELASTIC_USE_AGENT_STORE", "False".into());
-        set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".into());
         set("WINGBEAT_BACKEND", shared.backend.to_owned());
         set("PYTHONUNBUFFERED", "1".into());
-        if peers.len() > 1 {
-            set("OMP_NUM_THREADS", "1".into());
-        }
         // Every rank of a node sees all of the group's devices there, and LOCAL_RANK indexes its own.
-        let devices: Vec<String> = peers.iter().flat_map(|peer| &places[*peer].gpus).map(u32::to_string).collect();
+        // Ranks with a fraction of a device may share it, and CUDA takes no device twice.
+        let mut devices: Vec<u32> = Vec::new();
+        for device in peers.iter().flat_map(|peer| &places[*peer].gpus) {
+            if !devices.contains(device) {
+                devices.push(*device);
+            }
+        }
         if !devices.is_empty() {
+            let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
             set("CUDA_VISIBLE_DEVICES", devices.join(","));
             set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
         }
+        let mut unless_set = BTreeMap::from([("TORCH_NCCL_ASYNC_ERROR_HANDLING".to_owned(), "1".to_owned())]);
+        if peers.len() > 1 {
+            unless_set.insert("OMP_NUM_THREADS".to_owned(), "1".to_owned());
+        }
         env.extend(user.clone());
-        environments.push(env);
+        environments.push(Environment { set: env, unless_set });
     }
     environments
 }
@@ -117,12 +131,20 @@ mod tests {
     fn every_rank_of_a_node_sees_all_devices_of_the_group_there() {
         let place = |node, gpu| Place { node, gpus: vec![gpu] };
         let environments = of_ranks(&[place(3, 2), place(3, 5), place(7, 0)], &shared(), &BTreeMap::new());
-        let get = |rank: usize, name: &str| environments[rank][name].clone();
+        let get = |rank: usize, name: &str| environments[rank].set[name].clone();
         assert_eq!((get(0, "CUDA_VISIBLE_DEVICES"), get(1, "CUDA_VISIBLE_DEVICES")), ("2,5".into(), "2,5".into()));
         assert_eq!((get(1, "LOCAL_RANK"), get(1, "LOCAL_WORLD_SIZE")), ("1".into(), "2".into()));
         assert_eq!((get(2, "RANK"), get(2, "LOCAL_RANK"), get(2, "GROUP_RANK")), ("2".into(), "0".into(), "1".into()));
         assert_eq!(get(2, "CUDA_VISIBLE_DEVICES"), "0");
-        assert!(!environments[2].contains_key("OMP_NUM_THREADS"));
+        assert_eq!(environments[1].unless_set["OMP_NUM_THREADS"], "1");
+        assert!(!environments[2].unless_set.contains_key("OMP_NUM_THREADS"));
+    }
+
+    #[test]
+    fn a_device_that_ranks_share_is_named_once() {
+        let place = Place { node: 1, gpus: vec![4] };
+        let environments = of_ranks(&[place.clone(), place], &shared(), &BTreeMap::new());
+        assert_eq!(environments[1].set["CUDA_VISIBLE_DEVICES"], "4");
     }
 
     #[test]
@@ -130,7 +152,7 @@ mod tests {
         let user = BTreeMap::from([("OMP_NUM_THREADS".to_owned(), "8".to_owned())]);
         let place = Place { node: 1, gpus: vec![] };
         let environments = of_ranks(&[place.clone(), place], &shared(), &user);
-        assert_eq!(environments[1]["OMP_NUM_THREADS"], "8");
-        assert!(!environments[0].contains_key("CUDA_VISIBLE_DEVICES"));
+        assert_eq!(environments[1].set["OMP_NUM_THREADS"], "8");
+        assert!(!environments[0].set.contains_key("CUDA_VISIBLE_DEVICES"));
     }
 }

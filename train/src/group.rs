@@ -115,46 +115,76 @@ impl Group {
                 Launch { python: plan.python.clone(), target: plan.target.clone(), args: plan.args.clone(), env };
             events.push(handle.run(launch).map(move |event| (rank, event)));
         }
-        let failed = self.until_first_failure(plan, &mut events).await?;
-        let Some((rank, outcome)) = failed else { return Ok(()) };
-        let stopping: Vec<_> = self.ranks.iter().map(|(handle, _)| handle.stop()).collect();
-        // Their last words are worth hearing, for a moment; then dropping the streams ends them.
-        let rest = async {
-            let _ = get_all(&stopping).await;
-            while let Some((rank, event)) = events.next().await {
-                if let Ok(Event::Line(line)) = event {
-                    (plan.on_output)(rank as u32, &line);
+        let mut left = self.ranks.len();
+        let mut failures = Vec::new();
+        let told = self.hear(plan, &mut events, &mut left, &mut failures, true).await;
+        if told.is_ok() && failures.is_empty() {
+            return Ok(());
+        }
+        // Nobody is left behind when this returns: the next attempt needs the same devices. What was on its way is
+        // heard, too: a rank that printed much may have failed first and be heard of last.
+        for at_once in [false, true] {
+            let stopping: Vec<_> = self.ranks.iter().map(|(handle, _)| handle.stop(at_once)).collect();
+            let rest = async {
+                // An actor that is gone took its rank with it.
+                for stopped in &stopping {
+                    let _ = stopped.get().await;
                 }
+                while left > 0 && self.hear(plan, &mut events, &mut left, &mut failures, false).await.is_err() {}
+            };
+            if tokio::time::timeout(GRACE, rest).await.is_ok() {
+                break;
             }
-        };
-        let _ = tokio::time::timeout(GRACE, rest).await;
-        Err(self.failure(plan, rank, outcome))
+        }
+        told?;
+        // What ended because it was asked to is no cause. Nodes' clocks differ by less than ranks usually do.
+        let first = failures.into_iter().min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us));
+        first.map_or(Ok(()), |(rank, outcome)| Err(self.failure(plan, rank, outcome)))
     }
 
-    async fn until_first_failure<S>(
+    /// Shows what ranks print until all have ended; or, with `until_failure`, one has failed.
+    async fn hear<S>(
         &self,
         plan: &Plan,
         events: &mut SelectAll<S>,
-    ) -> Result<Option<(usize, Outcome)>, TrainError>
+        left: &mut usize,
+        failures: &mut Vec<(usize, Outcome)>,
+        until_failure: bool,
+    ) -> wingbeat::Result<()>
     where
         S: futures::Stream<Item = (usize, wingbeat::Result<Event>)> + Unpin,
     {
-        let mut left = self.ranks.len();
-        while left > 0 {
-            let Some((rank, event)) = events.next().await else { break };
-            match event? {
-                Event::Line(line) => (plan.on_output)(rank as u32, &line),
-                Event::Ended(outcome) if outcome.is_success() => left -= 1,
-                Event::Ended(outcome) => return Ok(Some((rank, outcome))),
+        while *left > 0 && (failures.is_empty() || !until_failure) {
+            let Some((rank, event)) = events.next().await else {
+                let missing = std::mem::take(left);
+                let why = format!("{missing} of {} ranks ended without saying how", self.ranks.len());
+                return Err(Error::Io { what: "running the group".into(), why });
+            };
+            match event {
+                Ok(Event::Line(line)) => (plan.on_output)(rank as u32, &line),
+                Ok(Event::Ended(outcome)) => {
+                    *left -= 1;
+                    if !outcome.is_success() {
+                        failures.push((rank, outcome));
+                    }
+                }
+                Err(error) => {
+                    *left -= 1;
+                    return Err(error);
+                }
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     fn failure(&self, plan: &Plan, rank: usize, outcome: Outcome) -> TrainError {
-        let no_torch = "No module named 'torch'";
-        let told = outcome.error.as_ref().is_some_and(|error| error.traceback.contains(no_torch));
-        if told || outcome.stderr.iter().any(|line| line.contains(no_torch)) {
+        // The exception itself: a library may print the words about something optional.
+        let no_torch = "ModuleNotFoundError: No module named 'torch'";
+        let lacks_torch = match &outcome.error {
+            Some(error) => error.message == no_torch,
+            None => outcome.stderr.last().is_some_and(|line| line == no_torch),
+        };
+        if lacks_torch {
             return TrainError::TorchMissing { rank: rank as u32, python: plan.python.clone() };
         }
         TrainError::RankFailed {

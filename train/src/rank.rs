@@ -69,9 +69,10 @@ impl Rank {
         process::start(launch, &self.running)
     }
 
-    /// Asks what runs to end.
-    pub(crate) fn stop(&self) {
-        self.running.signal(rustix::process::Signal::TERM);
+    /// Asks what runs to end; with `at_once`, ends it.
+    pub(crate) fn stop(&self, at_once: bool) {
+        let signal = if at_once { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM };
+        self.running.signal(signal);
     }
 }
 

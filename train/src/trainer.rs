@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -82,11 +83,12 @@ impl TorchTrainer {
             max_failures: 0,
             backend: Backend::Auto,
             on_output: Arc::new(|rank, line| {
-                if line.is_stderr {
-                    eprintln!("[rank {rank}] {}", line.text);
+                // Training goes on when nobody reads any more, as under `| head`.
+                let _ = if line.is_stderr {
+                    writeln!(std::io::stderr(), "[rank {rank}] {}", line.text)
                 } else {
-                    println!("[rank {rank}] {}", line.text);
-                }
+                    writeln!(std::io::stdout(), "[rank {rank}] {}", line.text)
+                };
             }),
         };
         TorchTrainer { plan, python: None }

@@ -114,6 +114,61 @@ fn which(name: &str) -> String {
 }
 
 #[test]
+fn what_a_rank_leaves_behind_does_not_hold_up_its_end() {
+    let local = Local::start();
+    let script = local.script(
+        "import os, signal, subprocess\nsubprocess.Popen(['sleep', '1000'])\nsubprocess.Popen(['timeout', '60', 'yes'], start_new_session=True)\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()\n",
+    );
+    let (result, _) = run(TorchTrainer::script(script).workers(2).python(system_python()));
+    match result.unwrap_err() {
+        TrainError::RankFailed { rank, code, exit, .. } => {
+            assert_eq!((rank, code, exit.as_str()), (1, None, "was killed by signal 9"));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn the_first_failure_is_the_error_though_it_is_heard_of_last() {
+    let local = Local::start();
+    // Rank 0 fails because rank 1 has ended, and rank 1 has printed much before it did.
+    let script = local.script(
+        "import os, socket, sys\npath = sys.argv[1]\nif os.environ['RANK'] == '0':\n    server = socket.socket(socket.AF_UNIX)\n    server.bind(path + '.new')\n    server.listen()\n    os.rename(path + '.new', path)\n    server.accept()[0].recv(1)\n    raise ConnectionError('the consequence')\npeer = socket.socket(socket.AF_UNIX)\nwhile True:\n    try:\n        peer.connect(path)\n        break\n    except OSError:\n        os.sched_yield()\nfor i in range(2000):\n    print(i)\nraise ValueError('the cause')\n",
+    );
+    let socket = local.dir.path().join("socket").display().to_string();
+    let (result, lines) = run(TorchTrainer::script(script).args([socket]).workers(2).python(system_python()));
+    let error = result.unwrap_err();
+    assert!(
+        matches!(&error, TrainError::RankFailed { rank: 1, .. }) && error.to_string().contains("the cause"),
+        "{error}"
+    );
+    assert!(lines.contains(&"1: 1999".to_owned()));
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_gone_when_the_run_is_over() {
+    let local = Local::start();
+    let script = local.script(
+        "import fcntl, os, signal, sys\nlock = open(sys.argv[1], 'a')\nif os.environ['RANK'] == '0':\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    fcntl.flock(lock, fcntl.LOCK_EX)\n    open(sys.argv[1] + '.held', 'w').close()\n    while True:\n        signal.pause()\nwhile not os.path.exists(sys.argv[1] + '.held'):\n    os.sched_yield()\nsys.exit(9)\n",
+    );
+    let lock = local.dir.path().join("lock");
+    let trainer = TorchTrainer::script(script).args([lock.display().to_string()]).workers(2);
+    let (result, _) = run(trainer.python(system_python()));
+    assert!(matches!(result, Err(TrainError::RankFailed { rank: 1, code: Some(9), .. })), "{result:?}");
+    std::fs::File::open(lock).unwrap().try_lock().unwrap();
+}
+
+#[test]
+fn a_library_that_misses_torch_is_not_the_script() {
+    let local = Local::start();
+    let script = local.script(
+        "import sys\nprint(\"optional: No module named 'torch'\", file=sys.stderr)\nraise KeyError('the cause')\n",
+    );
+    let (result, _) = run(TorchTrainer::script(script).python(system_python()));
+    assert!(matches!(result, Err(TrainError::RankFailed { .. })), "{result:?}");
+}
+
+#[test]
 fn ranks_reduce_with_gloo_where_torch_is_there() {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
     if !venv.exists() {

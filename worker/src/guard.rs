@@ -111,15 +111,19 @@ impl Guard {
     pub(crate) fn kill(&self, process: ProcessId) {
         let sent = start::to_memfd(&Request::Kill(process))
             .and_then(|content| send_with(self.socket.as_fd(), &[0], &[content.as_fd()]));
-        if let Err(error) = sent {
+        // A guard that was told to stop ends everything by itself.
+        if let Err(error) = sent
+            && self.child.lock().is_some()
+        {
             tracing::warn!(%error, %process, "cannot ask the guard to end a worker process");
         }
     }
 
     /// Ends every worker process and the guard, and waits for it.
     pub(crate) fn stop(&self) {
+        let child = self.child.lock().take();
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
-        if let Some(mut child) = self.child.lock().take() {
+        if let Some(mut child) = child {
             let _ = child.wait();
         }
     }
