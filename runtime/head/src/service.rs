@@ -32,6 +32,9 @@ const TICK: Duration = Duration::from_millis(25);
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
+/// How long the last output of a job may take to be shown.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
+
 /// Everything that the head's tasks share.
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
@@ -52,6 +55,7 @@ struct Inside {
     state: State,
     processes: BTreeMap<ProcessId, Link<HeadEvent>>,
     nodes: BTreeMap<NodeId, Link<NodeMessage>>,
+    node_clients: BTreeMap<NodeId, NodeClient>,
 }
 
 impl Inside {
@@ -82,6 +86,7 @@ impl Shell {
                 state: State::new(cluster, first_lease),
                 processes: BTreeMap::new(),
                 nodes: BTreeMap::new(),
+                node_clients: BTreeMap::new(),
             }),
             started: Instant::now(),
             ticks: Notify::new(),
@@ -209,6 +214,7 @@ impl Shell {
             tracing::warn!(%node, "refused a second connection of a node");
             return connection.close();
         }
+        self.inside.lock().node_clients.insert(node, client.clone());
         let service = Service { shell: self.clone(), process, role: Role::Node(node) };
         let sending = link.run(move |batch| {
             let client = client.clone();
@@ -216,7 +222,11 @@ impl Shell {
         });
         self.run(connection, mux::serve(server, service.serve()), sending).await;
         link.broke();
-        self.inside.lock().nodes.remove(&node);
+        {
+            let mut inside = self.inside.lock();
+            inside.nodes.remove(&node);
+            inside.node_clients.remove(&node);
+        }
         self.step(Event::NodeLost(node, "its connection to the head ended".into()));
     }
 }
@@ -308,6 +318,13 @@ impl wingbeat_net::services::Head for Service {
 
     async fn find_actor(self, _: Context, name: ActorName) -> Result<ActorInfo, Error> {
         self.shell.inside.lock().state.find_actor(&name)
+    }
+
+    async fn settle_output(self, _: Context, job: JobId) {
+        let nodes: Vec<NodeClient> = self.shell.inside.lock().node_clients.values().cloned().collect();
+        let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
+        // A node that is gone or too slow has nothing more to show in time.
+        let _ = futures::future::join_all(settling).await;
     }
 
     async fn state(self, _: Context) -> ClusterState {

@@ -19,6 +19,8 @@ pub trait Head {
     async fn create_actor(spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error>;
     /// Finds an actor by name.
     async fn find_actor(name: ActorName) -> Result<ActorInfo, Error>;
+    /// Waits until what a job's worker processes have printed so far was shown, on every node.
+    async fn settle_output(job: JobId);
     /// A picture of the cluster.
     async fn state() -> ClusterState;
     /// Ends every job and node, and then the head itself.
@@ -38,6 +40,8 @@ pub trait Node {
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// The object will not be completed.
     async fn abort(object: ObjectId);
+    /// Waits until what the job's worker processes here have printed so far was shown.
+    async fn settle_output(job: JobId);
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the
     /// caller. The second value says whether this node holds a copy that it did not hold before.
     async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;

@@ -306,6 +306,9 @@ impl Session {
         if mine {
             Session::set_global(None);
         }
+        if matches!(process.role, Role::Driver(_)) && !process.is_over() {
+            process.last_output().await;
+        }
         // Joining threads blocks; the caller's runtime must not.
         let (done, finished) = tokio::sync::oneshot::channel();
         let spawned = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || {
@@ -608,6 +611,14 @@ impl Process {
                 self.send_to(owner, PeerMessage::Release(ids));
             }
         }
+    }
+
+    /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
+    async fn last_output(self: &Arc<Self>) {
+        let Ok(head) = self.head_client().await else { return };
+        // Output that takes longer than this is lost; leaving must not depend on it.
+        let limit = std::time::Duration::from_secs(2);
+        let _ = head.settle_output(wingbeat_net::mux::within(limit), self.job).await;
     }
 
     /// What the head has to say.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ const QUEUED: usize = 10_000;
 pub(super) struct Tail {
     lines: Arc<Mutex<VecDeque<String>>>,
     readers: Arc<Mutex<Option<tokio::sync::watch::Receiver<u32>>>>,
+    /// The pipes once more, to see whether they are empty.
+    pipes: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Tail {
@@ -45,6 +48,11 @@ impl Tail {
 
     pub(super) fn last_lines(&self) -> Vec<String> {
         self.lines.lock().iter().cloned().collect()
+    }
+
+    /// Whether everything that was printed has been read.
+    fn is_read(&self) -> bool {
+        self.pipes.lock().iter().all(|pipe| rustix::io::ioctl_fionread(pipe).is_ok_and(|left| left == 0))
     }
 
     /// Waits until both pipes have ended.
@@ -70,6 +78,7 @@ impl Daemon {
         *tail.readers.lock() = Some(readers);
         let open = Arc::new(open);
         for (fd, is_stderr) in [(stdout, false), (stderr, true)] {
+            tail.pipes.lock().push(fd.try_clone()?);
             let pipe = pipe::Receiver::from_owned_fd(fd)?;
             let (daemon, tail, open) = (self.clone(), tail.clone(), open.clone());
             tokio::spawn(async move {
@@ -78,6 +87,24 @@ impl Daemon {
             });
         }
         Ok(tail)
+    }
+
+    /// Waits until what the job's worker processes have printed so far was taken in by the driver.
+    pub(super) async fn settle_output(&self, job: JobId) {
+        let (tails, log) = {
+            let pool = self.pool.lock();
+            let tails: Vec<Tail> =
+                pool.workers.values().filter(|worker| worker.job == job).map(|worker| worker.output.clone()).collect();
+            (tails, pool.jobs.get(&job).map(|job| job.log.clone()))
+        };
+        // The readers run on this runtime: they get their turn while this sleeps.
+        while !tails.iter().all(Tail::is_read) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::task::yield_now().await;
+        if let Some(log) = log {
+            log.flushed().await;
+        }
     }
 
     async fn read_pipe(&self, process: ProcessId, job: JobId, pipe: pipe::Receiver, is_stderr: bool, tail: &Tail) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tarpc::context::Context;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ObjectId, ProcessId};
+use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, HeadMessage, Located, NodeMessage, WorkerStart};
@@ -157,6 +157,10 @@ impl wingbeat_net::services::Node for NodeService {
     async fn abort(self, _: Context, object: ObjectId) {
         // Whoever aborts what is not there has what it wants.
         let _ = self.daemon.store.abort(object, self.peer);
+    }
+
+    async fn settle_output(self, _: Context, job: JobId) {
+        self.daemon.settle_output(job).await;
     }
 
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {

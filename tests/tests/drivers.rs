@@ -1,0 +1,93 @@
+//! Drivers as users run them: what they show, and what they leave behind when they end badly.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Says which driver this program is to be, when the test starts itself again.
+const DRIVER: &str = "WINGBEAT_TEST_DRIVER";
+
+#[wingbeat::remote]
+fn greets(name: String) -> u32 {
+    println!("hello {name}");
+    eprintln!("a word aside");
+    std::process::id()
+}
+
+#[wingbeat::remote]
+#[allow(clippy::zombie_processes, reason = "whoever ends the task must end its child too")]
+fn stays_with_a_child() -> u64 {
+    // Its process group and session are its own: nothing but the guard would find it.
+    let mut command = Command::new("setsid");
+    let child = command.args(["sleep", "1000"]).spawn().unwrap();
+    println!("pids {} {}", std::process::id(), child.id());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// What this program does when it was started as a driver.
+fn drive(what: &str) {
+    wingbeat::init_blocking().unwrap();
+    match what {
+        "greets" => {
+            greets::remote("world".to_owned()).get_blocking().unwrap();
+            wingbeat::shutdown_blocking();
+        }
+        "stays" => {
+            let _ = stays_with_a_child::remote().get_blocking();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn driver(test: &str, what: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(DRIVER, what).env_remove("WINGBEAT_ADDRESS");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn output_of_tasks_is_shown_with_where_it_comes_from() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let output = driver("output_of_tasks_is_shown_with_where_it_comes_from", "greets").wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(out.lines().any(|line| line.starts_with("(greets pid=") && line.ends_with("hello world")), "{out}");
+    assert!(err.lines().any(|line| line.starts_with("(greets pid=") && line.ends_with("a word aside")), "{err}");
+}
+
+fn a_driver_that_ends_by(signal: rustix::process::Signal, test: &str) {
+    let mut child = driver(test, "stays");
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = lines.map_while(Result::ok).find(|line| line.contains("pids ")).unwrap();
+    let pids: Vec<u32> = line.rsplit("pids ").next().unwrap().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    let driver = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(driver, signal).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(signal.as_raw()));
+    for pid in pids {
+        assert!(wingbeat_tests::wait_for_end(pid, Duration::from_secs(60)), "process {pid} outlived its driver");
+    }
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_behind() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    a_driver_that_ends_by(rustix::process::Signal::INT, "ctrl_c_leaves_nothing_behind");
+}
+
+#[test]
+fn a_killed_driver_leaves_nothing_behind() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    a_driver_that_ends_by(rustix::process::Signal::KILL, "a_killed_driver_leaves_nothing_behind");
+}
