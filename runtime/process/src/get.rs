@@ -248,7 +248,9 @@ impl Session {
                     return Poll::Pending;
                 }
                 if waiting.is_none() {
-                    let on = handles.iter().filter(|handle| !handle.is_ready());
+                    // Who waits for some of several is held up by none of them in particular.
+                    let all = count == handles.len();
+                    let on = handles.iter().filter(|handle| all && !handle.is_ready());
                     waiting = Waiting::begin(on.map(|handle| (handle.id().task, handle.object().producer())).collect());
                 }
                 match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {

@@ -145,7 +145,10 @@ impl State {
             Event::Kill(actor, may_restart) => self.kill_actor(actor, may_restart),
             Event::Terminate(actor, by) => self.terminate_actor(actor, by),
             Event::ActorStarted(actor, incarnation, outcome) => self.actor_started(actor, incarnation, outcome),
-            Event::Tick => self.recall_for_the_starved(),
+            Event::Tick => {
+                self.recall_for_the_starved();
+                self.tell_of_deadlocks();
+            }
         }
         self.place_actors();
         self.grant_what_fits();
@@ -188,7 +191,7 @@ impl State {
 
     /// Whether time must pass for something to happen.
     pub fn needs_ticks(&self) -> bool {
-        self.is_contended()
+        self.is_contended() || self.waits.has_suspects()
     }
 
     /// Everything, for people.
@@ -299,12 +302,15 @@ impl State {
     }
 
     fn waiting(&mut self, process: ProcessId, lease: Option<LeaseId>, wait: Wait) {
-        let task = wait.task;
-        if let Some(cycle) = self.waits.begin(process, wait) {
-            self.tell(process, HeadEvent::Deadlock { task, cycle });
-        }
+        self.waits.begin(self.now, process, wait);
         if let Some(lease) = lease {
             self.lease_waits(lease, true);
+        }
+    }
+
+    fn tell_of_deadlocks(&mut self) {
+        for (process, task, cycle) in self.waits.confirmed(self.now) {
+            self.tell(process, HeadEvent::Deadlock { task, cycle });
         }
     }
 

@@ -8,16 +8,52 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::messages::Wait;
 
+use super::Millis;
+
+/// A circle is believed when it is still there after this long: the news that somebody goes on may be on its way, and a
+/// real circle stays.
+pub(super) const CONFIRM_AFTER: Millis = 200;
+
 #[derive(Default)]
 pub(super) struct Waits {
     waits: BTreeMap<TaskId, (ProcessId, Wait)>,
+    /// Executions that closed a circle, and when.
+    suspects: BTreeMap<TaskId, Millis>,
 }
 
 impl Waits {
-    /// An execution waits. Answers with the circle that it closes, by name.
-    pub(super) fn begin(&mut self, process: ProcessId, wait: Wait) -> Option<Vec<String>> {
+    /// An execution waits. Whether it closes a circle, which [`Waits::confirmed`] will tell if it lasts.
+    pub(super) fn begin(&mut self, now: Millis, process: ProcessId, wait: Wait) -> bool {
         let task = wait.task;
         self.waits.insert(task, (process, wait));
+        let closes = self.circle_of(task).is_some();
+        if closes {
+            self.suspects.insert(task, now);
+        }
+        closes
+    }
+
+    /// Whether time must pass to tell a circle from a coincidence.
+    pub(super) fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
+    /// The circles that lasted: who closed each, in which process, and its members by name.
+    pub(super) fn confirmed(&mut self, now: Millis) -> Vec<(ProcessId, TaskId, Vec<String>)> {
+        let due: Vec<TaskId> =
+            self.suspects.iter().filter(|(_, since)| now >= **since + CONFIRM_AFTER).map(|(task, _)| *task).collect();
+        let mut circles = Vec::new();
+        for task in due {
+            self.suspects.remove(&task);
+            if let (Some(cycle), Some((process, _))) = (self.circle_of(task), self.waits.get(&task)) {
+                circles.push((*process, task, cycle));
+            }
+        }
+        circles
+    }
+
+    /// The circle through an execution, by name.
+    fn circle_of(&self, task: TaskId) -> Option<Vec<String>> {
         let blocked = self.blocked_with(task)?;
         let mut path = Vec::new();
         let mut seen = BTreeSet::new();
@@ -29,10 +65,13 @@ impl Waits {
 
     pub(super) fn end(&mut self, task: TaskId) {
         self.waits.remove(&task);
+        self.suspects.remove(&task);
     }
 
     pub(super) fn forget_process(&mut self, process: ProcessId) {
         self.waits.retain(|_, (owner, _)| *owner != process);
+        let waits = &self.waits;
+        self.suspects.retain(|task, _| waits.contains_key(task));
     }
 
     fn name(&self, task: TaskId) -> String {
@@ -143,30 +182,45 @@ mod tests {
     fn two_actors_that_call_each_other_and_wait_are_a_circle() {
         let mut waits = Waits::default();
         // A runs 1 and waits for 2, sent to B; B runs 2 and waits for 3, sent to A.
-        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))])), None);
-        let cycle = waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])).unwrap();
-        assert_eq!(cycle, ["execution 2", "execution 1", "execution 2"]);
+        assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))])));
+        assert!(waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
+        // Believed only when it lasts.
+        assert!(waits.confirmed(CONFIRM_AFTER - 1).is_empty());
+        let [(process, closer, cycle)] = &waits.confirmed(CONFIRM_AFTER)[..] else { panic!("no circle") };
+        assert_eq!((*process, *closer), (ProcessId(20), task(2)));
+        assert_eq!(*cycle, ["execution 2", "execution 1", "execution 2"]);
+        assert!(!waits.has_suspects());
     }
 
     #[test]
     fn an_actor_with_room_for_another_call_is_no_circle() {
         let mut waits = Waits::default();
-        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 2)), &[(2, Some(200))])), None);
-        assert_eq!(waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])), None);
+        assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 2)), &[(2, Some(200))])));
+        assert!(!waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
     }
 
     #[test]
     fn a_circle_through_a_task_is_found() {
         let mut waits = Waits::default();
-        assert_eq!(waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, None)])), None);
-        assert!(waits.begin(ProcessId(30), wait(2, None, &[(3, Some(100))])).is_some());
+        assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, None)])));
+        assert!(waits.begin(0, ProcessId(30), wait(2, None, &[(3, Some(100))])));
     }
 
     #[test]
     fn a_wait_that_ended_is_forgotten() {
         let mut waits = Waits::default();
-        waits.begin(ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
+        waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
         waits.end(task(1));
-        assert_eq!(waits.begin(ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])), None);
+        assert!(!waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
+    }
+
+    #[test]
+    fn a_circle_that_the_news_dissolves_is_none() {
+        let mut waits = Waits::default();
+        waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200))]));
+        assert!(waits.begin(5, ProcessId(20), wait(4, Some((200, 1)), &[(5, Some(100))])));
+        // The result of 2 had been on its way: 1 goes on.
+        waits.end(task(1));
+        assert!(waits.confirmed(5 + CONFIRM_AFTER).is_empty());
     }
 }

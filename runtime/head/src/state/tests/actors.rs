@@ -109,6 +109,7 @@ fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, 
         on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(ActorId))).collect(),
     };
     bench.step(Event::Waiting(on, None, wait));
+    bench.tick(crate::state::waits::CONFIRM_AFTER);
     bench.told_to(on, |event| matches!(event, HeadEvent::Deadlock { .. }).then_some(())).len()
 }
 
