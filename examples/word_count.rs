@@ -4,7 +4,7 @@
 //! partition. The driver sees file names, refs, and the top words: the text and the tables never pass through it.
 //!
 //! ```text
-//! word_count [--limit-mb N] [--check] [--json FILE]
+//! word_count [--min-mb N] [--limit-mb N] [--check] [--json FILE]
 //! ```
 
 use std::collections::HashMap;
@@ -94,26 +94,31 @@ fn sources(dir: &Path, found: &mut Vec<(PathBuf, u64)>) {
 }
 
 struct Arguments {
+    /// Bytes that there must be, and that are read at most.
+    min: u64,
     limit: u64,
     check: bool,
     json: Option<PathBuf>,
 }
 
 fn arguments() -> Result<Arguments> {
-    let mut arguments = Arguments { limit: 64 << 20, check: false, json: None };
+    let mut arguments = Arguments { min: 0, limit: 64 << 20, check: false, json: None };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--limit-mb" => {
-                let value = words.next().context("--limit-mb needs a number")?;
-                arguments.limit = value.parse::<u64>().context("--limit-mb needs a number")? << 20;
-            }
+            "--min-mb" => arguments.min = megabytes(&word, words.next())?,
+            "--limit-mb" => arguments.limit = megabytes(&word, words.next())?,
             "--check" => arguments.check = true,
             "--json" => arguments.json = Some(words.next().context("--json needs a file")?.into()),
-            other => bail!("unknown argument {other}; known are --limit-mb N, --check, --json FILE"),
+            other => bail!("unknown argument {other}; known are --min-mb N, --limit-mb N, --check, --json FILE"),
         }
     }
     Ok(arguments)
+}
+
+fn megabytes(flag: &str, value: Option<String>) -> Result<u64> {
+    let number = value.and_then(|value| value.parse::<u32>().ok());
+    Ok(u64::from(number.with_context(|| format!("{flag} needs a whole number of MiB"))?) << 20)
 }
 
 #[wingbeat::main]
@@ -133,6 +138,14 @@ async fn main() -> Result<()> {
     });
     if files.is_empty() {
         bail!("there are no Rust sources in {}; build something with dependencies first", dir.display());
+    }
+    if bytes < arguments.min {
+        let dir = dir.display();
+        bail!(
+            "there are {} MiB of Rust sources in {dir}, and --min-mb asks for {}; fetch more crates, or ask for less",
+            bytes >> 20,
+            arguments.min >> 20
+        );
     }
 
     wingbeat::init().await?;

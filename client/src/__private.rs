@@ -11,15 +11,15 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::Session;
-use wingbeat_process::registry::{Item, Outgoing, OutputValues};
+use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues};
 
 pub use futures::StreamExt;
 pub use inventory;
 pub use serde;
+pub use wingbeat_process::Arguments;
 pub use wingbeat_process::registry::{
     Class, Constructing, Defaults, Entry, Function, Instance, Method, Running, application_error, one,
 };
-pub use wingbeat_process::{Arguments, block_on};
 
 pub use crate::shape::{Items, Many, One};
 
@@ -61,6 +61,17 @@ impl<T: Send + 'static> Exclusive<T> {
     pub async fn write(&self) -> tokio::sync::MutexGuard<'_, T> {
         self.0.lock().await
     }
+    pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
+        self.run_write(|state| call(state))
+    }
+    /// Runs a call that is not asynchronous. It waits its turn without blocking the thread, which may be the one that
+    /// the holder of the lock goes on with.
+    pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
+        if let Ok(mut state) = self.0.try_lock() {
+            return Running::Done(call(&mut state));
+        }
+        Running::Future(Box::pin(async move { call(&mut *self.0.lock().await) }))
+    }
 }
 
 /// The state of an actor that runs several calls at a time.
@@ -75,6 +86,20 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
     pub async fn write(&self) -> tokio::sync::RwLockWriteGuard<'_, T> {
         self.0.write().await
+    }
+    /// As [`Exclusive::run_write`], beside other readers.
+    pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
+        if let Ok(state) = self.0.try_read() {
+            return Running::Done(call(&state));
+        }
+        Running::Future(Box::pin(async move { call(&*self.0.read().await) }))
+    }
+    /// As [`Exclusive::run_write`].
+    pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
+        if let Ok(mut state) = self.0.try_write() {
+            return Running::Done(call(&mut state));
+        }
+        Running::Future(Box::pin(async move { call(&mut *self.0.write().await) }))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
@@ -26,7 +28,14 @@ where
     T: DeserializeOwned + 'static,
     I: IntoIterator<Item = &'a ObjectRef<T>>,
 {
-    futures::future::try_join_all(refs.into_iter().map(ObjectRef::get)).await
+    // Not `try_join_all`: beyond 30 futures, it sees a failure only when all before it are done.
+    let mut waiting: FuturesUnordered<_> =
+        refs.into_iter().map(ObjectRef::get).enumerate().map(|(at, get)| get.map(move |value| (at, value))).collect();
+    let mut values: Vec<Option<T>> = (0..waiting.len()).map(|_| None).collect();
+    while let Some((at, value)) = waiting.next().await {
+        values[at] = Some(value?);
+    }
+    Ok(values.into_iter().flatten().collect())
 }
 
 /// As [`get_all`], blocking this thread.
@@ -48,9 +57,9 @@ pub type Waited<T> = (Vec<ObjectRef<T>>, Vec<ObjectRef<T>>);
 /// `count`, and the others, both in the given order.
 ///
 /// # Errors
-/// A ref occurs twice, or `count` is more than there are.
+/// A ref occurs twice, or `count` is more than there are. No refs are never an error: all of them are ready.
 pub async fn wait<T>(refs: Vec<ObjectRef<T>>, count: usize, timeout: Option<Duration>) -> Result<Waited<T>> {
-    if refs.is_empty() && count == 0 {
+    if refs.is_empty() {
         return Ok((refs, Vec::new()));
     }
     let session = match refs.iter().find_map(|object| object.handle().session()) {

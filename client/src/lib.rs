@@ -40,7 +40,7 @@ pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use object_ref::{Get, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
-pub use pool::ActorPool;
+pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::Plain;
@@ -51,8 +51,8 @@ pub use wingbeat_process::{Entered, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
 ///
-/// Goes on the type's `impl` block, which stays as it is. The type gets `remote(…)` (and `options()`, `named(name)`), and
-/// a handle type `…Handle` gets its methods, with refs for results.
+/// Goes on the type's `impl` block, which stays as it is. The type gets `remote(…)` (and `options()`, `named(name)`,
+/// `named_in(namespace, name)`), and a handle type `…Handle` gets its methods, with refs for results.
 ///
 /// ```no_run
 /// struct Tally { n: u64 }

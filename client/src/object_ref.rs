@@ -82,6 +82,14 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
         }
     }
 
+    /// As [`get_timeout`](Self::get_timeout), blocking this thread.
+    ///
+    /// # Errors
+    /// As `get_timeout`.
+    pub fn get_timeout_blocking(&self, limit: Duration) -> Result<T> {
+        block_on(self.get_timeout(limit))
+    }
+
     /// As [`get`](Self::get), blocking this thread.
     ///
     /// # Errors

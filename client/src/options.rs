@@ -139,6 +139,12 @@ impl CallOptions {
         self
     }
 
+    /// Items of a stream that may be on the way.
+    pub fn stream_ahead(mut self, items: u32) -> Self {
+        self.options.stream_ahead = Some(items);
+        self
+    }
+
     /// What to call the calls in logs and errors.
     pub fn name(mut self, name: &str) -> Self {
         self.options.name = Some(name.to_owned());

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use serde::de::DeserializeOwned;
-use wingbeat_core::error::Result;
+use wingbeat_core::error::{Error, Result};
 
 use crate::{ObjectRef, wait};
 
@@ -68,6 +68,26 @@ impl<A: Clone> ActorPool<A> {
         Ok(results.into_iter().map(|(_, value)| value).collect())
     }
 
+    /// Work that is given to the pool and taken from it one by one.
+    ///
+    /// ```no_run
+    /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let mut pool = wingbeat::ActorPool::new([Worker::remote(), Worker::remote()]);
+    /// let mut work = pool.work();
+    /// for x in 0..10u64 {
+    ///     work.submit(|actor| actor.run(x)).await?;
+    /// }
+    /// while let Some(result) = work.next().await {
+    ///     println!("{}", result?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn work<T>(&mut self) -> PoolWork<A, T> {
+        PoolWork { idle: self.actors.iter().cloned().collect(), busy: Vec::new(), done: VecDeque::new(), submitted: 0 }
+    }
+
     async fn run<V, T>(
         &mut self,
         values: impl IntoIterator<Item = V>,
@@ -76,38 +96,93 @@ impl<A: Clone> ActorPool<A> {
     where
         T: DeserializeOwned + 'static,
     {
-        let mut idle: VecDeque<A> = self.actors.iter().cloned().collect();
-        let mut busy: Vec<(usize, A, ObjectRef<T>)> = Vec::new();
+        let mut work = self.work();
         let mut results = Vec::new();
-        for (position, value) in values.into_iter().enumerate() {
-            if idle.is_empty() {
-                idle.push_back(Self::take_one(&mut busy, &mut results).await?);
-            }
-            if let Some(actor) = idle.pop_front() {
-                let object = call(&actor, value);
-                busy.push((position, actor, object));
+        for value in values {
+            work.submit(|actor| call(actor, value)).await?;
+            while let Some((position, object)) = work.done.pop_front() {
+                results.push((position, object.get().await?));
             }
         }
-        while !busy.is_empty() {
-            Self::take_one(&mut busy, &mut results).await?;
+        while let Some((position, object)) = work.first_done().await? {
+            results.push((position, object.get().await?));
         }
         Ok(results)
     }
+}
 
-    /// Waits for a result, and answers with the actor that is free again.
-    async fn take_one<T: DeserializeOwned + 'static>(
-        busy: &mut Vec<(usize, A, ObjectRef<T>)>,
-        results: &mut Vec<(usize, T)>,
-    ) -> Result<A> {
-        if busy.is_empty() {
-            let what = "the pool has no actors; make it of at least one".into();
-            return Err(crate::Error::InvalidArgument { what });
+/// Calls that an [`ActorPool`] works on; see [`ActorPool::work`].
+pub struct PoolWork<A, T> {
+    idle: VecDeque<A>,
+    /// Calls under way, by the order in which they were submitted.
+    busy: Vec<(usize, A, ObjectRef<T>)>,
+    /// Calls that are over and were not taken yet.
+    done: VecDeque<(usize, ObjectRef<T>)>,
+    submitted: usize,
+}
+
+impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
+    /// Calls an actor, when one is free.
+    ///
+    /// # Errors
+    /// The pool is empty.
+    pub async fn submit(&mut self, call: impl FnOnce(&A) -> ObjectRef<T>) -> Result<()> {
+        if self.idle.is_empty() {
+            self.finish_one().await?;
         }
-        let refs = busy.iter().map(|(_, _, object)| object.clone()).collect();
+        let Some(actor) = self.idle.pop_front() else {
+            return Err(Error::InvalidArgument { what: "the pool has no actors; make it of at least one".into() });
+        };
+        let object = call(&actor);
+        self.busy.push((self.submitted, actor, object));
+        self.submitted += 1;
+        Ok(())
+    }
+
+    /// The result of the call that was submitted first of those that were not taken yet; none if there are no more.
+    pub async fn next(&mut self) -> Option<Result<T>> {
+        let done = self.done.iter().map(|(position, _)| position);
+        let first = *self.busy.iter().map(|(position, _, _)| position).chain(done).min()?;
+        loop {
+            if let Some(at) = self.done.iter().position(|(position, _)| *position == first) {
+                let (_, object) = self.done.remove(at)?;
+                return Some(object.get().await);
+            }
+            if let Err(error) = self.finish_one().await {
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// The result of the call that ended first of those that were not taken yet; none if there are no more.
+    pub async fn next_unordered(&mut self) -> Option<Result<T>> {
+        match self.first_done().await {
+            Ok(Some((_, object))) => Some(object.get().await),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    async fn first_done(&mut self) -> Result<Option<(usize, ObjectRef<T>)>> {
+        if self.done.is_empty() {
+            self.finish_one().await?;
+        }
+        Ok(self.done.pop_front())
+    }
+
+    /// Waits until a call ends, if there is one; its actor is free again.
+    async fn finish_one(&mut self) -> Result<()> {
+        if self.busy.is_empty() {
+            return Ok(());
+        }
+        let refs = self.busy.iter().map(|(_, _, object)| object.clone()).collect();
         let (ready, _) = wait(refs, 1, None).await?;
-        let at = ready.first().and_then(|ready| busy.iter().position(|(_, _, object)| object.id() == ready.id()));
-        let (position, actor, object) = busy.swap_remove(at.unwrap_or(0));
-        results.push((position, object.get().await?));
-        Ok(actor)
+        let ended = |ready: &ObjectRef<T>| self.busy.iter().position(|(_, _, object)| object.id() == ready.id());
+        if let Some(at) = ready.first().and_then(ended) {
+            let (position, actor, object) = self.busy.swap_remove(at);
+            self.idle.push_back(actor);
+            self.done.push_back((position, object));
+        }
+        Ok(())
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use wingbeat_core::codec;
 use wingbeat_core::error::{Error, Result};
+use wingbeat_process::block_on;
 
 /// Why a queue did not do what it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +91,8 @@ impl QueueActor {
 }
 
 /// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref.
+/// Items are values; refs and handles inside them are refused ([`Error::Encode`]), since nobody would hold what they
+/// refer to while they are queued.
 ///
 /// ```no_run
 /// # async fn run() -> wingbeat::Result<()> {
@@ -152,6 +155,22 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
         self.actor.put(encode(item)?, Some(limit.as_millis() as u64)).get().await
     }
 
+    /// As [`put`](Self::put), if there is room now.
+    ///
+    /// # Errors
+    /// As [`put_timeout`](Self::put_timeout).
+    pub async fn try_put(&self, item: &T) -> Result<()> {
+        self.put_timeout(item, Duration::ZERO).await
+    }
+
+    /// As [`put`](Self::put), blocking this thread. For the others, there is [`block_on`].
+    ///
+    /// # Errors
+    /// As `put`.
+    pub fn put_blocking(&self, item: &T) -> Result<()> {
+        block_on(self.put(item))
+    }
+
     /// The first item, when there is one.
     ///
     /// # Errors
@@ -166,6 +185,22 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As `get`; or `error.application::<QueueError>()` is [`QueueError::Empty`].
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
         decode(&self.actor.get(Some(limit.as_millis() as u64)).get().await?)
+    }
+
+    /// As [`get`](Self::get), if there is an item now.
+    ///
+    /// # Errors
+    /// As [`get_timeout`](Self::get_timeout).
+    pub async fn try_get(&self) -> Result<T> {
+        self.get_timeout(Duration::ZERO).await
+    }
+
+    /// As [`get`](Self::get), blocking this thread. For the others, there is [`block_on`].
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn get_blocking(&self) -> Result<T> {
+        block_on(self.get())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `#[actor]`: the impl block stays as it is; the type gets `remote`, and a handle type with its methods.
 
-use proc_macro2::{Ident, TokenStream};
-use quote::{format_ident, quote};
+use proc_macro2::{Group, Ident, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote};
 use syn::{ImplItem, ImplItemFn, ItemImpl, ReturnType, Type, Visibility};
 
 use crate::attributes::{Attributes, Place};
@@ -31,10 +31,13 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<Tok
     for entry in &mut kept.items {
         let ImplItem::Fn(function) = entry else { continue };
         let attributes = take_method_attribute(function)?;
+        refuse_reserved(function)?;
         if function.sig.ident == "new" && function.sig.receiver().is_none() {
-            constructor = Some(function.clone());
+            constructor = Some(named_self(function, name)?);
         } else if function.sig.receiver().is_some() {
-            methods.push((function.clone(), attributes.unwrap_or_default()));
+            let attributes = attributes.unwrap_or_default();
+            refuse_unknown_group(&class, &attributes)?;
+            methods.push((named_self(function, name)?, attributes));
         } else if attributes.is_some() {
             return Err(syn::Error::new_spanned(&function.sig, "#[method] is for functions with a receiver"));
         }
@@ -50,12 +53,68 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemImpl) -> syn::Result<Tok
     Ok(generate(&kept, name, visibility, &class, &cell, &construct, &methods))
 }
 
+/// Names that the macro itself gives to the type or to its handle.
+fn refuse_reserved(function: &ImplItemFn) -> syn::Result<()> {
+    let name = &function.sig.ident;
+    let of_handle = function.sig.receiver().is_some() && ["actor", "with"].iter().any(|taken| name == taken);
+    if of_handle || ["remote", "options", "named", "named_in"].iter().any(|taken| name == taken) {
+        let message = format!("`{name}` is what #[actor] itself adds here; choose another name");
+        return Err(syn::Error::new_spanned(name, message));
+    }
+    Ok(())
+}
+
+/// Nothing would ever run the calls of a group that is not declared.
+fn refuse_unknown_group(class: &Attributes, method: &Attributes) -> syn::Result<()> {
+    let Some(group) = &method.group else { return Ok(()) };
+    if class.groups.contains(&group.value()) {
+        return Ok(());
+    }
+    let text = group.value();
+    let message = match class.groups.join(", ") {
+        known if known.is_empty() => format!("declare the group: #[actor(concurrency_groups({text} = 1))]"),
+        known => format!("the actor has no concurrency group `{text}`; it has: {known}"),
+    };
+    Err(syn::Error::new_spanned(group, message))
+}
+
+/// The function with the type's name for `Self` in its signature, which is written again in the handle's impl block.
+fn named_self(function: &ImplItemFn, class: &Ident) -> syn::Result<ImplItemFn> {
+    let mut function = function.clone();
+    function.sig = syn::parse2(replace_self(function.sig.to_token_stream(), class))?;
+    Ok(function)
+}
+
+fn replace_self(tokens: TokenStream, class: &Ident) -> TokenStream {
+    let replaced = tokens.into_iter().map(|token| match token {
+        TokenTree::Ident(ident) if ident == "Self" => Ident::new(&class.to_string(), ident.span()).into(),
+        TokenTree::Group(group) => {
+            let mut inner = Group::new(group.delimiter(), replace_self(group.stream(), class));
+            inner.set_span(group.span());
+            inner.into()
+        }
+        other => other,
+    });
+    replaced.collect()
+}
+
+/// The block as the compiler can read it without us.
+pub(crate) fn without_method_attributes(item: &ItemImpl) -> ItemImpl {
+    let mut item = item.clone();
+    for entry in &mut item.items {
+        if let ImplItem::Fn(function) = entry {
+            function.attrs.retain(|attribute| !is_ours(attribute));
+        }
+    }
+    item
+}
+
+fn is_ours(attribute: &syn::Attribute) -> bool {
+    attribute.path().segments.last().is_some_and(|segment| segment.ident == "method")
+}
+
 fn take_method_attribute(function: &mut ImplItemFn) -> syn::Result<Option<Attributes>> {
-    let at = function
-        .attrs
-        .iter()
-        .position(|attribute| attribute.path().segments.last().is_some_and(|segment| segment.ident == "method"));
-    let Some(at) = at else { return Ok(None) };
+    let Some(at) = function.attrs.iter().position(is_ours) else { return Ok(None) };
     let attribute = function.attrs.remove(at);
     let tokens = match &attribute.meta {
         syn::Meta::List(list) => list.tokens.clone(),
@@ -78,7 +137,7 @@ impl Constructor {
             ReturnType::Default => {
                 return Err(syn::Error::new_spanned(&function.sig, "the constructor returns Self or Result<Self, E>"));
             }
-            ReturnType::Type(_, ty) => matches!(function::returns(&syn::parse_quote!(-> #ty))?, Returns::Fallible(_)),
+            ReturnType::Type(_, ty) => matches!(function::returns(&syn::parse_quote!(-> #ty))?, Returns::Fallible(..)),
         };
         Ok(Constructor {
             parameters: function::parameters(&function.sig)?,
@@ -94,6 +153,8 @@ struct Method {
     /// Name of its registry entry.
     entry: Ident,
     docs: Vec<syn::Attribute>,
+    /// Conditions under which it exists.
+    cfgs: Vec<syn::Attribute>,
     visibility: Visibility,
     parameters: Vec<Parameter>,
     returns: Returns,
@@ -123,6 +184,7 @@ impl Method {
             entry: format_ident!("METHOD_{}", signature.ident.to_string().to_uppercase()),
             name: signature.ident.clone(),
             docs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("doc")).cloned().collect(),
+            cfgs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("cfg")).cloned().collect(),
             visibility: function.vis.clone(),
             parameters: function::parameters(signature)?,
             returns: function::returns(&signature.output)?,
@@ -136,20 +198,21 @@ impl Method {
 
     /// The registry entry, with the function that decodes the arguments and calls the method.
     fn entry(&self, class: &Ident, cell: &TokenStream) -> TokenStream {
-        let Method { name, entry, parameters, returns, text, group, defaults, .. } = self;
+        let Method { name, entry, cfgs, parameters, returns, text, group, defaults, .. } = self;
+        let arguments = function::arguments();
         let texts = parameters.iter().map(|parameter| parameter.name.to_string());
         let (decode, outputs, run) = (function::decode(parameters), returns.outputs(), self.body());
         let path = format!("{class}::{name}");
         quote! {
+            #(#cfgs)*
             static #entry: ::wingbeat::__private::Method = {
                 const PATH: &str = ::core::concat!(::core::module_path!(), "::", #path);
                 fn run(
                     instance: ::wingbeat::__private::Instance,
-                    mut arguments: ::wingbeat::__private::Arguments,
+                    mut #arguments: ::wingbeat::__private::Arguments,
                 ) -> ::core::result::Result<::wingbeat::__private::Running, ::wingbeat::Error> {
                     let cell = ::wingbeat::__private::cell::<::wingbeat::__private::#cell<#class>>(instance, PATH)?;
                     #decode
-                    let _ = &mut arguments;
                     ::core::result::Result::Ok(#run)
                 }
                 ::wingbeat::__private::Method {
@@ -168,10 +231,10 @@ impl Method {
 
     fn body(&self) -> TokenStream {
         let name = &self.name;
-        let names = self.parameters.iter().map(|parameter| &parameter.name);
+        let locals = self.parameters.iter().map(|parameter| &parameter.local);
         let lock = if self.is_mut { quote!(write) } else { quote!(read) };
         let guard = if self.is_mut { quote!(let mut guard) } else { quote!(let guard) };
-        let call = quote!(guard.#name(#(#names),*));
+        let call = quote!(guard.#name(#(#locals),*));
         if self.returns.is_items() {
             let finish = self.returns.finish_item(&quote!(item));
             let call = if self.is_async { quote!(#call.await) } else { call };
@@ -207,22 +270,19 @@ impl Method {
             };
         }
         let finish = self.returns.finish(&call);
-        quote! {
-            ::wingbeat::__private::Running::Done({
-                #guard = ::wingbeat::__private::block_on(cell.#lock());
-                #finish
-            })
-        }
+        let run = if self.is_mut { quote!(run_write) } else { quote!(run_read) };
+        quote!(cell.#run(move |guard| #finish))
     }
 
     /// The method of the handle.
     fn on_handle(&self) -> TokenStream {
-        let Method { name, entry, docs, visibility, parameters, returns, .. } = self;
+        let Method { name, entry, docs, cfgs, visibility, parameters, returns, .. } = self;
         let names: Vec<_> = parameters.iter().map(|parameter| &parameter.name).collect();
         let types: Vec<_> = parameters.iter().map(|parameter| &parameter.ty).collect();
         let (refs, marker) = (returns.refs(), returns.marker());
         quote! {
             #(#docs)*
+            #(#cfgs)*
             #[allow(clippy::too_many_arguments, dead_code)]
             #visibility fn #name(&self, #(#names: impl ::wingbeat::IntoArg<#types>),*) -> #refs {
                 ::wingbeat::TaskOptions::<fn(#(#types),*) -> #marker>::of_method(&self.actor, &#entry).remote(#(#names),*)
@@ -244,17 +304,19 @@ fn generate(
     let (handle_doc, name_text) =
         (format!("A handle of a [`{name}`] that lives in a process of its own."), name.to_string());
     let entries = methods.iter().map(|method| method.entry(name, cell));
-    let entry_names = methods.iter().map(|method| &method.entry);
+    let listed = methods.iter().map(|Method { cfgs, entry, .. }| quote!(#(#cfgs)* &#entry));
     let on_handle = methods.iter().map(Method::on_handle);
     let names: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.name).collect();
     let types: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.ty).collect();
     let texts = names.iter().map(ToString::to_string);
+    let locals: Vec<_> = constructor.parameters.iter().map(|parameter| &parameter.local).collect();
+    let arguments = function::arguments();
     let (decode, text, defaults) = (function::decode(&constructor.parameters), &constructor.text, class.defaults());
     let made = match (constructor.fallible, constructor.is_async) {
-        (false, false) => quote!(::core::result::Result::Ok(#name::new(#(#names),*))),
-        (false, true) => quote!(::core::result::Result::Ok(#name::new(#(#names),*).await)),
-        (true, false) => quote!(#name::new(#(#names),*)),
-        (true, true) => quote!(#name::new(#(#names),*).await),
+        (false, false) => quote!(::core::result::Result::Ok(#name::new(#(#locals),*))),
+        (false, true) => quote!(::core::result::Result::Ok(#name::new(#(#locals),*).await)),
+        (true, false) => quote!(#name::new(#(#locals),*)),
+        (true, true) => quote!(#name::new(#(#locals),*).await),
     };
     let finish = if constructor.fallible {
         quote! {
@@ -288,11 +350,10 @@ fn generate(
 
             #(#entries)*
 
-            fn construct(mut arguments: ::wingbeat::__private::Arguments)
+            fn construct(mut #arguments: ::wingbeat::__private::Arguments)
                 -> ::core::result::Result<::wingbeat::__private::Constructing, ::wingbeat::Error>
             {
                 #decode
-                let _ = &mut arguments;
                 ::core::result::Result::Ok(#construct)
             }
 
@@ -302,7 +363,7 @@ fn generate(
                 parameters: &[#(#texts),*],
                 defaults: #defaults,
                 construct,
-                methods: &[#(&#entry_names),*],
+                methods: &[#(#listed),*],
                 checked: ::core::sync::atomic::AtomicU32::new(0),
             };
 
@@ -328,6 +389,14 @@ fn generate(
                 /// There is none, or it is of another class.
                 #visibility async fn named(name: &str) -> ::wingbeat::Result<#handle> {
                     ::wingbeat::__private::find_actor(&CLASS, name, ::core::option::Option::None).await
+                }
+
+                /// As [`named`](Self::named), in another namespace.
+                ///
+                /// # Errors
+                /// As `named`.
+                #visibility async fn named_in(namespace: &str, name: &str) -> ::wingbeat::Result<#handle> {
+                    ::wingbeat::__private::find_actor(&CLASS, name, ::core::option::Option::Some(namespace)).await
                 }
             }
 

@@ -5,7 +5,7 @@ use quote::quote;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Expr, ExprLit, Lit, Meta, Token};
+use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token};
 
 /// What an attribute may say.
 #[derive(Clone, Copy, PartialEq)]
@@ -30,7 +30,9 @@ impl Place {
 pub(crate) struct Attributes {
     fields: Vec<TokenStream>,
     /// The concurrency group of a method.
-    pub group: Option<String>,
+    pub group: Option<LitStr>,
+    /// The concurrency groups that a class declares.
+    pub groups: Vec<String>,
     /// Several calls may run at a time.
     pub concurrent: bool,
 }
@@ -63,9 +65,10 @@ impl Attributes {
             "retry_errors" => {
                 let value = match meta {
                     Meta::Path(_) => true,
-                    Meta::NameValue(pair) => {
-                        matches!(&pair.value, Expr::Lit(ExprLit { lit: Lit::Bool(value), .. }) if value.value)
-                    }
+                    Meta::NameValue(_) => match literal(meta)? {
+                        Lit::Bool(LitBool { value, .. }) => *value,
+                        other => return Err(syn::Error::new_spanned(other, "true or false is expected")),
+                    },
                     Meta::List(_) => return Err(syn::Error::new_spanned(meta, "write `retry_errors`")),
                 };
                 self.fields.push(quote!(retry_errors: #value));
@@ -79,14 +82,15 @@ impl Attributes {
                 let mut pairs = Vec::new();
                 for group in &groups {
                     let name = group.path().get_ident().map(ToString::to_string).unwrap_or_default();
-                    let most = whole(group)?;
+                    let most = at_least_one(group)?;
                     pairs.push(quote!((#name, #most)));
+                    self.groups.push(name);
                 }
                 self.concurrent = true;
                 self.fields.push(quote!(groups: &[#(#pairs),*]));
             }
             _ => {
-                let value = whole(meta)?;
+                let value = if name == "max_concurrency" { at_least_one(meta)? } else { whole(meta)? };
                 self.concurrent |= name == "max_concurrency" && value > 1;
                 self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
             }
@@ -128,9 +132,16 @@ fn whole(meta: &Meta) -> syn::Result<u32> {
     }
 }
 
-fn text(meta: &Meta) -> syn::Result<String> {
+fn at_least_one(meta: &Meta) -> syn::Result<u32> {
+    match whole(meta)? {
+        0 => Err(syn::Error::new_spanned(meta, "at least one call must be able to run")),
+        value => Ok(value),
+    }
+}
+
+fn text(meta: &Meta) -> syn::Result<LitStr> {
     match literal(meta)? {
-        Lit::Str(value) => Ok(value.value()),
+        Lit::Str(value) => Ok(value.clone()),
         other => Err(syn::Error::new_spanned(other, "a string is expected")),
     }
 }

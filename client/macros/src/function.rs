@@ -1,12 +1,15 @@
 //! What functions, constructors and methods have in common: parameters, what they return, how they are called.
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{format_ident, quote};
+use quote::{format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
 use syn::{FnArg, GenericArgument, PathArguments, ReturnType, Signature, Type, TypeParamBound};
 
-/// A parameter: its name for messages and its type.
+/// A parameter: its name for people and its type.
 pub(crate) struct Parameter {
     pub name: Ident,
+    /// Its name in the code that decodes it and passes it on: it meets no other.
+    pub local: Ident,
     pub ty: Type,
 }
 
@@ -17,7 +20,12 @@ pub(crate) enum Returns {
     /// Items of an iterator (`false`) or of an asynchronous stream (`true`).
     Items(Box<Returns>, bool),
     /// One of the above, or an error.
-    Fallible(Box<Returns>),
+    Fallible(Box<Returns>, Type),
+}
+
+/// Where `ty` is written, for code of ours that a bound on it can make fail.
+fn at(ty: &Type) -> Span {
+    ty.span().resolved_at(Span::mixed_site())
 }
 
 /// The parameters of a signature, without the receiver.
@@ -30,7 +38,7 @@ pub(crate) fn parameters(signature: &Signature) -> syn::Result<Vec<Parameter>> {
             // A pattern has no name of its own.
             _ => format_ident!("arg{}", parameters.len(), span = Span::call_site()),
         };
-        match &*input.ty {
+        match bare(&input.ty) {
             Type::Reference(_) => {
                 return Err(syn::Error::new_spanned(
                     &input.ty,
@@ -46,7 +54,8 @@ pub(crate) fn parameters(signature: &Signature) -> syn::Result<Vec<Parameter>> {
             }
             _ => {}
         }
-        parameters.push(Parameter { name, ty: (*input.ty).clone() });
+        let local = format_ident!("argument{}", parameters.len(), span = Span::mixed_site());
+        parameters.push(Parameter { name, local, ty: (*input.ty).clone() });
     }
     if parameters.len() > 12 {
         return Err(syn::Error::new_spanned(&signature.inputs, "at most 12 arguments; put more into a struct"));
@@ -68,6 +77,10 @@ pub(crate) fn check(signature: &Signature) -> syn::Result<()> {
             ),
         ));
     }
+    if signature.receiver().is_none() && generics.lifetimes().next().is_some() {
+        let message = "a remote function cannot borrow, its arguments come from another process; take owned types";
+        return Err(syn::Error::new_spanned(generics, message));
+    }
     if let Some(token) = &signature.unsafety {
         return Err(syn::Error::new_spanned(token, "a remote function must be safe to call"));
     }
@@ -88,7 +101,17 @@ pub(crate) fn returns(output: &ReturnType) -> syn::Result<Returns> {
     }
 }
 
+/// The type without parentheses, and without the invisible ones that a `macro_rules` puts around its `$x:ty`.
+fn bare(ty: &Type) -> &Type {
+    match ty {
+        Type::Group(group) => bare(&group.elem),
+        Type::Paren(paren) => bare(&paren.elem),
+        _ => ty,
+    }
+}
+
 fn of_type(ty: &Type) -> syn::Result<Returns> {
+    let ty = bare(ty);
     match ty {
         Type::Tuple(tuple) if tuple.elems.len() >= 2 => Ok(Returns::Many(tuple.elems.iter().cloned().collect())),
         Type::Reference(_) => {
@@ -111,7 +134,7 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
             Some(segment) if segment.ident == "Result" => {
                 let types = type_arguments(&segment.arguments);
                 match types.as_slice() {
-                    [ok, _] => Ok(Returns::Fallible(Box::new(of_type(ok)?))),
+                    [ok, error] => Ok(Returns::Fallible(Box::new(of_type(ok)?), error.clone())),
                     _ => Err(syn::Error::new_spanned(
                         ty,
                         "write both types, Result<T, E>: the caller gets the error back as E",
@@ -147,7 +170,7 @@ impl Returns {
         match self {
             Returns::One(ty) => quote!(::wingbeat::__private::One<#ty>),
             Returns::Many(types) => quote!(::wingbeat::__private::Many<(#(#types,)*)>),
-            Returns::Fallible(inner) => inner.marker(),
+            Returns::Fallible(inner, _) => inner.marker(),
             Returns::Items(item, _) => {
                 let ty = item.value_type();
                 quote!(::wingbeat::__private::Items<#ty>)
@@ -159,7 +182,7 @@ impl Returns {
         match self {
             Returns::One(ty) => quote!(#ty),
             Returns::Many(types) => quote!((#(#types,)*)),
-            Returns::Fallible(inner) | Returns::Items(inner, _) => inner.value_type(),
+            Returns::Fallible(inner, _) | Returns::Items(inner, _) => inner.value_type(),
         }
     }
 
@@ -168,7 +191,7 @@ impl Returns {
         match self {
             Returns::One(ty) => quote!(::wingbeat::ObjectRef<#ty>),
             Returns::Many(types) => quote!((#(::wingbeat::ObjectRef<#types>,)*)),
-            Returns::Fallible(inner) => inner.refs(),
+            Returns::Fallible(inner, _) => inner.refs(),
             Returns::Items(item, _) => {
                 let ty = item.value_type();
                 quote!(::wingbeat::ObjectStream<#ty>)
@@ -184,7 +207,7 @@ impl Returns {
                 let count = types.len() as u32;
                 quote!(::core::option::Option::Some(#count))
             }
-            Returns::Fallible(inner) => inner.outputs(),
+            Returns::Fallible(inner, _) => inner.outputs(),
             Returns::Items(..) => quote!(::core::option::Option::None),
         }
     }
@@ -196,9 +219,11 @@ impl Returns {
     /// Turns the returned value `value` into `Finished`.
     pub(crate) fn finish(&self, value: &TokenStream) -> TokenStream {
         match self {
-            Returns::One(_) | Returns::Items(..) => {
-                quote!(::core::result::Result::Ok(::wingbeat::__private::one(#value)))
+            Returns::One(ty) => {
+                let one = quote_spanned!(at(ty)=> ::wingbeat::__private::one);
+                quote!(::core::result::Result::Ok(#one(#value)))
             }
+            Returns::Items(..) => quote!(::core::result::Result::Ok(::wingbeat::__private::one(#value))),
             Returns::Many(types) => {
                 let names: Vec<Ident> = (0..types.len()).map(|i| format_ident!("output{i}")).collect();
                 quote!({
@@ -206,13 +231,12 @@ impl Returns {
                     ::core::result::Result::Ok(::wingbeat::__private::many([#(::wingbeat::__private::outgoing(#names)),*]))
                 })
             }
-            Returns::Fallible(inner) => {
+            Returns::Fallible(inner, error) => {
                 let finish = inner.finish(&quote!(value));
+                let failed = failed(error);
                 quote!(match #value {
                     ::core::result::Result::Ok(value) => #finish,
-                    ::core::result::Result::Err(error) => {
-                        ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
-                    }
+                    ::core::result::Result::Err(error) => #failed,
                 })
             }
         }
@@ -221,13 +245,27 @@ impl Returns {
     /// Turns an item of a stream into the registry's `Item`.
     pub(crate) fn finish_item(&self, item: &TokenStream) -> TokenStream {
         match self {
-            Returns::Items(inner, _) if matches!(**inner, Returns::Fallible(_)) => quote!(match #item {
-                ::core::result::Result::Ok(item) => ::core::result::Result::Ok(::wingbeat::__private::outgoing(item)),
-                ::core::result::Result::Err(error) => {
-                    ::core::result::Result::Err(::wingbeat::__private::application_error(PATH, &error))
+            Returns::Items(inner, _) => match &**inner {
+                Returns::Fallible(ok, error) => {
+                    let (outgoing, failed) = (ok.outgoing(), failed(error));
+                    quote!(match #item {
+                        ::core::result::Result::Ok(item) => ::core::result::Result::Ok(#outgoing(item)),
+                        ::core::result::Result::Err(error) => #failed,
+                    })
                 }
-            }),
+                inner => {
+                    let outgoing = inner.outgoing();
+                    quote!(::core::result::Result::Ok(#outgoing(#item)))
+                }
+            },
             _ => quote!(::core::result::Result::Ok(::wingbeat::__private::outgoing(#item))),
+        }
+    }
+
+    fn outgoing(&self) -> TokenStream {
+        match self {
+            Returns::One(ty) => quote_spanned!(at(ty)=> ::wingbeat::__private::outgoing),
+            _ => quote!(::wingbeat::__private::outgoing),
         }
     }
 
@@ -236,13 +274,25 @@ impl Returns {
     }
 }
 
-/// `let x: u64 = arguments.next("x")?;` for every parameter.
+/// What the function's own `error` becomes.
+fn failed(ty: &Type) -> TokenStream {
+    let application_error = quote_spanned!(at(ty)=> ::wingbeat::__private::application_error);
+    quote!(::core::result::Result::Err(#application_error(PATH, &error)))
+}
+
+/// The name of the encoded arguments in the code that decodes them.
+pub(crate) fn arguments() -> Ident {
+    Ident::new("arguments", Span::mixed_site())
+}
+
+/// `let argument0: u64 = arguments.next("x")?;` for every parameter.
 pub(crate) fn decode(parameters: &[Parameter]) -> TokenStream {
-    let lines = parameters.iter().map(|Parameter { name, ty }| {
+    let arguments = arguments();
+    let lines = parameters.iter().map(|Parameter { name, local, ty }| {
         let text = name.to_string();
-        quote!(let #name: #ty = arguments.next(#text)?;)
+        quote_spanned!(at(ty)=> let #local: #ty = #arguments.next(#text)?;)
     });
-    quote!(#(#lines)*)
+    quote!(#(#lines)* let _ = &mut #arguments;)
 }
 
 /// A signature as text, without white space that does not matter.

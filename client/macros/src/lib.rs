@@ -20,13 +20,20 @@ pub fn remote(attribute: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn actor(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let item = parse_macro_input!(item as syn::ItemImpl);
-    actor::expand(attribute.into(), &item).unwrap_or_else(|error| with_item(&error, &item)).into()
+    actor::expand(attribute.into(), &item)
+        .unwrap_or_else(|error| with_item(&error, &actor::without_method_attributes(&item)))
+        .into()
 }
 
 /// Runs an async `main` and leaves the cluster at its end; see `wingbeat::main`.
 #[proc_macro_attribute]
-pub fn main(_attribute: TokenStream, item: TokenStream) -> TokenStream {
+pub fn main(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let mut item = parse_macro_input!(item as syn::ItemFn);
+    let error = (!attribute.is_empty()).then(|| {
+        let message = "#[wingbeat::main] takes no options; for a runtime of your own, start it in a plain main and \
+                       end with wingbeat::shutdown()";
+        syn::Error::new_spanned(proc_macro2::TokenStream::from(attribute), message).to_compile_error()
+    });
     if item.sig.asyncness.take().is_none() {
         let message = "#[wingbeat::main] is for an `async fn main`; a plain one can call wingbeat::init_blocking()";
         return syn::Error::new_spanned(&item.sig, message).to_compile_error().into();
@@ -37,6 +44,7 @@ pub fn main(_attribute: TokenStream, item: TokenStream) -> TokenStream {
         #(#attributes)* #visibility #signature {
             ::wingbeat::__private::run_main(async #body)
         }
+        #error
     }
     .into()
 }

@@ -26,6 +26,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
     let (marker, refs, outputs) = (returns.marker(), returns.refs(), returns.outputs());
     let (decode, text, defaults) = (function::decode(&parameters), function::text(signature), attributes.defaults());
     let name_text = name.to_string();
+    let arguments = function::arguments();
     let run = body(item, &parameters, &returns);
     let docs = item.attrs.iter().filter(|attribute| attribute.path().is_ident("doc"));
     let remote_doc = format!("Runs [`{name_text}`] on another process of the cluster; the result arrives in the ref.");
@@ -40,11 +41,10 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
         const _: () = {
             const PATH: &str = ::core::concat!(::core::module_path!(), "::", #name_text);
 
-            fn run(mut arguments: ::wingbeat::__private::Arguments)
+            fn __wingbeat_run(mut #arguments: ::wingbeat::__private::Arguments)
                 -> ::core::result::Result<::wingbeat::__private::Running, ::wingbeat::Error>
             {
                 #decode
-                let _ = &mut arguments;
                 ::core::result::Result::Ok(#run)
             }
 
@@ -54,7 +54,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
                 parameters: &[#(#texts),*],
                 outputs: #outputs,
                 defaults: #defaults,
-                run,
+                run: __wingbeat_run,
                 checked: ::core::sync::atomic::AtomicU32::new(0),
             };
 
@@ -80,8 +80,10 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
 
 fn body(item: &ItemFn, parameters: &[Parameter], returns: &function::Returns) -> TokenStream {
     let name = &item.sig.ident;
-    let names = parameters.iter().map(|parameter| &parameter.name);
-    let call = quote!(#name(#(#names),*));
+    let locals = parameters.iter().map(|parameter| &parameter.local);
+    let call = quote!(#name(#(#locals),*));
+    // Not to be met by the function's own name.
+    let items = proc_macro2::Ident::new("items", proc_macro2::Span::mixed_site());
     let is_async = item.sig.asyncness.is_some();
     if returns.is_items() {
         let finish = returns.finish_item(&quote!(item));
@@ -97,17 +99,17 @@ fn body(item: &ItemFn, parameters: &[Parameter], returns: &function::Returns) ->
                 ))
             },
             (true, true) => quote! {
-                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut items| async move {
+                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut #items| async move {
                     let mut source = ::std::pin::pin!(#call.await);
                     while let ::core::option::Option::Some(item) = ::wingbeat::__private::StreamExt::next(&mut source).await {
-                        items.send(#finish).await;
+                        #items.send(#finish).await;
                     }
                 }))
             },
             (false, true) => quote! {
-                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut items| async move {
+                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut #items| async move {
                     for item in #call.await {
-                        items.send(#finish).await;
+                        #items.send(#finish).await;
                     }
                 }))
             },

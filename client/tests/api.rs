@@ -1,0 +1,182 @@
+//! What the API promises, on a private cluster.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::future::IntoFuture;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, Session, block_on, get_all, put, wait};
+
+/// A private cluster that the test's thread has entered.
+struct Local {
+    session: Session,
+    _entered: wingbeat::Entered,
+}
+
+impl Local {
+    fn start() -> Local {
+        let init = wingbeat::init().num_cpus(2).global(false).log_to_driver(false);
+        let session = block_on(init.into_future()).unwrap();
+        let _entered = session.enter();
+        Local { session, _entered }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        block_on(self.session.shutdown());
+    }
+}
+
+#[wingbeat::remote]
+async fn never() -> u64 {
+    std::future::pending().await
+}
+
+#[wingbeat::remote]
+fn fails() -> Result<u64, String> {
+    Err("no".to_owned())
+}
+
+struct Echo;
+
+#[wingbeat::actor]
+impl Echo {
+    fn new() -> Self {
+        Echo
+    }
+    fn say(&self, x: u64) -> u64 {
+        x
+    }
+}
+
+struct Busy {
+    waiting: AtomicU64,
+}
+
+// More than the executor has threads, so that calls share one.
+#[wingbeat::actor(max_concurrency = 200)]
+impl Busy {
+    fn new() -> Self {
+        Busy { waiting: AtomicU64::new(0) }
+    }
+    async fn waits_for(&self, gate: PathBuf) -> u64 {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        while !gate.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        1
+    }
+    async fn waiting(&self) -> u64 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+    fn alone(&mut self) -> u64 {
+        2
+    }
+}
+
+#[test]
+fn get_all_of_many_fails_without_waiting_for_the_ones_before() {
+    let _local = Local::start();
+    let slow = never::remote();
+    let failing = fails::remote();
+    let mut refs = vec![slow.clone()];
+    refs.extend((0..100).map(|_| failing.clone()));
+    let limited = async { tokio::time::timeout(Duration::from_secs(20), get_all(&refs)).await };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let error = runtime.block_on(limited).expect("get_all waited for a ref that is never ready").unwrap_err();
+    assert_eq!(error.application::<String>().unwrap(), "no");
+    slow.cancel();
+}
+
+#[test]
+fn a_call_that_excludes_others_leaves_them_their_thread() {
+    let _local = Local::start();
+    let busy = Busy::remote();
+    let gate = std::env::temp_dir().join(format!("wingbeat-gate-{}", std::process::id()));
+    let waiting: Vec<_> = (0..150).map(|_| busy.waits_for(gate.clone())).collect();
+    while busy.waiting().get_blocking().unwrap() < 150 {}
+    // It shares a thread with some of those that it has to wait for.
+    let alone = busy.alone();
+    let (ready, _) = block_on(wait(vec![alone.clone()], 1, Some(Duration::from_millis(200)))).unwrap();
+    assert!(ready.is_empty(), "a call that takes &mut self ran beside others");
+    std::fs::write(&gate, "").unwrap();
+    for call in waiting {
+        assert_eq!(call.get_timeout_blocking(Duration::from_secs(20)).unwrap(), 1);
+    }
+    assert_eq!(alone.get_timeout_blocking(Duration::from_secs(20)).unwrap(), 2);
+    std::fs::remove_file(&gate).unwrap();
+}
+
+#[test]
+fn waiting_for_none_of_none_is_done() {
+    let _local = Local::start();
+    let (ready, rest) = block_on(wait(Vec::<ObjectRef<u64>>::new(), 1, None)).unwrap();
+    assert!(ready.is_empty() && rest.is_empty());
+}
+
+#[test]
+fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
+    let _local = Local::start();
+    let queue = Queue::<u64>::bounded(1);
+    let empty = block_on(queue.try_get()).unwrap_err();
+    assert_eq!(empty.application::<QueueError>(), Some(QueueError::Empty));
+    block_on(queue.try_put(&1)).unwrap();
+    let full = block_on(queue.try_put(&2)).unwrap_err();
+    assert_eq!(full.application::<QueueError>(), Some(QueueError::Full));
+    assert_eq!(queue.get_blocking().unwrap(), 1);
+}
+
+#[test]
+fn a_queue_refuses_refs_inside_its_items() {
+    let _local = Local::start();
+    let queue = Queue::<ObjectRef<u64>>::unbounded();
+    let error = queue.put_blocking(&put(&7u64).unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Encode { .. }), "{error}");
+}
+
+#[test]
+fn work_of_a_pool_is_taken_in_order_or_as_it_ends() {
+    let _local = Local::start();
+    let mut pool = ActorPool::new([Echo::remote(), Echo::remote()]);
+    block_on(async {
+        let mut work = pool.work();
+        for x in 0..10u64 {
+            work.submit(|actor| actor.say(x)).await.unwrap();
+        }
+        for x in 0..5 {
+            assert_eq!(work.next().await.unwrap().unwrap(), x);
+        }
+        let mut rest = Vec::new();
+        while let Some(value) = work.next_unordered().await {
+            rest.push(value.unwrap());
+        }
+        rest.sort_unstable();
+        assert_eq!(rest, [5, 6, 7, 8, 9]);
+        let none: Option<wingbeat::Result<u64>> = work.next().await;
+        assert!(none.is_none());
+    });
+    let nobody = block_on(ActorPool::<EchoHandle>::new([]).map([1u64], |actor, x| actor.say(x))).unwrap_err();
+    assert!(matches!(nobody, Error::InvalidArgument { .. }), "{nobody}");
+}
+
+#[test]
+fn a_name_is_found_in_its_namespace_only() {
+    let _local = Local::start();
+    let echo = Echo::options().namespace("elsewhere").name("echo").remote();
+    assert_eq!(echo.say(1).get_blocking().unwrap(), 1);
+    let found = block_on(Echo::named_in("elsewhere", "echo")).unwrap();
+    assert_eq!(found.actor().id(), echo.actor().id());
+    assert!(matches!(block_on(Echo::named("echo")), Err(Error::ActorNotFound { .. })));
+}
+
+#[test]
+fn a_blocking_get_can_have_a_limit() {
+    let _local = Local::start();
+    let slow = never::remote();
+    let error = slow.get_timeout_blocking(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    slow.cancel();
+}

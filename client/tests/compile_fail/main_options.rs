@@ -1,0 +1,2 @@
+#[wingbeat::main(flavor = "current_thread")]
+async fn main() {}

@@ -1,0 +1,10 @@
+struct Opaque;
+
+struct Mute;
+
+#[wingbeat::remote]
+fn make() -> Result<Opaque, Mute> {
+    Ok(Opaque)
+}
+
+fn main() {}

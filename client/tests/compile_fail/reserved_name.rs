@@ -1,0 +1,11 @@
+struct Scene;
+
+#[wingbeat::actor]
+impl Scene {
+    fn new() -> Self {
+        Scene
+    }
+    fn actor(&self) {}
+}
+
+fn main() {}

@@ -1,0 +1,65 @@
+//! The names that users give do not meet the names in the code that the macros write.
+
+#![allow(dead_code, reason = "it is enough that this compiles")]
+
+use serde::{Deserialize, Serialize};
+
+#[wingbeat::remote]
+fn run(x: u64) -> u64 {
+    x
+}
+
+#[wingbeat::remote]
+fn takes(arguments: Vec<String>, takes: u64) -> u64 {
+    takes + arguments.len() as u64
+}
+
+#[wingbeat::remote]
+async fn items(item: u64) -> impl Iterator<Item = u64> {
+    0..item
+}
+
+#[wingbeat::remote]
+fn arguments(mut value: u64, (a, b): (u64, u64)) -> Result<(u64, u64), String> {
+    value += a;
+    Ok((value, b))
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Counter {
+    n: u64,
+}
+
+#[wingbeat::actor]
+impl Counter {
+    fn new(n: u64) -> Self {
+        Counter { n }
+    }
+    fn add(&mut self, cell: u64, guard: u64, instance: Vec<u64>) -> u64 {
+        self.n += cell + guard + instance.len() as u64;
+        self.n
+    }
+    fn items(&self, items: Vec<u64>) -> impl Iterator<Item = u64> {
+        items.into_iter()
+    }
+    #[cfg(any())]
+    fn is_not_there(&self) -> NoSuchType {}
+    fn merged(&self, other: Self) -> Self {
+        Counter { n: self.n + other.n }
+    }
+}
+
+macro_rules! remote_returning {
+    ($name:ident, $returned:ty) => {
+        #[wingbeat::remote]
+        fn $name(x: u64) -> $returned {
+            Ok(x)
+        }
+    };
+}
+remote_returning!(checked, Result<u64, String>);
+
+fn the_types_are_those_that_are_written(counter: &CounterHandle) {
+    let _: wingbeat::ObjectRef<Counter> = counter.merged(Counter { n: 1 });
+    let _: wingbeat::ObjectRef<u64> = checked::remote(1);
+}
