@@ -65,7 +65,7 @@ impl Busy {
     async fn waits_for(&self, gate: PathBuf) -> u64 {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         while !gate.exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::task::yield_now().await;
         }
         1
     }

@@ -108,6 +108,12 @@ struct Queue {
     name: Arc<str>,
 }
 
+impl Queue {
+    fn new(name: Arc<str>) -> Queue {
+        Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name }
+    }
+}
+
 /// The state.
 #[derive(Default)]
 pub(crate) struct Dispatch {
@@ -135,13 +141,7 @@ impl Dispatch {
             out.push(Action::Fail { task, error: error.clone() });
             return;
         }
-        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue {
-            ready: VecDeque::new(),
-            leases: Vec::new(),
-            average_nanos: None,
-            announced: 0,
-            name: task.name.clone(),
-        });
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_back(task);
     }
 
@@ -378,13 +378,7 @@ impl Dispatch {
             task.retries = task.retries.saturating_sub(1);
             Arc::make_mut(&mut task.spec).attempt += 1;
         }
-        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue {
-            ready: VecDeque::new(),
-            leases: Vec::new(),
-            average_nanos: None,
-            announced: 0,
-            name: task.name.clone(),
-        });
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_front(task);
     }
 
