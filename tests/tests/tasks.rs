@@ -89,6 +89,18 @@ fn spins_until_cancelled(started: PathBuf) -> u64 {
 }
 
 #[wingbeat::remote]
+fn says_when_cancelled(started: PathBuf, ended: PathBuf) -> u64 {
+    spins_until_cancelled(started);
+    std::fs::write(ended, "").unwrap();
+    0
+}
+
+#[wingbeat::remote]
+fn waits_for_its_child(started: PathBuf, ended: PathBuf) -> u64 {
+    says_when_cancelled::remote(started, ended).get_blocking().unwrap_or(1)
+}
+
+#[wingbeat::remote]
 fn never_looks() -> u64 {
     loop {
         std::thread::park();
@@ -309,6 +321,17 @@ fn async_code_is_dropped_and_force_ends_the_process() {
     stubborn.cancel_force();
     assert!(matches!(stubborn.get_blocking(), Err(Error::Cancelled { .. })));
     assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn what_a_cancelled_task_had_submitted_is_cancelled_too() {
+    let _local = Local::start(2);
+    let (started, ended) = (Started::new(), Started::new());
+    let parent = waits_for_its_child::remote(started.path(), ended.path());
+    started.wait();
+    parent.cancel();
+    ended.wait();
+    let _ = parent.get_blocking();
 }
 
 #[test]
