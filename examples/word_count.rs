@@ -130,23 +130,25 @@ async fn main() -> Result<()> {
     let mut files = Vec::new();
     sources(&dir, &mut files);
     files.sort();
+    if files.is_empty() {
+        bail!("there are no Rust sources in {}; build something with dependencies first", dir.display());
+    }
+    let found: u64 = files.iter().map(|(_, size)| size).sum();
+    if found < arguments.min || arguments.limit < arguments.min {
+        bail!(
+            "--min-mb asks for {} MiB; {} has {} MiB of Rust sources, and --limit-mb allows {}",
+            arguments.min >> 20,
+            dir.display(),
+            found >> 20,
+            arguments.limit >> 20
+        );
+    }
     let mut bytes = 0;
     files.retain(|(_, size)| {
         let room = bytes < arguments.limit;
         bytes += if room { *size } else { 0 };
         room
     });
-    if files.is_empty() {
-        bail!("there are no Rust sources in {}; build something with dependencies first", dir.display());
-    }
-    if bytes < arguments.min {
-        let dir = dir.display();
-        bail!(
-            "there are {} MiB of Rust sources in {dir}, and --min-mb asks for {}; fetch more crates, or ask for less",
-            bytes >> 20,
-            arguments.min >> 20
-        );
-    }
 
     wingbeat::init().await?;
     let begun = Instant::now();
