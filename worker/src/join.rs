@@ -12,16 +12,13 @@ use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
-use wingbeat_net::messages::{ClusterView, NodeInfo};
+use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
-use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::session::Prepared;
-use wingbeat_process::storage::NodeLink;
-use wingbeat_process::{Config, Io, PeerService, Session};
-use wingbeat_store::Mapping;
+use wingbeat_process::{Config, Io, Session};
 
-use crate::node::{self, NodeConfig, NodeHandle};
+use crate::home;
 use crate::start::{BELONGS, VARIABLE};
 use crate::terminal::Terminal;
 use crate::token;
@@ -116,61 +113,6 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
     Ok(session)
 }
 
-/// A head and a node, or a node alone, inside this process, on a runtime of their own. Dropping it ends them.
-struct Embedded {
-    node: NodeHandle,
-    stop: tokio::sync::watch::Sender<bool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Drop for Embedded {
-    fn drop(&mut self) {
-        self.node.shut_down();
-        let _ = self.stop.send(true);
-        if let Some(thread) = self.thread.take() {
-            // A panic there was printed there.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Runs `start` on a new thread's runtime, which lives until the result is dropped.
-async fn embed<F, T>(start: F) -> Result<(T, Embedded), Error>
-where
-    F: AsyncFnOnce() -> Result<(T, NodeHandle), Error> + Send + 'static,
-    T: Send + 'static,
-{
-    let (started, starting) = tokio::sync::oneshot::channel();
-    let (stop, mut stopped) = tokio::sync::watch::channel(false);
-    let thread = std::thread::Builder::new()
-        .name("wingbeat-node".into())
-        .spawn(move || {
-            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime,
-                Err(error) => {
-                    let _ = started.send(Err(Error::io("starting the node's runtime", &error)));
-                    return;
-                }
-            };
-            runtime.block_on(async move {
-                let _ = started.send(start().await);
-                let _ = stopped.wait_for(|stop| *stop).await;
-            });
-            runtime.shutdown_timeout(std::time::Duration::from_millis(200));
-        })
-        .map_err(|error| Error::io("starting the node's thread", &error))?;
-    let answer =
-        starting.await.map_err(|_| Error::Io { what: "starting the node".into(), why: "its thread ended".into() });
-    match answer.and_then(|answer| answer) {
-        Ok((first, node)) => Ok((first, Embedded { node, stop, thread: Some(thread) })),
-        Err(error) => {
-            let _ = stop.send(true);
-            let _ = thread.join();
-            Err(error)
-        }
-    }
-}
-
 #[cfg(not(feature = "embedded"))]
 async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error> {
     Err(Error::InvalidArgument {
@@ -187,11 +129,11 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
     let resources = machine_resources(options.num_cpus, options.num_gpus, &options.resources)?;
     let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
     let (head_token, spill) = (token.clone(), default_spill());
-    let ((head, address), embedded) = embed(async move || {
+    let ((head, address), embedded) = home::embed(async move || {
         let config = wingbeat_head::HeadConfig { tcp: None, token: head_token.clone(), cluster };
         let head = wingbeat_head::Head::start(config).await?;
         let address = head.address().clone();
-        let node = node::start(NodeConfig {
+        let node = crate::node::start(crate::node::NodeConfig {
             head: address.clone(),
             token: head_token,
             cluster,
@@ -206,10 +148,12 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let mut joined =
-        Joined { token, cluster, head: address, listen: None, embedded: vec![Box::new(embedded), Box::new(head)] };
+    let joined = Joined { token, cluster, head: address, listen: None };
     let executable = own_executable(None)?;
-    joined.enter(io, options, executable).await
+    let session = joined.enter(io, options, executable).await?;
+    session.process().keep(Box::new(embedded));
+    session.process().keep(Box::new(head));
+    Ok(session)
 }
 
 async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result<Session, Error> {
@@ -226,7 +170,11 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    Joined { token, cluster, head, listen, embedded: Vec::new() }.enter(io, options, executable).await
+    let joined = Joined { token, cluster, head, listen };
+    let session = joined.enter(io, options, executable).await?;
+    session.process().will_move();
+    tokio::spawn(home::stay_attached(joined, session.clone()));
+    Ok(session)
 }
 
 /// Who is at a `host:port` that a person gave, and this machine's address on the way there.
@@ -254,16 +202,17 @@ pub async fn find_head(text: &str, token: &Token) -> Result<(Address, ClusterId,
     Ok((head, welcome.cluster, ip))
 }
 
-struct Joined {
-    token: Token,
-    cluster: ClusterId,
-    head: Address,
-    listen: Option<SocketAddr>,
-    embedded: Vec<Box<dyn std::any::Any + Send>>,
+/// What a driver knows of its cluster.
+pub(crate) struct Joined {
+    pub token: Token,
+    pub cluster: ClusterId,
+    pub head: Address,
+    /// Where to listen for other machines.
+    pub listen: Option<SocketAddr>,
 }
 
 impl Joined {
-    async fn enter(&mut self, io: &Arc<Io>, options: &InitOptions, executable: Executable) -> Result<Session, Error> {
+    async fn enter(&self, io: &Arc<Io>, options: &InitOptions, executable: Executable) -> Result<Session, Error> {
         let job = JobId::random();
         let config =
             Config { id: ProcessId::random(), token: self.token.clone(), role: Role::Driver(job), listen: self.listen };
@@ -276,14 +225,9 @@ impl Joined {
             process.set_log_sink(Box::new(move |lines| terminal.show(lines)));
         }
         process.set_head(HeadLink::new(self.head.clone()));
-        let entered = self.attach(&session, spec).await;
+        let entered = self.start_job(&session, spec).await;
         match entered {
-            Ok(()) => {
-                for part in self.embedded.drain(..) {
-                    process.keep(part);
-                }
-                Ok(session)
-            }
+            Ok(()) => Ok(session),
             Err(error) => {
                 process.end(&error);
                 Err(error)
@@ -291,73 +235,12 @@ impl Joined {
         }
     }
 
-    async fn attach(&mut self, session: &Session, spec: JobSpec) -> Result<(), Error> {
-        let process = session.process();
-        let head = process.head_client().await?;
+    async fn start_job(&self, session: &Session, spec: JobSpec) -> Result<(), Error> {
+        let head = session.process().head_client().await?;
         let answer = head.join_job(mux::within(std::time::Duration::from_secs(30)), spec).await;
         let ClusterView { nodes, .. } = mux::answered(answer, "the head")??;
-        let machine = address::this_machine();
-        let local = nodes.into_iter().find(|node| node.address.machine == machine);
-        let (node, daemon) = match local {
-            Some(NodeInfo { id, address, .. }) => (id, address),
-            None => self.node_for_objects().await?,
-        };
-        let (mapping, stream) = futures::try_join!(
-            map_arena(session, &daemon, &self.token),
-            address::dial(&daemon, "the node daemon", &self.token, process.hello(Purpose::Control)),
-        )?;
-        let (connection, client, server) =
-            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
-        let client = NodeClient::new(mux::client_config(), client).spawn();
-        process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection));
-        let service = PeerService::new(process.clone(), daemon.process);
-        tokio::spawn(mux::serve(server, service.serve()));
-        Ok(())
+        home::attach(self, session, nodes).await
     }
-
-    /// A driver on a machine without a node brings one of its own, without resources: for its objects alone.
-    async fn node_for_objects(&mut self) -> Result<(wingbeat_core::NodeId, Address), Error> {
-        let (head, token, cluster, listen) = (self.head.clone(), self.token.clone(), self.cluster, self.listen);
-        let spill = default_spill();
-        let (address, embedded) = embed(async move || {
-            let node = node::start(NodeConfig {
-                head,
-                token,
-                cluster,
-                resources: ResourceSet::new(),
-                labels: BTreeMap::new(),
-                store_bytes: default_store_bytes(),
-                spill_dir: Some(spill.0),
-                spill_bytes: spill.1,
-                listen,
-            })
-            .await?;
-            Ok((node.address().clone(), node))
-        })
-        .await?;
-        let id = embedded.node.id();
-        self.embedded.push(Box::new(embedded));
-        Ok((id, address))
-    }
-}
-
-/// The node's shared memory, over a connection of its own.
-async fn map_arena(session: &Session, daemon: &Address, token: &Token) -> Result<Arc<Mapping>, Error> {
-    let hello = session.process().hello(Purpose::Arena);
-    let stream = address::dial(daemon, "the node daemon", token, hello).await?;
-    let failed = |error: std::io::Error| Error::io("mapping the node's store", &error);
-    let Stream::Unix(stream) = stream else {
-        return Err(failed(std::io::Error::other("shared memory reaches no further than this machine")));
-    };
-    let fd = loop {
-        stream.readable().await.map_err(failed)?;
-        match crate::guard::receive_fd(&stream) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            other => break other.map_err(failed)?,
-        }
-    };
-    let capacity = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64;
-    Mapping::open(fd, capacity).map_err(failed)
 }
 
 fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOptions) -> JobSpec {

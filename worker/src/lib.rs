@@ -4,11 +4,13 @@
 //! - [`node`]: the daemon of a machine.
 //! - `guard`: the small process that starts worker processes and outlives none of them.
 //! - `executor`: a worker process.
+//! - `home`: the node whose store a driver uses.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 
 pub mod entry;
 mod executor;
 mod guard;
+mod home;
 pub mod join;
 pub mod node;
 mod page;

@@ -347,10 +347,12 @@ pub enum PeerMessage {
         /// The node.
         at: StoreNode,
     },
-    /// Reader to owner: none of the copies could be read.
+    /// Reader to owner: the copies at these nodes could not be read.
     Lost {
         /// The object.
         object: ObjectId,
+        /// The nodes.
+        at: Vec<NodeId>,
         /// What was tried.
         why: String,
     },

@@ -34,8 +34,8 @@ pub trait Node {
     async fn deliver(messages: Vec<NodeMessage>);
     /// A worker process that the daemon started reports.
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
-    /// Reserves memory for an object that the caller is about to write.
-    async fn create(object: ObjectId, size: u64) -> Result<Located, Error>;
+    /// Reserves memory for an object that the caller is about to write; none if it is there, complete, already.
+    async fn create(object: ObjectId, size: u64) -> Result<Option<Located>, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// The object will not be completed.

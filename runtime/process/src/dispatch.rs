@@ -20,6 +20,7 @@ use wingbeat_core::spec::{Address, Shape, TaskSpec};
 use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
 use wingbeat_net::messages::WorkerDeath;
 
+use crate::lineage::Remaking;
 use crate::object::Handle;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -48,6 +49,8 @@ pub(crate) struct Task {
     pub cancelled: bool,
     /// Handles of argument objects and of refs inside arguments: they live until the task is done.
     pub held: Vec<Handle>,
+    /// Set when lost outputs are made again.
+    pub remaking: Option<Remaking>,
 }
 
 /// What is to be done.
@@ -368,7 +371,9 @@ impl Dispatch {
     }
 
     fn may_retry(&self, task: &Task, error: &Error) -> bool {
-        let retriable = error.is_system_failure() || (task.retry_errors && is_users(error));
+        // A lost argument must be there again first; that costs no attempt.
+        let lost = matches!(error, Error::ObjectLost { .. });
+        let retriable = (error.is_system_failure() && !lost) || (task.retry_errors && is_users(error));
         retriable && task.retries > 0 && !task.cancelled && self.session_over.is_none()
     }
 

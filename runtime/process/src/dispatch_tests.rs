@@ -27,6 +27,7 @@ fn task(seq: u64) -> Task {
         retries: 3,
         retry_errors: false,
         cancelled: false,
+        remaking: None,
         held: Vec::new(),
     }
 }
@@ -189,6 +190,18 @@ fn a_task_without_attempts_left_fails_with_the_cause() {
     dispatch.worker_died(death(1, 1), &mut out);
     let failed = said(out).failed;
     assert!(matches!(&failed[..], [(0, Error::WorkerCrashed { exit, .. })] if exit.signal == Some(9)));
+}
+
+#[test]
+fn a_task_whose_argument_was_lost_is_given_back_to_be_resolved_again() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let lost = Error::ObjectLost { object: id(7).output(0), why: "its node died".into() };
+    match dispatch.finished(ProcessId(101), id(0), Some(&lost), 0, 1, &mut Vec::new()) {
+        Settled::Done(task) => assert_eq!((task.retries, task.spec.attempt), (3, 0)),
+        Settled::Retried | Settled::Unknown => panic!("it was pushed again with the argument that is lost"),
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::codec::Plain;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ActorId, TaskId};
+use wingbeat_core::{ActorId, NodeId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
 
 use crate::context::{self, Execution};
@@ -95,7 +95,8 @@ impl Drop for Waiting {
 
 enum Stage {
     Waiting,
-    Fetching(BoxFuture<'static, Result<Bits, Error>>),
+    /// From one of these nodes.
+    Fetching(Vec<NodeId>, BoxFuture<'static, Result<Bits, Error>>),
 }
 
 /// See [`Session::value`].
@@ -126,14 +127,24 @@ impl Future for ValueFuture {
                         (ObjectValue::Stored(_), None) => return Poll::Ready(Err(Error::NoSession)),
                         (ObjectValue::Stored(stored), Some(session)) => {
                             let (process, id) = (session.process().clone(), this.handle.id());
-                            this.stage =
-                                Stage::Fetching(Box::pin(async move { process.fetch_on_io(id, stored).await }));
+                            let from = stored.nodes.iter().map(|holder| holder.node).collect();
+                            let fetching = Box::pin(async move { process.fetch_on_io(id, stored).await });
+                            this.stage = Stage::Fetching(from, fetching);
                         }
                     }
                 }
-                Stage::Fetching(fetching) => {
-                    return fetching.as_mut().poll(cx).map(|bits| bits.map(|bits| this.done(bits)));
-                }
+                Stage::Fetching(from, fetching) => match fetching.as_mut().poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Err(Error::ObjectLost { object, why })) if !from.is_empty() => {
+                        // The owner knows other copies, or makes it again.
+                        let from = std::mem::take(from);
+                        this.stage = Stage::Waiting;
+                        if let Some(session) = this.handle.session() {
+                            session.process().copies_lost(object, &from, &why);
+                        }
+                    }
+                    Poll::Ready(bits) => return Poll::Ready(bits.map(|bits| this.done(bits))),
+                },
             }
         }
     }

@@ -6,7 +6,7 @@
 //! - [`arguments`], [`refs`], [`view`]: values on their way in and out, and the refs inside them.
 //! - `object`: owned and borrowed objects, and the handles that count them.
 //! - `dispatch` and `calls`: the pure decisions: which task goes to which lease, which call to which actor.
-//! - `submission` and `submit`: the shell around them.
+//! - `submission` and `submit`: the shell around them; `lineage`: making lost objects again.
 //! - `peers`, [`head`], [`storage`], `service`: the connections.
 //! - [`get`], [`stream`], [`context`]: waiting, streams, and the running task.
 
@@ -17,6 +17,7 @@ pub mod context;
 mod dispatch;
 pub mod get;
 pub mod head;
+mod lineage;
 pub mod object;
 pub mod options;
 mod peers;

@@ -14,9 +14,10 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use wingbeat_core::error::Error;
-use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ActorId, ObjectId, ProcessId};
+use wingbeat_core::value::{ObjectValue, StoreNode};
+use wingbeat_core::{ActorId, NodeId, ObjectId, ProcessId};
 
+use crate::lineage::Recipe;
 use crate::session::Session;
 
 /// What to do when an object becomes ready.
@@ -39,6 +40,16 @@ struct State {
     contained: Vec<Handle>,
     /// Whether this process asked the owner to be told.
     subscribed: bool,
+    /// How to make the value again, if it is stored and a task of ours made it.
+    recipe: Option<Arc<Recipe>>,
+}
+
+/// What the loss of copies means for an object of ours.
+pub(crate) enum Loss {
+    /// There are others, or it is not stored.
+    None,
+    /// They were the last: it has no value any more. Here is how to make it again.
+    All(Option<Arc<Recipe>>),
 }
 
 /// An object that is owned or borrowed here.
@@ -131,6 +142,46 @@ impl Object {
         let contained = std::mem::take(&mut state.contained);
         drop(state);
         drop(contained);
+    }
+
+    pub(crate) fn recipe(&self) -> Option<Arc<Recipe>> {
+        self.state.lock().recipe.clone()
+    }
+
+    pub(crate) fn set_recipe(&self, recipe: Arc<Recipe>) {
+        let old = self.state.lock().recipe.replace(recipe);
+        drop(old);
+    }
+
+    /// There are no copies at these nodes (any more). Answers also with those that were said to be there.
+    pub(crate) fn lose(&self, at: &[NodeId]) -> (Loss, Vec<StoreNode>) {
+        let mut state = self.state.lock();
+        let Some(ObjectValue::Stored(stored)) = &mut state.value else { return (Loss::None, Vec::new()) };
+        let (gone, left) = std::mem::take(&mut stored.nodes).into_iter().partition(|holder| at.contains(&holder.node));
+        stored.nodes = left;
+        if !stored.nodes.is_empty() {
+            return (Loss::None, gone);
+        }
+        state.value = None;
+        let contained = std::mem::take(&mut state.contained);
+        let recipe = state.recipe.clone();
+        drop(state);
+        drop(contained);
+        (Loss::All(recipe), gone)
+    }
+
+    /// As [`Object::lose`], for an object that is borrowed: without copies, its owner is to be asked again.
+    pub(crate) fn forget_copies(&self, at: &[NodeId]) {
+        if let (Loss::All(_), _) = self.lose(at) {
+            self.state.lock().subscribed = false;
+        }
+    }
+
+    fn is_stored_at(&self, node: NodeId) -> bool {
+        match &self.state.lock().value {
+            Some(ObjectValue::Stored(stored)) => stored.nodes.iter().any(|holder| holder.node == node),
+            _ => false,
+        }
     }
 
     /// Changes where copies are.
@@ -274,8 +325,9 @@ impl ObjectTable {
                 let mut state = object.state.lock();
                 let contained = std::mem::take(&mut state.contained);
                 let value = state.value.take();
+                let recipe = state.recipe.take();
                 drop(state);
-                drop(contained);
+                drop((contained, recipe));
                 Freed::Owned(value)
             }
             Some(_) => Freed::Borrowed,
@@ -320,6 +372,11 @@ impl ObjectTable {
             .filter(|entry| entry.key().owner() == owner && !entry.is_ready())
             .map(|entry| entry.value().clone())
             .collect()
+    }
+
+    /// Objects with a copy at this node.
+    pub(crate) fn stored_at(&self, node: NodeId) -> Vec<ObjectId> {
+        self.objects.iter().filter(|entry| entry.is_stored_at(node)).map(|entry| *entry.key()).collect()
     }
 
     /// Everything that is not ready.

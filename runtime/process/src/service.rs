@@ -86,7 +86,7 @@ impl PeerService {
                 }
             }
             PeerMessage::Copied { object, at } => process.copied(object, at),
-            PeerMessage::Lost { object, why } => process.object_lost(object, &why),
+            PeerMessage::Lost { object, at, why } => process.object_lost(object, &at, &why),
         }
     }
 }

@@ -27,9 +27,10 @@ use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage, Worke
 
 use crate::context::Execution;
 use crate::head::HeadLink;
+use crate::lineage::Lineage;
 use crate::object::{Freed, Handle, Object, ObjectTable};
 use crate::peers::Peers;
-use crate::storage::NodeLink;
+use crate::storage::Home;
 use crate::stream::Streams;
 use crate::submission::Submission;
 
@@ -154,9 +155,10 @@ pub struct Process {
     pub(crate) objects: ObjectTable,
     pub(crate) peers: Peers,
     pub(crate) head: OnceLock<HeadLink>,
-    storage: OnceLock<NodeLink>,
+    pub(crate) home: Home,
     executor: OnceLock<Arc<dyn Executor>>,
     pub(crate) submission: Submission,
+    pub(crate) lineage: Lineage,
     pub(crate) streams: Streams,
     /// Executions that wait, by task, so that the head's word of a deadlock finds them.
     pub(crate) waits: DashMap<TaskId, Arc<Execution>>,
@@ -391,9 +393,10 @@ impl Prepared {
             objects: ObjectTable::default(),
             peers: Peers::default(),
             head: OnceLock::new(),
-            storage: OnceLock::new(),
+            home: Home::default(),
             executor: OnceLock::new(),
             submission: Submission::default(),
+            lineage: Lineage::default(),
             streams: Streams::default(),
             waits: DashMap::new(),
             next: AtomicU64::new(1),
@@ -444,11 +447,6 @@ impl Process {
         self.peers.learn(address);
     }
 
-    /// Attaches the node's store.
-    pub fn set_storage(&self, storage: NodeLink) {
-        let _ = self.storage.set(storage);
-    }
-
     /// Makes this a worker process.
     pub fn set_executor(&self, executor: Arc<dyn Executor>) {
         let _ = self.executor.set(executor);
@@ -491,11 +489,6 @@ impl Process {
 
     pub(crate) fn cluster(&self) -> ClusterId {
         self.cluster
-    }
-
-    /// The node's store, if this process has a node.
-    pub fn storage(&self) -> Option<&NodeLink> {
-        self.storage.get()
     }
 
     pub(crate) fn executor(&self) -> Option<&Arc<dyn Executor>> {
@@ -629,7 +622,10 @@ impl Process {
                     execution.deadlocked(Error::Deadlock { cycle });
                 }
             }
-            HeadEvent::NodeDied { node, why } => self.submission.node_died(self, node, &why),
+            HeadEvent::NodeDied { node, why } => {
+                self.copies_lost_with(node, &why);
+                self.submission.node_died(self, node, &why);
+            }
             other => self.submission.head_event(self, other),
         }
     }
@@ -674,7 +670,7 @@ impl Process {
             head.close();
         }
         self.peers.close();
-        if let Some(storage) = self.storage.get() {
+        if let Some(storage) = self.storage() {
             storage.connection().close();
         }
         let kept = std::mem::take(&mut *self.keep.lock());

@@ -1,12 +1,14 @@
 //! This process's side of its node's shared-memory store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
+use tokio::sync::watch;
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::value::{StoreNode, Stored};
+use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, PeerMessage};
@@ -30,6 +32,13 @@ struct Shared {
     link: Link<NodeMessage>,
     mapping: Arc<Mapping>,
     connection: Connection,
+}
+
+/// The node of this process. A driver moves to another one when the first dies.
+#[derive(Default)]
+pub(crate) struct Home {
+    link: watch::Sender<Option<NodeLink>>,
+    moves: AtomicBool,
 }
 
 impl NodeLink {
@@ -83,7 +92,8 @@ impl NodeLink {
         StoreNode { node: self.shared.node, address: self.shared.daemon.clone() }
     }
 
-    async fn create(&self, object: ObjectId, size: u64) -> Result<Located, Error> {
+    /// None if it is there already.
+    async fn create(&self, object: ObjectId, size: u64) -> Result<Option<Located>, Error> {
         let answer = self.shared.client.create(mux::no_deadline(), object, size).await;
         mux::answered(answer, "the node's store")?
     }
@@ -99,39 +109,86 @@ impl NodeLink {
 }
 
 impl Process {
+    /// Attaches the store of a node, the first one or, after that one died, another.
+    pub fn set_storage(&self, storage: NodeLink) {
+        self.home.link.send_replace(Some(storage));
+    }
+
+    /// Somebody attaches another node when this one dies: who uses it meanwhile waits.
+    pub fn will_move(&self) {
+        self.home.moves.store(true, Ordering::Release);
+    }
+
+    /// The node's store, if this process has a node.
+    pub fn storage(&self) -> Option<NodeLink> {
+        self.home.link.borrow().clone()
+    }
+
+    /// Asks the node, or the one after it if it dies before it has answered.
+    async fn ask_node<T, F>(&self, ask: impl Fn(NodeLink) -> F) -> Result<(NodeLink, T), Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut homes = self.home.link.subscribe();
+        loop {
+            let Some(node) = homes.borrow_and_update().clone() else {
+                let what = "shared memory is of no use to a process that has joined no node".to_owned();
+                return Err(Error::InvalidArgument { what });
+            };
+            match ask(node.clone()).await {
+                Ok(answer) => return Ok((node, answer)),
+                Err(_) if node.connection().is_closed() && self.home.moves.load(Ordering::Acquire) => {
+                    tokio::select! {
+                        _ = homes.changed() => {}
+                        () = self.over() => return Err(self.over_error()),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Writes an encoded value into the node's store. Blocks the calling thread for two round trips to the
     /// daemon and the copy.
     pub(crate) fn store(self: &Arc<Self>, id: ObjectId, encoded: &Encoded<'_>) -> Result<Stored, Error> {
-        let Some(storage) = self.storage() else {
-            return Err(Error::StoreFull {
-                what: id.to_string(),
-                why: "this process has joined no node, so it has no shared memory to put it in".into(),
-            });
-        };
         let size = encoded.len() as u64;
-        let node = storage.clone();
-        let located = self.on_io(async move { node.create(id, size).await })?;
-        let mut region = storage
+        loop {
+            let process = self.clone();
+            let create = async move { process.ask_node(move |node| async move { node.create(id, size).await }).await };
+            let (node, located) = self.on_io(create)?;
+            let stored = Stored { size, nodes: vec![node.here()], refs: None };
+            // Without a place, an earlier attempt at the same task has written it.
+            if let Some(located) = located
+                && let Err(error) = self.fill(&node, id, located, encoded)
+            {
+                match node.connection().is_closed() && self.home.moves.load(Ordering::Acquire) {
+                    true => continue,
+                    false => return Err(error),
+                }
+            }
+            return Ok(stored);
+        }
+    }
+
+    fn fill(&self, node: &NodeLink, id: ObjectId, located: Located, encoded: &Encoded<'_>) -> Result<(), Error> {
+        let mut region = node
             .shared
             .mapping
             .write_region(Extent { offset: located.offset, len: located.len })
             .map_err(|error| Error::Io { what: "writing to the node's store".into(), why: error.to_string() })?;
         encoded.copy_to(&mut region);
         drop(region);
-        let node = storage.clone();
-        self.on_io(async move { node.seal(id).await })?;
-        Ok(Stored { size, nodes: vec![storage.here()], refs: None })
+        let node = node.clone();
+        self.on_io(async move { node.seal(id).await })
     }
 
     /// Brings a stored value into reach, from another node or disk if need be, and pins it.
     pub(crate) async fn fetch(self: &Arc<Self>, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
-        let Some(storage) = self.storage() else {
-            return Err(Error::ObjectLost {
-                object: id,
-                why: "this process has no node whose store could hold it".into(),
-            });
+        let ask = move |node: NodeLink| {
+            let stored = stored.clone();
+            async move { node.fetch(id, stored).await }
         };
-        let (located, new) = storage.fetch(id, stored).await?;
+        let (storage, (located, new)) = self.ask_node(ask).await?;
         if new {
             let at = storage.here();
             if id.owner() == self.id {
@@ -158,6 +215,17 @@ impl Process {
             }),
             // Freed meanwhile.
             None => self.send_to_node(&at.address, NodeMessage::Delete(vec![id])),
+        }
+    }
+
+    /// Of these copies, those that do not belong to the object's value.
+    pub(crate) fn delete_other_copies(self: &Arc<Self>, id: ObjectId, stored: &Stored, value: &ObjectValue) {
+        let kept: &[StoreNode] = match value {
+            ObjectValue::Stored(current) => &current.nodes,
+            ObjectValue::Inline(_) | ObjectValue::Failed(_) => &[],
+        };
+        for holder in stored.nodes.iter().filter(|holder| !kept.iter().any(|known| known.node == holder.node)) {
+            self.send_to_node(&holder.address, NodeMessage::Delete(vec![id]));
         }
     }
 

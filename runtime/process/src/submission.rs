@@ -22,8 +22,9 @@ use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
 use crate::arguments::Outbound;
 use crate::calls::{self, Call, Calls};
 use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
+use crate::lineage::Recipe;
 use crate::object::Handle;
-use crate::refs::Content;
+use crate::refs::{Content, PackedValue};
 use crate::session::{Process, Session};
 
 /// What user threads ask for.
@@ -90,6 +91,8 @@ impl Submission {
 
     pub(crate) fn results(&self, process: &Arc<Process>, from: ProcessId, results: Vec<TaskResult>) {
         let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
+        // Those of which more than the spec is needed.
+        let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
         let mut received = Vec::new();
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<SmallVec<[Handle; 2]>> = Vec::new();
@@ -109,6 +112,9 @@ impl Submission {
                     _ => None,
                 };
                 match core.dispatch.finished(from, result.id, failed, result.ran_nanos, now, &mut todo.dispatch) {
+                    Settled::Done(task) if has_stored(&result.outcome) || argument_lost(&task, &result.outcome) => {
+                        stored_or_lost.push((task, result.outcome));
+                    }
                     Settled::Done(task) => {
                         finished.push(task.held.into());
                         done.push((task.spec, result.outcome));
@@ -118,7 +124,17 @@ impl Submission {
             }
         });
         for (spec, outcome) in done {
-            process.settle_outputs(&spec, outcome);
+            process.settle_outputs(&spec, outcome, None);
+        }
+        for (task, outcome) in stored_or_lost {
+            if let Outcome::Failed(error) = &outcome
+                && let Error::ObjectLost { object, why } = &**error
+            {
+                process.argument_lost(task, *object, why);
+            } else {
+                let recipe = process.recipe(&task);
+                process.settle_outputs(&task.spec, outcome, recipe.as_ref());
+            }
         }
         drop(finished);
         if !received.is_empty() {
@@ -177,6 +193,23 @@ impl Submission {
         });
         self.wake.notify_one();
     }
+}
+
+fn has_stored(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::One(value) => matches!(value, ObjectValue::Stored(_)),
+        Outcome::Many(values) => values.iter().any(|value| matches!(value, ObjectValue::Stored(_))),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+    }
+}
+
+/// Whether the task could not begin, because the copies of an argument that it was told of are gone.
+fn argument_lost(task: &Task, outcome: &Outcome) -> bool {
+    let Outcome::Failed(error) = outcome else { return false };
+    let Error::ObjectLost { object, .. } = &**error else { return false };
+    let known =
+        task.spec.args.iter().any(|arg| matches!(arg, Arg::Stored(id, at) if id == object && !at.nodes.is_empty()));
+    known && !task.cancelled
 }
 
 fn has_refs(outcome: &Outcome) -> bool {
@@ -239,7 +272,7 @@ impl Process {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
                 dispatch::Action::Fail { task, error } => {
-                    self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)));
+                    self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
                 }
             }
         }
@@ -253,14 +286,14 @@ impl Process {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
                 calls::Action::Fail { call, error } => {
-                    self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)));
+                    self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
                 }
             }
         }
     }
 
-    /// Gives a task's outputs their values.
-    fn settle_outputs(self: &Arc<Self>, spec: &TaskSpec, outcome: Outcome) {
+    /// Gives a task's outputs their values, and those in shared memory the recipe for making them again.
+    fn settle_outputs(self: &Arc<Self>, spec: &TaskSpec, outcome: Outcome, recipe: Option<&Arc<Recipe>>) {
         if let Outputs::Stream { .. } = spec.outputs {
             match outcome {
                 Outcome::StreamEnded(count) => self.streams.ended(spec.id, count),
@@ -270,26 +303,34 @@ impl Process {
             return;
         }
         match outcome {
-            Outcome::One(value) => self.settle_output(spec.id, 0, value),
+            Outcome::One(value) => self.settle_output(spec.id, 0, value, recipe),
             Outcome::Many(values) => {
                 for (index, value) in values.into_iter().enumerate() {
-                    self.settle_output(spec.id, index as u32, value);
+                    self.settle_output(spec.id, index as u32, value, recipe);
                 }
             }
             Outcome::Failed(error) => {
                 let Outputs::Fixed(count) = spec.outputs else { return };
                 for index in 0..count {
-                    self.settle_output(spec.id, index, ObjectValue::Failed(error.clone()));
+                    self.settle_output(spec.id, index, ObjectValue::Failed(error.clone()), None);
                 }
             }
             Outcome::StreamEnded(_) => {}
         }
     }
 
-    fn settle_output(self: &Arc<Self>, task: TaskId, index: u32, value: ObjectValue) {
+    fn settle_output(self: &Arc<Self>, task: TaskId, index: u32, value: ObjectValue, recipe: Option<&Arc<Recipe>>) {
         let id = task.output(index);
         match self.objects.get(id) {
             Some(object) => {
+                if let (ObjectValue::Stored(stored), Some(current)) = (&value, object.value()) {
+                    // Another attempt's: the first value stands.
+                    self.delete_other_copies(id, stored, &current);
+                    return;
+                }
+                if let (ObjectValue::Stored(_), Some(recipe)) = (&value, recipe) {
+                    object.set_recipe(recipe.clone());
+                }
                 let contained = match value.refs() {
                     None => Vec::new(),
                     refs => self.hold_refs(&Session::of(self), refs),
@@ -316,15 +357,6 @@ impl Process {
                 }
             }
             Outputs::Stream { .. } => self.streams.failed(task, error),
-        }
-    }
-
-    /// One of our objects cannot be read anywhere.
-    pub(crate) fn object_lost(self: &Arc<Self>, id: wingbeat_core::ObjectId, why: &str) {
-        if let Some(object) = self.objects.get(id) {
-            object.unresolve();
-            let error = Error::ObjectLost { object: id, why: why.to_owned() };
-            self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
         }
     }
 
@@ -376,7 +408,7 @@ impl Core {
 }
 
 /// What becomes of arguments once they are all there.
-pub(crate) type Then = Box<dyn FnOnce(Result<Vec<Arg>, Error>) + Send>;
+type Then = Box<dyn FnOnce(&Session, Result<Vec<Arg>, Error>) + Send>;
 
 /// A call some of whose arguments are not there yet.
 struct Unresolved {
@@ -390,57 +422,65 @@ impl Unresolved {
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some((args, then)) = self.parts.lock().take()
         {
-            then(resolve_now(&self.session, &args));
+            when_resolved(&self.session, args, then);
         }
     }
 }
 
-/// The arguments as they are pushed, if all are there.
-pub(crate) fn resolve_now(session: &Session, args: &[Outbound]) -> Result<Vec<Arg>, Error> {
+/// The arguments as they are pushed; none while one is not there.
+pub(crate) fn resolve_now(session: &Session, args: &[Outbound]) -> Option<Result<Vec<Arg>, Error>> {
     let mut resolved = Vec::with_capacity(args.len());
+    let mut failed = None;
     for arg in args {
-        resolved.push(match arg {
-            Outbound::Value(packed) => match &packed.content {
-                Content::Inline(bytes) => Arg::Value(Packed {
-                    bytes: bytes.clone().into(),
-                    refs: crate::refs::describe(session, &packed.held),
-                }),
-                Content::Stored(handle) => stored_or_value(handle)?,
-            },
-            Outbound::Object(handle) => stored_or_value(handle)?,
-        });
+        match resolve_one(session, arg)? {
+            Ok(arg) => resolved.push(arg),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
-    Ok(resolved)
+    Some(failed.map_or(Ok(resolved), Err))
 }
 
-fn stored_or_value(handle: &Handle) -> Result<Arg, Error> {
-    match handle.object().value() {
-        Some(ObjectValue::Inline(packed)) => Ok(Arg::Value(packed)),
-        Some(ObjectValue::Stored(stored)) => Ok(Arg::Stored(handle.id(), stored)),
-        Some(ObjectValue::Failed(error)) => Err(*error),
-        None => Err(Error::ObjectLost { object: handle.id(), why: "it was being made again".into() }),
-    }
-}
-
-/// The objects that must be there before the call.
-fn missing(args: &[Outbound]) -> impl Iterator<Item = &Handle> {
-    args.iter().filter_map(|arg| match arg {
-        Outbound::Object(handle) if !handle.is_ready() => Some(handle),
-        _ => None,
+/// One argument as it is pushed; none while it is not there.
+pub(crate) fn resolve_one(session: &Session, arg: &Outbound) -> Option<Result<Arg, Error>> {
+    let handle = match arg {
+        Outbound::Value(packed) => match &packed.content {
+            Content::Inline(bytes) => {
+                let refs = crate::refs::describe(session, &packed.held);
+                return Some(Ok(Arg::Value(Packed { bytes: bytes.clone().into(), refs })));
+            }
+            Content::Stored(handle) => handle,
+        },
+        Outbound::Object(handle) => handle,
+    };
+    Some(match handle.object().value()? {
+        ObjectValue::Inline(packed) => Ok(Arg::Value(packed)),
+        ObjectValue::Stored(stored) => Ok(Arg::Stored(handle.id(), stored)),
+        ObjectValue::Failed(error) => Err(*error),
     })
 }
 
 /// Calls `then` with the arguments when the last one is there; at once, and on this thread, if they are.
-pub(crate) fn when_resolved(session: &Session, args: SmallVec<[Outbound; 3]>, then: Then) {
-    let waiting: SmallVec<[Handle; 3]> = missing(&args).cloned().collect();
-    if waiting.is_empty() {
-        return then(resolve_now(session, &args));
+pub(crate) fn when_resolved(
+    session: &Session,
+    args: SmallVec<[Outbound; 3]>,
+    then: impl FnOnce(&Session, Result<Vec<Arg>, Error>) + Send + 'static,
+) {
+    if let Some(resolved) = resolve_now(session, &args) {
+        return then(session, resolved);
     }
+    let waiting = args.iter().filter_map(|arg| match arg {
+        Outbound::Object(handle) if !handle.is_ready() => Some(handle.clone()),
+        Outbound::Value(PackedValue { content: Content::Stored(handle), .. }) if !handle.is_ready() => {
+            Some(handle.clone())
+        }
+        _ => None,
+    });
+    let waiting: SmallVec<[Handle; 3]> = waiting.collect();
     // One more than there are, so that nothing happens before all callbacks are in place.
     let unresolved = Arc::new(Unresolved {
         session: session.clone(),
         missing: AtomicUsize::new(waiting.len() + 1),
-        parts: Mutex::new(Some((args, then))),
+        parts: Mutex::new(Some((args, Box::new(then)))),
     });
     let callback: Arc<dyn Fn() + Send + Sync> = {
         let unresolved = unresolved.clone();

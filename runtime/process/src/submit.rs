@@ -22,7 +22,7 @@ use crate::options::{ActorOptions, DEFAULT_RETRIES, DEFAULT_STREAM_AHEAD, TaskOp
 use crate::registry::{Class, Function, Method};
 use crate::session::Session;
 use crate::stream::StreamHandle;
-use crate::submission::{Request, holds, resolve_now, when_resolved};
+use crate::submission::{Request, holds, resolve_now, resolve_one, when_resolved};
 
 /// What a call answers at once.
 pub enum Submitted {
@@ -94,12 +94,12 @@ impl Session {
             retry_errors: options.retry_errors.unwrap_or(function.defaults.retry_errors),
             cancelled: false,
             held: holds(&args),
+            remaking: None,
         };
         if let Some(limit) = options.timeout {
             self.cancel_after(limit, id, outputs, task.name.to_string());
         }
-        let session = self.clone();
-        when_resolved(self, args, Box::new(move |args| session.process().submit_resolved(task, args)));
+        when_resolved(self, args, move |session, args| session.process().submit_resolved(task, args));
         submitted
     }
 
@@ -178,24 +178,20 @@ impl Session {
         let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, cancelled: false, held };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
         // It takes its place in the queue now, with or without its arguments.
-        if args.iter().all(|arg| !matches!(arg, Outbound::Object(handle) if !handle.is_ready())) {
-            match resolve_now(session, &args) {
-                Ok(args) => {
-                    Arc::make_mut(&mut call.spec).args = args;
-                    call.resolved = true;
-                    process.submission.request(Request::Call { actor: target, class_name, call });
-                }
-                Err(error) => process.fail_outputs(id, outputs, &error),
+        match resolve_now(session, &args) {
+            Some(Ok(args)) => {
+                Arc::make_mut(&mut call.spec).args = args;
+                call.resolved = true;
+                process.submission.request(Request::Call { actor: target, class_name, call });
             }
-            return submitted;
+            Some(Err(error)) => process.fail_outputs(id, outputs, &error),
+            None => {
+                process.submission.request(Request::Call { actor: target, class_name, call });
+                when_resolved(session, args, move |session, args| {
+                    session.process().submission.request(Request::CallReady { actor: target, id, args });
+                });
+            }
         }
-        process.submission.request(Request::Call { actor: target, class_name, call });
-        let process = process.clone();
-        when_resolved(
-            session,
-            args,
-            Box::new(move |args| process.submission.request(Request::CallReady { actor: target, id, args })),
-        );
         submitted
     }
 
@@ -214,18 +210,16 @@ impl Session {
         }
         let args = args
             .iter()
-            .map(|arg| match arg {
+            .map(|arg| match (resolve_one(self, arg), arg) {
+                (Some(resolved), _) => resolved,
                 // The worker process asks its owner, however long it takes.
-                Outbound::Object(handle) if !handle.is_ready() => {
+                (None, Outbound::Object(handle)) => {
                     let owner = process
                         .address_of(handle.id().owner())
                         .ok_or(Error::OwnerDied { object: handle.id(), owner: handle.id().owner() })?;
                     Ok(Arg::Ref(handle.id(), owner))
                 }
-                arg => {
-                    let mut resolved = resolve_now(self, std::slice::from_ref(arg))?;
-                    resolved.pop().ok_or(Error::NoSession)
-                }
+                (None, Outbound::Value(_)) => Err(Error::NoSession),
             })
             .collect::<Result<Vec<Arg>, Error>>()?;
         Ok(ActorSpec {
@@ -399,7 +393,7 @@ impl Session {
 }
 
 impl crate::session::Process {
-    fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
+    pub(crate) fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
         match args {
             Ok(args) => {
                 // Nobody else has seen the spec yet, so that nothing is copied here.
@@ -419,7 +413,7 @@ impl crate::session::Process {
         }
     }
 
-    fn fail_outputs(self: &Arc<Self>, task: wingbeat_core::TaskId, outputs: Outputs, error: &Error) {
+    pub(crate) fn fail_outputs(self: &Arc<Self>, task: wingbeat_core::TaskId, outputs: Outputs, error: &Error) {
         match outputs {
             Outputs::Stream { .. } => self.streams.failed(task, error.clone()),
             Outputs::Fixed(count) => {

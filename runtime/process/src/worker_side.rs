@@ -17,12 +17,13 @@ use crate::session::{Process, Session};
 use crate::view::Bits;
 
 impl Session {
-    /// Brings the arguments of a task into reach, in order.
+    /// Brings the arguments of a task into reach, in order. For arguments of actors (`patient`), whose place in the
+    /// queue must be kept, it waits until what was lost is made again; a task goes back to its owner instead.
     ///
     /// # Errors
-    /// When one cannot be read: [`Error::ObjectLost`], [`Error::StoreFull`] and the like, or, for a
-    /// constructor's ref, the error that its task ended with.
-    pub async fn bring_in(&self, args: &[Arg]) -> Result<Vec<Incoming>, Error> {
+    /// When one cannot be read: [`Error::ObjectLost`], [`Error::StoreFull`] and the like, or the error that the task
+    /// which makes it ended with.
+    pub async fn bring_in(&self, args: &[Arg], patient: bool) -> Result<Vec<Incoming>, Error> {
         let process = self.process();
         let mut incoming = Vec::with_capacity(args.len());
         for arg in args {
@@ -31,9 +32,16 @@ impl Session {
                     held: process.hold_refs(self, packed.refs.as_deref()),
                     bits: Bits::Inline(packed.bytes.0.clone()),
                 },
-                Arg::Stored(id, stored) => Incoming {
-                    held: process.hold_refs(self, stored.refs.as_deref()),
-                    bits: process.fetch(*id, stored.clone()).await?,
+                Arg::Stored(id, stored) => match process.fetch(*id, stored.clone()).await {
+                    Ok(bits) => Incoming { held: process.hold_refs(self, stored.refs.as_deref()), bits },
+                    Err(Error::ObjectLost { why, .. }) if patient && process.address_of(id.owner()).is_some() => {
+                        let at: Vec<_> = stored.nodes.iter().map(|holder| holder.node).collect();
+                        process.copies_lost(*id, &at, &why);
+                        let handle = process.borrow(self, *id);
+                        let value: Value = self.value(&handle).await?;
+                        Incoming { bits: value.bits().clone(), held: vec![handle] }
+                    }
+                    Err(error) => return Err(error),
                 },
                 Arg::Ref(id, owner) => {
                     process.peers.learn(owner);

@@ -37,7 +37,9 @@ pub enum AlreadyExists {
     Unsealed,
     /// It is complete: there is nothing to write.
     Sealed,
-    /// It was deleted, and goes when its last reader or writer does: try again then.
+    /// It is complete, and of another size.
+    Different,
+    /// It was deleted, and goes when its writer does: try again then.
     Deleting,
 }
 

@@ -150,11 +150,16 @@ impl ObjectTable {
     /// Sets memory aside for an object.
     pub fn create(&mut self, id: ObjectId, size: u64, by: ProcessId) -> Result<Created, CreateError> {
         let Some(holdings) = self.attached.get_mut(&by) else { return Err(CreateError::NotAttached { by }) };
-        if let Some(object) = self.objects.get(&id) {
+        if let Some(object) = self.objects.get_mut(&id) {
             let state = match object {
-                Object { doomed: true, .. } => AlreadyExists::Deleting,
+                object if object.is_unsealed() && object.doomed => AlreadyExists::Deleting,
                 object if object.is_unsealed() => AlreadyExists::Unsealed,
-                _ => AlreadyExists::Sealed,
+                object if object.size != size => AlreadyExists::Different,
+                // Somebody still reads what was deleted, and here it is wanted again.
+                object => {
+                    object.doomed = false;
+                    AlreadyExists::Sealed
+                }
             };
             return Err(CreateError::AlreadyExists { id, state });
         }

@@ -112,7 +112,7 @@ fn construct(
     let execution =
         Execution::new(spec.handle.task, spec.class_name.clone(), actor, Some(being.lease), session.clone());
     let constructing = async {
-        let values = session.bring_in(&spec.args).await?;
+        let values = session.bring_in(&spec.args, true).await?;
         let arguments = Arguments::new(class.path, session.clone(), values);
         match execution.run(|| (class.construct)(arguments))? {
             Constructing::Done(instance) => instance,

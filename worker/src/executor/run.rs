@@ -81,7 +81,7 @@ pub(crate) async fn to_result(
 ) {
     let session = queue.session.clone();
     let begun = Instant::now();
-    let running = match session.bring_in(&spec.args).await {
+    let running = match session.bring_in(&spec.args, execution.actor.is_some()).await {
         Err(error) => Err(error),
         Ok(_) if execution.is_cancelled() => Err(Error::Cancelled { task: execution.name.clone() }),
         Ok(values) => {

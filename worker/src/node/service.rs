@@ -11,7 +11,7 @@ use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, HeadMessage, Located, NodeMessage, WorkerStart};
 use wingbeat_net::mux;
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
-use wingbeat_store::{Extent, GetError};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::transfer::create_error;
 use super::{Daemon, is_from_head, send_arena};
@@ -132,18 +132,25 @@ impl wingbeat_net::services::Node for NodeService {
         })
     }
 
-    async fn create(self, _: Context, object: ObjectId, size: u64) -> Result<Located, Error> {
+    async fn create(self, _: Context, object: ObjectId, size: u64) -> Result<Option<Located>, Error> {
         let (daemon, peer) = (self.daemon, self.peer);
         let what = object.to_string();
-        match daemon.store.try_create(object, size, peer) {
-            Ok(Some(extent)) => return Ok(located(extent)),
+        let mut created = daemon.store.try_create(object, size, peer);
+        if let Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) = created {
+            // An earlier attempt whose result never arrived, at a task that does not give the same twice.
+            daemon.store.delete(object);
+            created = daemon.store.try_create(object, size, peer);
+        }
+        match created {
+            Ok(Some(extent)) => return Ok(Some(located(extent))),
             Ok(None) => {}
+            Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
             Err(error) => return Err(create_error(what, &error)),
         }
         // Something must go to disk first.
         let created = tokio::task::spawn_blocking(move || daemon.store.create(object, size, peer)).await;
         match created {
-            Ok(Ok(extent)) => Ok(located(extent)),
+            Ok(Ok(extent)) => Ok(Some(located(extent))),
             Ok(Err(error)) => Err(create_error(what, &error)),
             Err(error) => Err(Error::Io { what: "spilling objects".into(), why: error.to_string() }),
         }

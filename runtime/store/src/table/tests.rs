@@ -105,19 +105,33 @@ fn only_the_creator_seals_or_aborts() {
 }
 
 #[test]
+fn a_deleted_object_that_is_still_read_is_there_again_when_it_is_made_again() {
+    let mut table = table(0);
+    table.write(object(1), 100);
+    table.seal(object(1), ALICE).unwrap();
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(table.delete(object(1)), None);
+    let again = table.create(object(1), 100, ALICE);
+    assert!(matches!(again, Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. })), "{again:?}");
+    table.unpin(object(1), BOB);
+    assert!(table.contains(object(1)));
+}
+
+#[test]
 fn an_object_is_not_created_twice() {
     let mut table = table(0);
-    let existing = |table: &mut ObjectTable| match table.create(object(1), 1, BOB) {
+    let existing = |table: &mut ObjectTable, size: u64| match table.create(object(1), size, BOB) {
         Err(CreateError::AlreadyExists { state, .. }) => state,
         other => panic!("{other:?}"),
     };
     table.write(object(1), 100);
-    assert_eq!(existing(&mut table), AlreadyExists::Unsealed);
+    assert_eq!(existing(&mut table, 100), AlreadyExists::Unsealed);
     table.seal(object(1), ALICE).unwrap();
-    assert_eq!(existing(&mut table), AlreadyExists::Sealed);
+    assert_eq!(existing(&mut table, 100), AlreadyExists::Sealed);
+    assert_eq!(existing(&mut table, 99), AlreadyExists::Different);
     table.pin(object(1), BOB).unwrap();
     assert_eq!(table.delete(object(1)), None);
-    assert_eq!(existing(&mut table), AlreadyExists::Deleting);
+    assert!(!table.contains(object(1)));
     table.unpin(object(1), BOB);
     assert!(matches!(table.create(object(1), 1, BOB), Ok(Created::Reserve(_))));
 }
