@@ -252,9 +252,33 @@ struct Service {
 }
 
 impl Service {
-    fn event(&self, message: HeadMessage) -> Event {
+    /// What the message means; none if it is not for this process to say.
+    fn event(&self, message: HeadMessage) -> Option<Event> {
         let process = self.process;
-        match message {
+        let said_by = |lease| match self.role {
+            // A lease that is unknown here is over, and nothing is said of it any more.
+            Role::Node(node) => self.shell.inside.lock().state.node_of(lease).is_none_or(|of| of == node),
+            _ => false,
+        };
+        let is_theirs = match &message {
+            HeadMessage::LeaseReady { lease, .. }
+            | HeadMessage::LeaseFailed { lease, .. }
+            | HeadMessage::LeaseEnded(lease) => said_by(*lease),
+            HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
+            HeadMessage::ActorStarted { .. } => matches!(self.role, Role::Node(_)),
+            HeadMessage::Demand { .. }
+            | HeadMessage::ReturnLease(_)
+            | HeadMessage::Waiting { .. }
+            | HeadMessage::Resumed { .. }
+            | HeadMessage::WatchActor(_)
+            | HeadMessage::KillActor { .. }
+            | HeadMessage::TerminateActor { .. } => true,
+        };
+        if !is_theirs {
+            tracing::warn!(%process, role = ?self.role, ?message, "ignored what only the node concerned may say");
+            return None;
+        }
+        Some(match message {
             HeadMessage::Demand { shape, wanted, name } => Event::Demand(process, shape, wanted, name),
             HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
@@ -269,7 +293,7 @@ impl Service {
             HeadMessage::ActorStarted { actor, incarnation, outcome } => {
                 Event::ActorStarted(actor, incarnation, outcome)
             }
-        }
+        })
     }
 
     fn refused(&self, why: String) -> Error {
@@ -280,8 +304,9 @@ impl Service {
 impl wingbeat_net::services::Head for Service {
     async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
         for message in messages {
-            let event = self.event(message);
-            self.shell.step(event);
+            if let Some(event) = self.event(message) {
+                self.shell.step(event);
+            }
         }
     }
 
@@ -299,6 +324,9 @@ impl wingbeat_net::services::Head for Service {
     async fn join_job(self, _: Context, job: JobSpec) -> Result<ClusterView, Error> {
         if self.role != Role::Driver(job.id) {
             return Err(self.refused("only the job's own driver can start it".into()));
+        }
+        if self.shell.inside.lock().state.driver_of(job.id).is_some() {
+            return Err(self.refused(format!("{} is another driver's", job.id)));
         }
         self.shell.step(Event::JobJoined(Box::new(job)));
         Ok(self.shell.inside.lock().state.view())

@@ -11,6 +11,7 @@ use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, ActorState, Address, 
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeMessage, WorkerDeath};
 
+use super::Millis;
 use super::State;
 use super::leases::Holder;
 
@@ -19,6 +20,11 @@ const TOMBSTONES: usize = 10_000;
 /// Failures to start its worker process, one after another, after which an actor is given up. They are the
 /// node's failures and cost it no restart.
 const GIVE_UP_AFTER: u32 = 3;
+/// A life that was shorter than this counts as quick; the first quick one is followed by the next at once.
+const QUICK_MS: Millis = 1_000;
+/// The pause after the second quick life in a row; it doubles with each further one, up to the limit.
+const PAUSE_MS: Millis = 100;
+const PAUSE_LIMIT_MS: Millis = 10_000;
 
 enum Phase {
     /// Waits for a node with room. `after` is why its last life ended, if it had one.
@@ -47,6 +53,12 @@ struct Actor {
     restarts_left: u32,
     /// Worker processes that could not be started, since one could.
     failures: u32,
+    /// When it was placed last.
+    placed_at: Millis,
+    /// Lives in a row that were quick.
+    quick: u32,
+    /// It rests until then.
+    not_before: Millis,
     /// It is to end in order, because of this.
     terminating: Option<String>,
     watchers: BTreeSet<ProcessId>,
@@ -196,6 +208,9 @@ impl State {
             incarnation: Incarnation(0),
             restarts_left,
             failures: 0,
+            placed_at: 0,
+            quick: 0,
+            not_before: 0,
             terminating: None,
             watchers: BTreeSet::new(),
         };
@@ -242,6 +257,12 @@ impl State {
         }
     }
 
+    /// Whether an actor that died quickly rests before its next life.
+    pub(super) fn actors_rest(&self) -> bool {
+        let mut pending = self.actors.pending.iter().filter_map(|id| self.actors.actors.get(id));
+        pending.any(|actor| self.now < actor.not_before)
+    }
+
     pub(super) fn place_actors(&mut self) {
         let waiting: Vec<ActorId> = self.actors.pending.iter().copied().collect();
         for id in waiting {
@@ -251,6 +272,9 @@ impl State {
 
     fn place_actor(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
+        if self.now < actor.not_before {
+            return;
+        }
         let Some(job) = self.jobs.get(&actor.spec.job).cloned() else { return };
         let shape = Self::placement_of(&actor.spec);
         let Some(node) = self.nodes.place(&shape, Some(job.driver.machine)) else { return };
@@ -259,6 +283,7 @@ impl State {
         let lease = self.new_lease(taken.clone(), Holder::Actor(id), job.id);
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.phase = Phase::Starting { lease, node, process: None };
+            actor.placed_at = self.now;
         }
         self.actors.pending.remove(&id);
         let start = LeaseStart {
@@ -368,6 +393,10 @@ impl State {
         }
         if actor.restarts_left != u32::MAX {
             actor.restarts_left -= 1;
+        }
+        actor.quick = if self.now < actor.placed_at + QUICK_MS { actor.quick + 1 } else { 0 };
+        if let Some(doublings) = actor.quick.checked_sub(2) {
+            actor.not_before = self.now + (PAUSE_MS << doublings.min(10)).min(PAUSE_LIMIT_MS);
         }
         actor.incarnation.0 += 1;
         actor.phase = Phase::Pending { after: Some(cause) };

@@ -191,7 +191,7 @@ impl State {
 
     /// Whether time must pass for something to happen.
     pub fn needs_ticks(&self) -> bool {
-        self.is_contended() || self.waits.has_suspects()
+        self.is_contended() || self.waits.has_suspects() || self.actors_rest()
     }
 
     /// Everything, for people.
@@ -202,6 +202,16 @@ impl State {
     /// Every living node.
     pub fn node_ids(&self) -> Vec<NodeId> {
         self.nodes.ids()
+    }
+
+    /// The node on which a lease is.
+    pub fn node_of(&self, lease: LeaseId) -> Option<NodeId> {
+        self.leases.leases.get(&lease).map(|lease| lease.taken.node)
+    }
+
+    /// The driver of a job.
+    pub fn driver_of(&self, job: JobId) -> Option<ProcessId> {
+        self.jobs.get(&job).map(|job| job.driver.process)
     }
 
     /// Whether a node of this id is there.
@@ -290,7 +300,7 @@ impl State {
         self.leases.forget_owner(process);
         self.actors_orphaned_by(process);
         let Some(job) = job else { return };
-        if self.jobs.contains_key(&job) {
+        if self.jobs.get(&job).is_some_and(|job| job.driver.process == process) {
             self.actors_of_job_end(job);
             for node in self.nodes.ids() {
                 self.order(node, NodeMessage::EndJob { job });

@@ -39,6 +39,7 @@ fn an_actor_lives_again_as_often_as_it_may() {
     let mut bench = Bench::new(cpus(4.0));
     let mut lease = bench.alive(ActorSpec { max_restarts: 2, ..actor_of(DRIVER, 5) });
     for life in 1..=2 {
+        bench.tick(1_000);
         bench.crash(lease);
         assert!(bench.actor_states(DRIVER, 5).iter().any(|state| matches!(state, ActorState::Restarting { .. })));
         lease = bench.start_actor(ActorId(5), life);
@@ -50,6 +51,29 @@ fn an_actor_lives_again_as_often_as_it_may() {
     bench.crash(lease);
     assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::WorkerCrashed { .. })));
     assert_eq!(bench.starts().len(), 0);
+}
+
+#[test]
+fn an_actor_that_dies_at_once_again_and_again_rests_in_between() {
+    let mut bench = Bench::new(cpus(4.0));
+    let mut lease = bench.alive(ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) });
+    // Once may be bad luck.
+    bench.crash(lease);
+    lease = bench.start_actor(ActorId(5), 1);
+    let mut pause = 100;
+    for life in 2..12 {
+        bench.crash(lease);
+        assert!(bench.state.needs_ticks());
+        bench.tick(pause - 1);
+        assert_eq!(bench.starts().len(), 0, "life {life} began early");
+        bench.tick(1);
+        lease = bench.start_actor(ActorId(5), life);
+        pause = (2 * pause).min(10_000);
+    }
+    // A life that lasts is the end of it.
+    bench.tick(1_000);
+    bench.crash(lease);
+    bench.start_actor(ActorId(5), 12);
 }
 
 #[test]

@@ -267,3 +267,12 @@ fn one_and_a_half_gpus_are_refused() {
     assert_eq!(bench.starts().len(), 0);
     assert_eq!(bench.refused(DRIVER).len(), 1);
 }
+
+#[test]
+fn a_job_ends_with_its_own_driver_only() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.step(Event::ProcessLost(OTHER, Some(job_of(DRIVER).id)));
+    assert!(!bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { .. })));
+    bench.step(Event::ProcessLost(DRIVER, Some(job_of(DRIVER).id)));
+    assert!(bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { .. })));
+}
