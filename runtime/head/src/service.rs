@@ -8,7 +8,6 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
@@ -21,8 +20,7 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::{self, Connection};
 use wingbeat_net::services::{
-    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
-    ProcessResponse,
+    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse,
 };
 
 use crate::state::{Action, Event, Millis, State};
@@ -167,12 +165,12 @@ impl Shell {
                     mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
                 drop(client);
                 let service = Service { shell: self.clone(), process, role: hello.role };
-                self.run(connection, mux::serve(server, service.serve()), std::future::pending()).await;
+                self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
             }
         }
     }
 
-    async fn run(&self, connection: Connection, serving: impl Future<Output = ()>, sending: impl Future<Output = ()>) {
+    async fn run(&self, connection: &Connection, serving: impl Future<Output = ()>, sending: impl Future<Output = ()>) {
         self.until_stopped(async {
             tokio::select! {
                 () = serving => {}
@@ -187,7 +185,7 @@ impl Shell {
     async fn serve_process(self: Arc<Self>, stream: Stream, process: ProcessId, job: Option<JobId>) {
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
-        let client = ProcessClient::new(mux::client_config(), client).spawn();
+        drop(client);
         let link: Link<HeadEvent> = Link::new();
         if !claim(&mut self.inside.lock().processes, process, &link) {
             tracing::warn!(%process, "refused a second connection of a process");
@@ -196,11 +194,8 @@ impl Shell {
         self.step(Event::ProcessConnected(process));
         let role = job.map_or(Role::Worker, Role::Driver);
         let service = Service { shell: self.clone(), process, role };
-        let sending = link.run(move |batch| {
-            let client = client.clone();
-            async move { client.head_events(mux::no_deadline(), batch).await }.boxed()
-        });
-        self.run(connection, mux::serve(server, service.serve()), sending).await;
+        let sending = link.run(&connection, |events| ProcessRequest::HeadEvents { events });
+        self.run(&connection, mux::serve(server, service.serve()), sending).await;
         link.broke();
         self.inside.lock().processes.remove(&process);
         self.step(Event::ProcessLost(process, job));
@@ -214,13 +209,10 @@ impl Shell {
             tracing::warn!(%node, "refused a second connection of a node");
             return connection.close();
         }
-        self.inside.lock().node_clients.insert(node, client.clone());
+        self.inside.lock().node_clients.insert(node, client);
         let service = Service { shell: self.clone(), process, role: Role::Node(node) };
-        let sending = link.run(move |batch| {
-            let client = client.clone();
-            async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-        });
-        self.run(connection, mux::serve(server, service.serve()), sending).await;
+        let sending = link.run(&connection, |messages| NodeRequest::Deliver { messages });
+        self.run(&connection, mux::serve(server, service.serve()), sending).await;
         link.broke();
         {
             let mut inside = self.inside.lock();

@@ -3,6 +3,7 @@
 //! - [`address`]: which machine this is, and listening and dialling by unix socket or TCP.
 //! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
 //! - [`mux`]: two tarpc channels over one connection, one each way.
+//! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
 //!
@@ -14,7 +15,10 @@ pub mod handshake;
 pub mod link;
 pub mod messages;
 pub mod mux;
+mod outbox;
 pub mod services;
+mod socket;
+pub mod spin;
 
 pub use handshake::{Hello, Purpose, Role, Token};
 pub use mux::Connection;

@@ -1,28 +1,44 @@
 //! An ordered, batching queue of one-way messages to a peer.
 //!
 //! Whatever queued while the last batch was on its way goes out as the next; nothing ever waits to fill
-//! one. A few batches may be in flight at a time, so that a round trip is never waited for.
+//! one. Many batches may be in flight at a time, so that a round trip is never waited for.
+//!
+//! To the peer, a batch is an ordinary tarpc request. On this side there is no future for its answer: the
+//! request ids of links have their highest bit set, and the connection tells the link which were answered. So nothing
+//! is woken by an answer, and it can be late.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use serde::Serialize;
+use tarpc::{ClientMessage, Request};
 use tokio::sync::{Notify, watch};
 
-/// Batches in flight: enough to cover a round trip between machines.
-const BATCHES: usize = 16;
+use crate::mux::{self, Connection, HURRY, LINK, REQUEST};
+use crate::outbox::{Answers, Urgency};
+
+/// Batches in flight. Answers may be a millisecond late.
+const BATCHES: usize = 64;
 
 /// Messages in a batch; keeps frames far below the limit (inline values are at most 100 KiB).
 const BATCH: usize = 512;
 
 struct Shared<M> {
-    queue: Mutex<VecDeque<M>>,
+    state: Mutex<State<M>>,
     wake: Notify,
-    queued: AtomicU64,
     acknowledged: watch::Sender<Progress>,
+}
+
+struct State<M> {
+    queue: VecDeque<M>,
+    /// Messages ever queued.
+    queued: u64,
+    /// Whether somebody waits for one of those in the queue to be taken in.
+    hurry: bool,
+    /// Ids and sizes of the batches that are not answered.
+    in_flight: VecDeque<(u64, u64)>,
+    next: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -49,26 +65,30 @@ impl<M: Send + 'static> Default for Link<M> {
 }
 
 impl<M: Send + 'static> Link<M> {
-    /// A link that queues until [`Link::run`] is given a way to send.
+    /// A link that queues until [`Link::run`] is given a connection.
     pub fn new() -> Self {
-        Link {
-            shared: Arc::new(Shared {
-                queue: Mutex::new(VecDeque::new()),
-                wake: Notify::new(),
-                queued: AtomicU64::new(0),
-                acknowledged: watch::Sender::new(Progress::default()),
-            }),
-        }
+        let state = State { queue: VecDeque::new(), queued: 0, hurry: false, in_flight: VecDeque::new(), next: 0 };
+        let shared = Shared { state: Mutex::new(state), wake: Notify::new(), acknowledged: watch::Sender::default() };
+        Link { shared: Arc::new(shared) }
     }
 
     /// Queues a message. Never waits: what bounds the queue is what bounds the callers (leases in flight,
     /// live objects). After the link broke, messages are dropped: whoever cares watches the connection.
     pub fn send(&self, message: M) {
-        let mut queue = self.shared.queue.lock();
-        queue.push_back(message);
-        self.shared.queued.fetch_add(1, Ordering::Relaxed);
-        let first = queue.len() == 1;
-        drop(queue);
+        let mut state = self.shared.state.lock();
+        let first = state.push(message);
+        drop(state);
+        if first {
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// As [`Link::send`], for a message that somebody will wait for with [`Link::flushed`].
+    pub fn send_in_a_hurry(&self, message: M) {
+        let mut state = self.shared.state.lock();
+        state.hurry = true;
+        let first = state.push(message);
+        drop(state);
         if first {
             self.shared.wake.notify_one();
         }
@@ -84,10 +104,7 @@ impl<M: Send + 'static> Link<M> {
     /// Waits until the peer has taken in everything that was queued before this call.
     /// False when the link broke first.
     pub async fn flushed(&self) -> bool {
-        let target = {
-            let _queue = self.shared.queue.lock();
-            self.shared.queued.load(Ordering::Relaxed)
-        };
+        let target = self.shared.state.lock().queued;
         let mut progress = self.shared.acknowledged.subscribe();
         match progress.wait_for(|progress| progress.broken || progress.count >= target).await {
             Ok(progress) => progress.count >= target,
@@ -97,65 +114,103 @@ impl<M: Send + 'static> Link<M> {
 
     /// Number of messages that wait to be sent.
     pub fn queued(&self) -> usize {
-        self.shared.queue.lock().len()
+        self.shared.state.lock().queue.len()
     }
 
     /// Whether everything queued was taken in.
     pub fn is_idle(&self) -> bool {
+        let queued = self.shared.state.lock().queued;
         let progress = *self.shared.acknowledged.borrow();
-        progress.broken || progress.count >= self.shared.queued.load(Ordering::Relaxed)
+        progress.broken || progress.count >= queued
     }
 
     /// Marks the link as broken: waits end, and what is queued is dropped.
     pub fn broke(&self) {
-        self.shared.queue.lock().clear();
+        let mut state = self.shared.state.lock();
+        let dropped = std::mem::take(&mut state.queue);
+        state.in_flight.clear();
         self.shared.acknowledged.send_modify(|progress| progress.broken = true);
+        drop(state);
+        drop(dropped);
         self.shared.wake.notify_one();
     }
 
-    /// Sends until `send` fails or [`Link::broke`] is called. `send` must put the batch on the wire before it first waits
-    /// (tarpc clients do), so that batches leave in order.
-    pub async fn run<F, E>(&self, send: F)
+    /// Sends over `connection`, as the tarpc request that `request` makes of a batch, until the connection ends or
+    /// [`Link::broke`] is called. A connection carries one link.
+    pub async fn run<R, F>(&self, connection: &Connection, request: F)
     where
-        F: Fn(Vec<M>) -> BoxFuture<'static, Result<(), E>>,
+        R: Serialize,
+        F: Fn(Vec<M>) -> R,
     {
-        let mut in_flight = FuturesUnordered::new();
-        loop {
-            if self.shared.acknowledged.borrow().broken {
-                return;
-            }
-            let batch = if in_flight.len() < BATCHES { self.take_batch() } else { Vec::new() };
-            if !batch.is_empty() {
-                let count = batch.len() as u64;
-                let mut sending = send(batch);
-                // The first poll hands the batch to the connection; without it, order would be left to chance.
-                match futures::poll!(&mut sending) {
-                    std::task::Poll::Ready(Ok(())) => self.acknowledge(count),
-                    std::task::Poll::Ready(Err(_)) => return self.broke(),
-                    std::task::Poll::Pending => {
-                        in_flight.push(async move { sending.await.map(|()| count) });
-                    }
+        let outbox = connection.outbox().clone();
+        outbox.tell(self.shared.clone());
+        let sending = async {
+            loop {
+                if self.shared.acknowledged.borrow().broken {
+                    return;
                 }
-                continue;
+                // A slow peer fills its own queue and nobody else's.
+                if std::future::poll_fn(|cx| outbox.poll_room(cx)).await.is_err() {
+                    return;
+                }
+                let Some((id, batch)) = self.next_batch() else {
+                    self.shared.wake.notified().await;
+                    continue;
+                };
+                let request = Request { context: mux::no_deadline(), id, message: request(batch) };
+                if let Err(error) = outbox.push(REQUEST, &ClientMessage::Request(request), Urgency::Soon) {
+                    return tracing::debug!(%error, "a link broke");
+                }
             }
-            tokio::select! {
-                biased;
-                Some(done) = in_flight.next(), if !in_flight.is_empty() => match done {
-                    Ok(count) => self.acknowledge(count),
-                    Err(_) => return self.broke(),
-                },
-                () = self.shared.wake.notified(), if in_flight.len() < BATCHES => {}
-            }
+        };
+        tokio::select! {
+            () = sending => {}
+            () = connection.closed() => {}
         }
+        self.broke();
     }
 
-    fn acknowledge(&self, count: u64) {
-        self.shared.acknowledged.send_modify(|progress| progress.count += count);
+    /// What goes next, if there is something and it may be sent.
+    fn next_batch(&self) -> Option<(u64, Vec<M>)> {
+        let mut state = self.shared.state.lock();
+        if state.queue.is_empty() || state.in_flight.len() >= BATCHES {
+            return None;
+        }
+        let count = state.queue.len().min(BATCH);
+        let batch: Vec<M> = state.queue.drain(..count).collect();
+        let mut id = LINK | state.next;
+        if state.hurry {
+            id |= HURRY;
+            state.hurry = !state.queue.is_empty();
+        }
+        state.next += 1;
+        state.in_flight.push_back((id, count as u64));
+        Some((id, batch))
     }
+}
 
-    fn take_batch(&self) -> Vec<M> {
-        let mut queue = self.shared.queue.lock();
-        let count = queue.len().min(BATCH);
-        queue.drain(..count).collect()
+impl<M> State<M> {
+    /// Whether it is the first in the queue.
+    fn push(&mut self, message: M) -> bool {
+        self.queue.push_back(message);
+        self.queued += 1;
+        self.queue.len() == 1
+    }
+}
+
+impl<M: Send> Answers for Shared<M> {
+    fn answered(&self, id: u64, taken_in: bool) {
+        let mut state = self.state.lock();
+        let full = state.in_flight.len() >= BATCHES;
+        let Some(at) = state.in_flight.iter().position(|(sent, _)| *sent == id) else { return };
+        let Some((_, count)) = state.in_flight.remove(at) else { return };
+        self.acknowledged.send_modify(|progress| {
+            progress.count += count;
+            progress.broken |= !taken_in;
+        });
+        drop(state);
+        if full || !taken_in {
+            self.wake.notify_one();
+        }
     }
 }

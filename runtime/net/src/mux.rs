@@ -1,36 +1,36 @@
 //! Two tarpc channels over one connection, one each way.
 //!
 //! A frame is four bytes of length, one byte that says which channel, and a message in the form of
-//! [`wingbeat_core::codec`]. Both channels encode straight into one send buffer, which a single task
-//! writes out: whatever queued while the last write was under way goes out as one.
+//! [`wingbeat_core::codec`]. Both channels and the connection's [`crate::link::Link`] encode straight into one send
+//! buffer (`outbox.rs`).
 //!
 //! ```text
-//!   tarpc client ─┐                         ┌─▶ tarpc server
-//!                 ├─▶ Outbox ─▶ writer ═══▶ reader
-//!   tarpc server ─┘                         └─▶ tarpc client
+//!   Link, tarpc client ─┐                         ┌─▶ tarpc server
+//!                       ├─▶ Outbox ─▶ writer ═══▶ reader
+//!   tarpc server ───────┘                         └─▶ Link, tarpc client
 //! ```
 
 use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BytesMut};
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{Sink, Stream as FuturesStream};
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tarpc::client::RpcError;
 use tarpc::server::{BaseChannel, Channel, Serve};
 use tarpc::{ClientMessage, Response, context};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use wingbeat_core::codec;
 
 use crate::address::Stream;
+use crate::outbox::{Outbox, Urgency};
+use crate::socket::Socket;
 
 /// A TCP connection on which nothing was heard for so long is dead. Probes go out every second, so
 /// this is ten lost ones.
@@ -41,19 +41,23 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// below this.
 const FRAME_LIMIT: usize = 256 << 20;
 
-/// Beyond this many unsent bytes senders wait. Large enough to keep a fast link busy, small enough that
-/// a slow peer costs little memory.
-const OUTBOX_HIGH: usize = 4 << 20;
-
 /// Decoded messages that wait for a channel's consumer. Consumers are prompt; this only smooths.
 const INBOX: usize = 256;
 
 /// Requests in flight on a channel; beyond it, callers wait. Batches make large numbers pointless.
 const IN_FLIGHT: usize = 4096;
 
-const REQUEST: u8 = 0;
+pub(crate) const REQUEST: u8 = 0;
 const RESPONSE: u8 = 1;
 const PROBE: u8 = 2;
+/// A frame with nothing in it.
+const PROBE_FRAME: [u8; 5] = [1, 0, 0, 0, PROBE];
+
+/// Set in the ids of requests that are batches of a link. Their answers say only that they were taken in, and go with
+/// whatever goes back next.
+pub(crate) const LINK: u64 = 1 << 63;
+/// Set besides when somebody waits for the answer.
+pub(crate) const HURRY: u64 = 1 << 62;
 
 /// A context for calls that are ended by the connection's end and not by a clock. Thirty days, because
 /// the timer wheel behind it takes no more than about two years.
@@ -66,50 +70,6 @@ pub fn within(limit: Duration) -> context::Context {
     let mut context = context::Context::current();
     context.deadline = Instant::now() + limit;
     context
-}
-
-struct Outbox {
-    buffer: Mutex<OutBuffer>,
-    wake_writer: Notify,
-}
-
-#[derive(Default)]
-struct OutBuffer {
-    bytes: BytesMut,
-    closed: bool,
-    /// Senders that found the buffer full.
-    waiting: Vec<Waker>,
-}
-
-impl Outbox {
-    fn push<T: Serialize>(&self, tag: u8, message: &T) -> io::Result<()> {
-        let mut buffer = self.buffer.lock();
-        if buffer.closed {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let start = buffer.bytes.len();
-        buffer.bytes.put_u32_le(0);
-        buffer.bytes.put_u8(tag);
-        if let Err(error) = codec::encode_message(message, &mut buffer.bytes) {
-            buffer.bytes.truncate(start);
-            return Err(io::Error::other(error));
-        }
-        let len = (buffer.bytes.len() - start - 4) as u32;
-        buffer.bytes[start..start + 4].copy_from_slice(&len.to_le_bytes());
-        drop(buffer);
-        self.wake_writer.notify_one();
-        Ok(())
-    }
-
-    fn close(&self) {
-        let mut buffer = self.buffer.lock();
-        buffer.closed = true;
-        for waker in buffer.waiting.drain(..) {
-            waker.wake();
-        }
-        drop(buffer);
-        self.wake_writer.notify_one();
-    }
 }
 
 /// One channel of a connection: a tarpc transport.
@@ -127,23 +87,37 @@ impl<In, Out> FuturesStream for Half<In, Out> {
     }
 }
 
-impl<In, Out: Serialize> Sink<Out> for Half<In, Out> {
+/// What a channel sends.
+pub trait Outgoing: Serialize {
+    /// The request that this answers, if it is an answer.
+    fn answers(&self) -> Option<u64>;
+}
+
+impl<T: Serialize> Outgoing for ClientMessage<T> {
+    fn answers(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<T: Serialize> Outgoing for Response<T> {
+    fn answers(&self) -> Option<u64> {
+        Some(self.request_id)
+    }
+}
+
+impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
     type Error = io::Error;
 
     fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut buffer = self.outbox.buffer.lock();
-        if buffer.closed {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-        if buffer.bytes.len() < OUTBOX_HIGH {
-            return Poll::Ready(Ok(()));
-        }
-        buffer.waiting.push(cx.waker().clone());
-        Poll::Pending
+        self.outbox.poll_room(cx)
     }
 
     fn start_send(self: Pin<&mut Self>, message: Out) -> io::Result<()> {
-        self.outbox.push(self.tag, &message)
+        let urgency = match message.answers() {
+            Some(id) if id & (LINK | HURRY) == LINK => Urgency::Patient,
+            _ => Urgency::Soon,
+        };
+        self.outbox.push(self.tag, &message, urgency)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -163,6 +137,10 @@ pub struct Connection {
 }
 
 impl Connection {
+    pub(crate) fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
+    }
+
     /// Ends the connection after what is queued has been written.
     pub fn close(&self) {
         self.outbox.close();
@@ -196,21 +174,47 @@ where
     SReq: DeserializeOwned + Send + 'static,
     SResp: Serialize + Send + 'static,
 {
-    let outbox = Arc::new(Outbox { buffer: Mutex::default(), wake_writer: Notify::new() });
+    start(stream, false)
+}
+
+/// As [`connect`], for a connection that carries tasks and calls, on which answers are waited for awake (`spin.rs`).
+pub fn connect_awake<CReq, CResp, SReq, SResp>(
+    stream: Stream,
+) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
+where
+    CReq: Serialize + Send + 'static,
+    CResp: DeserializeOwned + Send + 'static,
+    SReq: DeserializeOwned + Send + 'static,
+    SResp: Serialize + Send + 'static,
+{
+    start(stream, true)
+}
+
+fn start<CReq, CResp, SReq, SResp>(
+    stream: Stream,
+    spins: bool,
+) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
+where
+    CReq: Serialize + Send + 'static,
+    CResp: DeserializeOwned + Send + 'static,
+    SReq: DeserializeOwned + Send + 'static,
+    SResp: Serialize + Send + 'static,
+{
+    let probe = matches!(stream, Stream::Tcp(_)).then_some((&PROBE_FRAME[..], PROBE_EVERY));
+    let socket = Arc::new(Socket::new(stream, spins));
+    let outbox = Arc::new(Outbox::new(socket.clone()));
     let (to_client, from_server) = mpsc::channel(INBOX);
     let (to_server, from_client) = mpsc::channel(INBOX);
     let (ended_tx, ended) = watch::channel(false);
-    let probes = matches!(stream, Stream::Tcp(_));
-    let (reader, writer) = tokio::io::split(stream);
-    let reader = read_loop::<CResp, SReq, _>(reader, to_client, to_server, probes);
-    let writer = write_loop(writer, outbox.clone(), probes);
     let closing = outbox.clone();
     tokio::spawn(async move {
+        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, probe.is_some());
+        let writing = closing.write_loop(probe);
         tokio::select! {
-            ended = reader => if let Err(error) = ended {
+            ended = reading => if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended while reading");
             },
-            ended = writer => if let Err(error) = ended {
+            ended = writing => if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended while writing");
             },
         }
@@ -223,8 +227,9 @@ where
     (connection, client, server)
 }
 
-async fn read_loop<CResp, SReq, R>(
-    mut reader: R,
+async fn read_loop<CResp, SReq>(
+    socket: &Socket,
+    outbox: &Outbox,
     to_client: mpsc::Sender<Response<CResp>>,
     to_server: mpsc::Sender<ClientMessage<SReq>>,
     probes: bool,
@@ -232,7 +237,6 @@ async fn read_loop<CResp, SReq, R>(
 where
     CResp: DeserializeOwned,
     SReq: DeserializeOwned,
-    R: tokio::io::AsyncRead + Unpin,
 {
     let mut buffer = BytesMut::with_capacity(64 << 10);
     loop {
@@ -245,6 +249,10 @@ where
                     let _ = to_server.send(message).await;
                 }
                 RESPONSE => {
+                    if let Some((id, taken_in)) = answer_to_link(&frame) {
+                        outbox.answered(id, taken_in);
+                        continue;
+                    }
                     let message = codec::decode_message(frame.freeze()).map_err(io::Error::other)?;
                     let _ = to_client.send(message).await;
                 }
@@ -253,7 +261,7 @@ where
             }
         }
         buffer.reserve(64 << 10);
-        let read = reader.read_buf(&mut buffer);
+        let read = socket.read(&mut buffer);
         let count = if probes {
             tokio::time::timeout(SILENCE_LIMIT, read).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
         } else {
@@ -263,6 +271,14 @@ where
             return Ok(());
         }
     }
+}
+
+/// A [`Response`] to a batch of a link. Its body begins after four bytes, with the id and the discriminant of a `Result`.
+fn answer_to_link(frame: &[u8]) -> Option<(u64, bool)> {
+    let body = frame.get(4..)?;
+    let id = u64::from_le_bytes(*body.first_chunk()?);
+    let failed = u32::from_le_bytes(*body.get(8..)?.first_chunk()?);
+    (id & LINK != 0).then_some((id, failed == 0))
 }
 
 fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<BytesMut>> {
@@ -277,41 +293,6 @@ fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<BytesMut>> {
     }
     buffer.advance(4);
     Ok(Some(buffer.split_to(len)))
-}
-
-async fn write_loop<W: tokio::io::AsyncWrite + Unpin>(
-    mut writer: W,
-    outbox: Arc<Outbox>,
-    probes: bool,
-) -> io::Result<()> {
-    let mut sending = BytesMut::new();
-    loop {
-        let closed = {
-            let mut buffer = outbox.buffer.lock();
-            std::mem::swap(&mut buffer.bytes, &mut sending);
-            for waker in buffer.waiting.drain(..) {
-                waker.wake();
-            }
-            buffer.closed
-        };
-        if !sending.is_empty() {
-            writer.write_all(&sending).await?;
-            sending.clear();
-            // One huge message must not hold its memory for ever.
-            if sending.capacity() > 2 * OUTBOX_HIGH {
-                sending = BytesMut::new();
-            }
-            continue;
-        }
-        if closed {
-            return writer.shutdown().await;
-        }
-        if !probes {
-            outbox.wake_writer.notified().await;
-        } else if tokio::time::timeout(PROBE_EVERY, outbox.wake_writer.notified()).await.is_err() {
-            writer.write_all(&[1, 0, 0, 0, PROBE]).await?;
-        }
-    }
 }
 
 /// The configuration of every tarpc client.

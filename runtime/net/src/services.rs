@@ -55,7 +55,7 @@ pub trait Process {
     /// What the head has to say, in order.
     async fn head_events(events: Vec<HeadEvent>);
     /// What the daemon has to say to its worker process, in order.
-    async fn command(command: WorkerCommand);
+    async fn commands(commands: Vec<WorkerCommand>);
     /// Output of user code of this driver's job.
     async fn logs(lines: Vec<LogLine>);
     /// A piece of this driver's executable, from `offset`; empty at its end.

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, LeaseId, TaskId};
+use wingbeat_net::spin::Working;
 
 use crate::session::Session;
 
@@ -92,6 +93,7 @@ impl Execution {
     /// Runs `body` as part of this execution.
     pub fn run<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
         let _entered = self.session.enter();
+        let _working = Working::begin();
         let outer = CURRENT.replace(Some(self.clone()));
         let restore = Restore(outer);
         let result = body();

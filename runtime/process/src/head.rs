@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use wingbeat_core::error::Error;
@@ -78,16 +77,11 @@ impl HeadLink {
                 mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream);
             *this.shared.connection.lock() = Some(connection.clone());
             let client = HeadClient::new(mux::client_config(), client).spawn();
-            let _ = ready.send(client.clone());
+            let _ = ready.send(client);
             let service = PeerService::new(process.clone(), this.shared.address.process);
-            let sending = this.shared.link.run(move |batch| {
-                let client = client.clone();
-                async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-            });
             tokio::select! {
                 () = mux::serve(server, service.serve()) => {}
-                () = sending => {}
-                () = connection.closed() => {}
+                () = this.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages }) => {}
             }
             connection.close();
             this.shared.link.broke();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use dashmap::{DashMap, DashSet};
-use futures::FutureExt;
 use parking_lot::Mutex;
 use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
@@ -13,9 +12,7 @@ use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{NodeMessage, PeerMessage};
 use wingbeat_net::mux::{self, Connection};
-use wingbeat_net::services::{
-    NodeClient, NodeRequest, NodeResponse, Process as _, ProcessClient, ProcessRequest, ProcessResponse,
-};
+use wingbeat_net::services::{NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 
 use crate::service::PeerService;
 use crate::session::{Process, Session};
@@ -131,6 +128,16 @@ impl Process {
         }
     }
 
+    /// Tells an owner that this process holds refs to `id`; what is sent in return waits for its answer.
+    fn send_borrow(self: &Arc<Self>, owner: ProcessId, id: wingbeat_core::ObjectId) -> bool {
+        let message = PeerMessage::Borrow(vec![id]);
+        if let Some(link) = self.peers.links.get(&owner) {
+            link.send_in_a_hurry(message);
+            return true;
+        }
+        self.send_to(owner, message)
+    }
+
     async fn dial_peer(self: Arc<Self>, to: Address, link: Link<PeerMessage>) {
         let hello = self.hello(Purpose::Control);
         match address::dial(&to, "a process of the job", &self.token, hello).await {
@@ -163,25 +170,20 @@ impl Process {
     }
 
     async fn run_peer(self: &Arc<Self>, stream: Stream, peer: ProcessId, link: Option<Link<PeerMessage>>) {
-        let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream);
+        let (connection, _, server) =
+            mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream);
         self.peers.connections.insert(peer, connection.clone());
         let service = PeerService::new(self.clone(), peer);
         let serving = mux::serve(server, service.serve());
         let sending = async {
-            let Some(link) = link else { return std::future::pending().await };
-            let client = ProcessClient::new(mux::client_config(), client).spawn();
-            link.run(move |batch| {
-                let client = client.clone();
-                async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-            })
-            .await;
-            link.broke();
+            match link {
+                Some(link) => link.run(&connection, |messages| ProcessRequest::Deliver { messages }).await,
+                None => connection.closed().await,
+            }
         };
         tokio::select! {
             () = serving => {}
             () = sending => {}
-            () = connection.closed() => {}
         }
         connection.close();
         self.peers.connections.remove(&peer);
@@ -221,17 +223,8 @@ impl Process {
     async fn run_node(self: &Arc<Self>, to: &Address, link: &Link<NodeMessage>) -> Result<(), Error> {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(to, "a node", &self.token, hello).await?;
-        let (connection, client, server) =
-            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
-        drop(server);
-        let client = NodeClient::new(mux::client_config(), client).spawn();
-        tokio::select! {
-            () = link.run(move |batch| {
-                let client = client.clone();
-                async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-            }) => {}
-            () = connection.closed() => {}
-        }
+        let (connection, _, _) = mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        link.run(&connection, |messages| NodeRequest::Deliver { messages }).await;
         connection.close();
         Ok(())
     }
@@ -267,7 +260,7 @@ impl Process {
             return handle;
         }
         let owner = id.owner();
-        let told = owner != self.id && self.send_to(owner, PeerMessage::Borrow(vec![id]));
+        let told = owner != self.id && self.send_borrow(owner, id);
         if told {
             self.peers.borrowed_from(owner);
         } else {

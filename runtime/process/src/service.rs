@@ -104,8 +104,9 @@ impl wingbeat_net::services::Process for PeerService {
         }
     }
 
-    async fn command(self, _: Context, command: WorkerCommand) {
-        if let Some(executor) = self.process.executor() {
+    async fn commands(self, _: Context, commands: Vec<WorkerCommand>) {
+        let Some(executor) = self.process.executor() else { return };
+        for command in commands {
             executor.command(command);
         }
     }

@@ -24,6 +24,7 @@ use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, ObjectId, ProcessId, Tas
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::spin::Resting;
 
 use crate::context::Execution;
 use crate::head::HeadLink;
@@ -339,7 +340,9 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut cx) {
             return done;
         }
+        let resting = crate::context::current().map(|_| Resting::begin());
         std::thread::park();
+        drop(resting);
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::FutureExt;
 use tokio::sync::watch;
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
@@ -13,7 +12,7 @@ use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, PeerMessage};
 use wingbeat_net::mux::{self, Connection};
-use wingbeat_net::services::NodeClient;
+use wingbeat_net::services::{NodeClient, NodeRequest};
 use wingbeat_store::{Extent, Mapping};
 
 use crate::session::Process;
@@ -51,17 +50,8 @@ impl NodeLink {
         connection: Connection,
     ) -> Self {
         let link = Link::new();
-        let (sending, sender, closed) = (link.clone(), client.clone(), connection.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = sending.run(move |batch| {
-                    let client = sender.clone();
-                    async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-                }) => {}
-                () = closed.closed() => {}
-            }
-            sending.broke();
-        });
+        let (sending, over) = (link.clone(), connection.clone());
+        tokio::spawn(async move { sending.run(&over, |messages| NodeRequest::Deliver { messages }).await });
         NodeLink { shared: Arc::new(Shared { node, daemon, client, link, mapping, connection }) }
     }
 

@@ -22,7 +22,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use wingbeat_core::error::Error;
@@ -34,7 +33,7 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LeaseStart, LogLine, NodeInfo, NodeMessage, WorkerCommand, WorkerDeath};
 use wingbeat_net::mux::{self, Connection};
 use wingbeat_net::services::{
-    HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse, ProcessClient,
+    HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse, ProcessRequest,
 };
 use wingbeat_store::{NodeStore, StoreConfig};
 
@@ -284,14 +283,7 @@ impl Daemon {
         let answer = client.join_node(mux::within(Duration::from_secs(30)), info).await;
         mux::answered(answer, "the head")??;
         tokio::spawn(async move {
-            let sending = self.head.run(move |batch| {
-                let client = client.clone();
-                async move { client.deliver(mux::no_deadline(), batch).await }.boxed()
-            });
-            tokio::select! {
-                () = sending => {}
-                () = connection.closed() => {}
-            }
+            self.head.run(&connection, |messages| HeadRequest::Deliver { messages }).await;
             self.end("the head is gone");
         });
         Ok(())
@@ -460,24 +452,14 @@ impl Daemon {
         process: ProcessId,
         address: Address,
         pid: u32,
-        client: ProcessClient,
+        connection: Connection,
     ) -> Option<JobSpec> {
         let mut pool = self.pool.lock();
         let worker = pool.workers.get_mut(&process)?;
         let commands: Link<WorkerCommand> = Link::new();
         let link = commands.clone();
         self.runtime.spawn(async move {
-            link.run(move |batch| {
-                let client = client.clone();
-                async move {
-                    for command in batch {
-                        client.command(mux::no_deadline(), command).await?;
-                    }
-                    Ok::<(), tarpc::client::RpcError>(())
-                }
-                .boxed()
-            })
-            .await;
+            link.run(&connection, |commands| ProcessRequest::Commands { commands }).await;
         });
         worker.pid = pid;
         worker.address = Some(address);

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe;
@@ -16,7 +15,7 @@ use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::LogLine;
 use wingbeat_net::mux;
-use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
+use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
 
@@ -152,21 +151,8 @@ impl Daemon {
                 return log.broke();
             }
         };
-        let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
-        drop(server);
-        let client = ProcessClient::new(mux::client_config(), client).spawn();
-        let sending = log.run(move |lines| {
-            let client = client.clone();
-            async move { client.logs(mux::no_deadline(), lines).await }.boxed()
-        });
-        self.until_ended(async {
-            tokio::select! {
-                () = sending => {}
-                () = connection.closed() => {}
-            }
-        })
-        .await;
+        let (connection, _, _) = mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
+        self.until_ended(log.run(&connection, |lines| ProcessRequest::Logs { lines })).await;
         connection.close();
         log.broke();
     }

@@ -9,8 +9,8 @@ use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, HeadMessage, Located, NodeMessage, WorkerStart};
-use wingbeat_net::mux;
-use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
+use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::transfer::create_error;
@@ -21,12 +21,12 @@ use super::{Daemon, is_from_head, send_arena};
 pub(super) struct NodeService {
     daemon: Arc<Daemon>,
     peer: ProcessId,
-    client: Option<ProcessClient>,
+    connection: Option<Connection>,
 }
 
 impl NodeService {
     pub(super) fn new(daemon: Arc<Daemon>, peer: ProcessId) -> Self {
-        NodeService { daemon, peer, client: None }
+        NodeService { daemon, peer, connection: None }
     }
 }
 
@@ -47,10 +47,9 @@ impl Daemon {
             Purpose::Control => {}
         }
         let peer = hello.address.process;
-        let (connection, client, server) =
+        let (connection, _, server) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
-        let client = ProcessClient::new(mux::client_config(), client).spawn();
-        let service = NodeService { daemon: self.clone(), peer, client: Some(client) };
+        let service = NodeService { daemon: self.clone(), peer, connection: Some(connection.clone()) };
         self.until_ended(async {
             tokio::select! {
                 () = mux::serve(server, service.serve()) => {}
@@ -116,9 +115,9 @@ impl wingbeat_net::services::Node for NodeService {
     async fn register_worker(self, _: Context, address: Address, pid: u32) -> Result<WorkerStart, Error> {
         let daemon = &self.daemon;
         let refused = |why: &str| Error::Refused { who: "the node daemon".into(), why: why.into() };
-        let client = self.client.clone().ok_or_else(|| refused("this connection cannot carry commands"))?;
+        let connection = self.connection.ok_or_else(|| refused("this connection cannot carry commands"))?;
         let job = daemon
-            .registered(self.peer, address, pid, client)
+            .registered(self.peer, address, pid, connection)
             .ok_or_else(|| refused("it did not start this worker process, or has given it up"))?;
         Ok(WorkerStart {
             cluster: daemon.cluster,

@@ -1,0 +1,138 @@
+//! Links over real sockets: order, answers, and peers that read slowly.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tarpc::context::Context;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use wingbeat_core::codec::Payload;
+use wingbeat_core::error::Error;
+use wingbeat_core::value::{ObjectValue, Packed};
+use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::address::Stream;
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
+
+/// Keeps what it is sent, as far as it is let.
+#[derive(Clone)]
+struct Peer {
+    got: Arc<Mutex<Vec<u64>>>,
+    may_take: Arc<Semaphore>,
+}
+
+impl Process for Peer {
+    async fn deliver(self, _: Context, messages: Vec<PeerMessage>) {
+        self.may_take.acquire().await.unwrap().forget();
+        for message in messages {
+            match message {
+                PeerMessage::Ready(lease) => self.got.lock().push(lease.0),
+                PeerMessage::Resolved(values) => self.got.lock().extend(values.iter().map(|(id, _)| id.task.seq)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
+    async fn logs(self, _: Context, _: Vec<LogLine>) {}
+    async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
+        Ok(Payload(offset.to_le_bytes().to_vec().into()))
+    }
+}
+
+struct Pair {
+    link: Link<PeerMessage>,
+    ours: Connection,
+    theirs: Connection,
+    peer: Peer,
+}
+
+fn connected(here: Stream, there: Stream) -> Pair {
+    let peer = Peer { got: Arc::default(), may_take: Arc::new(Semaphore::new(0)) };
+    let (ours, _, _) = mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(here);
+    let (theirs, _, server) =
+        mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(there);
+    tokio::spawn(mux::serve(server, peer.clone().serve()));
+    let link = Link::new();
+    let (running, over) = (link.clone(), ours.clone());
+    tokio::spawn(async move { running.run(&over, |messages| ProcessRequest::Deliver { messages }).await });
+    Pair { link, ours, theirs, peer }
+}
+
+fn unix() -> Pair {
+    let (here, there) = UnixStream::pair().unwrap();
+    connected(Stream::Unix(here), Stream::Unix(there))
+}
+
+fn megabyte(number: u64) -> PeerMessage {
+    let task = TaskId { owner: ProcessId(1), seq: number };
+    let packed = Packed::plain(vec![7; 1 << 20].into());
+    PeerMessage::Resolved(vec![(ObjectId { task, index: 0 }, ObjectValue::Inline(packed))])
+}
+
+const ALWAYS: usize = 1 << 20;
+
+#[tokio::test]
+async fn messages_arrive_in_order_and_their_arrival_is_known() {
+    let pair = unix();
+    pair.peer.may_take.add_permits(ALWAYS);
+    for number in 0..10_000 {
+        pair.link.send(PeerMessage::Ready(LeaseId(number)));
+    }
+    assert!(pair.link.flushed().await);
+    assert!(pair.link.is_idle());
+    assert_eq!(*pair.peer.got.lock(), (0..10_000).collect::<Vec<u64>>());
+}
+
+#[tokio::test]
+async fn what_was_queued_before_there_was_a_connection_is_sent() {
+    let pair = unix();
+    pair.peer.may_take.add_permits(ALWAYS);
+    pair.link.send_in_a_hurry(PeerMessage::Ready(LeaseId(1)));
+    assert!(pair.link.flushed().await);
+    assert_eq!(*pair.peer.got.lock(), [1]);
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_nothing_in_is_not_taken_for_one_that_did() {
+    let pair = unix();
+    pair.link.send_in_a_hurry(PeerMessage::Ready(LeaseId(1)));
+    let flushed = tokio::spawn({
+        let link = pair.link.clone();
+        async move { link.flushed().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!pair.link.is_idle());
+    pair.peer.may_take.add_permits(1);
+    assert!(flushed.await.unwrap());
+}
+
+#[tokio::test]
+async fn more_than_the_sockets_hold_arrives_all_the_same() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (here, there) =
+        tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await.unwrap().0 });
+    for pair in [unix(), connected(Stream::Tcp(here.unwrap()), Stream::Tcp(there))] {
+        pair.peer.may_take.add_permits(ALWAYS);
+        for number in 0..64 {
+            pair.link.send(megabyte(number));
+        }
+        assert!(pair.link.flushed().await);
+        assert_eq!(*pair.peer.got.lock(), (0..64).collect::<Vec<u64>>());
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_the_connection_ends_every_wait() {
+    let pair = unix();
+    pair.link.send(PeerMessage::Ready(LeaseId(1)));
+    let flushed = pair.link.flushed();
+    pair.theirs.close();
+    assert!(!flushed.await);
+    pair.ours.closed().await;
+    assert!(pair.ours.is_closed());
+}
