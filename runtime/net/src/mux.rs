@@ -201,15 +201,16 @@ where
     SResp: Serialize + Send + 'static,
 {
     let probe = matches!(stream, Stream::Tcp(_)).then_some((&PROBE_FRAME[..], PROBE_EVERY));
-    let socket = Arc::new(Socket::new(stream, spins));
-    let outbox = Arc::new(Outbox::new(socket.clone()));
+    let socket = Socket::new(stream, spins);
+    let outbox = Arc::new(Outbox::default());
     let (to_client, from_server) = mpsc::channel(INBOX);
     let (to_server, from_client) = mpsc::channel(INBOX);
     let (ended_tx, ended) = watch::channel(false);
     let closing = outbox.clone();
+    // The socket is this task's alone, so that it is closed with it.
     tokio::spawn(async move {
         let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, probe.is_some());
-        let writing = closing.write_loop(probe);
+        let writing = closing.write_loop(&socket, probe);
         tokio::select! {
             ended = reading => if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended while reading");

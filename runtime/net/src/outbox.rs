@@ -37,10 +37,10 @@ pub(crate) trait Answers: Send + Sync {
     fn answered(&self, id: u64, taken_in: bool);
 }
 
+#[derive(Default)]
 pub(crate) struct Outbox {
     buffer: Mutex<Buffer>,
     wake_writer: Notify,
-    socket: Arc<Socket>,
     answers: OnceLock<Arc<dyn Answers>>,
 }
 
@@ -55,10 +55,6 @@ struct Buffer {
 }
 
 impl Outbox {
-    pub(crate) fn new(socket: Arc<Socket>) -> Outbox {
-        Outbox { buffer: Mutex::default(), wake_writer: Notify::new(), socket, answers: OnceLock::new() }
-    }
-
     /// Has `answers` told of the answers to one-way batches. There is one link a connection.
     pub(crate) fn tell(&self, answers: Arc<dyn Answers>) {
         let _ = self.answers.set(answers);
@@ -121,7 +117,7 @@ impl Outbox {
     }
 
     /// Writes until the connection is closed. With `probe`, that is written when nothing else was for so long.
-    pub(crate) async fn write_loop(&self, probe: Option<(&[u8], Duration)>) -> io::Result<()> {
+    pub(crate) async fn write_loop(&self, socket: &Socket, probe: Option<(&[u8], Duration)>) -> io::Result<()> {
         let mut sending = BytesMut::new();
         // Whether patient frames have waited long enough.
         let mut ripe = false;
@@ -139,7 +135,7 @@ impl Outbox {
             };
             ripe = false;
             if !sending.is_empty() {
-                self.write_all(&mut sending).await?;
+                write_all(socket, &mut sending).await?;
                 // One huge message must not hold its memory for ever.
                 if sending.capacity() > 2 * HIGH {
                     sending = BytesMut::new();
@@ -147,7 +143,7 @@ impl Outbox {
                 continue;
             }
             if closed {
-                return self.socket.shutdown();
+                return socket.shutdown();
             }
             let woken = self.wake_writer.notified();
             match (waiting, probe) {
@@ -163,16 +159,16 @@ impl Outbox {
             }
         }
     }
+}
 
-    async fn write_all(&self, bytes: &mut BytesMut) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match self.socket.try_write(bytes) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => bytes.advance(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
-                Err(error) => return Err(error),
-            }
+async fn write_all(socket: &Socket, bytes: &mut BytesMut) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match socket.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes.advance(count),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) => return Err(error),
         }
-        Ok(())
     }
+    Ok(())
 }
