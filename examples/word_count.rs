@@ -44,6 +44,8 @@ fn map(files: Vec<PathBuf>) -> Result<Vec<ObjectRef<Table>>, String> {
 struct Reduced {
     words: u64,
     distinct: u64,
+    /// Of every word with its count.
+    checksum: u64,
     /// Its most frequent words.
     top: Vec<(String, u64)>,
 }
@@ -58,10 +60,19 @@ fn reduce(tables: Vec<ObjectRef<Table>>) -> Result<Reduced, String> {
     }
     let words = sum.values().sum();
     let distinct = sum.len() as u64;
+    let checksum = checksum(&sum);
     let mut top: Vec<(String, u64)> = sum.into_iter().collect();
     top.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     top.truncate(10);
-    Ok(Reduced { words, distinct, top })
+    Ok(Reduced { words, distinct, checksum, top })
+}
+
+/// Of every word with its count, in whatever order.
+fn checksum<'a>(counts: impl IntoIterator<Item = (&'a String, &'a u64)>) -> u64 {
+    let one = |(word, count): (&String, &u64)| {
+        word.bytes().fold(*count, |hash, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte))
+    };
+    counts.into_iter().map(one).fold(0, u64::wrapping_add)
 }
 
 fn count_words(text: &[u8], mut found: impl FnMut(&str)) {
@@ -166,6 +177,7 @@ async fn main() -> Result<()> {
     }
     let bar = ProgressBar::new(chunks.len() as u64);
     bar.set_style(ProgressStyle::with_template("   map {bar:40} {pos}/{len} chunks, {elapsed}")?);
+    let mut said = 0;
     let mut pending: Vec<_> = chunks.into_iter().map(map::remote).collect();
     let mut partitions: Vec<Vec<ObjectRef<Table>>> = vec![Vec::new(); PARTITIONS];
     while !pending.is_empty() {
@@ -177,14 +189,21 @@ async fn main() -> Result<()> {
             }
             bar.inc(1);
         }
+        let (done, all) = (bar.position(), bar.length().unwrap_or_default());
+        if bar.is_hidden() && (done == all || done >= said + all.div_ceil(10)) {
+            // Without a terminal there is no bar.
+            eprintln!("map: {done} of {all} chunks");
+            said = done;
+        }
     }
     bar.finish();
     let reduced: Vec<_> = partitions.into_iter().map(reduce::remote).collect();
-    let (mut words, mut distinct, mut top) = (0, 0, Vec::new());
+    let (mut words, mut distinct, mut all, mut top) = (0, 0, 0u64, Vec::new());
     for partition in reduced {
         let partition = partition.get().await?;
         words += partition.words;
         distinct += partition.distinct;
+        all = all.wrapping_add(partition.checksum);
         top.extend(partition.top);
     }
     top.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -196,13 +215,25 @@ async fn main() -> Result<()> {
         println!("{count:>10}  {word}");
     }
     if arguments.check {
-        let mut expected = 0u64;
+        let mut expected: HashMap<String, u64> = HashMap::new();
         for (file, _) in &files {
-            count_words(&std::fs::read(file)?, |_| expected += 1);
+            count_words(&std::fs::read(file)?, |word| match expected.get_mut(word) {
+                Some(count) => *count += 1,
+                None => {
+                    expected.insert(word.to_owned(), 1);
+                }
+            });
         }
-        if expected != words {
-            bail!("a sequential count gives {expected} words, and the cluster gave {words}");
+        let known = (expected.values().sum::<u64>(), expected.len() as u64, checksum(&expected));
+        if known != (words, distinct, all) {
+            bail!(
+                "a sequential count gives {} words, {} distinct, checksum {:x}; the cluster gave {words}, {distinct}, {all:x}",
+                known.0,
+                known.1,
+                known.2
+            );
         }
+        println!("every count agrees with a sequential one");
     }
     if let Some(file) = arguments.json {
         let report = serde_json::json!({

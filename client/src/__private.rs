@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
+use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -172,4 +173,54 @@ pub fn run_main<F: Future>(main: F) -> F::Output {
     let result = runtime.block_on(main);
     runtime.block_on(crate::shutdown());
     result
+}
+
+/// What an async `main` gave. Which of the traits below applies is chosen by the compiler: the one that needs no further
+/// reference, if it can.
+pub struct Main<T>(pub Option<T>);
+
+/// The end of a `main` that gives a result: its error is printed as a sentence, not as Rust prints it from `main`.
+pub trait ErrorOfMain {
+    /// The exit code.
+    fn exit(self) -> ExitCode;
+}
+
+impl<T: Termination, E: Into<Box<dyn std::error::Error>>> ErrorOfMain for &mut Main<Result<T, E>> {
+    fn exit(self) -> ExitCode {
+        match self.0.take() {
+            Some(Err(error)) => {
+                eprintln!("error: {}", sentence(&*error.into()));
+                ExitCode::FAILURE
+            }
+            Some(Ok(value)) => value.report(),
+            None => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// The end of any other `main`.
+pub trait EndOfMain {
+    /// The exit code.
+    fn exit(self) -> ExitCode;
+}
+
+impl<T: Termination> EndOfMain for &mut &mut Main<T> {
+    fn exit(self) -> ExitCode {
+        self.0.take().map_or(ExitCode::SUCCESS, T::report)
+    }
+}
+
+/// The error and its causes, each once.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let also = error.to_string();
+        if !text.contains(&also) {
+            text.push_str(": ");
+            text.push_str(&also);
+        }
+        cause = error.source();
+    }
+    text
 }

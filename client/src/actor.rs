@@ -51,7 +51,8 @@ impl ActorRef {
         }
     }
 
-    /// Lets the actor finish the calls that it has been sent, and ends it.
+    /// Lets the actor finish the calls that this process has made, and those that it has been sent by others, and ends
+    /// it. Later calls fail with [`Error::ActorDied`].
     pub fn terminate(&self) {
         if let Some(session) = self.handle.session() {
             session.terminate(&self.handle);

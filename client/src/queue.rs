@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use wingbeat_core::codec;
-use wingbeat_core::error::{Error, Result};
-use wingbeat_process::block_on;
+use wingbeat_core::error::Result;
+use wingbeat_process::refs::KeptRef;
+use wingbeat_process::{block_on, refs};
 
 /// Why a queue did not do what it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +29,15 @@ impl fmt::Display for QueueError {
     }
 }
 
+/// An item as it is queued: encoded, with what it refers to.
+#[derive(Serialize, Deserialize)]
+struct Item {
+    bytes: Vec<u8>,
+    refs: Vec<KeptRef>,
+}
+
 struct QueueActor {
-    items: Mutex<VecDeque<Vec<u8>>>,
+    items: Mutex<VecDeque<Item>>,
     capacity: usize,
     changed: Notify,
 }
@@ -44,12 +51,12 @@ impl QueueActor {
         QueueActor { items: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
     }
 
-    async fn put(&self, item: Vec<u8>, wait_ms: Option<u64>) -> Result<(), QueueError> {
+    async fn put(&self, item: Item, wait_ms: Option<u64>) -> Result<(), QueueError> {
         let mut item = Some(item);
         self.within(wait_ms, || self.try_put(&mut item)).await.ok_or(QueueError::Full)
     }
 
-    async fn get(&self, wait_ms: Option<u64>) -> Result<Vec<u8>, QueueError> {
+    async fn get(&self, wait_ms: Option<u64>) -> Result<Item, QueueError> {
         self.within(wait_ms, || self.items.lock().pop_front()).await.ok_or(QueueError::Empty)
     }
 
@@ -59,7 +66,7 @@ impl QueueActor {
 }
 
 impl QueueActor {
-    fn try_put(&self, item: &mut Option<Vec<u8>>) -> Option<()> {
+    fn try_put(&self, item: &mut Option<Item>) -> Option<()> {
         let mut items = self.items.lock();
         if self.capacity > 0 && items.len() >= self.capacity {
             return None;
@@ -90,9 +97,8 @@ impl QueueActor {
     }
 }
 
-/// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref.
-/// Items are values; refs and handles inside them are refused ([`Error::Encode`]), since nobody would hold what they
-/// refer to while they are queued.
+/// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref, and so
+/// can refs and handles inside its items: what they refer to lives at least as long as the item is queued.
 ///
 /// ```no_run
 /// # async fn run() -> wingbeat::Result<()> {
@@ -144,7 +150,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// The item cannot be encoded, or the queue's actor is gone.
     pub async fn put(&self, item: &T) -> Result<()> {
-        self.actor.put(encode(item)?, None::<u64>).get().await
+        self.actor.put(self.encode(item)?, None::<u64>).get().await
     }
 
     /// As [`put`](Self::put), for at most `limit`.
@@ -152,7 +158,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// As `put`; or `error.application::<QueueError>()` is [`QueueError::Full`].
     pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
-        self.actor.put(encode(item)?, Some(limit.as_millis() as u64)).get().await
+        self.actor.put(self.encode(item)?, Some(limit.as_millis() as u64)).get().await
     }
 
     /// As [`put`](Self::put), if there is room now.
@@ -176,7 +182,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// The queue's actor is gone.
     pub async fn get(&self) -> Result<T> {
-        decode(&self.actor.get(None::<u64>).get().await?)
+        self.decode(self.actor.get(None::<u64>).get().await?)
     }
 
     /// As [`get`](Self::get), for at most `limit`.
@@ -184,7 +190,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// As `get`; or `error.application::<QueueError>()` is [`QueueError::Empty`].
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
-        decode(&self.actor.get(Some(limit.as_millis() as u64)).get().await?)
+        self.decode(self.actor.get(Some(limit.as_millis() as u64)).get().await?)
     }
 
     /// As [`get`](Self::get), if there is an item now.
@@ -202,19 +208,16 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     pub fn get_blocking(&self) -> Result<T> {
         block_on(self.get())
     }
-}
 
-fn encode<T: Serialize + 'static>(item: &T) -> Result<Vec<u8>> {
-    let encoded = codec::encode_value(item).map(|encoded| encoded.into_bytes().to_vec());
-    encoded.map_err(|error| Error::Encode {
-        what: format!("a queue item of type {}", std::any::type_name::<T>()),
-        why: error.0,
-    })
-}
+    fn encode(&self, item: &T) -> Result<Item> {
+        let (bytes, refs) = refs::encode_kept(&self.actor.actor().session_or_error()?, item)?;
+        Ok(Item { bytes: bytes.into(), refs })
+    }
 
-fn decode<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T> {
-    codec::decode_value(bytes).map_err(|error| Error::Decode {
-        what: format!("a queue item as {}", std::any::type_name::<T>()),
-        why: error.0,
-    })
+    fn decode(&self, item: Item) -> Result<T> {
+        let Item { bytes, refs } = item;
+        let decoded = refs::decode_kept(&self.actor.actor().session_or_error()?, bytes.into());
+        drop(refs);
+        decoded
+    }
 }

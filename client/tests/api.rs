@@ -130,11 +130,13 @@ fn a_queue_gives_up_at_once_if_it_is_told_to_try() {
 }
 
 #[test]
-fn a_queue_refuses_refs_inside_its_items() {
+fn what_an_item_of_a_queue_refers_to_lives_while_it_is_queued() {
     let _local = Local::start();
-    let queue = Queue::<ObjectRef<u64>>::unbounded();
-    let error = queue.put_blocking(&put(&7u64).unwrap()).unwrap_err();
-    assert!(matches!(error, Error::Encode { .. }), "{error}");
+    let queue = Queue::<(ObjectRef<u64>, EchoHandle)>::unbounded();
+    // After this, the queue's own are all that is left.
+    queue.put_blocking(&(put(&7u64).unwrap(), Echo::remote())).unwrap();
+    let (object, actor) = queue.get_blocking().unwrap();
+    assert_eq!(actor.say(object.get_blocking().unwrap()).get_blocking().unwrap(), 7);
 }
 
 #[test]

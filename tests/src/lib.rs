@@ -165,7 +165,10 @@ impl TestCluster {
     pub fn add_node(&mut self, args: &[&str]) -> Result<usize> {
         let spill = self.dir.path().to_owned();
         let mut command = self.command()?;
-        command.args(["worker", "--object-store-memory", "256MiB", "--spill-dir"]).arg(spill).args(args);
+        command.args(["worker", "--spill-dir"]).arg(spill).args(args);
+        if !args.contains(&"--object-store-memory") {
+            command.args(["--object-store-memory", "256MiB"]);
+        }
         let node = Daemon::start(&mut command)?;
         node.log.wait_for("joined")?;
         self.nodes.push(Some(node));

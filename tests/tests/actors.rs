@@ -242,6 +242,21 @@ fn a_terminated_actor_finishes_what_it_was_sent() {
 }
 
 #[test]
+fn a_terminated_actor_that_is_not_there_yet_does_what_it_was_asked_before() {
+    let _local = Local::start(1);
+    let first = Tally::options().num_cpus(1.0).remote(0);
+    first.pid().get_blocking().unwrap();
+    // It waits for the CPU that the first one has.
+    let tally = Tally::options().num_cpus(1.0).remote(5);
+    let calls: Vec<_> = (0..3u64).map(|_| tally.add(1)).collect();
+    tally.actor().terminate();
+    let late = tally.add(1);
+    first.actor().terminate();
+    assert_eq!(get_all_blocking(&calls).unwrap(), [6, 7, 8]);
+    assert!(matches!(late.get_blocking(), Err(Error::ActorDied { .. })));
+}
+
+#[test]
 fn a_crashed_actor_is_unavailable_then_back_then_dead() {
     let _local = Local::start(1);
     let tally = Tally::options().max_restarts(1).remote(7);

@@ -18,6 +18,14 @@ fn greets(name: String) -> u32 {
 }
 
 #[wingbeat::remote]
+fn repeats(times: u32) {
+    for _ in 0..times {
+        println!("again");
+    }
+    println!("at last");
+}
+
+#[wingbeat::remote]
 #[allow(clippy::zombie_processes, reason = "whoever ends the task must end its child too")]
 fn stays_with_a_child() -> u64 {
     // Its process group and session are its own: nothing but the guard would find it.
@@ -35,6 +43,10 @@ fn drive(what: &str) {
     match what {
         "greets" => {
             greets::remote("world".to_owned()).get_blocking().unwrap();
+            wingbeat::shutdown_blocking();
+        }
+        "repeats" => {
+            repeats::remote(1_001).get_blocking().unwrap();
             wingbeat::shutdown_blocking();
         }
         "stays" => {
@@ -60,6 +72,20 @@ fn output_of_tasks_is_shown_with_where_it_comes_from() {
     assert!(output.status.success(), "{out}\n{err}");
     assert!(out.lines().any(|line| line.starts_with("(greets pid=") && line.ends_with("hello world")), "{out}");
     assert!(err.lines().any(|line| line.starts_with("(greets pid=") && line.ends_with("a word aside")), "{err}");
+}
+
+#[test]
+fn repeated_lines_are_folded() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let output = driver("repeated_lines_are_folded", "repeats").wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    let of_task: Vec<&str> = out.lines().filter(|line| line.starts_with("(repeats")).collect();
+    let (first, folded, last) = (of_task[0], &of_task[1..of_task.len() - 1], of_task[of_task.len() - 1]);
+    assert!(first.ends_with(" again") && last.ends_with(" at last"), "{out}");
+    let said = [1, 10, 100, 1000].map(|times| format!("(repeats) … the last line came {times} times more"));
+    assert_eq!(folded, said, "{out}");
 }
 
 fn a_driver_that_ends_by(signal: rustix::process::Signal, test: &str) {

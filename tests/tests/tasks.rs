@@ -53,6 +53,29 @@ fn count_to(n: u64) -> impl Iterator<Item = u64> {
     0..n
 }
 
+struct Made {
+    count: u64,
+}
+
+#[wingbeat::actor]
+impl Made {
+    fn new() -> Self {
+        Made { count: 0 }
+    }
+    fn one_more(&mut self) -> u64 {
+        self.count += 1;
+        self.count
+    }
+    fn so_far(&self) -> u64 {
+        self.count
+    }
+}
+
+#[wingbeat::remote]
+fn notes_each(made: MadeHandle) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || Some(made.one_more().get_blocking().unwrap()))
+}
+
 #[wingbeat::remote]
 fn fails_after(n: u64) -> impl Iterator<Item = Result<u64, String>> {
     (0..n).map(Ok).chain(std::iter::once(Err("the end of the line".to_owned())))
@@ -188,6 +211,19 @@ fn a_stream_gives_its_items_while_the_task_runs() {
     drop(stream);
     // Dropping it cancelled the task: the only CPU is free again.
     assert_eq!(square::remote(5).get_blocking().unwrap(), 25);
+}
+
+#[test]
+fn a_stream_runs_ahead_of_its_reader_no_further_than_it_may() {
+    let _local = Local::start(2);
+    let made = Made::remote();
+    let mut stream = notes_each::options().stream_ahead(3).remote(made.clone());
+    for taken in 1..=100u64 {
+        assert_eq!(stream.next_blocking().unwrap().unwrap(), taken);
+        // What it may be ahead, and the one that it is making.
+        let made = made.so_far().get_blocking().unwrap();
+        assert!((taken..=taken + 4).contains(&made), "{made} made when {taken} were taken");
+    }
 }
 
 #[test]

@@ -39,10 +39,18 @@ pub fn main(attribute: TokenStream, item: TokenStream) -> TokenStream {
         return syn::Error::new_spanned(&item.sig, message).to_compile_error().into();
     }
     let body = &item.block;
-    let (attributes, visibility, signature) = (&item.attrs, &item.vis, &item.sig);
+    let output: syn::Type = match &item.sig.output {
+        syn::ReturnType::Default => syn::parse_quote!(()),
+        syn::ReturnType::Type(_, output) => (**output).clone(),
+    };
+    let (attributes, visibility, mut signature) = (&item.attrs, &item.vis, item.sig.clone());
+    signature.output = syn::parse_quote!(-> ::std::process::ExitCode);
     quote! {
         #(#attributes)* #visibility #signature {
-            ::wingbeat::__private::run_main(async #body)
+            #[allow(unused_imports)]
+            use ::wingbeat::__private::{EndOfMain as _, ErrorOfMain as _};
+            let output: #output = ::wingbeat::__private::run_main(async #body);
+            (&mut ::wingbeat::__private::Main(::std::option::Option::Some(output))).exit()
         }
         #error
     }

@@ -277,6 +277,18 @@ impl Error {
         }
     }
 
+    /// For what the store says of an object that has only a number: the name by which people know it.
+    #[must_use]
+    pub fn about(self, name: impl FnOnce() -> String) -> Error {
+        match self {
+            Error::ObjectTooLarge { size, store, disk, .. } => {
+                Error::ObjectTooLarge { what: name(), size, store, disk }
+            }
+            Error::StoreFull { why, .. } => Error::StoreFull { what: name(), why },
+            other => other,
+        }
+    }
+
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {

@@ -97,7 +97,10 @@ impl<'a> CallArgs<'a> {
             Err(error) => {
                 match error {
                     refs::PackError::Codec(error) => self.fail(index, error.0),
-                    refs::PackError::Other(error) => self.error = self.error.take().or(Some(error)),
+                    refs::PackError::Other(error) => {
+                        let error = error.about(|| self.argument(index));
+                        self.error = self.error.take().or(Some(error));
+                    }
                 }
                 self.args.push(Outbound::Value(refs::PackedValue::default()));
             }
@@ -113,9 +116,13 @@ impl<'a> CallArgs<'a> {
     }
 
     fn fail(&mut self, index: usize, why: String) {
+        let what = self.argument(index);
+        self.error = self.error.take().or(Some(Error::Encode { what, why }));
+    }
+
+    fn argument(&self, index: usize) -> String {
         let name = self.parameters.get(index).copied().unwrap_or("?");
-        self.error =
-            self.error.take().or(Some(Error::Encode { what: format!("argument `{name}` of {}", self.function), why }));
+        format!("argument `{name}` of {}", self.function)
     }
 
     /// The arguments, or the first thing that was wrong with them.

@@ -30,10 +30,24 @@ pub(crate) struct Call {
 
 /// What is to be done.
 pub(crate) enum Action {
-    Push { worker: Address, actor: ActorId, incarnation: Incarnation, calls: Vec<Arc<TaskSpec>> },
+    Push {
+        worker: Address,
+        actor: ActorId,
+        incarnation: Incarnation,
+        calls: Vec<Arc<TaskSpec>>,
+    },
     Watch(ActorId),
-    Cancel { worker: ProcessId, task: TaskId, force: bool },
-    Fail { call: Call, error: Error },
+    /// Every call of this process is done: the actor may end.
+    Terminate(ActorId),
+    Cancel {
+        worker: ProcessId,
+        task: TaskId,
+        force: bool,
+    },
+    Fail {
+        call: Call,
+        error: Error,
+    },
 }
 
 enum Phase {
@@ -56,6 +70,16 @@ struct Target {
     queue: VecDeque<Call>,
     in_flight: VecDeque<Call>,
     watching: bool,
+    /// It is to end when the calls before this are done; later ones fail.
+    ending: bool,
+}
+
+impl Target {
+    fn end_if_done(&self, actor: ActorId, out: &mut Vec<Action>) {
+        if self.ending && self.queue.is_empty() && self.in_flight.is_empty() {
+            out.push(Action::Terminate(actor));
+        }
+    }
 }
 
 /// The state.
@@ -80,12 +104,31 @@ impl Calls {
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             watching: false,
+            ending: false,
         });
+        if target.ending {
+            let cause = Box::new(Error::ActorEnded { by: "terminate".into() });
+            let error = Error::ActorDied { actor, class: class_name.to_string(), cause };
+            out.push(Action::Fail { call, error });
+            return;
+        }
         if !target.watching {
             target.watching = true;
             out.push(Action::Watch(actor));
         }
         target.queue.push_back(call);
+    }
+
+    /// The actor is to end after the calls that this process has made.
+    pub(crate) fn terminate(&mut self, actor: ActorId, out: &mut Vec<Action>) {
+        match self.targets.get_mut(&actor) {
+            None => out.push(Action::Terminate(actor)),
+            Some(target) => {
+                if !std::mem::replace(&mut target.ending, true) {
+                    target.end_if_done(actor, out);
+                }
+            }
+        }
     }
 
     /// The arguments of a call are all there; `change` puts them in.
@@ -123,7 +166,7 @@ impl Calls {
                 let room = IN_FLIGHT.saturating_sub(target.in_flight.len());
                 let count = target.queue.iter().take(room).take_while(|call| call.resolved).count();
                 if count == 0 {
-                    return;
+                    return target.end_if_done(actor, out);
                 }
                 let mut calls = Vec::with_capacity(count);
                 for call in target.queue.drain(..count) {
@@ -133,6 +176,7 @@ impl Calls {
                 out.push(Action::Push { worker: address.clone(), actor, incarnation: *incarnation, calls });
             }
         }
+        target.end_if_done(actor, out);
     }
 
     /// A result arrived from `worker`. Answers with the call and its actor, unless nobody waits for it.
@@ -206,12 +250,13 @@ impl Calls {
 
     /// The user wants the call not to run. Answers false when it is not one of ours.
     pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) -> bool {
-        for target in self.targets.values_mut() {
+        for (actor, target) in &mut self.targets {
             if let Some(at) = target.queue.iter().position(|call| call.spec.id == id) {
                 if let Some(call) = target.queue.remove(at) {
                     let error = Error::Cancelled { task: call.name.to_string() };
                     out.push(Action::Fail { call, error });
                 }
+                target.end_if_done(*actor, out);
                 return true;
             }
             if let Some(call) = target.in_flight.iter_mut().find(|call| call.spec.id == id) {

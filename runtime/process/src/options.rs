@@ -149,7 +149,9 @@ impl ActorOptions {
         if cpus.is_none() {
             placement.set(CPU, Amount::ONE);
         }
-        if self.max_concurrency == Some(0) || self.groups.values().any(|most| *most == 0) {
+        let concurrency = self.max_concurrency.or(defaults.max_concurrency);
+        let mut groups = self.groups.values().copied().chain(defaults.groups.iter().map(|(_, most)| *most));
+        if concurrency == Some(0) || groups.any(|most| most == 0) {
             return Err(Error::InvalidOption {
                 what: what.to_owned(),
                 option: "max_concurrency".into(),

@@ -125,6 +125,46 @@ pub(crate) fn pack_output(
     Ok((ObjectValue::Stored(stored), held))
 }
 
+/// Encodes a value that is kept for somebody else, such as an item of a queue. The handles are of the refs inside; they
+/// must be kept with it.
+///
+/// # Errors
+/// [`Error::Encode`], [`Error::ForeignRef`].
+pub fn encode_kept<T: Serialize + 'static>(session: &Session, value: &T) -> Result<(Bytes, Vec<KeptRef>), Error> {
+    let encoded = capture(session, || codec::encode_value(value).map(codec::Encoded::into_bytes));
+    match encoded {
+        Ok((bytes, held)) => Ok((bytes, held.into_iter().map(KeptRef).collect())),
+        Err(PackError::Other(error)) => Err(error),
+        Err(PackError::Codec(error)) => {
+            Err(Error::Encode { what: format!("a value of type {}", std::any::type_name::<T>()), why: error.0 })
+        }
+    }
+}
+
+/// Decodes what [`encode_kept`] made, while its refs are still kept.
+///
+/// # Errors
+/// [`Error::Decode`].
+pub fn decode_kept<T: DeserializeOwned + 'static>(session: &Session, bytes: Bytes) -> Result<T, Error> {
+    decode(session, &Bits::Inline(bytes))
+        .map_err(|error| Error::Decode { what: format!("a value as {}", std::any::type_name::<T>()), why: error.0 })
+}
+
+/// Keeps an object, whatever its type, for the reader of a value that refers to it. Can itself be sent.
+pub struct KeptRef(Handle);
+
+impl Serialize for KeptRef {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_handle(&self.0, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeptRef {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_handle(deserializer).map(KeptRef)
+    }
+}
+
 /// Decodes a value that arrived.
 pub(crate) fn decode<T: DeserializeOwned + 'static>(session: &Session, bits: &Bits) -> Result<T, CodecError> {
     let outer = DECODING.replace(Some(session.clone()));

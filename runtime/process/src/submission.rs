@@ -36,6 +36,7 @@ pub(crate) enum Request {
     CancelChildren(TaskId),
     Forget(ActorId),
     Killed(ActorId),
+    Terminate(ActorId),
 }
 
 /// Tasks and calls of this process that are not done.
@@ -282,6 +283,9 @@ impl Process {
                     self.send(&worker, PeerMessage::Calls { actor, incarnation, calls });
                 }
                 calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
+                calls::Action::Terminate(actor) => {
+                    self.tell_head(HeadMessage::TerminateActor { actor, by: "terminate".into() });
+                }
                 calls::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
@@ -398,6 +402,7 @@ impl Core {
                     self.take_in(Request::Cancel { task, outputs: Outputs::Fixed(1), force: false }, todo, undecided);
                 }
             }
+            Request::Terminate(actor) => self.calls.terminate(actor, &mut todo.calls),
             Request::Forget(actor) => self.calls.forget(actor),
             Request::Killed(actor) => {
                 let cause = Box::new(Error::ActorEnded { by: "kill".into() });

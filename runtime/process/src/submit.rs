@@ -376,9 +376,9 @@ impl Session {
         }
     }
 
-    /// Lets an actor finish what it was sent, and ends it.
+    /// Lets an actor finish what this process has called and others have sent, and ends it. Later calls fail.
     pub fn terminate(&self, actor: &ActorHandle) {
-        self.process().tell_head(HeadMessage::TerminateActor { actor: actor.id(), by: "terminate".into() });
+        self.process().submission.request(Request::Terminate(actor.id()));
     }
 
     /// Asks for the task that makes this object not to run, or to stop. With `force`, its worker process ends

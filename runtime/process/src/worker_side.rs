@@ -72,7 +72,7 @@ impl Session {
     ) -> Result<(ObjectValue, Vec<Handle>), Error> {
         refs::pack_output(self, id, value).map_err(|error| match error {
             PackError::Codec(error) => Error::Encode { what: format!("the result of {what}"), why: error.0 },
-            PackError::Other(error) => error,
+            PackError::Other(error) => error.about(|| format!("the result of {what}")),
         })
     }
 }
