@@ -123,6 +123,30 @@ def test_an_exception_prints_pythons_traceback_and_leaves_it_as_json(start, scri
     assert os.listdir(error_file.parent) == [error_file.name]
 
 
+def test_a_module_cannot_tell_it_from_python_m(start, tmp_path, error_file):
+    package = tmp_path / "pouring"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cup.py").write_text("SIZE = 3")
+    (package / "fill.py").write_text(
+        "import sys\n"
+        "from . import cup\n"
+        "print(__name__, __spec__.name, sys.argv[1:], cup.SIZE, sys.path[0], sys.modules['__main__'].cup is cup)\n"
+        "if sys.argv[1] == 'spill': raise ValueError('too full')\n"
+    )
+    for argument, code in [("well", 0), ("spill", 1)]:
+        expected = run(PYTHON, "-m", "pouring.fill", argument, cwd=tmp_path)
+        actual = run(start, "-m", "pouring.fill", argument, cwd=tmp_path, TORCHELASTIC_ERROR_FILE=error_file)
+        assert (actual.returncode, actual.stdout, actual.stderr) == (code, expected.stdout, expected.stderr)
+    assert json.loads(error_file.read_text(encoding="utf-8"))["type"] == "ValueError"
+
+
+def test_a_missing_module_is_named(start, tmp_path):
+    actual = run(start, "-m", "no.such.module", cwd=tmp_path)
+    assert actual.returncode == 1
+    assert "No module named" in actual.stderr and "no" in actual.stderr
+
+
 def test_the_type_is_named_with_its_module(script, error_file):
     run(STARTS["file"], script("import json; json.loads('{')"), TORCHELASTIC_ERROR_FILE=error_file)
     assert json.loads(error_file.read_text())["type"] == "json.decoder.JSONDecodeError"

@@ -1,6 +1,8 @@
-"""What a rank actor runs: one Python script, as `python script.py args...` would run it.
+"""What a rank actor runs: one Python script or module, as `python script.py args...` or
+`python -m module args...` would run it.
 
     python -m wingbeat._rank_main script.py args...
+    python -m wingbeat._rank_main -m module args...
     python path/to/_rank_main.py script.py args...
     python -c "<this file>" script.py args...
 
@@ -30,11 +32,14 @@ SIGKILL = 9
 def main():
     tie_to_parent()
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m wingbeat._rank_main script.py [argument ...]")
+        sys.exit("usage: python -m wingbeat._rank_main (script.py | -m module) [argument ...]")
     del sys.argv[0]
     before = error_file_state()
     try:
-        run_as_main(sys.argv[0])
+        if sys.argv[0] == "-m" and len(sys.argv) > 1:
+            run_module_as_main(sys.argv.pop(1))
+        else:
+            run_as_main(sys.argv[0])
         code = 0
     except SystemExit as error:
         code = code_of(error)
@@ -81,6 +86,17 @@ def run_as_main(script):
     code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
+
+
+def run_module_as_main(name):
+    import runpy
+    from types import ModuleType
+
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = os.getcwd()
+    # What `python -m` calls. It runs the module in the namespace of `__main__`, which must not be this one.
+    sys.modules["__main__"] = ModuleType("__main__")
+    runpy._run_module_as_main(name)
 
 
 def code_of(error):

@@ -79,6 +79,16 @@ pub enum TrainError {
         /// Its last lines of standard error.
         stderr: Vec<String>,
     },
+    /// The actor of a rank is gone, and its process with it; the others were stopped.
+    #[error("rank {rank} on {node} was lost: {cause}")]
+    RankLost {
+        /// The rank.
+        rank: u32,
+        /// Its node.
+        node: String,
+        /// What became of its actor.
+        cause: Box<wingbeat::Error>,
+    },
     /// What was asked for makes no sense.
     #[error("{0}")]
     Invalid(String),

@@ -25,6 +25,11 @@ pub(crate) struct Group {
 impl Group {
     /// Places all ranks, or none.
     pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
+        let missing = |why: String| TrainError::NotEnoughResources { workers: plan.workers, each: plan.each(), why };
+        let room = room_in_all(plan).await?;
+        if room < plan.workers {
+            return Err(missing(format!("the whole cluster, were it idle, has room for {room}")));
+        }
         let handles: Vec<RankHandle> = (0..plan.workers)
             .map(|_| {
                 let mut options = Rank::options().num_cpus(plan.cpus_per_worker);
@@ -36,7 +41,6 @@ impl Group {
             .collect();
         let asked: Vec<_> =
             handles.iter().map(|rank| rank.describe(plan.python.clone(), plan.target.clone())).collect();
-        let missing = |why: String| TrainError::NotEnoughResources { workers: plan.workers, each: plan.each(), why };
         let described = tokio::time::timeout(PLACE_LIMIT, get_all(&asked)).await;
         let descriptions = match described {
             Ok(Ok(descriptions)) => descriptions,
@@ -150,7 +154,7 @@ impl Group {
         left: &mut usize,
         failures: &mut Vec<(usize, Outcome)>,
         until_failure: bool,
-    ) -> wingbeat::Result<()>
+    ) -> Result<(), TrainError>
     where
         S: futures::Stream<Item = (usize, wingbeat::Result<Event>)> + Unpin,
     {
@@ -158,7 +162,7 @@ impl Group {
             let Some((rank, event)) = events.next().await else {
                 let missing = std::mem::take(left);
                 let why = format!("{missing} of {} ranks ended without saying how", self.ranks.len());
-                return Err(Error::Io { what: "running the group".into(), why });
+                return Err(Error::Io { what: "running the group".into(), why }.into());
             };
             match event {
                 Ok(Event::Line(line)) => (plan.on_output)(rank as u32, &line),
@@ -170,11 +174,16 @@ impl Group {
                 }
                 Err(error) => {
                     *left -= 1;
-                    return Err(error);
+                    let node = self.hostname(rank);
+                    return Err(TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) });
                 }
             }
         }
         Ok(())
+    }
+
+    fn hostname(&self, rank: usize) -> String {
+        self.ranks.get(rank).map(|(_, description)| description.hostname.clone()).unwrap_or_default()
     }
 
     fn failure(&self, plan: &Plan, rank: usize, outcome: Outcome) -> TrainError {
@@ -189,13 +198,24 @@ impl Group {
         }
         TrainError::RankFailed {
             rank: rank as u32,
-            node: self.ranks.get(rank).map(|(_, description)| description.hostname.clone()).unwrap_or_default(),
+            node: self.hostname(rank),
             exit: outcome.shown(),
             code: outcome.code,
             python_error: outcome.error.map(Box::new),
             stderr: outcome.stderr,
         }
     }
+}
+
+/// How many ranks all nodes together could hold if nothing else ran.
+async fn room_in_all(plan: &Plan) -> Result<u32, TrainError> {
+    let state = wingbeat::Session::current()?.cluster_state().await?;
+    let fit = |has: f64, needs: f64| if needs > 0.0 { (has / needs).floor() } else { f64::INFINITY };
+    let room = state.nodes.iter().map(|node| {
+        let has = |name: &str| node.info.resources.get(name).as_f64();
+        fit(has("CPU"), plan.cpus_per_worker).min(fit(has("GPU"), plan.gpus_per_worker)) as u32
+    });
+    Ok(room.fold(0, u32::saturating_add))
 }
 
 fn place_of(description: &Description) -> Place {

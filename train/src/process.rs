@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use crate::environment::Environment;
 use crate::error::PythonError;
 
-/// Runs a script as `__main__`, and tells how it failed.
+/// Runs a script or a module as `__main__`, and tells how it failed.
 const RANK_MAIN: &str = include_str!("../../python/wingbeat/_rank_main.py");
 
 /// Lines of standard error that an error shows.
@@ -187,10 +187,9 @@ fn supervise(launch: &Launch, running: &Running, events: &mpsc::Sender<Event>) -
     };
     let before = modified(&error_file);
     let mut command = Command::new(&launch.python);
+    command.args(["-c", RANK_MAIN]).env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
     match &launch.target {
-        Target::Script(script) => {
-            command.args(["-c", RANK_MAIN]).arg(script).env("WINGBEAT_RANK_PARENT", std::process::id().to_string())
-        }
+        Target::Script(script) => command.arg(script),
         Target::Module(module) => command.args(["-m", module]),
     };
     command.args(&launch.args).env(ERROR_FILE, &error_file);

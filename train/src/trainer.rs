@@ -182,7 +182,7 @@ impl TorchTrainer {
                     let seconds = begun.elapsed().as_secs_f64();
                     return Ok(TrainResult { ranks: self.plan.workers, attempts: attempt, seconds });
                 }
-                Err(error @ (TrainError::RankFailed { .. } | TrainError::Runtime(_)))
+                Err(error @ (TrainError::RankFailed { .. } | TrainError::RankLost { .. } | TrainError::Runtime(_)))
                     if attempt <= self.plan.max_failures =>
                 {
                     eprintln!(

@@ -77,6 +77,36 @@ fn one_failing_rank_ends_the_group_and_its_traceback_is_the_error() {
 }
 
 #[test]
+fn a_module_runs_as_with_python_m_and_its_traceback_is_the_error() {
+    let local = Local::start();
+    std::fs::write(local.dir.path().join("lucky.py"), "raise ValueError('no luck')\n").unwrap();
+    let path = local.dir.path().display().to_string();
+    let trainer = TorchTrainer::module("lucky").env("PYTHONPATH", &path).python(system_python());
+    match run(trainer).0.unwrap_err() {
+        TrainError::RankFailed { rank: 0, python_error: Some(error), .. } => {
+            assert!(error.traceback.contains("no luck"))
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_rank_whose_actor_is_lost_is_named() {
+    let local = Local::start();
+    let script = local.script(
+        "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n",
+    );
+    let (result, _) = run(TorchTrainer::script(script).workers(2).python(system_python()));
+    match result.unwrap_err() {
+        TrainError::RankLost { rank, node, cause } => {
+            assert_eq!(rank, 1);
+            assert!(!node.is_empty() && matches!(*cause, wingbeat::Error::ActorDied { .. }), "{cause}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
 fn a_group_is_started_again_within_its_budget() {
     let local = Local::start();
     let marker = local.dir.path().join("marker");
@@ -99,6 +129,12 @@ fn what_is_missing_is_named() {
     assert!(matches!(result, Err(TrainError::PythonNotFound { .. })), "{result:?}");
     let (result, _) = run(TorchTrainer::script(&script).workers(64).python(system_python()).cpus_per_worker(64.0));
     assert!(matches!(result, Err(TrainError::NotEnoughResources { .. })), "{result:?}");
+    // Each would fit, and all of them never do.
+    let (result, _) = run(TorchTrainer::script(&script).workers(3).python(system_python()));
+    match result.unwrap_err() {
+        TrainError::NotEnoughResources { workers: 3, why, .. } => assert!(why.contains("has room for 2"), "{why}"),
+        other => panic!("{other}"),
+    }
     // An interpreter that is isolated from every installed package.
     let bare = local.dir.path().join("python");
     let text = format!("#!/bin/sh\nexec {} -S -E \"$@\"\n", which(&system_python()));

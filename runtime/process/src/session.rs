@@ -23,7 +23,8 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
-use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::messages::{ClusterState, HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::mux;
 use wingbeat_net::spin::Resting;
 
 use crate::context::Execution;
@@ -34,6 +35,9 @@ use crate::peers::Peers;
 use crate::storage::Home;
 use crate::stream::Streams;
 use crate::submission::Submission;
+
+/// How long the head may take to say what it knows.
+const STATE_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`, called from
 /// the IO thread; nothing here may wait.
@@ -300,6 +304,16 @@ impl Session {
     /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         block_on(future)
+    }
+
+    /// What the head knows of the cluster.
+    ///
+    /// # Errors
+    /// The head is gone.
+    pub async fn cluster_state(&self) -> Result<ClusterState, Error> {
+        let head = self.process.head_client().await?;
+        let asking = self.process.io.spawn(async move { head.state(mux::within(STATE_LIMIT)).await });
+        mux::answered(asking.await.map_err(|_| self.process.over_error())?, "the head")
     }
 
     /// Leaves the cluster. What is pending fails; a private cluster ends.
