@@ -1,18 +1,30 @@
 use std::marker::PhantomData;
 
 use serde::{Deserializer, Serializer};
+use wingbeat_core::ActorId;
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
-use wingbeat_core::spec::Strategy;
-use wingbeat_core::{ActorId, NodeId};
 use wingbeat_process::registry::Class;
 use wingbeat_process::{ActorHandle, CallArgs, Session, options, refs};
 
+use crate::placement::placement_options;
 use crate::shape::arities;
 use crate::{CallOptions, IntoArg};
 
 /// An actor, whatever its class: its id, and ways to end it. Handles of classes are made of it.
+///
+/// ```no_run
+/// # struct Tally { n: u64 }
+/// # #[wingbeat::actor] impl Tally { fn new(n: u64) -> Self { Tally { n } } fn add(&mut self, by: u64) -> u64 { self.n += by; self.n } }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let tally = Tally::remote(0);
+/// let last = tally.add(1);
+/// tally.actor().terminate();             // after the call above
+/// assert_eq!(last.get().await?, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ActorRef {
     handle: ActorHandle,
@@ -123,24 +135,6 @@ impl<Signature> ActorOptions<Signature> {
         self
     }
 
-    /// GPUs that it holds while it lives: a fraction of one, or whole ones.
-    pub fn num_gpus(mut self, gpus: f64) -> Self {
-        self.options.num_gpus = Some(gpus);
-        self
-    }
-
-    /// Memory that it holds while it lives, in bytes.
-    pub fn memory(mut self, bytes: u64) -> Self {
-        self.options.memory = Some(bytes);
-        self
-    }
-
-    /// An amount of a custom resource that it holds while it lives.
-    pub fn resource(mut self, name: &str, amount: f64) -> Self {
-        self.options.resources.insert(name.to_owned(), amount);
-        self
-    }
-
     /// How often it is started again when its process or node is lost; never if nothing is said.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.options.max_restarts = Some(restarts);
@@ -152,19 +146,9 @@ impl<Signature> ActorOptions<Signature> {
         self.options.max_concurrency = Some(calls);
         self
     }
-
-    /// On as many nodes as there are.
-    pub fn spread(mut self) -> Self {
-        self.options.strategy = Strategy::Spread;
-        self
-    }
-
-    /// On this node; with `soft`, on another if it has no room or is gone.
-    pub fn on_node(mut self, node: NodeId, soft: bool) -> Self {
-        self.options.strategy = Strategy::Node { node, soft };
-        self
-    }
 }
+
+placement_options!(ActorOptions);
 
 macro_rules! create {
     ($($a:ident $arg:ident $n:tt),*) => {

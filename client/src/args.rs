@@ -7,6 +7,16 @@ use crate::ObjectRef;
 /// What can be given where a remote function takes a `T`: a `T`, or a ref to one.
 ///
 /// Implemented here for those; called by the code that the macros write.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let nine = square::remote(3);      // a value
+/// let more = square::remote(&nine);  // a ref to one
+/// let most = square::remote(more);   // or a ref that is not needed any more
+/// # Ok(())
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given where the remote function takes `{T}`",
     label = "expected `{T}`, or an `ObjectRef<{T}>`",

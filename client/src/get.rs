@@ -13,6 +13,15 @@ use crate::ObjectRef;
 
 /// Puts a value into the cluster, to be sent as a ref. A large one goes into the node's shared memory.
 ///
+/// ```no_run
+/// # #[wingbeat::remote] fn mean(data: Vec<f32>) -> f32 { 0.5 }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let table = wingbeat::put(&vec![0.5f32; 1 << 20])?;  // once, however many tasks read it
+/// let means: Vec<_> = (0..8).map(|_| mean::remote(&table)).collect();
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// There is no session, the value cannot be encoded, or the store has no room.
 pub fn put<T: Serialize + Send + 'static>(value: &T) -> Result<ObjectRef<T>> {
@@ -20,6 +29,15 @@ pub fn put<T: Serialize + Send + 'static>(value: &T) -> Result<ObjectRef<T>> {
 }
 
 /// The values of all refs, in their order. A ref may occur more than once.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let refs: Vec<_> = (0..100u64).map(square::remote).collect();
+/// assert_eq!(wingbeat::get_all(&refs).await?[9], 81);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// The first failure, without waiting for the rest.
@@ -55,6 +73,19 @@ pub type Waited<T> = (Vec<ObjectRef<T>>, Vec<ObjectRef<T>>);
 
 /// Waits until `count` of `refs` are ready (or have failed), at most `timeout`. Answers with the ready ones, at most
 /// `count`, and the others, both in the given order.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let mut rest: Vec<_> = (0..100u64).map(square::remote).collect();
+/// while !rest.is_empty() {
+///     let (ready, waiting) = wingbeat::wait(rest, 1, None).await?;
+///     println!("{}", ready[0].get().await?);
+///     rest = waiting;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// A ref occurs twice, or `count` is more than there are. No refs are never an error: all of them are ready.

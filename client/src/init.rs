@@ -21,11 +21,29 @@ pub fn init() -> Init {
 }
 
 /// Joins the cluster whose head is at `host:port`.
+///
+/// ```no_run
+/// # async fn run() -> wingbeat::Result<()> {
+/// let token = std::fs::read_to_string("token").expect("a file with the cluster's token");
+/// wingbeat::init_at("10.0.0.1:6420").token(token.trim()).await?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn init_at(address: &str) -> Init {
     Init { options: InitOptions { address: Some(address.to_owned()), ..InitOptions::default() } }
 }
 
 /// As [`init`], blocking this thread.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// fn main() -> wingbeat::Result<()> {
+///     wingbeat::init_blocking()?;
+///     println!("{}", square::remote(3).get_blocking()?);
+///     wingbeat::shutdown_blocking();
+///     Ok(())
+/// }
+/// ```
 ///
 /// # Errors
 /// As awaiting [`init`].
@@ -46,6 +64,22 @@ pub fn shutdown_blocking() {
 }
 
 /// How to join; awaiting it joins.
+///
+/// What a private cluster is to offer, and how worker processes of this job start:
+///
+/// ```no_run
+/// # async fn run() -> wingbeat::Result<()> {
+/// wingbeat::init()
+///     .num_cpus(4)
+///     .num_gpus(1)
+///     .resource("license", 2.0)
+///     .object_store_memory(1 << 30)
+///     .env("OMP_NUM_THREADS", "1")
+///     .working_dir("/data")
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing is joined until this is awaited"]
 #[derive(Clone, Debug)]
 pub struct Init {

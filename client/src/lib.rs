@@ -29,8 +29,10 @@ mod get;
 mod init;
 mod object_ref;
 mod options;
+mod placement;
 mod pool;
 mod queue;
+mod running;
 mod shape;
 mod stream;
 
@@ -42,11 +44,11 @@ pub use object_ref::{Get, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
+pub use running::{cancelled, current_actor, current_task, gpu_ids, is_cancelled};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, TaskId};
-pub use wingbeat_process::context::{cancelled, current_actor, current_task, is_cancelled};
 pub use wingbeat_process::{Entered, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
@@ -96,11 +98,6 @@ pub use wingbeat_macros::main;
 /// # }
 /// ```
 pub use wingbeat_macros::remote;
-
-/// The devices that were assigned to this worker process, by number on the node.
-pub fn gpu_ids() -> Vec<u32> {
-    Session::current().map(|session| session.gpu_ids()).unwrap_or_default()
-}
 
 /// What most programs need.
 ///

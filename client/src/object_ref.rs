@@ -18,6 +18,16 @@ use wingbeat_process::{Handle, ObjectView, ValueFuture, block_on, refs};
 ///
 /// Clones refer to the same value; it is freed when nobody refers to it any more. A ref can be sent to other processes
 /// inside arguments, results and other values of the cluster.
+///
+/// ```no_run
+/// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }
+/// # async fn run() -> wingbeat::Result<()> {
+/// let nine = square::remote(3);          // answers at once
+/// let more = square::remote(&nine);      // runs when `nine` is there, wherever that is
+/// assert_eq!(more.get().await? + nine.get().await?, 90);
+/// # Ok(())
+/// # }
+/// ```
 pub struct ObjectRef<T> {
     handle: Handle,
     value: PhantomData<fn() -> T>,
@@ -44,6 +54,17 @@ impl<T> ObjectRef<T> {
 
     /// Asks for the task that makes the value not to run, or to stop; see [`is_cancelled`](crate::is_cancelled). The
     /// tasks that it submitted are cancelled too. A finished task is left alone.
+    ///
+    /// ```no_run
+    /// # #[wingbeat::remote] fn search() -> u64 { 0 }
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// let found = search::remote();
+    /// if found.get_timeout(std::time::Duration::from_secs(5)).await.is_err() {
+    ///     found.cancel();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cancel(&self) {
         if let Some(session) = self.handle.session() {
             session.cancel(&self.handle, false);
@@ -67,6 +88,20 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     ///
     /// # Errors
     /// Whatever kept the task from making it: its own error, a panic, a lost process, a cancellation; see [`Error`].
+    ///
+    /// ```no_run
+    /// # #[wingbeat::remote] fn parse(text: String) -> Result<f64, String> { text.parse().map_err(|_| text) }
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// match parse::remote("x".to_owned()).get().await {
+    ///     Ok(number) => println!("{number}"),
+    ///     Err(error) => match error.application::<String>() {
+    ///         Some(its_own) => println!("the function says: {its_own}"),
+    ///         None => println!("the cluster says: {error}"),
+    ///     },
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn get(&self) -> Get<T> {
         Get { value: self.pending(), ty: PhantomData }
     }

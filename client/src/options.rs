@@ -1,13 +1,12 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use wingbeat_core::NodeId;
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Strategy;
 use wingbeat_process::registry::{Function, Method};
 use wingbeat_process::{CallArgs, Session, options, submit};
 
+use crate::placement::placement_options;
 use crate::shape::{Shape, arities};
 use crate::{ActorRef, IntoArg};
 
@@ -48,24 +47,6 @@ impl<Signature> TaskOptions<Signature> {
         self
     }
 
-    /// GPUs that the task holds while it runs: a fraction of one, or whole ones.
-    pub fn num_gpus(mut self, gpus: f64) -> Self {
-        self.options.num_gpus = Some(gpus);
-        self
-    }
-
-    /// Memory that the task holds while it runs, in bytes.
-    pub fn memory(mut self, bytes: u64) -> Self {
-        self.options.memory = Some(bytes);
-        self
-    }
-
-    /// An amount of a custom resource.
-    pub fn resource(mut self, name: &str, amount: f64) -> Self {
-        self.options.resources.insert(name.to_owned(), amount);
-        self
-    }
-
     /// Attempts after the first that lost processes and nodes may cost; 3 if nothing is said.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.options.max_retries = Some(retries);
@@ -96,19 +77,9 @@ impl<Signature> TaskOptions<Signature> {
         self.options.stream_ahead = Some(items);
         self
     }
-
-    /// On as many nodes as there are.
-    pub fn spread(mut self) -> Self {
-        self.options.strategy = Strategy::Spread;
-        self
-    }
-
-    /// On this node; with `soft`, on another if it has no room or is gone.
-    pub fn on_node(mut self, node: NodeId, soft: bool) -> Self {
-        self.options.strategy = Strategy::Node { node, soft };
-        self
-    }
 }
+
+placement_options!(TaskOptions);
 
 /// Options for the calls that are made through an actor handle; see the handle's `with`.
 ///

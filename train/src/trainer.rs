@@ -12,6 +12,11 @@ use crate::process::{Line, Target};
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
+///
+/// ```
+/// use wingbeat_train::{Backend, TorchTrainer};
+/// let on_cpus = TorchTrainer::script("train.py").workers(2).backend(Backend::Gloo);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
     /// NCCL where GPUs were assigned, gloo otherwise.
@@ -52,6 +57,27 @@ impl Plan {
 ///
 /// All ranks run, or none; the first that fails ends the others, and its error, with the Python traceback, is the
 /// run's. With `max_failures`, the group is then started again.
+///
+/// ```no_run
+/// # use wingbeat_train::{TorchTrainer, TrainError};
+/// # async fn run() -> Result<(), TrainError> {
+/// wingbeat::init().await?;
+/// let trainer = TorchTrainer::script("train.py")
+///     .args(["--epochs", "3"])
+///     .workers(4)
+///     .gpus_per_worker(1.0)
+///     .max_failures(2)
+///     .on_output(|rank, line| println!("{rank} | {}", line.text));
+/// match trainer.fit().await {
+///     Ok(result) => println!("{} ranks, {} attempts, {:.1} s", result.ranks, result.attempts, result.seconds),
+///     Err(TrainError::RankFailed { rank, node, python_error: Some(error), .. }) => {
+///         eprintln!("rank {rank} on {node} raised {}: {}", error.kind, error.message);
+///     }
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "nothing runs until `fit()`"]
 #[derive(Clone)]
 pub struct TorchTrainer {
@@ -100,6 +126,10 @@ impl TorchTrainer {
     }
 
     /// Runs `python -m name args…` on every rank.
+    ///
+    /// ```
+    /// let trainer = wingbeat_train::TorchTrainer::module("package.train").workers(2);
+    /// ```
     pub fn module(name: &str) -> Self {
         Self::new(Target::Module(name.to_owned()))
     }
