@@ -1,5 +1,6 @@
 //! `cargo xtask <command>`: what developers run.
 
+mod bench;
 mod demo;
 mod python;
 mod steps;
@@ -19,12 +20,15 @@ struct Cli {
 enum Command {
     /// Build everything, start a small cluster, and run real work on it.
     Demo,
+    /// How fast it is on this machine, beside what the machine can do and what peers do.
+    Bench(bench::Bench),
     /// Formatting, lints, unit and doc tests, clusters of real processes, Python.
     Test,
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
+        Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
         Command::Test => test::run(),
     }

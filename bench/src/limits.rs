@@ -1,0 +1,186 @@
+//! What the machine itself can do, measured in the same run: nothing of Wingbeat is on the way.
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::measure::{repeated, repeated_blocking};
+use crate::report::{Figure, Must};
+
+/// Names what this program is to be instead of the bench: the other process of a limit.
+pub(crate) const OTHER: &str = "WINGBEAT_BENCH_OTHER";
+
+const ROUNDS: u64 = 20_000;
+
+/// What the other process does, if this is one.
+pub(crate) fn be_other() -> Option<Result<()>> {
+    let what = std::env::var(OTHER).ok()?;
+    let (kind, at) = what.split_once(' ')?;
+    Some(match kind {
+        "echo" => runtime().and_then(|runtime| runtime.block_on(echo(at))),
+        "echo_hops" => runtime().and_then(|runtime| runtime.block_on(echo_with_hop(at))),
+        "tcp" => send_tcp(at),
+        other => Err(anyhow::anyhow!("{OTHER}={other}")),
+    })
+}
+
+/// The other process; it ends with this.
+struct Other(Child);
+
+impl Other {
+    fn start(kind: &str, at: &str) -> Result<Other> {
+        Ok(Other(Command::new(std::env::current_exe()?).env(OTHER, format!("{kind} {at}")).spawn()?))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+async fn echo(at: &str) -> Result<()> {
+    let mut stream = UnixStream::connect(at).await?;
+    let mut bytes = [0; 64];
+    while stream.read_exact(&mut bytes).await.is_ok() {
+        stream.write_all(&bytes).await?;
+    }
+    Ok(())
+}
+
+/// As a worker process: an IO thread reads, another thread answers, the IO thread writes.
+async fn echo_with_hop(at: &str) -> Result<()> {
+    let mut stream = UnixStream::connect(at).await?;
+    let (to_user, from_io) = std::sync::mpsc::channel::<([u8; 64], tokio::sync::oneshot::Sender<[u8; 64]>)>();
+    std::thread::spawn(move || {
+        while let Ok((bytes, answer)) = from_io.recv() {
+            let _ = answer.send(bytes);
+        }
+    });
+    let mut bytes = [0; 64];
+    while stream.read_exact(&mut bytes).await.is_ok() {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        to_user.send((bytes, answer))?;
+        stream.write_all(&answered.await?).await?;
+    }
+    Ok(())
+}
+
+/// Round trips of 64 bytes over a unix socket between two processes, on one thread each.
+pub(crate) fn limit_echo() -> Result<Vec<Figure>> {
+    let dir = tempfile::tempdir()?;
+    let at = dir.path().join("socket");
+    let seconds = runtime()?.block_on(async {
+        let listener = UnixListener::bind(&at)?;
+        let _other = Other::start("echo", &at.display().to_string())?;
+        let (mut stream, _) = listener.accept().await?;
+        let mut bytes = [7; 64];
+        repeated(async || {
+            for _ in 0..ROUNDS {
+                stream.write_all(&bytes).await?;
+                stream.read_exact(&mut bytes).await?;
+            }
+            ensure!(bytes == [7; 64]);
+            Ok(())
+        })
+        .await
+    })?;
+    Ok(vec![Figure::rate("limit_echo", ROUNDS, &seconds, Must::Nothing)])
+}
+
+/// The same with the thread hops of a task: user thread, IO thread, IO thread, user thread, and back.
+pub(crate) fn limit_echo_hops() -> Result<Vec<Figure>> {
+    let dir = tempfile::tempdir()?;
+    let at = dir.path().join("socket");
+    let (ask, mut asked) = tokio::sync::mpsc::unbounded_channel::<std::sync::mpsc::SyncSender<[u8; 64]>>();
+    let path = at.clone();
+    let io = std::thread::spawn(move || -> Result<()> {
+        runtime()?.block_on(async {
+            let listener = UnixListener::bind(&path)?;
+            let _other = Other::start("echo_hops", &path.display().to_string())?;
+            let (mut stream, _) = listener.accept().await?;
+            let mut bytes = [7; 64];
+            while let Some(answer) = asked.recv().await {
+                stream.write_all(&bytes).await?;
+                stream.read_exact(&mut bytes).await?;
+                answer.send(bytes)?;
+            }
+            Ok(())
+        })
+    });
+    let seconds = repeated_blocking(|| {
+        let (answer, answered) = std::sync::mpsc::sync_channel(1);
+        for _ in 0..ROUNDS {
+            ask.send(answer.clone())?;
+            ensure!(answered.recv()? == [7; 64]);
+        }
+        Ok(())
+    })?;
+    drop(ask);
+    if io.join().is_err() {
+        bail!("the IO thread panicked");
+    }
+    Ok(vec![Figure::rate("limit_echo_hops", ROUNDS, &seconds, Must::Nothing)])
+}
+
+/// Copying into shared memory whose pages are there.
+pub(crate) fn limit_memcpy() -> Result<Vec<Figure>> {
+    const SIZE: usize = 256 << 20;
+    let source = vec![7u8; SIZE];
+    let fd = rustix::fs::memfd_create("limit_memcpy", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&fd, SIZE as u64)?;
+    // SAFETY: a new mapping of a file that nobody else has, unmapped below.
+    let shared = unsafe {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
+    };
+    let seconds = repeated_blocking(|| {
+        // SAFETY: both are SIZE bytes, and do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(black_box(source.as_ptr()), shared.cast::<u8>(), SIZE) };
+        Ok(())
+    })?;
+    // SAFETY: mapped above; nothing refers to it any more.
+    unsafe { rustix::mm::munmap(shared, SIZE)? };
+    Ok(vec![Figure::bandwidth("limit_memcpy", SIZE as u64, &seconds, Must::Nothing)])
+}
+
+const TCP_BYTES: usize = 1 << 30;
+const TCP_PIECE: usize = 1 << 20;
+
+fn send_tcp(at: &str) -> Result<()> {
+    let mut stream = std::net::TcpStream::connect(at)?;
+    let piece = vec![7u8; TCP_PIECE];
+    let mut go = [0];
+    while stream.read_exact(&mut go).is_ok() {
+        for _ in 0..TCP_BYTES / TCP_PIECE {
+            stream.write_all(&piece)?;
+        }
+    }
+    Ok(())
+}
+
+/// One loopback connection between two processes, into one buffer.
+pub(crate) fn limit_tcp() -> Result<Vec<Figure>> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let _other = Other::start("tcp", &listener.local_addr()?.to_string())?;
+    let (mut stream, _) = listener.accept().context("nobody connected")?;
+    let mut buffer = vec![0; TCP_PIECE];
+    let seconds = repeated_blocking(|| {
+        stream.write_all(&[1])?;
+        for _ in 0..TCP_BYTES / TCP_PIECE {
+            stream.read_exact(&mut buffer)?;
+        }
+        ensure!(buffer[TCP_PIECE - 1] == 7);
+        Ok(())
+    })?;
+    Ok(vec![Figure::bandwidth("limit_tcp", TCP_BYTES as u64, &seconds, Must::Nothing)])
+}

@@ -1,0 +1,47 @@
+//! `docs/performance.md`.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::report::Report;
+
+/// Writes the page.
+pub(crate) fn write(dir: &Path, report: &Report) -> Result<()> {
+    let mut page = String::new();
+    page.push_str("# Performance\n\n");
+    page.push_str(
+        "Written by `cargo xtask bench --docs`. Every row runs user code in other processes than the driver's and\n",
+    );
+    page.push_str(
+        "checks every result. The limits are what the machine itself does, measured in the same run; machines differ\n",
+    );
+    page.push_str("and drift, so compare within one run only. Above 1 is better, for rates and for times.\n\n");
+    writeln!(page, "{}\n", machine())?;
+    writeln!(page, "| row | median | worst to best | must reach | reached | × {} |", report.peer())?;
+    page.push_str("|---|---|---|---|---|---|\n");
+    for row in report.rows() {
+        writeln!(page, "| {} |", row.join(" | "))?;
+    }
+    let file = dir.join("performance.md");
+    std::fs::write(&file, page).with_context(|| format!("writing {}", file.display()))
+}
+
+fn machine() -> String {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib =
+        memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let system = rustix::system::uname();
+    format!(
+        "{cpus} CPUs ({}), {:.0} GiB, {} {}, Wingbeat {}, release build.",
+        model.unwrap_or("unknown"),
+        kib.unwrap_or(0) as f64 / f64::from(1 << 20),
+        system.sysname().to_string_lossy(),
+        system.release().to_string_lossy(),
+        env!("CARGO_PKG_VERSION")
+    )
+}

@@ -1,0 +1,72 @@
+//! The rows, in the order in which they run.
+
+mod actors;
+mod cluster;
+mod mixed;
+mod objects;
+mod start;
+mod tasks;
+
+use anyhow::Result;
+use futures::future::LocalBoxFuture;
+
+use crate::limits;
+use crate::report::Figure;
+
+pub(crate) use start::be_other;
+
+type Figures = Result<Vec<Figure>>;
+
+/// One row, or several that come of the same work.
+pub(crate) struct Row {
+    pub name: &'static str,
+    /// The limits that it is compared with.
+    pub limits: &'static [&'static str],
+    pub run: Run,
+}
+
+/// Where a row runs.
+pub(crate) enum Run {
+    /// With processes of its own.
+    Alone(fn() -> Figures),
+    /// In a private cluster of this process, with 2 CPUs, that rows share.
+    InCluster(fn() -> LocalBoxFuture<'static, Figures>),
+}
+
+macro_rules! rows {
+    ($($kind:ident $name:ident = $run:path $(, $limit:ident)*;)*) => {
+        pub(crate) const ROWS: &[Row] = &[$(
+            Row { name: stringify!($name), limits: &[$(stringify!($limit)),*], run: rows!(@$kind $run) },
+        )*];
+    };
+    (@alone $run:path) => { Run::Alone($run) };
+    (@cluster $run:path) => { Run::InCluster(|| Box::pin($run())) };
+}
+
+rows! {
+    alone limit_echo = limits::limit_echo;
+    alone limit_echo_hops = limits::limit_echo_hops;
+    alone limit_memcpy = limits::limit_memcpy;
+    alone limit_tcp = limits::limit_tcp;
+    alone startup_to_first_task = start::startup_to_first_task;
+    alone idle_rss = start::idle_rss;
+    cluster tasks_sync = tasks::tasks_sync, limit_echo;
+    cluster tasks_async = tasks::tasks_async;
+    cluster task_chain_100 = tasks::task_chain_100;
+    cluster tasks_multi_client_async = tasks::tasks_multi_client_async, tasks_async;
+    cluster actor_sync = actors::actor_sync, limit_echo;
+    cluster actor_async = actors::actor_async;
+    cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
+    cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;
+    cluster put_small = objects::put_small;
+    cluster get_small = objects::get_small;
+    cluster put_bandwidth = objects::put_bandwidth, limit_memcpy;
+    cluster task_return_256MiB = objects::task_return;
+    cluster get_view_256MiB = objects::get_view;
+    cluster get_object_with_10k_refs = objects::get_object_with_10k_refs;
+    cluster wait_1k_refs = objects::wait_1k_refs;
+    cluster mixed = mixed::mixed;
+    cluster queue_1m = tasks::queue_1m;
+    alone node_to_node = cluster::node_to_node, limit_tcp;
+    alone broadcast_4 = cluster::broadcast_4, limit_tcp;
+}

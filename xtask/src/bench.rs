@@ -1,0 +1,58 @@
+//! `cargo xtask bench`: the bench in release, and its peers beside it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use crate::python;
+use crate::steps::{cargo, root, step};
+
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// Only these rows, and the limits that they are compared with.
+    #[arg(long, value_delimiter = ',')]
+    rows: Vec<String>,
+    /// Measure these peers too, in an environment that is made for it (.venv-bench). Known: ray.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Also write a line of JSON a row to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also write docs/performance.md.
+    #[arg(long)]
+    docs: bool,
+}
+
+pub(crate) fn run(bench: &Bench) -> Result<()> {
+    let root = root()?;
+    if let Some(unknown) = bench.peers.iter().find(|peer| *peer != "ray") {
+        bail!("unknown peer {unknown}; known: ray");
+    }
+    step(
+        "release build",
+        &mut cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
+    )?;
+    let mut command = Command::new(root.join("target/release/wingbeat-bench"));
+    command.env("WINGBEAT_BIN", root.join("target/release/wingbeat"));
+    let dir = tempfile::tempdir()?;
+    if !bench.peers.is_empty() {
+        let python = python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;
+        let figures = dir.path().join("ray.jsonl");
+        let mut peer = Command::new(python);
+        peer.arg(root.join("bench/peers/ray_rows.py")).arg(&figures);
+        step("ray", peer.env("RAY_USAGE_STATS_ENABLED", "0").current_dir(dir.path()))?;
+        command.arg("--peer").arg(figures);
+    }
+    if !bench.rows.is_empty() {
+        command.arg("--rows").arg(bench.rows.join(","));
+    }
+    if let Some(json) = &bench.json {
+        command.arg("--json").arg(json);
+    }
+    if bench.docs {
+        command.arg("--docs").arg(root.join("docs"));
+    }
+    step("bench", &mut command)
+}
