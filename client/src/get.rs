@@ -93,6 +93,13 @@ pub async fn wait<T>(refs: Vec<ObjectRef<T>>, count: usize, timeout: Option<Dura
     if refs.is_empty() {
         return Ok((refs, Vec::new()));
     }
+    // Mostly enough are ready, and no two are the same since they are in the order in which they were made.
+    if refs.windows(2).all(|pair| pair[0].id() < pair[1].id()) {
+        let ready: Vec<usize> = (0..refs.len()).filter(|at| refs[*at].is_ready()).take(count).collect();
+        if ready.len() == count {
+            return Ok(split(refs, &ready));
+        }
+    }
     let session = match refs.iter().find_map(|object| object.handle().session()) {
         Some(session) => session.clone(),
         None => Session::current()?,
@@ -100,15 +107,24 @@ pub async fn wait<T>(refs: Vec<ObjectRef<T>>, count: usize, timeout: Option<Dura
     let handles: Vec<_> = refs.iter().map(ObjectRef::handle).collect();
     let waiting = session.wait(&handles, count, timeout);
     drop(handles);
-    let mut is_ready = vec![false; refs.len()];
-    for position in waiting.await?.into_iter().take(count) {
-        is_ready[position] = true;
+    let mut ready = waiting.await?;
+    ready.truncate(count);
+    Ok(split(refs, &ready))
+}
+
+/// Those at these ascending positions, and the others.
+fn split<T>(mut refs: Vec<ObjectRef<T>>, positions: &[usize]) -> Waited<T> {
+    if let [position] = *positions {
+        return (vec![refs.remove(position)], refs);
     }
+    let mut positions = positions.iter().copied().peekable();
+    let taken = refs.iter().enumerate().map(|(at, _)| positions.next_if_eq(&at).is_some());
+    let taken: Vec<bool> = taken.collect();
     let (mut ready, mut rest) = (Vec::new(), Vec::new());
-    for (object, is_ready) in refs.into_iter().zip(is_ready) {
-        if is_ready { ready.push(object) } else { rest.push(object) }
+    for (object, taken) in refs.drain(..).zip(taken) {
+        if taken { ready.push(object) } else { rest.push(object) }
     }
-    Ok((ready, rest))
+    (ready, rest)
 }
 
 /// As [`wait`](fn@wait), blocking this thread.

@@ -26,6 +26,8 @@ use crate::object::Handle;
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
 const AHEAD_NANOS: f64 = 2_000_000.0;
+/// Tasks that take longer on average are pushed one at a time.
+const LONG_NANOS: f64 = 20_000_000.0;
 /// And at most so many tasks, which bounds the memory of a worker process.
 const AHEAD_TASKS: usize = 2_048;
 /// Leases wanted for one shape at most; the head grants what there is.
@@ -165,7 +167,11 @@ impl Dispatch {
         }
         let depth = match queue.average_nanos {
             None => 1,
-            Some(nanos) => ((AHEAD_NANOS / (nanos + OVERHEAD_NANOS)) as usize).clamp(1, AHEAD_TASKS),
+            Some(nanos) => {
+                // The next one waits at hand, unless a round trip is nothing beside a task.
+                let least = if nanos < LONG_NANOS { 2 } else { 1 };
+                ((AHEAD_NANOS / (nanos + OVERHEAD_NANOS)) as usize).clamp(least, AHEAD_TASKS)
+            }
         };
         let mut open: Vec<(usize, LeaseId)> = queue
             .leases

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use dashmap::DashMap;
@@ -58,6 +58,8 @@ pub struct Object {
     /// The actor that the call which makes it was sent to.
     producer: Option<ActorId>,
     handles: AtomicU32,
+    /// Whether there is a value, for who only asks that.
+    ready: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -70,7 +72,7 @@ pub(crate) struct Announce {
 
 impl Object {
     fn new(id: ObjectId, producer: Option<ActorId>) -> Object {
-        Object { id, producer, handles: AtomicU32::new(0), state: Mutex::default() }
+        Object { id, producer, handles: AtomicU32::new(0), ready: AtomicBool::new(false), state: Mutex::default() }
     }
 
     pub(crate) fn id(&self) -> ObjectId {
@@ -86,7 +88,7 @@ impl Object {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.state.lock().value.is_some()
+        self.ready.load(Ordering::Acquire)
     }
 
     /// Answers with the value, or has `cx` woken when it is there.
@@ -122,6 +124,7 @@ impl Object {
             return Announce::default();
         }
         state.value = Some(value);
+        self.ready.store(true, Ordering::Release);
         state.contained = contained;
         let waiters = std::mem::take(&mut state.waiters);
         let subscribers = std::mem::take(&mut state.subscribers);
@@ -139,6 +142,7 @@ impl Object {
     pub(crate) fn unresolve(&self) {
         let mut state = self.state.lock();
         state.value = None;
+        self.ready.store(false, Ordering::Release);
         let contained = std::mem::take(&mut state.contained);
         drop(state);
         drop(contained);
@@ -163,6 +167,7 @@ impl Object {
             return (Loss::None, gone);
         }
         state.value = None;
+        self.ready.store(false, Ordering::Release);
         let contained = std::mem::take(&mut state.contained);
         let recipe = state.recipe.clone();
         drop(state);
@@ -286,7 +291,14 @@ pub(crate) struct ObjectTable {
     objects: DashMap<ObjectId, Arc<Object>>,
     /// What each borrower holds, so that its death is cheap to act on.
     borrowed_by: DashMap<ProcessId, HashSet<ObjectId>>,
+    /// The most objects at a time since memory was given back, as far as samples tell.
+    peak: AtomicUsize,
 }
+
+/// One of so many objects is looked at to know how many there are.
+const SAMPLE: u64 = 4_096;
+/// From so many on it is worth giving memory back.
+const MANY: usize = 1 << 16;
 
 impl ObjectTable {
     /// A new object with its first handle.
@@ -295,6 +307,9 @@ impl ObjectTable {
         object.handles.store(1, Ordering::Relaxed);
         let object = Arc::new(object);
         self.objects.insert(id, object.clone());
+        if id.task.seq.is_multiple_of(SAMPLE) {
+            self.peak.fetch_max(self.objects.len(), Ordering::Relaxed);
+        }
         Handle { object, session: Some(session.clone()) }
     }
 
@@ -332,6 +347,23 @@ impl ObjectTable {
             }
             Some(_) => Freed::Borrowed,
         }
+    }
+
+    /// Whether, with `id`, most of many objects have been freed: then their memory is to be given back, once.
+    pub(crate) fn has_ebbed(&self, id: ObjectId) -> bool {
+        if !id.task.seq.is_multiple_of(SAMPLE) {
+            return false;
+        }
+        let (peak, left) = (self.peak.load(Ordering::Relaxed), self.objects.len());
+        let ebbed = peak > MANY && left < peak / 8;
+        // Only one of those that see it acts.
+        ebbed && self.peak.compare_exchange(peak, left, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives back the room that the table does not need.
+    pub(crate) fn shrink(&self) {
+        self.objects.shrink_to_fit();
+        self.borrowed_by.shrink_to_fit();
     }
 
     /// `who` holds refs to `id`. False when the object is gone already.

@@ -36,6 +36,8 @@ use crate::storage::Home;
 use crate::stream::Streams;
 use crate::submission::Submission;
 
+/// How long freed memory is kept, since it may be needed again at once.
+const EBB_KEEP: std::time::Duration = std::time::Duration::from_secs(1);
 /// How long the head may take to say what it knows.
 const STATE_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
 
@@ -583,6 +585,9 @@ impl Process {
     }
 
     pub(crate) fn free_if_unneeded(self: &Arc<Self>, id: ObjectId) {
+        if self.objects.has_ebbed(id) {
+            self.clone().give_memory_back();
+        }
         match self.objects.free_if_unneeded(id, self.id) {
             Freed::Kept => {}
             Freed::Borrowed => {
@@ -602,6 +607,20 @@ impl Process {
                 }
             }
         }
+    }
+
+    /// After many objects were freed, and a moment in which the rest of them are: without this, the table and the
+    /// allocator would keep their memory for good.
+    fn give_memory_back(self: Arc<Self>) {
+        self.io.clone().spawn(async move {
+            tokio::time::sleep(EBB_KEEP).await;
+            self.objects.shrink();
+            #[cfg(target_env = "gnu")]
+            // SAFETY: it takes no pointers, and may be called at any time from any thread.
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        });
     }
 
     /// Reports dropped borrowed objects to their owners, never before registrations that were made
