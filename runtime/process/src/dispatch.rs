@@ -168,8 +168,9 @@ impl Dispatch {
         let depth = match queue.average_nanos {
             None => 1,
             Some(nanos) => {
-                // The next one waits at hand, unless a round trip is nothing beside a task.
-                let least = if nanos < LONG_NANOS { 2 } else { 1 };
+                // The next ones wait at hand, unless a round trip is nothing beside a task: among longer ones there
+                // may be some that take no time at all.
+                let least = if nanos < LONG_NANOS { 4 } else { 1 };
                 ((AHEAD_NANOS / (nanos + OVERHEAD_NANOS)) as usize).clamp(least, AHEAD_TASKS)
             }
         };
