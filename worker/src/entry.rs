@@ -6,7 +6,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::start::{self, VARIABLE};
+use crate::start::{self, TUNABLES, VARIABLE};
 use crate::{executor, guard};
 
 /// Keeps the entry linked: whoever uses the crate refers to this.
@@ -21,8 +21,14 @@ pub fn linked() {
 
 extern "C" fn enter() {
     let Ok(value) = std::env::var(VARIABLE) else { return };
+    let ours = std::env::var(TUNABLES.0).is_ok_and(|value| value == TUNABLES.1);
     // SAFETY: this runs before `main`, when the process has one thread.
-    unsafe { std::env::remove_var(VARIABLE) };
+    unsafe {
+        std::env::remove_var(VARIABLE);
+        if ours {
+            std::env::remove_var(TUNABLES.0);
+        }
+    }
     let outcome = std::panic::catch_unwind(|| run(&value));
     let code = match outcome {
         Ok(Ok(())) => 0,

@@ -24,7 +24,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 
-use crate::start::{self, BELONGS, VARIABLE};
+use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
 /// A worker process to start.
 #[derive(Serialize, Deserialize)]
@@ -264,6 +264,7 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>) -> io::Result<u32> {
     command
         .arg0(&launch.title)
         .env_clear()
+        .env(TUNABLES.0, TUNABLES.1)
         .envs(&launch.env)
         .env(BELONGS, launch.process.to_string())
         .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))

@@ -16,6 +16,11 @@ pub(crate) const VARIABLE: &str = "WINGBEAT_CHILD";
 /// Which worker process a descendant belongs to; inherited by everything that user code starts.
 pub(crate) const BELONGS: &str = "WINGBEAT_PROCESS";
 
+/// Has glibc's allocator ask for huge pages, so that memory for large values costs 512 times fewer page faults: filling
+/// 256 MiB takes 30 ms instead of 130. Set for a worker process where the user has said nothing, and taken out again
+/// before user code runs, so that its children do not inherit it.
+pub(crate) const TUNABLES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+
 /// What a worker process must know.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct WorkerStartInfo {

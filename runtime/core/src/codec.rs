@@ -218,9 +218,9 @@ impl Encoded<'_> {
         match self {
             Encoded::Plain(bytes, count) => {
                 out[..8].copy_from_slice(&count.to_le_bytes());
-                out[8..].copy_from_slice(bytes);
+                copy(bytes, &mut out[8..]);
             }
-            Encoded::Bytes(bytes) => out.copy_from_slice(bytes),
+            Encoded::Bytes(bytes) => copy(bytes, out),
         }
     }
 
@@ -235,6 +235,25 @@ impl Encoded<'_> {
             }
             Encoded::Bytes(bytes) => bytes.into(),
         }
+    }
+}
+
+/// From so many bytes on, two threads copy faster than one, although it costs to start the other.
+const COPY_BY_TWO: usize = 64 << 20;
+
+fn copy(from: &[u8], to: &mut [u8]) {
+    if from.len() < COPY_BY_TWO {
+        return to.copy_from_slice(from);
+    }
+    let half = from.len() / 2;
+    let helped = std::thread::scope(|scope| {
+        let (first, rest) = to.split_at_mut(half);
+        let other = std::thread::Builder::new().spawn_scoped(scope, || rest.copy_from_slice(&from[half..]));
+        first.copy_from_slice(&from[..half]);
+        other.is_ok()
+    });
+    if !helped {
+        to[half..].copy_from_slice(&from[half..]);
     }
 }
 

@@ -10,6 +10,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorState, Address, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 
+use crate::name::Name;
 use crate::object::Handle;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
@@ -18,7 +19,7 @@ const IN_FLIGHT: usize = 8_192;
 /// A call that is not done.
 pub(crate) struct Call {
     pub spec: Arc<TaskSpec>,
-    pub name: Arc<str>,
+    pub name: Name,
     /// Whether its arguments are all there.
     pub resolved: bool,
     /// Attempts that the actor's restarts may still cost.

@@ -21,6 +21,7 @@ use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
 use wingbeat_net::messages::WorkerDeath;
 
 use crate::lineage::Remaking;
+use crate::name::Name;
 use crate::object::Handle;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -44,7 +45,7 @@ pub(crate) struct Task {
     pub spec: Arc<TaskSpec>,
     pub shape: Arc<Shape>,
     /// Name for messages.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Attempts that a system failure may still cost.
     pub retries: u32,
     pub retry_errors: bool,
@@ -58,7 +59,7 @@ pub(crate) struct Task {
 /// What is to be done.
 pub(crate) enum Action {
     Push { worker: Address, lease: LeaseId, first: u64, tasks: Vec<Arc<TaskSpec>> },
-    Demand { shape: Arc<Shape>, wanted: u32, name: Arc<str> },
+    Demand { shape: Arc<Shape>, wanted: u32, name: Name },
     Return { lease: LeaseId },
     TakeBack { worker: ProcessId, lease: LeaseId, most: u32 },
     Cancel { worker: ProcessId, task: TaskId, force: bool },
@@ -110,11 +111,11 @@ struct Queue {
     /// Smoothed run time of a task; none before the first result.
     average_nanos: Option<f64>,
     announced: u32,
-    name: Arc<str>,
+    name: Name,
 }
 
 impl Queue {
-    fn new(name: Arc<str>) -> Queue {
+    fn new(name: Name) -> Queue {
         Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name }
     }
 }

@@ -23,7 +23,7 @@ fn task(seq: u64) -> Task {
     Task {
         spec: Arc::new(spec),
         shape: shape(),
-        name: "task".into(),
+        name: Name::Path("task"),
         retries: 3,
         retry_errors: false,
         cancelled: false,

@@ -18,6 +18,7 @@ mod dispatch;
 pub mod get;
 pub mod head;
 mod lineage;
+mod name;
 pub mod object;
 pub mod options;
 mod peers;

@@ -22,6 +22,7 @@ use wingbeat_net::messages::PeerMessage;
 
 use crate::arguments::Outbound;
 use crate::dispatch::Task;
+use crate::name::Name;
 use crate::object::{Handle, Loss};
 use crate::refs::{Content, PackedValue};
 use crate::session::{Process, Session};
@@ -37,7 +38,7 @@ pub(crate) struct Recipe {
     /// Without arguments.
     spec: Arc<TaskSpec>,
     shape: Arc<Shape>,
-    name: Arc<str>,
+    name: Name,
     retry_errors: bool,
     /// Attempts that are left, over all times that it is made again.
     retries: AtomicU32,

@@ -176,8 +176,6 @@ pub struct Process {
     pub(crate) handles: DashMap<ObjectId, ActorId>,
     log_sink: OnceLock<Box<dyn Fn(Vec<LogLine>) + Send + Sync>>,
     pub(crate) gpus: RwLock<Vec<u32>>,
-    /// Function names, shared by all their tasks.
-    pub(crate) names: DashMap<wingbeat_core::FunctionId, Arc<str>>,
     shut_down: AtomicBool,
     over: tokio::sync::watch::Sender<bool>,
     /// What must outlive the session, such as an embedded head and node.
@@ -423,7 +421,6 @@ impl Prepared {
             handles: DashMap::new(),
             log_sink: OnceLock::new(),
             gpus: RwLock::default(),
-            names: DashMap::new(),
             shut_down: AtomicBool::new(false),
             over: tokio::sync::watch::Sender::new(false),
             keep: Mutex::default(),

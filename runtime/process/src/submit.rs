@@ -17,6 +17,7 @@ use crate::arguments::Outbound;
 use crate::calls::Call;
 use crate::context;
 use crate::dispatch::Task;
+use crate::name::Name;
 use crate::object::Handle;
 use crate::options::{ActorOptions, DEFAULT_RETRIES, DEFAULT_STREAM_AHEAD, TaskOptions};
 use crate::registry::{Class, Function, Method};
@@ -82,10 +83,7 @@ impl Session {
             group: None,
             parent: context::current_task(),
         };
-        let name: Arc<str> = match &options.name {
-            Some(name) => name.as_str().into(),
-            None => process.function_name(function),
-        };
+        let name = Name::new(options.name.as_deref(), function.path);
         let task = Task {
             spec: Arc::new(spec),
             shape,
@@ -158,7 +156,7 @@ impl Session {
         let id = process.next_task();
         let outputs = outputs_of(method.outputs, options.stream_ahead.or(method.defaults.stream_ahead));
         let submitted = session.outputs(id, outputs, Some(actor.id()));
-        let name: Arc<str> = options.name.as_deref().unwrap_or(method.path).into();
+        let name = Name::new(options.name.as_deref(), method.path);
         let mut held = holds(&args);
         held.push(actor.handle().clone());
         let spec = TaskSpec {
@@ -424,10 +422,5 @@ impl crate::session::Process {
                 }
             }
         }
-    }
-
-    /// The name of a function as an `Arc`, made once.
-    fn function_name(&self, function: &'static Function) -> Arc<str> {
-        self.names.entry(function.id()).or_insert_with(|| function.path.into()).clone()
     }
 }
