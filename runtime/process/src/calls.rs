@@ -11,7 +11,7 @@ use wingbeat_core::spec::{ActorState, Address, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 
 use crate::name::Name;
-use crate::object::Handle;
+use crate::object::Held;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
 const IN_FLIGHT: usize = 8_192;
@@ -26,7 +26,7 @@ pub(crate) struct Call {
     pub retries: u32,
     pub cancelled: bool,
     /// Arguments and the actor's own handle, held until the call is done.
-    pub held: Vec<Handle>,
+    pub held: Held,
 }
 
 /// What is to be done.

@@ -1,5 +1,6 @@
 //! The execution that the current thread or future belongs to.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
@@ -22,7 +23,7 @@ pub struct Execution {
     /// The task.
     pub task: TaskId,
     /// Its name, for people.
-    pub name: String,
+    pub name: Cow<'static, str>,
     /// The actor it runs in, and how many calls that runs at a time.
     pub actor: Option<(ActorId, u32)>,
     /// The lease under which the process works.
@@ -44,7 +45,7 @@ impl Execution {
     /// A run that begins now.
     pub fn new(
         task: TaskId,
-        name: String,
+        name: Cow<'static, str>,
         actor: Option<(ActorId, u32)>,
         lease: Option<LeaseId>,
         session: Session,
@@ -82,7 +83,7 @@ impl Execution {
             return Poll::Ready(error);
         }
         if asked.cancelled {
-            return Poll::Ready(Error::Cancelled { task: self.name.clone() });
+            return Poll::Ready(Error::Cancelled { task: self.name.to_string() });
         }
         if !asked.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
             asked.wakers.push(cx.waker().clone());

@@ -22,7 +22,7 @@ use wingbeat_net::messages::WorkerDeath;
 
 use crate::lineage::Remaking;
 use crate::name::Name;
-use crate::object::Handle;
+use crate::object::Held;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -51,7 +51,7 @@ pub(crate) struct Task {
     pub retry_errors: bool,
     pub cancelled: bool,
     /// Handles of argument objects and of refs inside arguments: they live until the task is done.
-    pub held: Vec<Handle>,
+    pub held: Held,
     /// Set when lost outputs are made again.
     pub remaking: Option<Remaking>,
 }

@@ -28,7 +28,7 @@ fn task(seq: u64) -> Task {
         retry_errors: false,
         cancelled: false,
         remaking: None,
-        held: Vec::new(),
+        held: Default::default(),
     }
 }
 

@@ -72,7 +72,7 @@ impl Waiting {
             executor.begin_wait();
         }
         process.waits.insert(execution.task, execution.clone());
-        let wait = Wait { task: execution.task, name: execution.name.clone(), actor: execution.actor, on };
+        let wait = Wait { task: execution.task, name: execution.name.to_string(), actor: execution.actor, on };
         process.tell_head(HeadMessage::Waiting { lease: execution.lease, wait });
         Some(Waiting { execution })
     }

@@ -275,6 +275,9 @@ impl std::fmt::Debug for Handle {
     }
 }
 
+/// Handles that keep what a task or call needs; mostly its actor's alone.
+pub(crate) type Held = SmallVec<[Handle; 2]>;
+
 /// What remained to be done for an object that nobody needs any more.
 pub(crate) enum Freed {
     /// It is still needed.

@@ -238,6 +238,12 @@ impl Table {
         self.functions.get(&id).copied().ok_or_else(|| self.missing(id, called))
     }
 
+    /// What the function or method of this id is called.
+    pub fn path(&self, id: FunctionId) -> Option<&'static str> {
+        let function = self.functions.get(&id).map(|function| function.path);
+        function.or_else(|| self.methods.get(&id).map(|method| method.path))
+    }
+
     /// The actor class of this id.
     ///
     /// # Errors

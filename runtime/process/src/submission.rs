@@ -23,7 +23,7 @@ use crate::arguments::Outbound;
 use crate::calls::{self, Call, Calls};
 use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::lineage::Recipe;
-use crate::object::Handle;
+use crate::object::{Handle, Held};
 use crate::refs::{Content, PackedValue};
 use crate::session::{Process, Session};
 
@@ -96,7 +96,7 @@ impl Submission {
         let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
         let mut received = Vec::new();
         // Dropped after the lock: handles may free objects.
-        let mut finished: Vec<SmallVec<[Handle; 2]>> = Vec::new();
+        let mut finished: Vec<Held> = Vec::new();
         self.with_core(process, |core, now, todo| {
             for result in results {
                 if has_refs(&result.outcome) {
@@ -104,7 +104,7 @@ impl Submission {
                 }
                 if let Some((actor, call)) = core.calls.finished(from, result.id) {
                     core.calls.settle(actor, &mut todo.calls);
-                    finished.push(call.held.into());
+                    finished.push(call.held);
                     done.push((call.spec, result.outcome));
                     continue;
                 }
@@ -117,7 +117,7 @@ impl Submission {
                         stored_or_lost.push((task, result.outcome));
                     }
                     Settled::Done(task) => {
-                        finished.push(task.held.into());
+                        finished.push(task.held);
                         done.push((task.spec, result.outcome));
                     }
                     Settled::Retried | Settled::Unknown => {}
@@ -501,8 +501,8 @@ pub(crate) fn when_resolved(
 }
 
 /// The handles that must live until the call is done.
-pub(crate) fn holds(args: &[Outbound]) -> Vec<Handle> {
-    let mut held = Vec::new();
+pub(crate) fn holds(args: &[Outbound]) -> Held {
+    let mut held = Held::new();
     for arg in args {
         match arg {
             Outbound::Value(packed) => {

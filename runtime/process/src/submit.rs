@@ -309,7 +309,7 @@ impl Session {
         let head = process.head_client().await?;
         let handle = process.objects.insert(&self, object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
-        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args));
+        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
         let answer = head.create_actor(mux::within(std::time::Duration::from_secs(60)), spec, or_get).await;
         let info = mux::answered(answer, "the head")??;
         if info.id != id {

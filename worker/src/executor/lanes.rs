@@ -110,7 +110,7 @@ fn construct(
     let class = wingbeat_process::registry::table().class(spec.class, &spec.class_name)?;
     let actor = Some((being.actor, being.concurrency));
     let execution =
-        Execution::new(spec.handle.task, spec.class_name.clone(), actor, Some(being.lease), session.clone());
+        Execution::new(spec.handle.task, spec.class_name.clone().into(), actor, Some(being.lease), session.clone());
     let constructing = async {
         let values = session.bring_in(&spec.args, true).await?;
         let arguments = Arguments::new(class.path, session.clone(), values);

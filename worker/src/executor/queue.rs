@@ -3,6 +3,7 @@
 //! The IO thread puts in, takes back and cancels; executing threads take out. Whatever is answered with
 //! "given up" was not started and never will be here.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -209,7 +210,7 @@ impl Queue {
         let running = state.running.get(&task).cloned();
         drop(state);
         if let Some(spec) = taken {
-            self.refuse(&spec, Error::Cancelled { task: task_name(&spec) });
+            self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
         }
         let Some(execution) = running else { return };
         self.session.process().cancel_children(task);
@@ -222,16 +223,11 @@ impl Queue {
 }
 
 /// What to call a task, in messages.
-pub(crate) fn task_name(spec: &TaskSpec) -> String {
-    let table = wingbeat_process::registry::table();
-    let path = table
-        .function(spec.function, None)
-        .map(|function| function.path)
-        .or_else(|_| table.method(spec.function, None).map(|method| method.path));
-    match (&spec.name, path) {
-        (Some(name), _) => name.to_string(),
-        (None, Ok(path)) => path.to_owned(),
-        (None, Err(_)) => spec.id.to_string(),
+pub(crate) fn task_name(spec: &TaskSpec) -> Cow<'static, str> {
+    match (&spec.name, wingbeat_process::registry::table().path(spec.function)) {
+        (Some(name), _) => name.to_string().into(),
+        (None, Some(path)) => path.into(),
+        (None, None) => spec.id.to_string().into(),
     }
 }
 
@@ -261,7 +257,7 @@ impl Executor for Queue {
                     for spec in calls {
                         let class = task_name(&spec);
                         let cause = Box::new(Error::ActorEnded { by: "a restart".into() });
-                        self.refuse(&spec, Error::ActorUnavailable { actor, class, cause });
+                        self.refuse(&spec, Error::ActorUnavailable { actor, class: class.into(), cause });
                     }
                     return;
                 }
@@ -279,7 +275,7 @@ impl Executor for Queue {
                     let option = "group".to_owned();
                     let why =
                         "the actor has no such concurrency group; declare it with the class or its options".into();
-                    self.refuse(&spec, Error::InvalidOption { what: task_name(&spec), option, why });
+                    self.refuse(&spec, Error::InvalidOption { what: task_name(&spec).into(), option, why });
                 }
             }
             Work::TakeBack(lease, most) => {

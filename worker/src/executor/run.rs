@@ -83,7 +83,7 @@ pub(crate) async fn to_result(
     let begun = Instant::now();
     let running = match session.bring_in(&spec.args, execution.actor.is_some()).await {
         Err(error) => Err(error),
-        Ok(_) if execution.is_cancelled() => Err(Error::Cancelled { task: execution.name.clone() }),
+        Ok(_) if execution.is_cancelled() => Err(Error::Cancelled { task: execution.name.to_string() }),
         Ok(values) => {
             let arguments = Arguments::new(function, session.clone(), values);
             let started = catch_unwind(AssertUnwindSafe(|| execution.run(|| start(arguments))));
@@ -99,7 +99,7 @@ pub(crate) async fn to_result(
         Ok(Running::Items(items)) => {
             let mut items = items;
             let next = || catch_unwind(AssertUnwindSafe(|| execution.run(|| items.next())));
-            let items = std::iter::from_fn(next_or_panic(next, execution.name.clone()));
+            let items = std::iter::from_fn(next_or_panic(next, execution.name.to_string()));
             stream(queue, &execution, spec, futures::stream::iter(items)).await
         }
         Ok(Running::Stream(items)) => {
@@ -148,7 +148,7 @@ async fn guarded<F: Future>(execution: &Arc<Execution>, future: F) -> Result<F::
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),
         }
-        cancelled.as_mut().poll(cx).map(|()| Err(Error::Cancelled { task: execution.name.clone() }))
+        cancelled.as_mut().poll(cx).map(|()| Err(Error::Cancelled { task: execution.name.to_string() }))
     })
     .await
 }
@@ -216,7 +216,7 @@ where
         }
         index += 1;
         if execution.is_cancelled() {
-            let error = Error::Cancelled { task: execution.name.clone() };
+            let error = Error::Cancelled { task: execution.name.to_string() };
             return (Outcome::Failed(Box::new(error)), held);
         }
     }
