@@ -4,10 +4,12 @@
 //! are the median and the range. What the machine itself can do is measured in the same run (`limits.rs`), and so are
 //! peers, if their figures are given. Machines differ and drift: compare within one run only.
 
+mod growth;
 mod limits;
 mod measure;
 mod memory;
 mod performance;
+mod plot;
 mod report;
 mod rows;
 

@@ -1,13 +1,14 @@
-//! `docs/performance.md`.
+//! `docs/performance.md` and its plots.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::report::Report;
+use crate::report::{Report, shown};
+use crate::{growth, plot};
 
-/// Writes the page.
+/// Measures how costs grow, and writes the page.
 pub(crate) fn write(dir: &Path, report: &Report) -> Result<()> {
     let mut page = String::new();
     page.push_str("# Performance\n\n");
@@ -23,6 +24,17 @@ pub(crate) fn write(dir: &Path, report: &Report) -> Result<()> {
     page.push_str("|---|---|---|---|---|---|\n");
     for row in report.rows() {
         writeln!(page, "| {} |", row.join(" | "))?;
+    }
+    page.push_str("\n## Growth\n\nWhat one operation costs, the best of three, in microseconds.\n");
+    for (number, growth) in growth::all()?.iter().enumerate() {
+        let image = format!("growth-{}.svg", number + 1);
+        std::fs::write(dir.join(&image), plot::svg(growth)?).with_context(|| format!("writing {image}"))?;
+        writeln!(page, "\n### {}, by {}\n\n![{}]({image})\n", growth.name, growth.of, growth.name)?;
+        let sizes: Vec<String> = growth.points.iter().map(|(size, _)| size.to_string()).collect();
+        let costs: Vec<String> = growth.points.iter().map(|(_, cost)| shown(*cost)).collect();
+        writeln!(page, "| {} | {} |", growth.of, sizes.join(" | "))?;
+        writeln!(page, "|---|{}", "---|".repeat(sizes.len()))?;
+        writeln!(page, "| µs | {} |", costs.join(" | "))?;
     }
     let file = dir.join("performance.md");
     std::fs::write(&file, page).with_context(|| format!("writing {}", file.display()))

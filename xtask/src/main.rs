@@ -23,13 +23,17 @@ enum Command {
     /// How fast it is on this machine, beside what the machine can do and what peers do.
     Bench(bench::Bench),
     /// Formatting, lints, unit and doc tests, clusters of real processes, Python.
-    Test,
+    Test {
+        /// The clusters of real processes alone, of the release build.
+        #[arg(long)]
+        release: bool,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
-        Command::Test => test::run(),
+        Command::Test { release } => test::run(release),
     }
 }

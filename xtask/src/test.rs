@@ -7,7 +7,10 @@ use anyhow::Result;
 use crate::python;
 use crate::steps::{cargo, root, step};
 
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(release: bool) -> Result<()> {
+    if release {
+        return of_release();
+    }
     step("formatting", cargo(&["fmt", "--all", "--check"])?.arg("--quiet"))?;
     step("lints", &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
     step(
@@ -22,4 +25,15 @@ pub(crate) fn run() -> Result<()> {
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
     step("python tests", &mut pytest)?;
     Ok(())
+}
+
+/// The clusters of real processes again, as fast as users run them.
+fn of_release() -> Result<()> {
+    let built =
+        ["build", "--quiet", "--release", "-p", "wingbeat-cli", "-p", "wingbeat-examples", "--bins", "--examples"];
+    step("the command and the examples", &mut cargo(&built)?)?;
+    let python = python::interpreter()?;
+    let binary = root()?.join("target/release/wingbeat");
+    let mut tests = cargo(&["test", "--release", "-p", "wingbeat-tests", "-p", "wingbeat", "-p", "wingbeat-train"])?;
+    step("tests of the release build", tests.env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))
 }

@@ -14,6 +14,7 @@ use crate::limits;
 use crate::report::Figure;
 
 pub(crate) use start::be_other;
+pub(crate) use tasks::nop;
 
 type Figures = Result<Vec<Figure>>;
 
