@@ -97,7 +97,7 @@ impl Report {
             Some(true) => "  ok",
             Some(false) => "  MISSED",
         };
-        eprintln!("   {:<28} {:>14} {}{held}", figure.row, shown(figure.value), figure.unit);
+        eprintln!("   {:<28} {:>16}{held}", figure.row, with_unit(figure.value, figure.unit));
         self.figures.push(figure);
     }
 
@@ -156,18 +156,21 @@ impl Report {
             let line = self.line(figure);
             let must = match figure.must {
                 Must::Nothing => String::new(),
-                Must::Reach(value) => format!("{} {}", if figure.less { "≤" } else { "≥" }, shown(value)),
-                Must::Of(limit, share) => format!("≥ {share} × {limit}"),
+                Must::Reach(value) => {
+                    format!("{} {}", if figure.less { "≤" } else { "≥" }, with_unit(value, figure.unit))
+                }
+                Must::Of(limit, share) => format!("≥ {:.2} × {limit}", share),
             };
-            let mut reached = line.limit_ratio.map(|ratio| format!("{ratio:.2} ×")).unwrap_or_default();
+            let of_limit = |ratio: f64| if ratio.is_finite() { format!("{ratio:.2} ×") } else { "fully".to_owned() };
+            let mut reached = line.limit_ratio.map(of_limit).unwrap_or_default();
             if self.holds(figure) == Some(false) {
                 reached.push_str(" missed");
             }
             let peer = line.peer_value.map(|_| format!("{:.1} ×", line.peer_ratio.unwrap_or_default()));
             [
                 figure.row.to_owned(),
-                format!("{} {}", shown(figure.value), figure.unit),
-                format!("{} to {}", shown(figure.worst), shown(figure.best)),
+                with_unit(figure.value, figure.unit),
+                format!("{} to {}", with_unit(figure.worst, figure.unit), with_unit(figure.best, figure.unit)),
                 must,
                 reached,
                 peer.unwrap_or_default(),
@@ -195,6 +198,15 @@ impl Report {
     }
 }
 
+/// Short times in smaller units.
+pub(crate) fn with_unit(value: f64, unit: &str) -> String {
+    match unit {
+        "s" if value < 1e-3 => format!("{} µs", shown(value * 1e6)),
+        "s" if value < 1.0 => format!("{} ms", shown(value * 1e3)),
+        unit => format!("{} {unit}", shown(value)),
+    }
+}
+
 /// With as many digits as mean something.
 pub(crate) fn shown(value: f64) -> String {
     match value.abs() {
@@ -209,7 +221,7 @@ pub(crate) fn shown(value: f64) -> String {
             }
             text
         }
-        large if large >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3e}"),
+        large if large >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
 }

@@ -1,4 +1,5 @@
-//! Values between nodes: daemons of this machine that share no memory.
+//! Values between nodes: daemons of this machine that share no memory. They talk over a unix socket, as those of one
+//! machine do; between machines it is TCP.
 
 use anyhow::{Result, ensure};
 use wingbeat::{ObjectRef, get_all};
