@@ -6,13 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
-use wingbeat_core::ProcessId;
 use wingbeat_core::resources::MEMORY;
-use wingbeat_core::spec::Address;
 use wingbeat_net::address;
-use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::handshake::Hello;
 use wingbeat_net::messages::ClusterState;
-use wingbeat_net::mux;
+use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessRequest, ProcessResponse};
 use wingbeat_worker::{join, token};
 
@@ -52,17 +50,9 @@ async fn connect(at: &Where) -> Result<HeadClient> {
         Some(token) => token,
         None => token::own()?,
     };
-    let nobody =
-        Address { process: ProcessId::random(), machine: address::this_machine(), unix: String::new(), tcp: None };
-    let hello = Hello {
-        address: nobody,
-        role: Role::Tool,
-        purpose: Purpose::Control,
-        cluster: None,
-        version: env!("CARGO_PKG_VERSION").into(),
-    };
-    let (stream, _) = address::dial_text(&text, "the head", &token, hello).await?;
-    let (_, client, _) = mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream);
+    let (stream, _) = address::dial_text(&text, "the head", &token, Hello::of_tool()).await?;
+    let (_, client, _) =
+        mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
     Ok(HeadClient::new(mux::client_config(), client).spawn())
 }
 

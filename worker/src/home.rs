@@ -10,7 +10,7 @@ use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::messages::NodeInfo;
-use wingbeat_net::mux;
+use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 use wingbeat_process::storage::NodeLink;
 use wingbeat_process::{PeerService, Session};
@@ -62,7 +62,7 @@ async fn attach_to(joined: &Joined, session: &Session, node: NodeId, daemon: &Ad
         address::dial(daemon, "the node daemon", &joined.token, process.hello(Purpose::Control)),
     )?;
     let (connection, client, server) =
-        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
     let client = NodeClient::new(mux::client_config(), client).spawn();
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection));
     let service = PeerService::new(process.clone(), daemon.process);

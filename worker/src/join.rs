@@ -11,7 +11,7 @@ use wingbeat_core::spec::{Address, Executable, JobSpec};
 use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
-use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
 use wingbeat_process::head::HeadLink;
@@ -182,15 +182,7 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
 /// # Errors
 /// Nobody answers, or refuses.
 pub async fn find_head(text: &str, token: &Token) -> Result<(Address, ClusterId, Option<std::net::IpAddr>), Error> {
-    let nobody = Address { process: ProcessId(0), machine: address::this_machine(), unix: String::new(), tcp: None };
-    let hello = Hello {
-        address: nobody,
-        role: Role::Tool,
-        purpose: Purpose::Control,
-        cluster: None,
-        version: env!("CARGO_PKG_VERSION").into(),
-    };
-    let (stream, welcome) = address::dial_text(text, "the head", token, hello).await?;
+    let (stream, welcome) = address::dial_text(text, "the head", token, Hello::of_tool()).await?;
     let ip = address::local_ip(&stream);
     let mut head = welcome.address;
     // The way that worked is the way to take: the head may know itself by another address.

@@ -18,7 +18,7 @@ use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage};
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse,
 };
@@ -162,7 +162,7 @@ impl Shell {
             Role::Worker => self.serve_process(stream, process, None).await,
             Role::Tool | Role::Head => {
                 let (connection, client, server) =
-                    mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
+                    mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
                 drop(client);
                 let service = Service { shell: self.clone(), process, role: hello.role };
                 self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
@@ -184,7 +184,7 @@ impl Shell {
 
     async fn serve_process(self: Arc<Self>, stream: Stream, process: ProcessId, job: Option<JobId>) {
         let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream);
+            mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
         drop(client);
         let link: Link<HeadEvent> = Link::new();
         if !claim(&mut self.inside.lock().processes, process, &link) {
@@ -202,7 +202,8 @@ impl Shell {
     }
 
     async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
-        let (connection, client, server) = mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream);
+        let (connection, client, server) =
+            mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let link: Link<NodeMessage> = Link::new();
         if !claim(&mut self.inside.lock().nodes, node, &link) {

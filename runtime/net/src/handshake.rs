@@ -110,6 +110,16 @@ pub struct Hello {
     pub version: String,
 }
 
+impl Hello {
+    /// Of a tool: somebody who only asks, and is not asked.
+    pub fn of_tool() -> Hello {
+        let machine = crate::address::this_machine();
+        let nobody = Address { process: wingbeat_core::ProcessId::random(), machine, unix: String::new(), tcp: None };
+        let version = env!("CARGO_PKG_VERSION").into();
+        Hello { address: nobody, role: Role::Tool, purpose: Purpose::Control, cluster: None, version }
+    }
+}
+
 /// The accepting side introduces itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {

@@ -163,36 +163,20 @@ pub type ClientHalf<Req, Resp> = Half<Response<Resp>, ClientMessage<Req>>;
 /// The transport of a tarpc server.
 pub type ServerHalf<Req, Resp> = Half<ClientMessage<Req>, Response<Resp>>;
 
+/// How a connection's reader waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waiting {
+    /// Asleep.
+    Asleep,
+    /// For tasks and calls: awake for a moment, where an answer is likely to come at once ([`crate::spin`]).
+    Awake,
+}
+
 /// Starts a connection over `stream` on the current tokio runtime: a client of one service and a server
 /// of another. Both sides call this, with the services exchanged.
 pub fn connect<CReq, CResp, SReq, SResp>(
     stream: Stream,
-) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
-where
-    CReq: Serialize + Send + 'static,
-    CResp: DeserializeOwned + Send + 'static,
-    SReq: DeserializeOwned + Send + 'static,
-    SResp: Serialize + Send + 'static,
-{
-    start(stream, false)
-}
-
-/// As [`connect`], for a connection that carries tasks and calls, on which answers are waited for awake (`spin.rs`).
-pub fn connect_awake<CReq, CResp, SReq, SResp>(
-    stream: Stream,
-) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
-where
-    CReq: Serialize + Send + 'static,
-    CResp: DeserializeOwned + Send + 'static,
-    SReq: DeserializeOwned + Send + 'static,
-    SResp: Serialize + Send + 'static,
-{
-    start(stream, true)
-}
-
-fn start<CReq, CResp, SReq, SResp>(
-    stream: Stream,
-    spins: bool,
+    waiting: Waiting,
 ) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
 where
     CReq: Serialize + Send + 'static,
@@ -201,7 +185,7 @@ where
     SResp: Serialize + Send + 'static,
 {
     let probe = matches!(stream, Stream::Tcp(_)).then_some((&PROBE_FRAME[..], PROBE_EVERY));
-    let socket = Socket::new(stream, spins);
+    let socket = Socket::new(stream, waiting == Waiting::Awake);
     let outbox = Arc::new(Outbox::default());
     let (to_client, from_server) = mpsc::channel(INBOX);
     let (to_server, from_client) = mpsc::channel(INBOX);

@@ -15,7 +15,7 @@ use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, WorkerCommand};
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 
 /// Keeps what it is sent, as far as it is let.
@@ -53,9 +53,10 @@ struct Pair {
 
 fn connected(here: Stream, there: Stream) -> Pair {
     let peer = Peer { got: Arc::default(), may_take: Arc::new(Semaphore::new(0)) };
-    let (ours, _, _) = mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(here);
+    let (ours, _, _) =
+        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(here, Waiting::Awake);
     let (theirs, _, server) =
-        mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(there);
+        mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(there, Waiting::Awake);
     tokio::spawn(mux::serve(server, peer.clone().serve()));
     let link = Link::new();
     let (running, over) = (link.clone(), ours.clone());

@@ -12,7 +12,7 @@ use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
 
 use crate::service::PeerService;
@@ -74,7 +74,7 @@ impl HeadLink {
         let (ready, client) = tokio::sync::oneshot::channel();
         process.clone().io.spawn(async move {
             let (connection, client, server) =
-                mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream);
+                mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
             *this.shared.connection.lock() = Some(connection.clone());
             let client = HeadClient::new(mux::client_config(), client).spawn();
             let _ = ready.send(client);

@@ -11,7 +11,7 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{NodeMessage, PeerMessage};
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 
 use crate::service::PeerService;
@@ -85,6 +85,16 @@ impl Peers {
     }
 }
 
+/// The link to `process`, and whether it is new.
+fn link_of<M: Send + 'static>(links: &DashMap<ProcessId, Link<M>>, process: ProcessId) -> (Link<M>, bool) {
+    let mut new = false;
+    let link = links.entry(process).or_insert_with(|| {
+        new = true;
+        Link::new()
+    });
+    (link.clone(), new)
+}
+
 impl Process {
     /// Queues a message to a process whose address is known.
     pub(crate) fn send(self: &Arc<Self>, to: &Address, message: PeerMessage) {
@@ -96,16 +106,7 @@ impl Process {
             return;
         }
         self.peers.learn(to);
-        let mut new = false;
-        let link = self
-            .peers
-            .links
-            .entry(to.process)
-            .or_insert_with(|| {
-                new = true;
-                Link::new()
-            })
-            .clone();
+        let (link, new) = link_of(&self.peers.links, to.process);
         link.send(message);
         if new {
             let (process, to) = (self.clone(), to.clone());
@@ -154,16 +155,7 @@ impl Process {
     pub(crate) async fn accept_peer(self: Arc<Self>, stream: Stream, from: Address) {
         self.peers.learn(&from);
         let process = from.process;
-        let mut first = false;
-        let link = self
-            .peers
-            .links
-            .entry(process)
-            .or_insert_with(|| {
-                first = true;
-                Link::new()
-            })
-            .clone();
+        let (link, first) = link_of(&self.peers.links, process);
         // If we are dialling it at the same time, our own connection carries what we say.
         self.run_peer(stream, process, first.then_some(link)).await;
         self.peer_lost(process);
@@ -171,7 +163,7 @@ impl Process {
 
     async fn run_peer(self: &Arc<Self>, stream: Stream, peer: ProcessId, link: Option<Link<PeerMessage>>) {
         let (connection, _, server) =
-            mux::connect_awake::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream);
+            mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Awake);
         self.peers.connections.insert(peer, connection.clone());
         let service = PeerService::new(self.clone(), peer);
         let serving = mux::serve(server, service.serve());
@@ -197,16 +189,7 @@ impl Process {
             storage.send(message);
             return;
         }
-        let mut new = false;
-        let link = self
-            .peers
-            .nodes
-            .entry(to.process)
-            .or_insert_with(|| {
-                new = true;
-                Link::new()
-            })
-            .clone();
+        let (link, new) = link_of(&self.peers.nodes, to.process);
         link.send(message);
         if new {
             let (process, to) = (self.clone(), to.clone());
@@ -223,7 +206,8 @@ impl Process {
     async fn run_node(self: &Arc<Self>, to: &Address, link: &Link<NodeMessage>) -> Result<(), Error> {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(to, "a node", &self.token, hello).await?;
-        let (connection, _, _) = mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        let (connection, _, _) =
+            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
         link.run(&connection, |messages| NodeRequest::Deliver { messages }).await;
         connection.close();
         Ok(())

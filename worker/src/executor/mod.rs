@@ -21,7 +21,7 @@ use wingbeat_core::error::Error;
 use wingbeat_net::address;
 use wingbeat_net::handshake::{Purpose, Role, Token};
 use wingbeat_net::messages::WorkerStart;
-use wingbeat_net::mux;
+use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::storage::NodeLink;
@@ -69,7 +69,7 @@ async fn join(
     let hello = prepared.hello(Purpose::Control);
     let stream = address::dial(&info.daemon, "the node daemon", &token, hello).await?;
     let (connection, client, server) =
-        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream);
+        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
     let client = NodeClient::new(mux::client_config(), client).spawn();
     let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
     let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver } =

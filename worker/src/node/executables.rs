@@ -10,7 +10,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Executable, JobSpec};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
-use wingbeat_net::mux;
+use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
@@ -65,7 +65,7 @@ impl Daemon {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(&job.driver, "the driver", &self.token, hello).await?;
         let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
+            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         drop(server);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let fd = rustix::fs::memfd_create("wingbeat-executable", rustix::fs::MemfdFlags::CLOEXEC)

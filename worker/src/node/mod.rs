@@ -31,7 +31,7 @@ use wingbeat_net::address::{self, Listener};
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LeaseStart, LogLine, NodeInfo, NodeMessage, WorkerCommand, WorkerDeath};
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{
     HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse, ProcessRequest,
 };
@@ -275,7 +275,8 @@ impl Daemon {
 
     async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let stream = address::dial(&self.head_address, "the head", &self.token, self.hello(Purpose::Control)).await?;
-        let (connection, client, server) = mux::connect::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(stream);
+        let (connection, client, server) =
+            mux::connect::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         self.connections.lock().push(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = service::NodeService::new(self.clone(), self.head_address.process);

@@ -14,7 +14,7 @@ use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::LogLine;
-use wingbeat_net::mux;
+use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
@@ -151,7 +151,8 @@ impl Daemon {
                 return log.broke();
             }
         };
-        let (connection, _, _) = mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
+        let (connection, _, _) =
+            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         self.until_ended(log.run(&connection, |lines| ProcessRequest::Logs { lines })).await;
         connection.close();
         log.broke();

@@ -9,7 +9,7 @@ use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, HeadMessage, Located, NodeMessage, WorkerStart};
-use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
@@ -48,7 +48,7 @@ impl Daemon {
         }
         let peer = hello.address.process;
         let (connection, _, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream);
+            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         let service = NodeService { daemon: self.clone(), peer, connection: Some(connection.clone()) };
         self.until_ended(async {
             tokio::select! {
