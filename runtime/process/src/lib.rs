@@ -1,7 +1,7 @@
 //! One participating process of Wingbeat, driver or worker process: what it owns, what it submits, and
 //! what it waits for.
 //!
-//! - [`session`]: membership, the IO thread, start and end.
+//! - [`session`]: membership, start and end; `io`: the IO thread, and how others wait.
 //! - [`registry`]: the functions and classes of this executable.
 //! - [`arguments`], [`refs`], [`view`]: values on their way in and out, and the refs inside them.
 //! - `object`: owned and borrowed objects, and the handles that count them.
@@ -17,6 +17,7 @@ pub mod context;
 mod dispatch;
 pub mod get;
 pub mod head;
+mod io;
 mod lineage;
 mod name;
 pub mod object;
@@ -36,9 +37,10 @@ mod worker_side;
 pub use actor::ActorHandle;
 pub use arguments::{Arguments, CallArgs, Outbound};
 pub use get::{Value, ValueFuture};
+pub use io::{Io, block_on};
 pub use object::Handle;
 pub use service::PeerService;
-pub use session::{Config, Entered, Executor, Io, Process, Session, Work, block_on};
+pub use session::{Config, Entered, Executor, Process, Session, Work};
 pub use stream::StreamHandle;
 pub use submit::Submitted;
 pub use view::ObjectView;
