@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use divan::{Bencher, black_box};
 use wingbeat::put;
 use wingbeat_core::codec;
-use wingbeat_core::spec::{Arg, Outputs, Shape, Strategy, TaskSpec};
+use wingbeat_core::spec::{Arg, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::Packed;
 use wingbeat_core::{Amount, ClusterId, FunctionId, LeaseId, ObjectId, ProcessId, ResourceSet, TaskId};
 use wingbeat_head::state::{Event, State};
@@ -57,7 +57,7 @@ fn decode_tasks(bencher: Bencher<'_, '_>, tasks: u64) {
 fn head_takes_in_a_demand(bencher: Bencher<'_, '_>) {
     let mut state = State::new(ClusterId(1), 1);
     state.step(0, Event::ProcessConnected(ProcessId(1)));
-    let shape = Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default };
+    let shape = Shape::of(ResourceSet::cpus(Amount::ONE));
     let mut wanted = 0;
     bencher.bench_local(|| {
         wanted = 1 + wanted % 64;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use wingbeat::{get_all, put};
-use wingbeat_core::spec::{ActorSpec, Address, Executable, JobSpec, MachineId, Shape, Strategy};
+use wingbeat_core::spec::{ActorSpec, Address, Executable, JobSpec, MachineId, Shape};
 use wingbeat_core::{
     ActorId, Amount, ClusterId, FunctionId, Incarnation, JobId, LeaseId, NodeId, ProcessId, ResourceSet, TaskId,
 };
@@ -96,14 +96,18 @@ impl Head {
     fn with_nodes(count: u64) -> Head {
         let mut head = Head { state: State::new(ClusterId(1), 1), orders: Vec::new() };
         for id in 1..=count {
-            head.step(Event::NodeJoined(Box::new(NodeInfo {
-                id: NodeId(id),
-                address: address(ProcessId(1_000_000 + id)),
-                hostname: String::new(),
-                resources: ResourceSet::cpus(Amount::whole(64)),
-                labels: BTreeMap::new(),
-                store_bytes: 0,
-            })));
+            head.step(Event::NodeJoined(
+                Box::new(NodeInfo {
+                    id: NodeId(id),
+                    address: address(ProcessId(1_000_000 + id)),
+                    hostname: String::new(),
+                    resources: ResourceSet::cpus(Amount::whole(64)),
+                    labels: BTreeMap::new(),
+                    devices: Vec::new(),
+                    store_bytes: 0,
+                }),
+                Vec::new(),
+            ));
         }
         head.step(Event::ProcessConnected(DRIVER));
         let executable =
@@ -116,6 +120,7 @@ impl Head {
             working_dir: String::new(),
             env: BTreeMap::new(),
             namespace: String::new(),
+            priority: 0,
         })));
         head
     }
@@ -140,7 +145,7 @@ impl Head {
             class: FunctionId(7),
             class_name: "Counter".into(),
             args: Vec::new(),
-            placement: Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default },
+            placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
             holds: ResourceSet::new(),
             max_restarts: 0,
             max_concurrency: 1,

@@ -1,5 +1,6 @@
 //! `wingbeat status` and `wingbeat stop`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::daemons::DEFAULT_PORT;
 use crate::sizes;
 
 #[derive(Args)]
-struct Where {
+pub(crate) struct Where {
     /// The head, as host:port; this machine's default head if nothing is said.
     #[arg(long, env = join::ADDRESS_VARIABLE)]
     address: Option<String>,
@@ -44,7 +45,7 @@ pub(crate) struct StopArgs {
     at: Where,
 }
 
-async fn connect(at: &Where) -> Result<HeadClient> {
+pub(crate) async fn connect(at: &Where) -> Result<HeadClient> {
     let text = at.address.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"));
     let token = match token::given(at.token_file.as_deref())? {
         Some(token) => token,
@@ -140,10 +141,37 @@ fn show(state: &ClusterState) {
         }
         println!("{actors}");
     }
+    if !state.placement_groups.is_empty() {
+        let mut groups = table(&["placement group", "name", "state", "strategy", "bundles", "nodes"]);
+        for group in &state.placement_groups {
+            let nodes: BTreeSet<String> =
+                group.bundles.iter().filter_map(|(_, node)| node.map(|node| node.to_string())).collect();
+            groups.add_row([
+                group.id.to_string(),
+                group.name.as_ref().map(|name| format!("{}/{}", name.namespace, name.name)).unwrap_or_default(),
+                group.state.clone(),
+                format!("{:?}", group.strategy),
+                group.bundles.len().to_string(),
+                nodes.into_iter().collect::<Vec<_>>().join(", "),
+            ]);
+        }
+        println!("{groups}");
+    }
+    for quota in &state.quotas {
+        println!("namespace {} holds {} of its quota of {}", quota.namespace, quota.used, quota.limit);
+    }
+    for node in &state.nodes {
+        if let Some(why) = &node.draining {
+            println!("{} ({}) is being drained: {why}", node.info.hostname, node.info.id);
+        }
+        for held in &node.held_devices {
+            println!("{} ({}) cannot give on {held}", node.info.hostname, node.info.id);
+        }
+    }
     if !state.pending.is_empty() {
-        let mut pending = table(&["waiting", "count", "why"]);
+        let mut pending = table(&["waiting", "wingbeat why", "count", "why"]);
         for row in &state.pending {
-            pending.add_row([row.name.clone(), row.count.to_string(), row.why.clone()]);
+            pending.add_row([row.name.clone(), row.id.clone(), row.count.to_string(), row.why.clone()]);
         }
         println!("{pending}");
     }

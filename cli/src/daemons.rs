@@ -11,7 +11,7 @@ use wingbeat_core::ClusterId;
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
 use wingbeat_worker::node::{self, NodeConfig};
-use wingbeat_worker::{join, token};
+use wingbeat_worker::{gpus, join, token};
 
 use crate::sizes;
 
@@ -45,9 +45,13 @@ pub(crate) struct WorkerArgs {
     /// CPUs to offer; all if nothing is said.
     #[arg(long)]
     num_cpus: Option<u32>,
-    /// GPUs to offer.
+    /// GPUs to offer, the first that there are; all that the driver knows if nothing is said. More than there are only
+    /// pretends, to try things out.
     #[arg(long)]
     num_gpus: Option<u32>,
+    /// Memory to pretend that each GPU has, such as 16GiB, to try things out.
+    #[arg(long, value_parser = sizes::bytes)]
+    gpu_memory: Option<u64>,
     /// A custom resource to offer, as NAME=AMOUNT; may be repeated.
     #[arg(long = "resource", value_parser = sizes::resource)]
     resources: Vec<(String, f64)>,
@@ -117,9 +121,10 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     let (head, cluster, ip) = join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
     let ip = args.host.or(ip);
     let token = token_for(ip, args.token_file.as_deref())?;
+    let gpus = gpus::of_machine(args.num_gpus, args.gpu_memory)?;
     let resources = join::machine_resources(
         args.num_cpus,
-        args.num_gpus,
+        gpus.count,
         &args.resources.into_iter().collect::<BTreeMap<String, f64>>(),
     )?;
     let (default_dir, default_limit) = join::default_spill();
@@ -128,7 +133,8 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         token,
         cluster,
         resources: resources.clone(),
-        labels: args.labels.into_iter().collect(),
+        labels: join::labels_of(&gpus, args.labels.into_iter().collect()),
+        gpus,
         store_bytes: args.object_store_memory.unwrap_or_else(join::default_store_bytes),
         spill_dir: Some(args.spill_dir.unwrap_or(default_dir)),
         spill_bytes: args.spill_limit.unwrap_or(default_limit),

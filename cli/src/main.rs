@@ -4,6 +4,7 @@ mod cluster;
 mod daemons;
 mod sizes;
 mod train;
+mod why;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,9 @@ enum Command {
     Head(daemons::HeadArgs),
     Worker(daemons::WorkerArgs),
     Status(cluster::StatusArgs),
+    Why(why::WhyArgs),
+    Drain(why::DrainArgs),
+    Quota(why::QuotaArgs),
     Stop(cluster::StopArgs),
     Train(train::TrainArgs),
 }
@@ -56,6 +60,9 @@ fn main() -> ExitCode {
             Command::Head(args) => daemons::head(args).await,
             Command::Worker(args) => daemons::worker(args).await,
             Command::Status(args) => cluster::status(args).await,
+            Command::Why(args) => why::why(args).await,
+            Command::Drain(args) => why::drain(args).await,
+            Command::Quota(args) => why::quota(args).await,
             Command::Stop(args) => cluster::stop(args).await,
             Command::Train(args) => return train::train(args).await,
         }

@@ -2,22 +2,19 @@
 
 /// Bytes of `2GiB`, `500MB`, `4096`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: f64 = number.parse().map_err(|_| format!("`{text}` is not a size; write 512MiB or 2GiB"))?;
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kib" => 1024.0,
-        "kb" => 1e3,
-        "m" | "mib" => f64::from(1 << 20),
-        "mb" => 1e6,
-        "g" | "gib" => f64::from(1 << 30),
-        "gb" => 1e9,
-        "t" | "tib" => 1024.0 * f64::from(1 << 30),
-        "tb" => 1e12,
-        other => return Err(format!("`{other}` is not a unit; write KiB, MiB, GiB or TiB")),
-    };
-    Ok((number * factor) as u64)
+    let size: Result<bytesize::ByteSize, _> = text.parse();
+    size.map(|size| size.as_u64()).map_err(|_| format!("`{text}` is not a size; write 512MiB or 2GiB"))
+}
+
+/// A time such as `90s`, `10min` or `1h 30min`.
+pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write 90s, 10min or 1h 30min"))
+}
+
+/// A time for people, without what nobody reads.
+pub(crate) fn ago(time: std::time::Duration) -> String {
+    let rounded = if time.as_secs() > 0 { std::time::Duration::from_secs(time.as_secs()) } else { time };
+    humantime::format_duration(rounded).to_string()
 }
 
 /// `name=value` with a number.
@@ -35,14 +32,7 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 
 /// Bytes for people.
 pub(crate) fn shown(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+    bytesize::ByteSize(bytes).display().iec().to_string()
 }
 
 #[cfg(test)]
@@ -52,10 +42,12 @@ mod tests {
     #[test]
     fn sizes_read_as_people_write_them() {
         assert_eq!(bytes("2GiB"), Ok(2 << 30));
-        assert_eq!(bytes("1.5k"), Ok(1536));
+        assert_eq!(bytes("1.5KiB"), Ok(1536));
         assert_eq!(bytes("4096"), Ok(4096));
         assert!(bytes("many").is_err());
         assert!(bytes("3 elephants").is_err());
         assert_eq!(shown(1536), "1.5 KiB");
+        assert_eq!(duration("1h 30min"), Ok(std::time::Duration::from_secs(5_400)));
+        assert!(duration("soon").is_err());
     }
 }

@@ -123,6 +123,20 @@ impl Init {
         self
     }
 
+    /// Whose waiting tasks, actors and placement groups are served first: those of the job with the larger number. It
+    /// also gets leases of the others'. 0 if nothing is said; may be negative.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// wingbeat::init().name("nightly cleaning").priority(-10).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.options.priority = priority;
+        self
+    }
+
     /// What to call the job in `wingbeat status`.
     pub fn name(mut self, name: &str) -> Self {
         self.options.name = Some(name.to_owned());

@@ -30,6 +30,7 @@ mod init;
 mod object_ref;
 mod options;
 mod placement;
+mod placement_group;
 mod pool;
 mod queue;
 mod running;
@@ -42,13 +43,15 @@ pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use object_ref::{Get, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
+pub use placement_group::{Bundle, NewPlacementGroup, PlacementGroup, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{cancelled, current_actor, current_task, gpu_ids, is_cancelled};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
-pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, TaskId};
+pub use wingbeat_core::spec::PlacementStrategy;
+pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
 pub use wingbeat_process::{Entered, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.

@@ -7,7 +7,7 @@
 //!
 //! The socket carries one datagram a message; a request's content is in a memory file beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -59,9 +59,23 @@ enum Request {
 /// What the guard reports.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum Report {
-    Launched { process: ProcessId, pid: u32 },
-    Failed { process: ProcessId, why: String },
-    Exited { process: ProcessId, code: Option<i32>, signal: Option<i32> },
+    Launched {
+        process: ProcessId,
+        pid: u32,
+    },
+    Failed {
+        process: ProcessId,
+        why: String,
+    },
+    Exited {
+        process: ProcessId,
+        code: Option<i32>,
+        signal: Option<i32>,
+    },
+    /// Everything that the process had started is gone too; comes after its exit.
+    Gone {
+        process: ProcessId,
+    },
 }
 
 /// The daemon's end.
@@ -197,6 +211,7 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let exits = child_signals()?;
     let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
+    let mut leaving: Leaving = BTreeMap::new();
     loop {
         let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&exits, PollFlags::IN)];
         match poll(&mut ready, None) {
@@ -207,7 +222,7 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
         if exited {
             let mut drained = [0u8; 128];
             let _ = rustix::io::read(&exits, &mut drained);
-            reap(&mut workers, &socket);
+            reap(&mut workers, &mut leaving, &socket);
         }
         if asked {
             match receive::<Request>(socket.as_fd()) {
@@ -292,16 +307,33 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>) -> io::Result<u32> {
     Ok(child.id())
 }
 
-fn reap(workers: &mut BTreeMap<u32, ProcessId>, socket: &OwnedFd) {
-    loop {
-        // Everything that has ended is reaped, orphans too.
-        let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else { return };
-        let Some(process) = workers.remove(&(pid.as_raw_nonzero().get() as u32)) else { continue };
-        end_orphans_of(process);
-        let status = std::process::ExitStatus::from_raw(status.as_raw());
-        let report = Report::Exited { process, code: status.code(), signal: status.signal() };
-        let _ = send(socket.as_fd(), &report);
+/// Worker processes that have ended, and what they left behind and has been told to end.
+type Leaving = BTreeMap<ProcessId, BTreeSet<u32>>;
+
+fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &OwnedFd) {
+    // Everything that has ended is reaped, orphans too.
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+        let pid = pid.as_raw_nonzero().get() as u32;
+        for orphans in leaving.values_mut() {
+            orphans.remove(&pid);
+        }
+        if let Some(process) = workers.remove(&pid) {
+            leaving.insert(process, BTreeSet::new());
+            let status = std::process::ExitStatus::from_raw(status.as_raw());
+            let report = Report::Exited { process, code: status.code(), signal: status.signal() };
+            let _ = send(socket.as_fd(), &report);
+        }
     }
+    leaving.retain(|process, orphans| {
+        if orphans.is_empty() {
+            // What was started while the others were being ended.
+            *orphans = end_orphans_of(*process);
+        }
+        if orphans.is_empty() {
+            let _ = send(socket.as_fd(), &Report::Gone { process: *process });
+        }
+        !orphans.is_empty()
+    });
 }
 
 /// Ends a worker process and whatever is in its process group.
@@ -313,15 +345,17 @@ fn end(pid: u32) {
 }
 
 /// What a dead worker process started and left behind has fallen to this process; its environment says
-/// whose it was.
-fn end_orphans_of(process: ProcessId) {
+/// whose it was. Answers with those that were told to end, and will be reaped here.
+fn end_orphans_of(process: ProcessId) -> BTreeSet<u32> {
     let mark = format!("{BELONGS}={process}");
+    let mut ended = BTreeSet::new();
     for pid in children_of(std::process::id()) {
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         if environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()) {
-            end_tree(pid);
+            end_tree(pid, &mut ended);
         }
     }
+    ended
 }
 
 fn children_of(pid: u32) -> Vec<u32> {
@@ -333,13 +367,16 @@ fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-fn end_tree(pid: u32) {
+fn end_tree(pid: u32, ended: &mut BTreeSet<u32>) {
     // Parents first: a stopped or dead parent starts no more.
     let children = children_of(pid);
+    ended.insert(pid);
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
-    children.into_iter().for_each(end_tree);
+    for child in children {
+        end_tree(child, ended);
+    }
 }
 
 /// Ends every descendant. What loses its parent falls to this process, so that going round until there are
@@ -347,7 +384,7 @@ fn end_tree(pid: u32) {
 fn end_all() {
     loop {
         for pid in children_of(std::process::id()) {
-            end_tree(pid);
+            end_tree(pid, &mut BTreeSet::new());
         }
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -16,6 +16,7 @@ use wingbeat_process::storage::NodeLink;
 use wingbeat_process::{PeerService, Session};
 use wingbeat_store::Mapping;
 
+use crate::gpus::Gpus;
 use crate::join::{self, Joined};
 use crate::node::{self, NodeConfig, NodeHandle};
 
@@ -80,6 +81,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
             token,
             cluster,
             resources: ResourceSet::new(),
+            gpus: Gpus::default(),
             labels: BTreeMap::new(),
             store_bytes: join::default_store_bytes(),
             spill_dir: Some(spill.0),

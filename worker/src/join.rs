@@ -18,6 +18,7 @@ use wingbeat_process::head::HeadLink;
 use wingbeat_process::session::Prepared;
 use wingbeat_process::{Config, Io, Session};
 
+use crate::gpus::Gpus;
 use crate::home;
 use crate::start::{BELONGS, VARIABLE};
 use crate::terminal::Terminal;
@@ -43,6 +44,8 @@ pub struct InitOptions {
     pub object_store_memory: Option<u64>,
     /// The namespace of actor names; one of its own if nothing is said.
     pub namespace: Option<String>,
+    /// Whose waiting tasks are served first: those of the job with the larger number. 0 if nothing is said.
+    pub priority: i32,
     /// What to call the job.
     pub name: Option<String>,
     /// Further environment of worker processes.
@@ -65,6 +68,7 @@ impl Default for InitOptions {
             resources: BTreeMap::new(),
             object_store_memory: None,
             namespace: None,
+            priority: 0,
             name: None,
             env: BTreeMap::new(),
             working_dir: None,
@@ -126,7 +130,8 @@ async fn private_cluster(_: &Arc<Io>, _: &InitOptions) -> Result<Session, Error>
 async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session, Error> {
     let token = Token::random();
     let cluster = ClusterId::random();
-    let resources = machine_resources(options.num_cpus, options.num_gpus, &options.resources)?;
+    let gpus = Gpus::find(options.num_gpus);
+    let resources = machine_resources(options.num_cpus, gpus.count, &options.resources)?;
     let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
     let (head_token, spill) = (token.clone(), default_spill());
     let ((head, address), embedded) = home::embed(async move || {
@@ -138,7 +143,8 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
             token: head_token,
             cluster,
             resources,
-            labels: BTreeMap::new(),
+            labels: labels_of(&gpus, BTreeMap::new()),
+            gpus,
             store_bytes,
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
@@ -257,6 +263,7 @@ fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOp
         working_dir: working_dir.to_string_lossy().into_owned(),
         env,
         namespace: options.namespace.clone().unwrap_or_else(|| id.to_string()),
+        priority: options.priority,
     }
 }
 
@@ -282,19 +289,28 @@ fn hash_own_executable() -> Result<String, Error> {
     Ok(hash.finalize().to_hex().to_string())
 }
 
+/// The labels of a node: what was given, what its GPUs are, and its name.
+pub fn labels_of(gpus: &Gpus, given: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut labels = gpus.labels();
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    labels.insert("hostname".to_owned(), name);
+    labels.extend(given);
+    labels
+}
+
 /// What this machine has, unless told otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidOption`] for a custom resource that cannot be.
 pub fn machine_resources(
     num_cpus: Option<u32>,
-    num_gpus: Option<u32>,
+    num_gpus: u32,
     custom: &BTreeMap<String, f64>,
 ) -> Result<ResourceSet, Error> {
     let cpus = num_cpus.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
     });
-    let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus.unwrap_or(0)));
+    let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus));
     let memory = machine_memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {

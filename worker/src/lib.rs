@@ -3,12 +3,14 @@
 //! - [`entry`]: how the program's own executable becomes a worker process or a guard, before `main`.
 //! - [`node`]: the daemon of a machine.
 //! - `guard`: the small process that starts worker processes and outlives none of them.
+//! - [`gpus`]: the GPUs of this machine.
 //! - `executor`: a worker process.
 //! - `home`: the node whose store a driver uses.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 
 pub mod entry;
 mod executor;
+pub mod gpus;
 mod guard;
 mod home;
 pub mod join;

@@ -126,6 +126,34 @@ pub enum Error {
         /// The nearest node and what it lacks.
         nearest: String,
     },
+    /// A placement group is not there any more, and what needed it cannot run.
+    #[error("{what} cannot run: {group} {why}")]
+    PlacementGroupGone {
+        /// The task or actor, or what was asked of the group.
+        what: String,
+        /// The group, as people know it.
+        group: String,
+        /// What became of it.
+        why: String,
+    },
+    /// No placement group has this name.
+    #[error("no placement group is named `{name}` in namespace `{namespace}`")]
+    PlacementGroupNotFound {
+        /// The name.
+        name: String,
+        /// Where.
+        namespace: String,
+    },
+    /// A placement group has this name already.
+    #[error(
+        "a placement group named `{name}` is in namespace `{namespace}` already; remove it first, or use another name"
+    )]
+    PlacementGroupNameTaken {
+        /// The name.
+        name: String,
+        /// Where.
+        namespace: String,
+    },
     /// An option has a value that cannot be.
     #[error("option {option} of {what}: {why}")]
     InvalidOption {

@@ -126,6 +126,29 @@ impl fmt::Display for TaskId {
     }
 }
 
+impl std::str::FromStr for TaskId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let parts = text.strip_prefix("task-").and_then(|rest| rest.split_once('.'));
+        let parsed = parts.and_then(|(owner, seq)| {
+            Some(TaskId { owner: ProcessId(u64::from_str_radix(owner, 16).ok()?), seq: seq.parse().ok()? })
+        });
+        parsed.ok_or_else(|| InvalidId { text: text.to_owned(), expected: "task-<hex>.<number>" })
+    }
+}
+
+impl std::str::FromStr for ObjectId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let invalid = || InvalidId { text: text.to_owned(), expected: "object-<hex>.<number>.<number>" };
+        let (task, index) = text.strip_prefix("object-").and_then(|rest| rest.rsplit_once('.')).ok_or_else(invalid)?;
+        let task = format!("task-{task}").parse().map_err(|_| invalid())?;
+        Ok(ObjectId { task, index: index.parse().map_err(|_| invalid())? })
+    }
+}
+
 impl fmt::Debug for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -157,5 +180,9 @@ mod tests {
         let id = ActorId::random();
         assert_eq!(id.to_string().parse(), Ok(id));
         assert!("node-12".parse::<ActorId>().is_err());
+        let object = TaskId { owner: ProcessId(0xabc), seq: 12 }.output(3);
+        assert_eq!(object.to_string().parse(), Ok(object));
+        assert_eq!(object.task.to_string().parse(), Ok(object.task));
+        assert!("task-abc".parse::<TaskId>().is_err());
     }
 }

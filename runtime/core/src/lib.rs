@@ -5,6 +5,7 @@
 pub mod codec;
 pub mod error;
 pub mod ids;
+pub mod labels;
 pub mod resources;
 pub mod spec;
 pub mod value;

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use compact_str::CompactString;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smallvec::SmallVec;
 
 /// The resource that a task asks for by default.
 pub const CPU: &str = "CPU";
@@ -11,6 +13,8 @@ pub const CPU: &str = "CPU";
 pub const GPU: &str = "GPU";
 /// Memory in bytes.
 pub const MEMORY: &str = "memory";
+
+const NEGATIVE: &str = "it must be a finite number, zero or more";
 
 /// An amount of a resource in units of 1/10,000.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -29,7 +33,7 @@ impl Amount {
     pub fn new(value: f64) -> Result<Amount, InvalidAmount> {
         let scaled = value * 10_000.0;
         if !value.is_finite() || value < 0.0 {
-            return Err(InvalidAmount { value, why: "it must be a finite number, zero or more" });
+            return Err(InvalidAmount { value, why: NEGATIVE });
         }
         if scaled > 9.0e18 {
             return Err(InvalidAmount { value, why: "it is too large" });
@@ -104,8 +108,11 @@ pub struct InvalidAmount {
 }
 
 /// Named amounts. Names that are absent stand for nothing; no stored amount is zero.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub struct ResourceSet(BTreeMap<String, Amount>);
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ResourceSet {
+    /// By name, each once. There are few, so that a sorted list is faster than any map.
+    amounts: SmallVec<[(CompactString, Amount); 2]>,
+}
 
 impl ResourceSet {
     /// Nothing at all.
@@ -124,28 +131,33 @@ impl ResourceSet {
         self
     }
 
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.amounts.binary_search_by(|(known, _)| known.as_str().cmp(name))
+    }
+
     /// Sets `name` to `amount`.
     pub fn set(&mut self, name: &str, amount: Amount) {
-        if amount.is_zero() {
-            self.0.remove(name);
-        } else {
-            self.0.insert(name.to_owned(), amount);
+        match self.find(name) {
+            Ok(at) if amount.is_zero() => drop(self.amounts.remove(at)),
+            Ok(at) => self.amounts[at].1 = amount,
+            Err(_) if amount.is_zero() => {}
+            Err(at) => self.amounts.insert(at, (name.into(), amount)),
         }
     }
 
     /// How much of `name`.
     pub fn get(&self, name: &str) -> Amount {
-        self.0.get(name).copied().unwrap_or_default()
+        self.find(name).map_or(Amount::ZERO, |at| self.amounts[at].1)
     }
 
     /// Every name with its amount, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Amount)> {
-        self.0.iter().map(|(name, amount)| (name.as_str(), *amount))
+        self.amounts.iter().map(|(name, amount)| (name.as_str(), *amount))
     }
 
     /// Whether nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.amounts.is_empty()
     }
 
     /// Whether `self` holds at least `needed` of everything.
@@ -171,8 +183,11 @@ impl ResourceSet {
     /// Checks what no request may be.
     ///
     /// # Errors
-    /// More than one GPU that is not a whole number.
+    /// Less than nothing, or more than one GPU that is not a whole number.
     pub fn check(&self) -> Result<(), InvalidAmount> {
+        if let Some((_, amount)) = self.iter().find(|(_, amount)| amount.units() < 0) {
+            return Err(InvalidAmount { value: amount.as_f64(), why: NEGATIVE });
+        }
         let gpu = self.get(GPU);
         if gpu > Amount::ONE && gpu.units() % Amount::ONE.units() != 0 {
             return Err(InvalidAmount {
@@ -184,9 +199,22 @@ impl ResourceSet {
     }
 }
 
+impl Serialize for ResourceSet {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for ResourceSet {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let named = BTreeMap::<CompactString, Amount>::deserialize(from)?;
+        Ok(ResourceSet { amounts: named.into_iter().filter(|(_, amount)| !amount.is_zero()).collect() })
+    }
+}
+
 impl fmt::Display for ResourceSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return f.write_str("nothing");
         }
         for (i, (name, amount)) in self.iter().enumerate() {
@@ -223,15 +251,59 @@ mod tests {
         assert!(gpus(1.5).is_err());
     }
 
+    /// Sets over a few names, with amounts that may be anything.
+    fn sets() -> impl Strategy<Value = ResourceSet> {
+        proptest::collection::vec((prop::sample::select(vec![CPU, GPU, MEMORY, "x", "y"]), -50_000i64..50_000), 0..6)
+            .prop_map(|named| {
+                named
+                    .into_iter()
+                    .fold(ResourceSet::new(), |set, (name, units)| set.with(name, Amount::from_units(units)))
+            })
+    }
+
     proptest! {
         #[test]
-        fn what_is_taken_and_given_back_leaves_what_was(a in 0i64..1_000_000, b in 0i64..1_000_000) {
-            let mut set = ResourceSet::cpus(Amount::from_units(a));
-            let before = set.clone();
-            let taken = ResourceSet::cpus(Amount::from_units(b)).with("x", Amount::from_units(b));
+        fn what_is_taken_and_given_back_leaves_what_was(before in sets(), taken in sets()) {
+            let mut set = before.clone();
             set.subtract(&taken);
             set.add(&taken);
             prop_assert_eq!(set, before);
+        }
+
+        #[test]
+        fn the_order_of_adding_makes_no_difference(a in sets(), b in sets()) {
+            let (mut ab, mut ba) = (a.clone(), b.clone());
+            ab.add(&b);
+            ba.add(&a);
+            prop_assert_eq!(ab, ba);
+        }
+
+        #[test]
+        fn a_set_covers_what_leaves_nothing_negative(has in sets(), needs in sets()) {
+            let mut left = has.clone();
+            left.subtract(&needs);
+            let short = needs.iter().any(|(name, _)| left.get(name).units() < 0);
+            prop_assert_eq!(has.covers(&needs), !short);
+        }
+
+        #[test]
+        fn names_are_sorted_and_no_amount_is_zero(set in sets()) {
+            let names: Vec<&str> = set.iter().map(|(name, _)| name).collect();
+            prop_assert!(names.is_sorted());
+            prop_assert!(set.iter().all(|(_, amount)| !amount.is_zero()));
+        }
+
+        #[test]
+        fn a_set_travels_as_it_is(set in sets()) {
+            let mut bytes = bytes::BytesMut::new();
+            crate::codec::encode_message(&set, &mut bytes).unwrap();
+            prop_assert_eq!(crate::codec::decode_message::<ResourceSet>(bytes.freeze()).unwrap(), set);
+        }
+
+        #[test]
+        fn an_amount_shows_what_it_was_made_from(units in 0i64..1_000_000_000) {
+            let shown = Amount::from_units(units).to_string();
+            prop_assert_eq!(Amount::new(shown.parse().unwrap()).unwrap().units(), units);
         }
     }
 }

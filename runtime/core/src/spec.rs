@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::ids::*;
-use crate::resources::ResourceSet;
+use crate::labels::Selector;
+use crate::resources::{GPU, ResourceSet};
 use crate::value::{ObjectValue, Packed, Stored};
 
 /// Which machine (kernel and network namespace) a process is on. Equal ids can use unix sockets.
@@ -42,6 +43,13 @@ pub enum Strategy {
         /// Whether another will do when it cannot.
         soft: bool,
     },
+    /// In what a placement group has reserved.
+    Bundle {
+        /// The group.
+        group: PlacementGroupId,
+        /// Which of its bundles, from 0; any with room if nothing is said.
+        index: Option<u32>,
+    },
 }
 
 /// Tasks of one shape can run on the same lease.
@@ -49,8 +57,129 @@ pub enum Strategy {
 pub struct Shape {
     /// What the lease holds.
     pub resources: ResourceSet,
+    /// Memory of one device, in bytes, instead of a number of devices; 0 for none.
+    pub gpu_memory: u64,
     /// Where it may be.
     pub strategy: Strategy,
+    /// Which nodes will do: the first selector that a node with room matches. Any node if there is none.
+    pub labels: Vec<Selector>,
+    /// Whether it waits for a node that could hold it, when there is none.
+    pub patient: bool,
+}
+
+impl Shape {
+    /// These resources, anywhere.
+    pub fn of(resources: ResourceSet) -> Shape {
+        Shape { resources, ..Shape::default() }
+    }
+
+    /// Checks what nobody may ask for.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check(&self) -> Result<(), String> {
+        self.resources.check().map_err(|invalid| invalid.to_string())?;
+        if self.gpu_memory > 0 && !self.resources.get(GPU).is_zero() {
+            return Err("ask for GPUs or for memory of one, not for both".into());
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.gpu_memory > 0 {
+            write!(f, "{} bytes of one GPU's memory, ", self.gpu_memory)?;
+        }
+        write!(f, "{}", self.resources)?;
+        match &self.strategy {
+            Strategy::Default => {}
+            Strategy::Spread => f.write_str(", spread")?,
+            Strategy::Node { node, soft: false } => write!(f, " on {node}")?,
+            Strategy::Node { node, soft: true } => write!(f, " on {node} if possible")?,
+            Strategy::Bundle { group, index: Some(index) } => write!(f, " in bundle {index} of {group}")?,
+            Strategy::Bundle { group, index: None } => write!(f, " in {group}")?,
+        }
+        for (i, selector) in self.labels.iter().enumerate() {
+            write!(f, "{}{selector}", if i == 0 { " where " } else { ", else where " })?;
+        }
+        Ok(())
+    }
+}
+
+/// What a placement group reserves on one node.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct BundleSpec {
+    /// What it holds.
+    pub resources: ResourceSet,
+    /// Memory of one device, in bytes, instead of a number of devices; 0 for none.
+    pub gpu_memory: u64,
+    /// As [`Shape::labels`].
+    pub labels: Vec<Selector>,
+}
+
+/// How the bundles of a placement group lie to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum PlacementStrategy {
+    /// On as few nodes as possible.
+    #[default]
+    Pack,
+    /// On as many nodes as possible.
+    Spread,
+    /// All on one node.
+    StrictPack,
+    /// Each on a node of its own.
+    StrictSpread,
+}
+
+/// A placement group as it is asked for.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlacementGroupSpec {
+    /// Its id, chosen by the creator.
+    pub id: PlacementGroupId,
+    /// The job it belongs to.
+    pub job: JobId,
+    /// A name to find it by.
+    pub name: Option<ScopedName>,
+    /// How its bundles lie to each other.
+    pub strategy: PlacementStrategy,
+    /// What it reserves; all of it, or nothing.
+    pub bundles: Vec<BundleSpec>,
+    /// Whether it outlives its creator and its job.
+    pub detached: bool,
+    /// Whether tasks that its tasks and actors submit run in it too, unless told otherwise.
+    pub captures_children: bool,
+    /// Whether it waits for nodes that could hold it, when there are none.
+    pub patient: bool,
+    /// The creator.
+    pub owner: Address,
+}
+
+impl PlacementGroupSpec {
+    /// What to call it in messages.
+    pub fn title(&self) -> String {
+        match &self.name {
+            Some(name) => format!("placement group `{}`", name.name),
+            None => format!("placement group {}", self.id),
+        }
+    }
+}
+
+/// The state of a placement group, as the head tells it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PlacementGroupState {
+    /// Not all of its bundles have a place.
+    Pending,
+    /// Everything is reserved.
+    Placed {
+        /// The node of each bundle.
+        nodes: Vec<NodeId>,
+    },
+    /// Never again.
+    Gone {
+        /// Why.
+        cause: Box<Error>,
+    },
 }
 
 /// An argument of a task.
@@ -123,9 +252,9 @@ pub enum Outcome {
     Failed(Box<Error>),
 }
 
-/// The name of an actor.
+/// The name of an actor or a placement group.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct ActorName {
+pub struct ScopedName {
     /// Names are unique within a namespace.
     pub namespace: String,
     /// The name.
@@ -156,7 +285,7 @@ pub struct ActorSpec {
     /// Named concurrency groups.
     pub groups: BTreeMap<String, u32>,
     /// A name to find it by.
-    pub name: Option<ActorName>,
+    pub name: Option<ScopedName>,
     /// Whether it outlives its creator and its job.
     pub detached: bool,
     /// The object whose refs are the actor's handles; its owner decides when nobody holds one.
@@ -223,6 +352,8 @@ pub struct JobSpec {
     pub env: BTreeMap<String, String>,
     /// The namespace of the actors that it names.
     pub namespace: String,
+    /// Whose waiting tasks are served first: those of the job with the larger number.
+    pub priority: i32,
 }
 
 /// A program, known by its content.

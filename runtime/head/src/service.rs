@@ -12,24 +12,30 @@ use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, JobSpec};
-use wingbeat_core::{ClusterId, JobId, NodeId, ProcessId};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
+use wingbeat_core::{ClusterId, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage};
+use wingbeat_net::messages::{
+    ClusterState, ClusterView, Explanation, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Subject,
+    TaskStanding,
+};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{
-    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse,
+    Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
+    ProcessResponse,
 };
 
 use crate::state::{Action, Event, Millis, State};
 
-/// How often unmet demand is looked at: half of what a recalled lease is left with its owner.
-const TICK: Duration = Duration::from_millis(25);
+/// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
+const SHORT: Millis = 25;
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
+/// How long a process may take to say what one of its tasks waits for.
+const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long the last output of a job may take to be shown.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 
@@ -54,6 +60,7 @@ struct Inside {
     processes: BTreeMap<ProcessId, Link<HeadEvent>>,
     nodes: BTreeMap<NodeId, Link<NodeMessage>>,
     node_clients: BTreeMap<NodeId, NodeClient>,
+    process_clients: BTreeMap<ProcessId, ProcessClient>,
 }
 
 impl Inside {
@@ -85,6 +92,7 @@ impl Shell {
                 processes: BTreeMap::new(),
                 nodes: BTreeMap::new(),
                 node_clients: BTreeMap::new(),
+                process_clients: BTreeMap::new(),
             }),
             started: Instant::now(),
             ticks: Notify::new(),
@@ -97,26 +105,73 @@ impl Shell {
     }
 
     fn step(&self, event: Event) {
+        self.change(|state, now| ((), state.step(now, event)));
+    }
+
+    /// Changes the state, and does what follows from it.
+    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
         let mut inside = self.inside.lock();
-        let actions = inside.state.step(self.now(), event);
+        let (answer, actions) = change(&mut inside.state, self.now());
         inside.perform(actions);
-        let ticks = inside.state.needs_ticks();
+        let ticks = inside.state.next_tick().is_some();
         drop(inside);
         if ticks {
             self.ticks.notify_one();
         }
+        answer
     }
 
-    /// Ticks while somebody waits for resources; an idle head does not wake up.
+    /// Ticks while something depends on time; an idle head does not wake up.
     pub(crate) async fn let_time_pass(self: Arc<Self>) {
         let ticking = async {
             loop {
-                self.ticks.notified().await;
-                tokio::time::sleep(TICK).await;
-                self.step(Event::Tick);
+                let next = self.inside.lock().state.next_tick();
+                match next {
+                    None => self.ticks.notified().await,
+                    Some(millis) => {
+                        let time = tokio::time::sleep(Duration::from_millis(millis));
+                        if millis <= SHORT {
+                            time.await;
+                        } else {
+                            // Something may happen that makes the next tick come sooner.
+                            let _ = tokio::time::timeout(Duration::from_millis(millis), self.ticks.notified()).await;
+                        }
+                        self.step(Event::Tick);
+                    }
+                }
             }
         };
         self.until_stopped(ticking).await;
+    }
+
+    /// Why something waits. A task's owner says how far it knows; the scheduler goes on from there.
+    async fn explain(&self, subject: Subject) -> Result<Explanation, Error> {
+        let unknown = |what: String| Error::InvalidArgument {
+            what: format!("{what} is not known to this head; `wingbeat status` shows what waits and what runs"),
+        };
+        let Subject::Task(task) = subject else {
+            let explained = self.inside.lock().state.explain(self.now(), subject);
+            return explained.ok_or_else(|| unknown(format!("{subject:?}")));
+        };
+        let client = self.inside.lock().process_clients.get(&task.owner).cloned();
+        let client = client.ok_or_else(|| unknown(format!("the owner of {task}, {},", task.owner)))?;
+        let standing = mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")?;
+        let inside = self.inside.lock();
+        let (state, now) = (&inside.state, self.now());
+        Ok(match standing {
+            TaskStanding::Known(explanation) => explanation,
+            TaskStanding::WaitsForLease(so_far, shape) => state.explain_demand(now, task.owner, &shape, so_far),
+            TaskStanding::OnLease(so_far, lease) => state.explain_lease(now, lease, so_far),
+            TaskStanding::WaitsForActor(mut so_far, actor) => {
+                if let Some(actor) = state.explain(now, Subject::Actor(actor)) {
+                    so_far.reasons.push(format!("{} {}", actor.subject, actor.state));
+                    so_far.reasons.extend(actor.reasons);
+                    so_far.holders = actor.holders;
+                    so_far.help.extend(actor.help);
+                }
+                so_far
+            }
+        })
     }
 
     pub(crate) async fn until_stopped(&self, work: impl Future<Output = ()>) {
@@ -185,19 +240,24 @@ impl Shell {
     async fn serve_process(self: Arc<Self>, stream: Stream, process: ProcessId, job: Option<JobId>) {
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
-        drop(client);
+        let client = ProcessClient::new(mux::client_config(), client).spawn();
         let link: Link<HeadEvent> = Link::new();
         if !claim(&mut self.inside.lock().processes, process, &link) {
             tracing::warn!(%process, "refused a second connection of a process");
             return connection.close();
         }
+        self.inside.lock().process_clients.insert(process, client);
         self.step(Event::ProcessConnected(process));
         let role = job.map_or(Role::Worker, Role::Driver);
         let service = Service { shell: self.clone(), process, role };
         let sending = link.run(&connection, |events| ProcessRequest::HeadEvents { events });
         self.run(&connection, mux::serve(server, service.serve()), sending).await;
         link.broke();
-        self.inside.lock().processes.remove(&process);
+        {
+            let mut inside = self.inside.lock();
+            inside.processes.remove(&process);
+            inside.process_clients.remove(&process);
+        }
         self.step(Event::ProcessLost(process, job));
     }
 
@@ -258,12 +318,13 @@ impl Service {
             | HeadMessage::LeaseFailed { lease, .. }
             | HeadMessage::LeaseEnded(lease) => said_by(*lease),
             HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. } => matches!(self.role, Role::Node(_)),
+            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) => matches!(self.role, Role::Node(_)),
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
             | HeadMessage::Waiting { .. }
             | HeadMessage::Resumed { .. }
             | HeadMessage::WatchActor(_)
+            | HeadMessage::WatchPlacementGroup(_)
             | HeadMessage::KillActor { .. }
             | HeadMessage::TerminateActor { .. } => true,
         };
@@ -277,6 +338,11 @@ impl Service {
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
             HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
             HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
+            HeadMessage::WatchPlacementGroup(group) => Event::WatchGroup(process, group),
+            HeadMessage::DevicesHeld(held) => {
+                let Role::Node(node) = self.role else { return None };
+                Event::DevicesHeld(node, held)
+            }
             HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
             HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
             HeadMessage::LeaseReady { lease, worker, pid } => Event::Ready(lease, worker, pid),
@@ -303,14 +369,14 @@ impl wingbeat_net::services::Head for Service {
         }
     }
 
-    async fn join_node(self, _: Context, node: NodeInfo) -> Result<ClusterView, Error> {
+    async fn join_node(self, _: Context, node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error> {
         if self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
         if self.shell.inside.lock().state.has_node(node.id) {
             return Err(self.refused(format!("{} has joined already", node.id)));
         }
-        self.shell.step(Event::NodeJoined(Box::new(node)));
+        self.shell.step(Event::NodeJoined(Box::new(node), running));
         Ok(self.shell.inside.lock().state.view())
     }
 
@@ -326,18 +392,43 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
-        let mut inside = self.shell.inside.lock();
-        let (answer, actions) = inside.state.create_actor(self.shell.now(), spec, or_get);
-        inside.perform(actions);
-        let ticks = inside.state.needs_ticks();
-        drop(inside);
-        if ticks {
-            self.shell.ticks.notify_one();
-        }
-        answer
+        self.shell.change(|state, now| state.create_actor(now, spec, or_get))
     }
 
-    async fn find_actor(self, _: Context, name: ActorName) -> Result<ActorInfo, Error> {
+    async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
+        self.shell.change(|state, now| state.create_group(now, spec))
+    }
+
+    async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
+        self.shell.change(|state, now| ((), state.remove_placement_group(now, group)));
+        Ok(())
+    }
+
+    async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
+        self.shell.inside.lock().state.find_group(&name)
+    }
+
+    async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
+        self.shell.change(|state, now| ((), state.quota(now, &namespace, limit)));
+        Ok(())
+    }
+
+    async fn drain_node(
+        self,
+        _: Context,
+        node: NodeId,
+        within_ms: Option<u64>,
+        why: String,
+        stops: bool,
+    ) -> Result<(), Error> {
+        self.shell.change(|state, now| state.drain(now, node, within_ms, why, stops))
+    }
+
+    async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
+        self.shell.explain(subject).await
+    }
+
+    async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
         self.shell.inside.lock().state.find_actor(&name)
     }
 

@@ -24,10 +24,27 @@ pub struct NodeInfo {
     pub hostname: String,
     /// What it has. GPUs are whole devices, numbered from 0.
     pub resources: ResourceSet,
+    /// What is known of its devices, in order; empty if nothing is.
+    pub devices: Vec<DeviceInfo>,
     /// `key=value` labels.
     pub labels: BTreeMap<String, String>,
     /// Capacity of its object store in bytes.
     pub store_bytes: u64,
+}
+
+/// A GPU, or a part of one that is a device of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// By this name CUDA takes it, whatever is visible; none if only its number is known.
+    pub uuid: Option<String>,
+    /// Such as `NVIDIA H200`.
+    pub model: String,
+    /// In bytes; 0 if that is not known.
+    pub memory: u64,
+    /// Devices of one island reach each other over NVLink.
+    pub island: Option<u32>,
+    /// The memory node of the machine that it is next to.
+    pub numa: Option<u32>,
 }
 
 /// What a process learns when it joins.
@@ -82,6 +99,8 @@ pub enum HeadMessage {
     },
     /// Tell this process about the actor, now and whenever it changes.
     WatchActor(ActorId),
+    /// Tell this process about the placement group, now and whenever it changes.
+    WatchPlacementGroup(PlacementGroupId),
     /// End the actor.
     KillActor {
         /// Which.
@@ -116,6 +135,8 @@ pub enum HeadMessage {
     },
     /// From a node: the lease is over and the last process that had its devices is gone or clean.
     LeaseEnded(LeaseId),
+    /// From a node: these devices cannot be given on, and what holds each, in words. The latest word counts.
+    DevicesHeld(Vec<(u32, String)>),
     /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),
     /// From a node: an actor's constructor returned.
@@ -127,6 +148,78 @@ pub enum HeadMessage {
         /// Nothing, or the constructor's error.
         outcome: Result<(), Error>,
     },
+}
+
+/// What can be asked about with `wingbeat why`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Subject {
+    /// A task or a call.
+    Task(TaskId),
+    /// An actor.
+    Actor(ActorId),
+    /// A placement group.
+    PlacementGroup(PlacementGroupId),
+    /// A node.
+    Node(NodeId),
+    /// Whatever a process waits for.
+    Process(ProcessId),
+}
+
+impl std::str::FromStr for Subject {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let kind = text.split_once('-').map_or("", |(kind, _)| kind);
+        match kind {
+            "task" => text.parse().map(Subject::Task),
+            "object" => text.parse().map(|object: ObjectId| Subject::Task(object.task)),
+            "actor" => text.parse().map(Subject::Actor),
+            "group" => text.parse().map(Subject::PlacementGroup),
+            "node" => text.parse().map(Subject::Node),
+            "process" => text.parse().map(Subject::Process),
+            _ => Err(InvalidId {
+                text: text.to_owned(),
+                expected: "task-…, object-…, actor-…, group-…, node-… or process-…",
+            }),
+        }
+    }
+}
+
+impl From<ObjectId> for Subject {
+    fn from(object: ObjectId) -> Self {
+        Subject::Task(object.task)
+    }
+}
+
+impl From<ActorId> for Subject {
+    fn from(actor: ActorId) -> Self {
+        Subject::Actor(actor)
+    }
+}
+
+impl From<PlacementGroupId> for Subject {
+    fn from(group: PlacementGroupId) -> Self {
+        Subject::PlacementGroup(group)
+    }
+}
+
+impl From<NodeId> for Subject {
+    fn from(node: NodeId) -> Self {
+        Subject::Node(node)
+    }
+}
+
+/// What a process says about a task of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum TaskStanding {
+    /// The explanation is complete.
+    Known(Explanation),
+    /// It waits for a lease of this shape.
+    WaitsForLease(Explanation, Shape),
+    /// It waits for this actor.
+    WaitsForActor(Explanation, ActorId),
+    /// It runs, or is queued, on the worker process of this lease.
+    OnLease(Explanation, LeaseId),
 }
 
 /// How a worker process ended.
@@ -172,6 +265,8 @@ pub enum HeadEvent {
         /// Why.
         error: Error,
     },
+    /// So many nodes there are now.
+    Nodes(u32),
     /// A worker process that this process has a lease on is gone.
     WorkerDied(WorkerDeath),
     /// A node is gone with all that was on it.
@@ -188,6 +283,13 @@ pub enum HeadEvent {
         /// Its state now.
         state: ActorState,
     },
+    /// A placement group that this process watches.
+    PlacementGroup {
+        /// Which.
+        group: PlacementGroupId,
+        /// Its state now.
+        state: PlacementGroupState,
+    },
     /// The wait that this process announced closes a circle.
     Deadlock {
         /// The execution that waits.
@@ -200,6 +302,8 @@ pub enum HeadEvent {
 /// One-way messages to a node daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum NodeMessage {
+    /// From the head: leases of this job may come.
+    BeginJob(Arc<JobSpec>),
     /// From the head: get a worker process ready.
     StartLease(Box<LeaseStart>),
     /// From the head: the lease is over.
@@ -225,8 +329,8 @@ pub enum NodeMessage {
     Stop,
     /// From the head: start worker processes ahead of need.
     Prestart {
-        /// Of this job.
-        job: Box<JobSpec>,
+        /// Of this job, of which the node was told before.
+        job: JobId,
         /// This many.
         count: u32,
     },
@@ -258,14 +362,38 @@ pub enum NodeMessage {
 pub struct LeaseStart {
     /// The lease.
     pub lease: LeaseId,
-    /// The job on whose behalf.
-    pub job: JobSpec,
+    /// The job on whose behalf; the node was told of it before.
+    pub job: JobId,
     /// What the lease holds.
     pub resources: ResourceSet,
     /// The devices that it holds, and how much of each.
     pub gpus: Vec<(u32, Amount)>,
-    /// The actor to start, if it is for one.
-    pub actor: Option<(ActorSpec, Incarnation)>,
+    /// The bundle in which it is, if it is in one.
+    pub bundle: Option<(PlacementGroupId, u32)>,
+    /// The placement group in which what it submits runs too.
+    pub captures: Option<PlacementGroupId>,
+    /// Who it is for.
+    pub holder: LeaseHolder,
+}
+
+/// Who a lease is for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum LeaseHolder {
+    /// Tasks of this process and shape.
+    Tasks(ProcessId, Shape),
+    /// An actor's life.
+    Actor(Arc<ActorSpec>, Incarnation),
+}
+
+/// A lease that a node serves, as it tells a head that was started again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunningLease {
+    /// As it was granted.
+    pub start: LeaseStart,
+    /// The worker process, once it is there.
+    pub worker: Option<(Address, u32)>,
+    /// For an actor, whether its constructor has returned.
+    pub started: bool,
 }
 
 /// What processes say to each other.
@@ -401,17 +529,21 @@ pub enum WorkerCommand {
         resources: ResourceSet,
         /// Its devices.
         gpus: Vec<u32>,
+        /// The placement group in which what it submits runs too.
+        captures: Option<PlacementGroupId>,
     },
     /// Become this actor.
     StartActor {
         /// The lease.
         lease: LeaseId,
         /// What to start.
-        spec: Box<ActorSpec>,
+        spec: Arc<ActorSpec>,
         /// Which life.
         incarnation: Incarnation,
         /// Its devices.
         gpus: Vec<u32>,
+        /// The placement group in which what it submits runs too.
+        captures: Option<PlacementGroupId>,
     },
     /// Finish what was sent and end.
     Drain,
@@ -447,6 +579,10 @@ pub struct ClusterState {
     pub jobs: Vec<JobState>,
     /// Actors that are not dead.
     pub actors: Vec<ActorRow>,
+    /// Placement groups.
+    pub placement_groups: Vec<PlacementGroupRow>,
+    /// What each namespace may hold, and what it holds.
+    pub quotas: Vec<QuotaRow>,
     /// Demands that are not met.
     pub pending: Vec<PendingRow>,
 }
@@ -460,6 +596,36 @@ pub struct NodeState {
     pub available: ResourceSet,
     /// Leases on it.
     pub leases: u32,
+    /// Why nothing new is placed here, if so.
+    pub draining: Option<String>,
+    /// Devices that are not given to anybody, because of what still holds them.
+    pub held_devices: Vec<String>,
+}
+
+/// A placement group in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlacementGroupRow {
+    /// The group.
+    pub id: PlacementGroupId,
+    /// Its name.
+    pub name: Option<ScopedName>,
+    /// `pending` or `placed`.
+    pub state: String,
+    /// How its bundles lie to each other.
+    pub strategy: PlacementStrategy,
+    /// What each bundle holds, and its node once it has one.
+    pub bundles: Vec<(ResourceSet, Option<NodeId>)>,
+}
+
+/// A quota in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QuotaRow {
+    /// Of whom.
+    pub namespace: String,
+    /// What it may hold at a time.
+    pub limit: ResourceSet,
+    /// What it holds.
+    pub used: ResourceSet,
 }
 
 /// A job in [`ClusterState`].
@@ -481,7 +647,7 @@ pub struct ActorRow {
     /// Its class.
     pub class_name: String,
     /// Its name.
-    pub name: Option<ActorName>,
+    pub name: Option<ScopedName>,
     /// `starting`, `alive` or `restarting`.
     pub state: String,
     /// Its node.
@@ -497,12 +663,31 @@ pub struct ActorRow {
 pub struct PendingRow {
     /// A task's or actor's name.
     pub name: String,
+    /// What `wingbeat why` takes: the actor, the placement group, or the process whose tasks wait.
+    pub id: String,
     /// What each needs.
     pub resources: ResourceSet,
     /// How many wait.
     pub count: u32,
     /// Why, in words.
     pub why: String,
+}
+
+/// Why something waits, or where it runs; the answer of `wingbeat why`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// What was asked about, as people know it.
+    pub subject: String,
+    /// What it does now, such as `waits for a worker process to start`.
+    pub state: String,
+    /// Since when, in milliseconds before now, where that is known.
+    pub since_ms: Option<u64>,
+    /// What must come true first, and for each node why it is not there yet.
+    pub reasons: Vec<String>,
+    /// Who holds what is missing: what, how much, where, since when.
+    pub holders: Vec<String>,
+    /// What would help.
+    pub help: Vec<String>,
 }
 
 /// Where an object's copies are, for a node that is to fetch it.

@@ -11,14 +11,27 @@ use crate::messages::*;
 pub trait Head {
     /// One-way messages, in order.
     async fn deliver(messages: Vec<HeadMessage>);
-    /// A node daemon joins. It must do so before its other messages.
-    async fn join_node(node: NodeInfo) -> Result<ClusterView, Error>;
+    /// A node daemon joins, with what runs on it if it knew a head before. It must do so before its other messages.
+    async fn join_node(node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error>;
     /// A driver joins.
     async fn join_job(job: JobSpec) -> Result<ClusterView, Error>;
     /// Makes an actor, or answers with the one of that name when `or_get` is set.
     async fn create_actor(spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error>;
     /// Finds an actor by name.
-    async fn find_actor(name: ActorName) -> Result<ActorInfo, Error>;
+    async fn find_actor(name: ScopedName) -> Result<ActorInfo, Error>;
+    /// Makes a placement group. The answer says that it is known, durably; not that it has its places.
+    async fn create_placement_group(spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error>;
+    /// Removes a placement group and ends what runs in it; no error if it is gone already.
+    async fn remove_placement_group(group: PlacementGroupId) -> Result<(), Error>;
+    /// Finds a placement group by name.
+    async fn find_placement_group(name: ScopedName) -> Result<PlacementGroupSpec, Error>;
+    /// Sets what a namespace may hold at a time; anything if nothing is said.
+    async fn set_quota(namespace: String, limit: Option<ResourceSet>) -> Result<(), Error>;
+    /// Places nothing more on a node, moves what still runs there after so many milliseconds, and then ends its daemon
+    /// if `stops`. With no time, the node takes work again.
+    async fn drain_node(node: NodeId, within_ms: Option<u64>, why: String, stops: bool) -> Result<(), Error>;
+    /// Why something waits, or where it runs.
+    async fn explain(subject: Subject) -> Result<Explanation, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
     /// A picture of the cluster.
@@ -58,6 +71,8 @@ pub trait Process {
     async fn commands(commands: Vec<WorkerCommand>);
     /// Output of user code of this driver's job.
     async fn logs(lines: Vec<LogLine>);
+    /// What a task of this process waits for, or where it is.
+    async fn explain_task(task: TaskId) -> TaskStanding;
     /// A piece of this driver's executable, from `offset`; empty at its end.
     async fn read_executable(offset: u64) -> Result<Payload, Error>;
 }

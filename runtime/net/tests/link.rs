@@ -14,7 +14,7 @@ use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::messages::{Explanation, HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 
@@ -39,6 +39,9 @@ impl Process for Peer {
     async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
+    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
+        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
+    }
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
         Ok(Payload(offset.to_le_bytes().to_vec().into()))
     }

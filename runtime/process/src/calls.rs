@@ -91,7 +91,28 @@ pub(crate) struct Calls {
     session_over: Option<Error>,
 }
 
+/// Where a call is; see [`Calls::standing`].
+pub(crate) enum CallStanding {
+    /// It was not sent yet.
+    Queued { before: usize, is_resolved: bool },
+    /// It was sent, and has not returned.
+    Sent { before: usize },
+}
+
 impl Calls {
+    /// Where a call that is not done is, with its name and its actor.
+    pub(crate) fn standing(&self, id: TaskId) -> Option<(String, ActorId, CallStanding)> {
+        self.targets.iter().find_map(|(actor, target)| {
+            let at = |calls: &VecDeque<Call>| calls.iter().position(|call| call.spec.id == id);
+            if let Some(before) = at(&target.in_flight) {
+                return Some((target.in_flight[before].name.to_string(), *actor, CallStanding::Sent { before }));
+            }
+            let before = at(&target.queue)?;
+            let call = &target.queue[before];
+            Some((call.name.to_string(), *actor, CallStanding::Queued { before, is_resolved: call.resolved }))
+        })
+    }
+
     /// A new call, the last of its caller.
     pub(crate) fn submit(&mut self, actor: ActorId, class_name: &Arc<str>, call: Call, out: &mut Vec<Action>) {
         if let Some(error) = &self.session_over {

@@ -140,7 +140,30 @@ pub(crate) enum Settled {
     Unknown,
 }
 
+/// Where a task is; see [`Dispatch::standing`].
+pub(crate) enum DispatchStanding {
+    /// It is on no lease yet.
+    Ready { before: usize, shape: Shape },
+    /// It was pushed to a worker process.
+    Pushed { before: usize, lease: LeaseId, pid: u32 },
+}
+
 impl Dispatch {
+    /// Where a task that is not done is, with its name.
+    pub(crate) fn standing(&self, id: TaskId) -> Option<(String, DispatchStanding)> {
+        for (shape, queue) in &self.queues {
+            if let Some(before) = queue.ready.iter().position(|task| task.spec.id == id) {
+                let standing = DispatchStanding::Ready { before, shape: (**shape).clone() };
+                return Some((queue.ready[before].name.to_string(), standing));
+            }
+        }
+        self.leases.values().find_map(|lease| {
+            let before = lease.in_flight.iter().position(|(_, task)| task.spec.id == id)?;
+            let standing = DispatchStanding::Pushed { before, lease: lease.id, pid: lease.pid };
+            Some((lease.in_flight[before].1.name.to_string(), standing))
+        })
+    }
+
     /// A task whose arguments are all there.
     pub(crate) fn submit(&mut self, task: Task, out: &mut Vec<Action>) {
         if let Some(error) = &self.session_over {

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 
-use wingbeat_core::spec::{Exit, MachineId, Outputs, Strategy};
+use wingbeat_core::spec::{Exit, MachineId, Outputs};
 use wingbeat_core::{Amount, FunctionId, ResourceSet};
 
 use super::*;
 
 fn shape() -> Arc<Shape> {
-    Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default })
+    Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE)))
 }
 
 fn task(seq: u64) -> Task {

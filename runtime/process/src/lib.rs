@@ -7,18 +7,23 @@
 //! - `object`: owned and borrowed objects, and the handles that count them.
 //! - `dispatch` and `calls`: the pure decisions: which task goes to which lease, which call to which actor.
 //! - `submission` and `submit`: the shell around them; `lineage`: making lost objects again.
+//! - [`groups`]: placement groups; `locality`: tasks go to their data; `standing`: what a task waits for;
+//!   `cluster`: questions to the head.
 //! - `peers`, [`head`], [`storage`], `service`: the connections.
 //! - [`get`], [`stream`], [`context`]: waiting, streams, and the running task.
 
 pub mod actor;
 pub mod arguments;
 mod calls;
+mod cluster;
 pub mod context;
 mod dispatch;
 pub mod get;
+pub mod groups;
 pub mod head;
 mod io;
 mod lineage;
+mod locality;
 mod name;
 pub mod object;
 pub mod options;
@@ -27,6 +32,7 @@ pub mod refs;
 pub mod registry;
 mod service;
 pub mod session;
+mod standing;
 pub mod storage;
 pub mod stream;
 mod submission;

@@ -215,7 +215,8 @@ impl Process {
                 }
             })
             .collect();
-        when_resolved(&session, args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, name) = (task.spec.id, task.name.clone());
+        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
     }
 
     fn make_again(self: &Arc<Self>, recipe: Arc<Recipe>, why: &str) {
@@ -260,7 +261,8 @@ impl Process {
             held: crate::submission::holds(&args),
             remaking: Some(remaking),
         };
-        when_resolved(&session, args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, name) = (task.spec.id, task.name.clone());
+        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
     }
 
     /// An object that a lost one was made from: as it is, or to be made again.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use wingbeat_core::error::Error;
+use wingbeat_core::labels::Selector;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Shape, Strategy};
 use wingbeat_core::{Amount, ResourceSet};
@@ -16,6 +17,25 @@ pub const DEFAULT_RETRIES: u32 = 3;
 /// Items of a stream that may be on the way, unless told otherwise.
 pub const DEFAULT_STREAM_AHEAD: u32 = 16;
 
+/// What a task, an actor or a bundle holds besides CPUs, and where it may be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlaceOptions {
+    /// GPUs: a fraction of one, or whole ones.
+    pub num_gpus: Option<f64>,
+    /// Memory of one GPU, such as `8GiB`, instead of a number of GPUs.
+    pub gpu_memory: Option<String>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Custom resources.
+    pub resources: BTreeMap<String, f64>,
+    /// Where it may be.
+    pub strategy: Strategy,
+    /// Rules about labels; the first that a node with room meets.
+    pub labels: Vec<String>,
+    /// Whether it waits for a node that could hold it, when there is none.
+    pub patient: bool,
+}
+
 /// Options of a task or an actor call.
 #[derive(Clone, Debug, Default)]
 pub struct TaskOptions {
@@ -23,20 +43,14 @@ pub struct TaskOptions {
     pub name: Option<String>,
     /// CPUs; 1 if nothing is said.
     pub num_cpus: Option<f64>,
-    /// GPUs: a fraction of one, or whole ones.
-    pub num_gpus: Option<f64>,
-    /// Bytes of memory.
-    pub memory: Option<u64>,
-    /// Custom resources.
-    pub resources: BTreeMap<String, f64>,
+    /// What else it holds, and where it may run.
+    pub place: PlaceOptions,
     /// Attempts after the first that a system failure may cost.
     pub max_retries: Option<u32>,
     /// Whether the function's own errors are retried too.
     pub retry_errors: Option<bool>,
     /// How long the task may take from the call to its result; then it is cancelled.
     pub timeout: Option<Duration>,
-    /// Where it may run.
-    pub strategy: Strategy,
     /// Items of a stream that may be on the way.
     pub stream_ahead: Option<u32>,
 }
@@ -52,20 +66,14 @@ pub struct ActorOptions {
     pub detached: bool,
     /// CPUs for life. If nothing is said: 1 to be placed, none while it lives.
     pub num_cpus: Option<f64>,
-    /// GPUs for life.
-    pub num_gpus: Option<f64>,
-    /// Bytes of memory for life.
-    pub memory: Option<u64>,
-    /// Custom resources for life.
-    pub resources: BTreeMap<String, f64>,
+    /// What else it holds for life, and where it may live.
+    pub place: PlaceOptions,
     /// How often it may be started again.
     pub max_restarts: Option<u32>,
     /// Calls that run at a time in the default group.
     pub max_concurrency: Option<u32>,
     /// Concurrency groups, beside those that the class declares.
     pub groups: BTreeMap<String, u32>,
-    /// Where it may live.
-    pub strategy: Strategy,
 }
 
 fn amount(what: &str, option: &str, value: f64) -> Result<Amount, Error> {
@@ -76,63 +84,64 @@ fn amount(what: &str, option: &str, value: f64) -> Result<Amount, Error> {
     })
 }
 
-fn resources(
-    what: &str,
-    cpus: Option<f64>,
-    gpus: Option<f64>,
-    memory: Option<u64>,
-    custom: &BTreeMap<String, f64>,
-) -> Result<ResourceSet, Error> {
-    let mut set = ResourceSet::new();
-    if let Some(cpus) = cpus {
-        set.set(CPU, amount(what, "num_cpus", cpus)?);
+impl PlaceOptions {
+    fn is_plain(&self) -> bool {
+        *self == PlaceOptions::default()
     }
-    if let Some(gpus) = gpus {
-        set.set(GPU, amount(what, "num_gpus", gpus)?);
-    }
-    if let Some(memory) = memory {
-        set.set(MEMORY, amount(what, "memory", memory as f64)?);
-    }
-    for (name, value) in custom {
-        if [CPU, GPU, MEMORY].contains(&name.as_str()) {
-            return Err(Error::InvalidOption {
-                what: what.to_owned(),
-                option: format!("resource {name}"),
-                why: "this resource has an option of its own: num_cpus, num_gpus or memory".into(),
-            });
+
+    /// The shape of something that holds these and so many CPUs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn shape(&self, what: &str, cpus: Option<f64>, gpus: Option<f64>) -> Result<Shape, Error> {
+        let invalid =
+            |option: &str, why: String| Error::InvalidOption { what: what.to_owned(), option: option.to_owned(), why };
+        let mut set = ResourceSet::new();
+        if let Some(cpus) = cpus {
+            set.set(CPU, amount(what, "num_cpus", cpus)?);
         }
-        set.set(name, amount(what, &format!("resource {name}"), *value)?);
+        if let Some(gpus) = self.num_gpus.or(gpus) {
+            set.set(GPU, amount(what, "num_gpus", gpus)?);
+        }
+        if let Some(memory) = self.memory {
+            set.set(MEMORY, amount(what, "memory", memory as f64)?);
+        }
+        for (name, value) in &self.resources {
+            if [CPU, GPU, MEMORY].contains(&name.as_str()) {
+                let why = "this resource has an option of its own: num_cpus, num_gpus or memory";
+                return Err(invalid(&format!("resource {name}"), why.into()));
+            }
+            set.set(name, amount(what, &format!("resource {name}"), *value)?);
+        }
+        set.check().map_err(|error| invalid("num_gpus", error.to_string()))?;
+        let gpu_memory = match &self.gpu_memory {
+            None => 0,
+            Some(text) => text
+                .parse::<bytesize::ByteSize>()
+                .map_err(|_| invalid("gpu_memory", format!("`{text}` is not a size; write 512MiB or 8GiB")))?
+                .as_u64(),
+        };
+        let labels = self.labels.iter().map(|text| text.parse::<Selector>());
+        let labels = labels.collect::<Result<Vec<_>, _>>().map_err(|error| invalid("labels", error.to_string()))?;
+        let shape =
+            Shape { resources: set, gpu_memory, strategy: self.strategy.clone(), labels, patient: self.patient };
+        shape.check().map_err(|why| invalid("gpu_memory", why))?;
+        Ok(shape)
     }
-    set.check().map_err(|error| Error::InvalidOption {
-        what: what.to_owned(),
-        option: "num_gpus".to_owned(),
-        why: error.to_string(),
-    })?;
-    Ok(set)
 }
 
 impl TaskOptions {
-    /// Whether nothing was said that changes the shape of a task.
-    fn is_plain(&self) -> bool {
-        self.num_cpus.is_none()
-            && self.num_gpus.is_none()
-            && self.memory.is_none()
-            && self.resources.is_empty()
-            && self.strategy == Strategy::Default
-    }
-
     /// The shape of a task of `what` with these options and the attribute's defaults.
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
     pub fn shape(&self, what: &str, defaults: &Defaults) -> Result<Shape, Error> {
-        if self.is_plain() && defaults.num_cpus.is_none() && defaults.num_gpus.is_none() {
-            return Ok(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default });
+        let is_plain = self.num_cpus.is_none() && defaults.num_cpus.is_none() && defaults.num_gpus.is_none();
+        if is_plain && self.place.is_plain() {
+            return Ok(Shape::of(ResourceSet::cpus(Amount::ONE)));
         }
         let cpus = self.num_cpus.or(defaults.num_cpus).unwrap_or(1.0);
-        let gpus = self.num_gpus.or(defaults.num_gpus);
-        let resources = resources(what, Some(cpus), gpus, self.memory, &self.resources)?;
-        Ok(Shape { resources, strategy: self.strategy.clone() })
+        self.place.shape(what, Some(cpus), defaults.num_gpus)
     }
 }
 
@@ -143,11 +152,10 @@ impl ActorOptions {
     /// [`Error::InvalidOption`].
     pub fn shapes(&self, what: &str, defaults: &Defaults) -> Result<(Shape, ResourceSet), Error> {
         let cpus = self.num_cpus.or(defaults.num_cpus);
-        let gpus = self.num_gpus.or(defaults.num_gpus);
-        let holds = resources(what, cpus, gpus, self.memory, &self.resources)?;
-        let mut placement = holds.clone();
+        let mut placement = self.place.shape(what, cpus, defaults.num_gpus)?;
+        let holds = placement.resources.clone();
         if cpus.is_none() {
-            placement.set(CPU, Amount::ONE);
+            placement.resources.set(CPU, Amount::ONE);
         }
         let concurrency = self.max_concurrency.or(defaults.max_concurrency);
         let mut groups = self.groups.values().copied().chain(defaults.groups.iter().map(|(_, most)| *most));
@@ -158,6 +166,6 @@ impl ActorOptions {
                 why: "at least one call must be able to run".into(),
             });
         }
-        Ok((Shape { resources: placement, strategy: self.strategy.clone() }, holds))
+        Ok((placement, holds))
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tarpc::context::Context;
-use wingbeat_core::ProcessId;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::ObjectValue;
-use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
 use crate::session::{Process, Session, Work};
 
@@ -113,6 +113,10 @@ impl wingbeat_net::services::Process for PeerService {
 
     async fn logs(self, _: Context, lines: Vec<LogLine>) {
         self.process.log(lines);
+    }
+
+    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
+        self.process.standing(task)
     }
 
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {

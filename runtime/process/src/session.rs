@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
@@ -20,13 +20,15 @@ use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
-use wingbeat_net::messages::{ClusterState, HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
 use wingbeat_net::mux;
+use wingbeat_net::services::HeadClient;
 
 use crate::context::Execution;
+use crate::groups::Watched;
 use crate::head::HeadLink;
 use crate::io::{Io, block_on};
 use crate::lineage::Lineage;
@@ -38,8 +40,6 @@ use crate::submission::Submission;
 
 /// How long freed memory is kept, since it may be needed again at once.
 const EBB_KEEP: std::time::Duration = std::time::Duration::from_secs(1);
-/// How long the head may take to say what it knows.
-const STATE_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`, called from
 /// the IO thread; nothing here may wait.
@@ -113,6 +113,11 @@ pub struct Process {
     pub(crate) handles: DashMap<ObjectId, ActorId>,
     log_sink: OnceLock<Box<dyn Fn(Vec<LogLine>) + Send + Sync>>,
     pub(crate) gpus: RwLock<Vec<u32>>,
+    /// The placement group in which what is submitted here runs, unless told otherwise.
+    pub(crate) captures: RwLock<Option<PlacementGroupId>>,
+    pub(crate) groups: Watched,
+    /// How many nodes there are, as far as the head has said.
+    pub(crate) nodes: AtomicU32,
     shut_down: AtomicBool,
     over: tokio::sync::watch::Sender<bool>,
     /// What must outlive the session, such as an embedded head and node.
@@ -243,13 +248,15 @@ impl Session {
         block_on(future)
     }
 
-    /// What the head knows of the cluster.
-    ///
-    /// # Errors
-    /// The head is gone.
-    pub async fn cluster_state(&self) -> Result<ClusterState, Error> {
+    /// Asks the head something, on the IO thread.
+    pub(crate) async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
+    where
+        Q: FnOnce(HeadClient) -> F + Send,
+        F: Future<Output = Result<T, tarpc::client::RpcError>> + Send + 'static,
+        T: Send + 'static,
+    {
         let head = self.process.head_client().await?;
-        let asking = self.process.io.spawn(async move { head.state(mux::within(STATE_LIMIT)).await });
+        let asking = self.process.io.spawn(question(head));
         mux::answered(asking.await.map_err(|_| self.process.over_error())?, "the head")
     }
 
@@ -337,6 +344,9 @@ impl Prepared {
             handles: DashMap::new(),
             log_sink: OnceLock::new(),
             gpus: RwLock::default(),
+            captures: RwLock::default(),
+            groups: Watched::default(),
+            nodes: AtomicU32::new(0),
             shut_down: AtomicBool::new(false),
             over: tokio::sync::watch::Sender::new(false),
             keep: Mutex::default(),
@@ -392,6 +402,11 @@ impl Process {
     /// Says which devices user code may use.
     pub fn set_gpus(&self, gpus: Vec<u32>) {
         *self.gpus.write() = gpus;
+    }
+
+    /// Says in which placement group what is submitted here runs, unless told otherwise.
+    pub fn set_captures(&self, group: Option<PlacementGroupId>) {
+        *self.captures.write() = group;
     }
 
     /// Keeps something alive until the session has ended.
@@ -575,6 +590,8 @@ impl Process {
                 self.copies_lost_with(node, &why);
                 self.submission.node_died(self, node, &why);
             }
+            HeadEvent::PlacementGroup { group, state } => self.group_is(group, &state),
+            HeadEvent::Nodes(count) => self.nodes.store(count, Ordering::Relaxed),
             other => self.submission.head_event(self, other),
         }
     }

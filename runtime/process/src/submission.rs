@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -23,6 +24,7 @@ use crate::arguments::Outbound;
 use crate::calls::{self, Call, Calls};
 use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::lineage::Recipe;
+use crate::name::Name;
 use crate::object::{Handle, Held};
 use crate::refs::{Content, PackedValue};
 use crate::session::{Process, Session};
@@ -45,6 +47,8 @@ pub(crate) struct Submission {
     inbox: Mutex<Vec<Request>>,
     wake: Notify,
     core: Mutex<Core>,
+    /// Tasks and calls some of whose arguments are not there yet.
+    pub(crate) unresolved: DashMap<TaskId, Arc<Unresolved>>,
 }
 
 struct Core {
@@ -75,6 +79,12 @@ impl Submission {
         if first {
             self.wake.notify_one();
         }
+    }
+
+    /// Looks at what is not done.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Dispatch, &Calls) -> R) -> R {
+        let core = self.core.lock();
+        look(&core.dispatch, &core.calls)
     }
 
     fn with_core<R>(&self, process: &Arc<Process>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
@@ -179,7 +189,10 @@ impl Submission {
             HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
             HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
             HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
-            HeadEvent::NodeDied { .. } | HeadEvent::Deadlock { .. } => {}
+            HeadEvent::NodeDied { .. }
+            | HeadEvent::Deadlock { .. }
+            | HeadEvent::Nodes(_)
+            | HeadEvent::PlacementGroup { .. } => {}
         });
     }
 
@@ -416,8 +429,10 @@ impl Core {
 type Then = Box<dyn FnOnce(&Session, Result<Vec<Arg>, Error>) + Send>;
 
 /// A call some of whose arguments are not there yet.
-struct Unresolved {
+pub(crate) struct Unresolved {
     session: Session,
+    id: TaskId,
+    pub(crate) name: Name,
     missing: AtomicUsize,
     parts: Mutex<Option<(SmallVec<[Outbound; 3]>, Then)>>,
 }
@@ -427,8 +442,21 @@ impl Unresolved {
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some((args, then)) = self.parts.lock().take()
         {
-            when_resolved(&self.session, args, then);
+            self.session.process().submission.unresolved.remove(&self.id);
+            when_resolved(&self.session, (self.id, &self.name), args, then);
         }
+    }
+
+    /// The arguments that are not there yet, and which each is.
+    pub(crate) fn missing(&self) -> Vec<(usize, Handle)> {
+        let parts = self.parts.lock();
+        let args = parts.iter().flat_map(|(args, _)| args.iter().enumerate());
+        let objects = args.filter_map(|(index, arg)| match arg {
+            Outbound::Object(handle) => Some((index, handle.clone())),
+            Outbound::Value(PackedValue { content: Content::Stored(handle), .. }) => Some((index, handle.clone())),
+            Outbound::Value(_) => None,
+        });
+        objects.filter(|(_, handle)| !handle.is_ready()).collect()
     }
 }
 
@@ -467,6 +495,7 @@ pub(crate) fn resolve_one(session: &Session, arg: &Outbound) -> Option<Result<Ar
 /// Calls `then` with the arguments when the last one is there; at once, and on this thread, if they are.
 pub(crate) fn when_resolved(
     session: &Session,
+    (id, name): (TaskId, &Name),
     args: SmallVec<[Outbound; 3]>,
     then: impl FnOnce(&Session, Result<Vec<Arg>, Error>) + Send + 'static,
 ) {
@@ -484,9 +513,12 @@ pub(crate) fn when_resolved(
     // One more than there are, so that nothing happens before all callbacks are in place.
     let unresolved = Arc::new(Unresolved {
         session: session.clone(),
+        id,
+        name: name.clone(),
         missing: AtomicUsize::new(waiting.len() + 1),
         parts: Mutex::new(Some((args, Box::new(then)))),
     });
+    session.process().submission.unresolved.insert(id, unresolved.clone());
     let callback: Arc<dyn Fn() + Send + Sync> = {
         let unresolved = unresolved.clone();
         Arc::new(move || unresolved.arrived())

@@ -1,12 +1,13 @@
 //! What a session can be asked to do: tasks, actors, calls, cancelling.
 
 use std::future::Future;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use smallvec::SmallVec;
 use wingbeat_core::error::Error;
 use wingbeat_core::resources::ResourceSet;
-use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, Arg, Outputs, Shape, Strategy, TaskSpec};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount};
 use wingbeat_net::messages::HeadMessage;
@@ -36,8 +37,7 @@ pub enum Submitted {
 /// The arguments of a call, or what was wrong with them.
 pub type Args = Result<SmallVec<[Outbound; 3]>, Error>;
 
-static ONE_CPU: LazyLock<Arc<Shape>> =
-    LazyLock::new(|| Arc::new(Shape { resources: ResourceSet::cpus(Amount::ONE), strategy: Strategy::Default }));
+static ONE_CPU: LazyLock<Arc<Shape>> = LazyLock::new(|| Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE))));
 
 /// A submission that failed before it was one.
 pub fn failed(outputs: Option<u32>, error: Error) -> Submitted {
@@ -57,7 +57,8 @@ fn outputs_of(outputs: Option<u32>, ahead: Option<u32>) -> Outputs {
 impl Session {
     /// Submits a task. Never waits; what is wrong with it is what its outputs give.
     pub fn submit(&self, function: &'static Function, args: Args, options: &TaskOptions) -> Submitted {
-        let shape = match options.shape(function.path, &function.defaults) {
+        let shape = options.shape(function.path, &function.defaults).map(|shape| self.captured(shape));
+        let shape = match shape {
             Ok(shape) if shape == **ONE_CPU => ONE_CPU.clone(),
             Ok(shape) => Arc::new(shape),
             Err(error) => return failed(function.outputs, error),
@@ -97,7 +98,8 @@ impl Session {
         if let Some(limit) = options.timeout {
             self.cancel_after(limit, id, outputs, task.name.to_string());
         }
-        when_resolved(self, args, move |session, args| session.process().submit_resolved(task, args));
+        let name = task.name.clone();
+        when_resolved(self, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
         submitted
     }
 
@@ -184,8 +186,9 @@ impl Session {
             }
             Some(Err(error)) => process.fail_outputs(id, outputs, &error),
             None => {
+                let name = call.name.clone();
                 process.submission.request(Request::Call { actor: target, class_name, call });
-                when_resolved(session, args, move |session, args| {
+                when_resolved(session, (id, &name), args, move |session, args| {
                     session.process().submission.request(Request::CallReady { actor: target, id, args });
                 });
             }
@@ -196,6 +199,7 @@ impl Session {
     fn actor_spec(&self, class: &'static Class, args: &[Outbound], options: &ActorOptions) -> Result<ActorSpec, Error> {
         let process = self.process();
         let (placement, holds) = options.shapes(class.path, &class.defaults)?;
+        let placement = self.captured(placement);
         let mut groups: std::collections::BTreeMap<String, u32> =
             class.defaults.groups.iter().map(|(name, most)| ((*name).to_owned(), *most)).collect();
         groups.extend(options.groups.clone());
@@ -231,7 +235,7 @@ impl Session {
             max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
             max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
             groups,
-            name: options.name.clone().map(|name| ActorName {
+            name: options.name.clone().map(|name| ScopedName {
                 namespace: options.namespace.clone().unwrap_or_else(|| process.namespace.clone()),
                 name,
             }),
@@ -351,7 +355,7 @@ impl Session {
         class: &'static Class,
     ) -> impl Future<Output = Result<ActorHandle, Error>> + Send + use<> {
         let name =
-            ActorName { namespace: namespace.unwrap_or(&self.process().namespace).to_owned(), name: name.to_owned() };
+            ScopedName { namespace: namespace.unwrap_or(&self.process().namespace).to_owned(), name: name.to_owned() };
         let session = self.clone();
         async move {
             let finding = session.clone();
@@ -394,6 +398,10 @@ impl crate::session::Process {
     pub(crate) fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
         match args {
             Ok(args) => {
+                let nodes = self.nodes.load(Ordering::Relaxed);
+                if let Some(near) = crate::locality::near_data(&task.shape, &args, nodes) {
+                    task.shape = near;
+                }
                 // Nobody else has seen the spec yet, so that nothing is copied here.
                 Arc::make_mut(&mut task.spec).args = args;
                 if let Outputs::Fixed(count) = task.spec.outputs

@@ -40,7 +40,7 @@ pub(crate) enum Next {
 /// An actor to become.
 pub(crate) struct Become {
     pub lease: LeaseId,
-    pub spec: ActorSpec,
+    pub spec: Arc<ActorSpec>,
     pub incarnation: Incarnation,
 }
 
@@ -327,13 +327,15 @@ impl Executor for Queue {
 
     fn command(&self, command: WorkerCommand) {
         match command {
-            WorkerCommand::Lease { lease, gpus, .. } => {
+            WorkerCommand::Lease { lease, gpus, captures, .. } => {
                 self.page.reset();
                 self.session.process().set_gpus(gpus);
+                self.session.process().set_captures(captures);
                 self.state.lock().lease = Some(lease);
             }
-            WorkerCommand::StartActor { lease, spec, incarnation, gpus } => {
+            WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures } => {
                 self.session.process().set_gpus(gpus);
+                self.session.process().set_captures(captures);
                 let mut state = self.state.lock();
                 state.lease = Some(lease);
                 state.calls.insert(DEFAULT_GROUP.to_owned(), VecDeque::new());
@@ -342,7 +344,7 @@ impl Executor for Queue {
                 }
                 // Calls that come while the constructor runs wait in their queues.
                 state.being = Some(Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease });
-                state.become_actor = Some(Box::new(Become { lease, spec: *spec, incarnation }));
+                state.become_actor = Some(Box::new(Become { lease, spec, incarnation }));
                 drop(state);
                 self.arrived.notify_all();
             }

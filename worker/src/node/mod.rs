@@ -5,6 +5,7 @@
 //! - `transfer`: object bytes between nodes.
 //! - `executables`: programs of drivers on other machines.
 //! - `output`: what user code prints.
+//! - `release`: when devices can be given on.
 //!
 //! It ends when the head says so or is gone, or when its handle is shut down: then worker processes are
 //! ended by the guard, connections close, and the memory vanishes with its last descriptor. After kill -9,
@@ -12,10 +13,11 @@
 
 mod executables;
 mod output;
+mod release;
 mod service;
 mod transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -25,18 +27,21 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Address, Exit, JobSpec};
-use wingbeat_core::{ClusterId, Incarnation, JobId, LeaseId, NodeId, ProcessId, ResourceSet};
+use wingbeat_core::spec::{Address, Exit, JobSpec};
+use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::{self, Listener};
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadMessage, LeaseStart, LogLine, NodeInfo, NodeMessage, WorkerCommand, WorkerDeath};
+use wingbeat_net::messages::{
+    HeadMessage, LeaseHolder, LeaseStart, LogLine, NodeInfo, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
+};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{
     HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse, ProcessRequest,
 };
 use wingbeat_store::{NodeStore, StoreConfig};
 
+use crate::gpus::Gpus;
 use crate::guard::{Guard, Launch, LaunchFds, Report};
 use crate::page::Page;
 use crate::start::{self, WorkerStartInfo};
@@ -61,6 +66,8 @@ pub struct NodeConfig {
     pub cluster: ClusterId,
     /// What the node has.
     pub resources: ResourceSet,
+    /// Its GPUs; as many as `resources` says.
+    pub gpus: Gpus,
     /// `key=value` labels.
     pub labels: BTreeMap<String, String>,
     /// Capacity of the object store in bytes.
@@ -120,9 +127,20 @@ enum Phase {
 }
 
 struct Assignment {
-    lease: LeaseId,
-    resources: ResourceSet,
-    actor: Option<(ActorSpec, Incarnation)>,
+    /// As the head granted it.
+    start: LeaseStart,
+    /// For an actor, whether its constructor has returned.
+    started: bool,
+}
+
+impl Assignment {
+    fn lease(&self) -> LeaseId {
+        self.start.lease
+    }
+
+    fn is_detached(&self) -> bool {
+        matches!(&self.start.holder, LeaseHolder::Actor(spec, _) if spec.detached)
+    }
 }
 
 struct Worker {
@@ -133,6 +151,8 @@ struct Worker {
     pid: u32,
     address: Option<Address>,
     commands: Option<Link<WorkerCommand>>,
+    /// Those who used its devices when it was started.
+    users_before: BTreeSet<u32>,
     page: Arc<Page>,
     output: output::Tail,
     /// Why we ended it.
@@ -148,7 +168,7 @@ struct Pool {
 }
 
 struct Job {
-    spec: JobSpec,
+    spec: Arc<JobSpec>,
     log: Link<LogLine>,
     /// Ended by the head; only detached actors are left.
     over: bool,
@@ -174,6 +194,8 @@ pub(crate) struct Daemon {
     ended: tokio::sync::watch::Sender<Option<String>>,
     cpus: usize,
     listen_ip: Option<std::net::IpAddr>,
+    gpus: Gpus,
+    held: release::Held,
 }
 
 /// Starts a node daemon on the current tokio runtime and joins the head.
@@ -218,6 +240,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         ended: tokio::sync::watch::Sender::new(None),
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
         listen_ip: config.listen.map(|listen| listen.ip()),
+        gpus: config.gpus.clone(),
+        held: release::Held::default(),
         address: address.clone(),
     });
     let info = NodeInfo {
@@ -225,6 +249,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         address,
         hostname,
         resources: config.resources,
+        devices: config.gpus.devices.clone(),
         labels: config.labels,
         store_bytes: config.store_bytes,
     };
@@ -281,7 +306,7 @@ impl Daemon {
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = service::NodeService::new(self.clone(), self.head_address.process);
         tokio::spawn(mux::serve(server, service.serve()));
-        let answer = client.join_node(mux::within(Duration::from_secs(30)), info).await;
+        let answer = client.join_node(mux::within(Duration::from_secs(30)), info, self.running()).await;
         mux::answered(answer, "the head")??;
         tokio::spawn(async move {
             self.head.run(&connection, |messages| HeadRequest::Deliver { messages }).await;
@@ -292,11 +317,14 @@ impl Daemon {
 
     /// A lease to serve: an idle worker process takes it, or one that is starting, or a new one.
     fn start_lease(self: &Arc<Self>, start: LeaseStart) {
-        let LeaseStart { lease, job, resources, gpus, actor } = start;
-        let gpus: Vec<u32> = gpus.into_iter().map(|(device, _)| device).collect();
-        let assigned = Assignment { lease, resources, actor };
+        let gpus: Vec<u32> = start.gpus.iter().map(|(device, _)| *device).collect();
         let mut pool = self.pool.lock();
-        self.know_job(&mut pool, &job);
+        let Some(job) = pool.jobs.get(&start.job).map(|job| job.spec.clone()) else {
+            let what = format!("starting a worker process of {}", start.job);
+            let error = Error::Io { what, why: "the node was not told of the job".into() };
+            return self.launch_failed(Some(start.lease), &error);
+        };
+        let assigned = Assignment { start, started: false };
         let free = |worker: &&mut Worker| {
             worker.job == job.id
                 && worker.gpus == gpus
@@ -319,13 +347,15 @@ impl Daemon {
         self.launch(&mut pool, &job, gpus, Some(assigned));
     }
 
-    fn know_job(self: &Arc<Self>, pool: &mut Pool, job: &JobSpec) {
-        if pool.jobs.contains_key(&job.id) {
+    /// Leases of a job may come.
+    fn begin_job(self: &Arc<Self>, spec: Arc<JobSpec>) {
+        let mut pool = self.pool.lock();
+        if pool.jobs.contains_key(&spec.id) {
             return;
         }
         let log = Link::new();
-        tokio::spawn(self.clone().forward_output(job.driver.clone(), log.clone()));
-        pool.jobs.insert(job.id, Job { spec: job.clone(), log, over: false });
+        tokio::spawn(self.clone().forward_output(spec.driver.clone(), log.clone()));
+        pool.jobs.insert(spec.id, Job { spec, log, over: false });
     }
 
     /// Gives an assigned worker process that has reported its orders.
@@ -336,17 +366,18 @@ impl Daemon {
         };
         worker.phase = Phase::Leased;
         worker.lease_over = false;
-        let (lease, gpus) = (assigned.lease, worker.gpus.clone());
+        let (lease, gpus, captures) = (assigned.lease(), worker.gpus.clone(), assigned.start.captures);
         let ready = HeadMessage::LeaseReady { lease, worker: address.clone(), pid: worker.pid };
-        match &assigned.actor {
-            Some((spec, incarnation)) => {
+        match &assigned.start.holder {
+            LeaseHolder::Actor(spec, incarnation) => {
                 // Said first: nobody calls the actor before its constructor has returned, which is said next.
                 self.head.send(ready);
-                let (spec, incarnation) = (Box::new(spec.clone()), *incarnation);
-                commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus });
+                let (spec, incarnation) = (spec.clone(), *incarnation);
+                commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures });
             }
-            None => {
-                commands.send(WorkerCommand::Lease { lease, resources: assigned.resources.clone(), gpus });
+            LeaseHolder::Tasks(..) => {
+                let resources = assigned.start.resources.clone();
+                commands.send(WorkerCommand::Lease { lease, resources, gpus, captures });
                 let (link, head) = (commands.clone(), self.head.clone());
                 // The owner must not reach the process before its orders have.
                 self.runtime.spawn(async move {
@@ -358,9 +389,9 @@ impl Daemon {
         }
     }
 
-    fn launch(self: &Arc<Self>, pool: &mut Pool, job: &JobSpec, gpus: Vec<u32>, assigned: Option<Assignment>) {
+    fn launch(self: &Arc<Self>, pool: &mut Pool, job: &Arc<JobSpec>, gpus: Vec<u32>, assigned: Option<Assignment>) {
         let process = ProcessId::random();
-        let lease = assigned.as_ref().map(|assigned| assigned.lease);
+        let lease = assigned.as_ref().map(Assignment::lease);
         let page = match Page::create() {
             Ok(page) => Arc::new(page),
             Err(error) => return self.launch_failed(lease, &Error::io("making a worker process's page", &error)),
@@ -373,6 +404,7 @@ impl Daemon {
             pid: 0,
             address: None,
             commands: None,
+            users_before: self.users_of(&gpus),
             page: page.clone(),
             output: output::Tail::default(),
             reason: None,
@@ -397,7 +429,7 @@ impl Daemon {
     fn forget_unstarted(&self, process: ProcessId, error: &Error) {
         let worker = self.pool.lock().workers.remove(&process);
         if let Some(worker) = worker {
-            self.launch_failed(worker.assigned.map(|assigned| assigned.lease), error);
+            self.launch_failed(worker.assigned.map(|assigned| assigned.lease()), error);
         }
     }
 
@@ -427,14 +459,7 @@ impl Daemon {
             stderr: stderr_end,
         };
         let mut env = job.env.clone();
-        if !gpus.is_empty() {
-            let devices: Vec<String> = gpus.iter().map(u32::to_string).collect();
-            env.insert("CUDA_VISIBLE_DEVICES".into(), devices.join(","));
-            env.insert("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into());
-        } else {
-            // A process that was given no device sees none.
-            env.insert("CUDA_VISIBLE_DEVICES".into(), String::new());
-        }
+        env.extend(self.gpus.environment(gpus, &job.env));
         let launch = Launch {
             process,
             title: format!("wingbeat-worker: {}", job.name),
@@ -454,7 +479,7 @@ impl Daemon {
         address: Address,
         pid: u32,
         connection: Connection,
-    ) -> Option<JobSpec> {
+    ) -> Option<Arc<JobSpec>> {
         let mut pool = self.pool.lock();
         let worker = pool.workers.get_mut(&process)?;
         let commands: Link<WorkerCommand> = Link::new();
@@ -471,13 +496,37 @@ impl Daemon {
         pool.jobs.get(&job).map(|job| job.spec.clone())
     }
 
+    /// What runs here, for a head that was started again.
+    fn running(&self) -> Vec<RunningLease> {
+        let pool = self.pool.lock();
+        let serving = pool.workers.values().filter(|worker| !matches!(worker.phase, Phase::Ending));
+        let running = serving.filter_map(|worker| {
+            let assigned = worker.assigned.as_ref()?;
+            let worker = worker.address.clone().map(|address| (address, worker.pid));
+            Some(RunningLease { start: assigned.start.clone(), worker, started: assigned.started })
+        });
+        running.collect()
+    }
+
+    /// The constructor of an actor here has returned.
+    fn actor_started(&self, actor: ActorId, incarnation: Incarnation, outcome: Result<(), Error>) {
+        for worker in self.pool.lock().workers.values_mut() {
+            if let Some(assigned) = &mut worker.assigned
+                && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, _) if spec.id == actor)
+            {
+                assigned.started = outcome.is_ok();
+            }
+        }
+        self.head.send(HeadMessage::ActorStarted { actor, incarnation, outcome });
+    }
+
     /// The head has no more use for a lease.
     fn end_lease(&self, lease: LeaseId, kill: Option<String>) {
         let mut pool = self.pool.lock();
         let found = pool
             .workers
             .iter_mut()
-            .find(|(_, worker)| worker.assigned.as_ref().is_some_and(|assigned| assigned.lease == lease));
+            .find(|(_, worker)| worker.assigned.as_ref().is_some_and(|assigned| assigned.lease() == lease));
         let Some((process, worker)) = found else {
             // Its process is gone already, and the head was told.
             drop(pool);
@@ -507,7 +556,7 @@ impl Daemon {
     fn drain(&self, lease: LeaseId, by: String) {
         let mut pool = self.pool.lock();
         for worker in pool.workers.values_mut() {
-            if worker.assigned.as_ref().is_some_and(|assigned| assigned.lease == lease)
+            if worker.assigned.as_ref().is_some_and(|assigned| assigned.lease() == lease)
                 && let Some(commands) = &worker.commands
             {
                 worker.reason = Some(by.clone());
@@ -523,12 +572,7 @@ impl Daemon {
             if worker.job != job {
                 continue;
             }
-            let lives_on = worker
-                .assigned
-                .as_ref()
-                .and_then(|assigned| assigned.actor.as_ref())
-                .is_some_and(|(spec, _)| spec.detached);
-            if lives_on {
+            if worker.assigned.as_ref().is_some_and(Assignment::is_detached) {
                 detached = true;
                 continue;
             }
@@ -544,12 +588,12 @@ impl Daemon {
         }
     }
 
-    fn prestart(self: &Arc<Self>, job: &JobSpec, count: u32) {
+    fn prestart(self: &Arc<Self>, job: JobId, count: u32) {
         let mut pool = self.pool.lock();
-        self.know_job(&mut pool, job);
+        let Some(job) = pool.jobs.get(&job).map(|job| job.spec.clone()) else { return };
         let have = pool.workers.values().filter(|worker| worker.job == job.id && worker.gpus.is_empty()).count();
         for _ in have..count as usize {
-            self.launch(&mut pool, job, Vec::new(), None);
+            self.launch(&mut pool, &job, Vec::new(), None);
         }
     }
 
@@ -574,16 +618,23 @@ impl Daemon {
                     self.forget_unstarted(process, &Error::Io { what, why });
                 }
                 Report::Exited { process, code, signal } => {
-                    let daemon = self.clone();
+                    let (daemon, gone) = (self.clone(), self.held.leaves(process));
                     // Its last output may still be on its way; others must not wait for it.
-                    tokio::spawn(async move { daemon.exited(process, code, signal).await });
+                    tokio::spawn(async move { daemon.exited(process, code, signal, gone).await });
                 }
+                Report::Gone { process } => self.held.is_gone(process),
             }
         }
         self.end("the guard of its worker processes is gone");
     }
 
-    async fn exited(self: Arc<Self>, process: ProcessId, code: Option<i32>, signal: Option<i32>) {
+    async fn exited(
+        self: Arc<Self>,
+        process: ProcessId,
+        code: Option<i32>,
+        signal: Option<i32>,
+        gone: tokio::sync::oneshot::Receiver<()>,
+    ) {
         self.store.process_gone(process);
         let tail = {
             let mut pool = self.pool.lock();
@@ -600,20 +651,28 @@ impl Daemon {
             }
             return;
         };
+        let lease = assigned.lease();
         if worker.address.is_none() {
+            if !worker.gpus.is_empty() {
+                self.devices_released(&worker.gpus, &worker.users_before, gone).await;
+            }
             let error = Error::Io { what: "a worker process ended before it reported".into(), why: exit.to_string() };
-            self.head.send(HeadMessage::LeaseFailed { lease: assigned.lease, error });
+            self.head.send(HeadMessage::LeaseFailed { lease, error });
             return;
         }
         self.head.send(HeadMessage::WorkerDied(WorkerDeath {
             process,
             pid: worker.pid,
             node: self.id,
-            lease: Some(assigned.lease),
+            lease: Some(lease),
             exit,
             started: worker.page.started(),
         }));
-        self.head.send(HeadMessage::LeaseEnded(assigned.lease));
+        // Devices are given on only when nothing of the last lease uses them.
+        if !worker.gpus.is_empty() {
+            self.devices_released(&worker.gpus, &worker.users_before, gone).await;
+        }
+        self.head.send(HeadMessage::LeaseEnded(lease));
     }
 
     /// Ends idle processes that are not worth keeping, and gives freed memory back.
@@ -667,7 +726,8 @@ pub(crate) fn send_arena(socket: &impl AsFd, arena: impl AsFd) -> std::io::Resul
 fn is_from_head(message: &NodeMessage) -> bool {
     matches!(
         message,
-        NodeMessage::StartLease(_)
+        NodeMessage::BeginJob(_)
+            | NodeMessage::StartLease(_)
             | NodeMessage::EndLease { .. }
             | NodeMessage::DrainActor { .. }
             | NodeMessage::EndJob { .. }

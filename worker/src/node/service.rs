@@ -8,7 +8,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Purpose, Role};
-use wingbeat_net::messages::{Fetch, HeadMessage, Located, NodeMessage, WorkerStart};
+use wingbeat_net::messages::{Fetch, Located, NodeMessage, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
@@ -70,12 +70,13 @@ impl Daemon {
             return;
         }
         match message {
+            NodeMessage::BeginJob(spec) => self.begin_job(spec),
             NodeMessage::StartLease(start) => self.start_lease(*start),
             NodeMessage::EndLease { lease, kill } => self.end_lease(lease, kill),
             NodeMessage::DrainActor { lease, by } => self.drain(lease, by),
             NodeMessage::EndJob { job } => self.end_job(job),
             NodeMessage::Stop => self.end("the cluster was stopped"),
-            NodeMessage::Prestart { job, count } => self.prestart(&job, count),
+            NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::Unpin(objects) => {
                 for object in objects {
                     self.store.release(object, peer);
@@ -88,7 +89,7 @@ impl Daemon {
             }
             NodeMessage::KillWorker { process, why } => self.kill_worker(process, why),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
-                self.head.send(HeadMessage::ActorStarted { actor, incarnation, outcome });
+                self.actor_started(actor, incarnation, outcome);
             }
         }
     }
@@ -122,12 +123,12 @@ impl wingbeat_net::services::Node for NodeService {
         Ok(WorkerStart {
             cluster: daemon.cluster,
             job: job.id,
-            namespace: job.namespace,
+            namespace: job.namespace.clone(),
             node: daemon.id,
             daemon: daemon.address.clone(),
             head: daemon.head_address.clone(),
             arena_bytes: daemon.store.capacity(),
-            driver: job.driver,
+            driver: job.driver.clone(),
         })
     }
 

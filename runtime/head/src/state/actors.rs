@@ -5,15 +5,19 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, ActorState, Address, Shape};
-use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeMessage, WorkerDeath};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, ActorState, Address, ScopedName, Shape, Strategy};
+use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_net::messages::{HeadEvent, LeaseHolder, NodeMessage, WorkerDeath};
 
-use super::Millis;
-use super::State;
+use super::facts::Fact;
 use super::leases::Holder;
+use super::placing::Attempt;
+use super::queue::{Class, Rank, Waiter};
+use super::shapes::ShapeId;
+use super::{Millis, State};
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
@@ -47,8 +51,12 @@ enum Phase {
 }
 
 struct Actor {
-    spec: ActorSpec,
+    spec: Arc<ActorSpec>,
+    /// What it needs to be placed; only while it is pending.
+    shape: Option<ShapeId>,
     phase: Phase,
+    /// Since when it is in this phase.
+    since: Millis,
     incarnation: Incarnation,
     restarts_left: u32,
     /// Worker processes that could not be started, since one could.
@@ -67,8 +75,14 @@ struct Actor {
 #[derive(Default)]
 pub(super) struct Actors {
     actors: BTreeMap<ActorId, Actor>,
-    names: BTreeMap<ActorName, ActorId>,
-    pending: BTreeSet<ActorId>,
+    names: BTreeMap<ScopedName, ActorId>,
+    /// Those that rest before their next life, by when they are done.
+    resting: BTreeSet<(Millis, ActorId)>,
+    /// Those that end with their creator.
+    by_owner: BTreeMap<ProcessId, BTreeSet<ActorId>>,
+    /// Those that are not dead.
+    by_job: BTreeMap<JobId, BTreeSet<ActorId>>,
+    watched_by: BTreeMap<ProcessId, BTreeSet<ActorId>>,
     dead: VecDeque<ActorId>,
     /// Given up before they were asked for: the two words come on different ways.
     never: BTreeMap<ActorId, String>,
@@ -77,29 +91,59 @@ pub(super) struct Actors {
 
 /// An actor for people.
 pub(super) struct Row<'a> {
-    pub spec: &'a ActorSpec,
+    pub spec: &'a Arc<ActorSpec>,
     pub state: &'static str,
     pub node: Option<NodeId>,
     pub pid: Option<u32>,
     pub restarts: u32,
 }
 
+/// What an actor does, for people.
+pub(super) enum Standing<'a> {
+    Pending { after: Option<&'a Error> },
+    Resting { until: Millis, quick: u32, after: Option<&'a Error> },
+    Starting { node: NodeId, lease: LeaseId, has_process: bool },
+    Alive { lease: LeaseId },
+    Dead { cause: &'a Error },
+}
+
 impl Actors {
-    pub(super) fn find(&self, name: &ActorName) -> Result<ActorInfo, Error> {
-        let id = self.names.get(name);
-        id.and_then(|id| self.actors.get(id))
-            .map(|actor| info(&actor.spec))
-            .ok_or_else(|| Error::ActorNotFound { name: name.name.clone(), namespace: name.namespace.clone() })
+    pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
+        let actor = self.actors.get(&id)?;
+        let standing = match &actor.phase {
+            Phase::Pending { after } if self.resting.contains(&(actor.not_before, id)) => {
+                Standing::Resting { until: actor.not_before, quick: actor.quick, after: after.as_ref() }
+            }
+            Phase::Pending { after } => Standing::Pending { after: after.as_ref() },
+            Phase::Starting { lease, node, process } => {
+                Standing::Starting { node: *node, lease: *lease, has_process: process.is_some() }
+            }
+            Phase::Alive { lease, .. } => Standing::Alive { lease: *lease },
+            Phase::Dead(cause) => Standing::Dead { cause },
+        };
+        Some((&actor.spec, standing, actor.since))
     }
 
     pub(super) fn unwatch(&mut self, process: ProcessId) {
-        for actor in self.actors.values_mut() {
-            actor.watchers.remove(&process);
+        for id in self.watched_by.remove(&process).unwrap_or_default() {
+            if let Some(actor) = self.actors.get_mut(&id) {
+                actor.watchers.remove(&process);
+            }
         }
     }
 
-    pub(super) fn has_of_job(&self, job: JobId) -> bool {
-        self.actors.values().any(|actor| actor.spec.job == job && !matches!(actor.phase, Phase::Dead(_)))
+    pub(super) fn spec(&self, id: ActorId) -> Option<&Arc<ActorSpec>> {
+        self.actors.get(&id).map(|actor| &actor.spec)
+    }
+
+    /// What a pending actor waits to be placed with.
+    pub(super) fn shape_of(&self, id: ActorId) -> Option<ShapeId> {
+        self.actors.get(&id)?.shape
+    }
+
+    /// When the first that rests is done.
+    pub(super) fn rest_ends(&self) -> Option<Millis> {
+        self.resting.first().map(|(until, _)| *until)
     }
 
     /// Arguments that dead actors hold on to.
@@ -107,18 +151,6 @@ impl Actors {
     pub(super) fn arguments_kept(&self) -> usize {
         let dead = self.actors.values().filter(|actor| matches!(actor.phase, Phase::Dead(_)));
         dead.map(|actor| actor.spec.args.len()).sum()
-    }
-
-    pub(super) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    pub(super) fn pending_shapes(&self) -> impl Iterator<Item = (ActorId, Shape)> {
-        self.pending_specs().map(|spec| (spec.id, State::placement_of(spec)))
-    }
-
-    pub(super) fn pending_specs(&self) -> impl Iterator<Item = &ActorSpec> {
-        self.pending.iter().filter_map(|id| self.actors.get(id)).map(|actor| &actor.spec)
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
@@ -166,46 +198,82 @@ impl Actor {
             Phase::Pending { .. } | Phase::Dead(_) => None,
         }
     }
-
-    fn node(&self) -> Option<NodeId> {
-        match &self.phase {
-            Phase::Starting { node, .. } | Phase::Alive { node, .. } => Some(*node),
-            Phase::Pending { .. } | Phase::Dead(_) => None,
-        }
-    }
 }
 
 impl State {
+    /// The actor of this name, also one that may still come back after the head was started again.
+    fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
+        let known = self.actors.names.get(name).and_then(|id| self.actors.actors.get(id)).map(|actor| &*actor.spec);
+        known.or_else(|| self.recovering.as_ref()?.actor_named(name))
+    }
+
+    /// The actor of this name.
+    ///
+    /// # Errors
+    /// [`Error::ActorNotFound`].
+    pub fn find_actor(&self, name: &ScopedName) -> Result<ActorInfo, Error> {
+        self.actor_named(name)
+            .map(info)
+            .ok_or_else(|| Error::ActorNotFound { name: name.name.clone(), namespace: name.namespace.clone() })
+    }
+
     pub(super) fn new_actor(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
         if let Some(known) = self.actors.actors.get(&spec.id) {
             return Ok(info(&known.spec));
         }
-        if !self.jobs.contains_key(&spec.job) {
+        spec.placement.check().map_err(|why| Error::InvalidArgument {
+            what: format!("actor {} asks for {}: {why}", spec.class_name, spec.placement.resources),
+        })?;
+        if !self.is_job_running(spec.job) {
             let why = format!("actor {} is of {}, which is over", spec.class_name, spec.job);
             return Err(Error::Refused { who: "the head".into(), why });
         }
-        if let Some(name) = &spec.name {
-            if let Some(existing) = self.actors.names.get(name).and_then(|id| self.actors.actors.get(id)) {
-                if !or_get {
-                    return Err(Error::ActorNameTaken { name: name.name.clone(), namespace: name.namespace.clone() });
-                }
-                if existing.spec.class != spec.class {
-                    let what = format!(
-                        "the actor named `{}` is a {}, not a {}",
-                        name.name, existing.spec.class_name, spec.class_name
-                    );
-                    return Err(Error::InvalidArgument { what });
-                }
-                return Ok(info(&existing.spec));
+        if let Some(name) = &spec.name
+            && let Some(existing) = self.actor_named(name)
+        {
+            let name = name.clone();
+            if !or_get {
+                return Err(Error::ActorNameTaken { name: name.name, namespace: name.namespace });
             }
-            self.actors.names.insert(name.clone(), spec.id);
+            if existing.class != spec.class {
+                let what =
+                    format!("the actor named `{}` is a {}, not a {}", name.name, existing.class_name, spec.class_name);
+                return Err(Error::InvalidArgument { what });
+            }
+            return Ok(info(existing));
         }
         let (id, answer) = (spec.id, info(&spec));
-        let restarts_left = spec.max_restarts;
+        self.insert_actor(spec, Incarnation(0), None);
+        match self.actors.never.remove(&id) {
+            Some(by) => {
+                self.actors.never_order.retain(|other| *other != id);
+                self.bury_actor(id, Error::ActorEnded { by });
+            }
+            None => self.refuse_actor_if_infeasible(id),
+        }
+        Ok(answer)
+    }
+
+    pub(super) fn insert_actor(&mut self, spec: ActorSpec, incarnation: Incarnation, after: Option<Error>) {
+        let (id, job) = (spec.id, spec.job);
+        let restarts_left = match spec.max_restarts {
+            u32::MAX => u32::MAX,
+            most => most.saturating_sub(incarnation.0),
+        };
+        if let Some(name) = &spec.name {
+            self.actors.names.insert(name.clone(), id);
+        }
+        if !spec.detached {
+            self.actors.by_owner.entry(spec.owner.process).or_default().insert(id);
+        }
+        self.actors.by_job.entry(job).or_default().insert(id);
+        self.job_holds(job, 1);
         let actor = Actor {
-            spec,
-            phase: Phase::Pending { after: None },
-            incarnation: Incarnation(0),
+            spec: Arc::new(spec),
+            shape: None,
+            phase: Phase::Pending { after },
+            since: self.now,
+            incarnation,
             restarts_left,
             failures: 0,
             placed_at: 0,
@@ -215,15 +283,86 @@ impl State {
             watchers: BTreeSet::new(),
         };
         self.actors.actors.insert(id, actor);
-        self.actors.pending.insert(id);
-        match self.actors.never.remove(&id) {
-            Some(by) => {
-                self.actors.never_order.retain(|other| *other != id);
-                self.bury_actor(id, Error::ActorEnded { by });
-            }
-            None => self.refuse_if_infeasible(id),
+        self.record_actor(id);
+        self.wait_for_place(id);
+    }
+
+    /// A life that a node has served already. Whether it is the actor's present one.
+    pub(super) fn adopt_actor(
+        &mut self,
+        spec: &Arc<ActorSpec>,
+        incarnation: Incarnation,
+        lease: LeaseId,
+        node: NodeId,
+        worker: Option<(Address, u32)>,
+        started: bool,
+    ) -> bool {
+        let id = spec.id;
+        if self.actors.actors.contains_key(&id) {
+            return false;
         }
-        Ok(answer)
+        if spec.name.as_ref().is_some_and(|name| self.actors.names.contains_key(name)) {
+            return false;
+        }
+        self.insert_actor((**spec).clone(), incarnation, None);
+        self.waits_no_more(id);
+        let now = self.now;
+        if let Some(actor) = self.actors.actors.get_mut(&id) {
+            actor.placed_at = now;
+            actor.phase = match worker {
+                Some((address, pid)) if started => Phase::Alive { lease, node, address, pid },
+                process => Phase::Starting { lease, node, process },
+            };
+        }
+        self.announce_actor(id);
+        true
+    }
+
+    /// Named and detached actors are found again after the head was started again.
+    fn record_actor(&mut self, id: ActorId) {
+        let Some(actor) = self.actors.actors.get(&id) else { return };
+        if actor.spec.detached || actor.spec.name.is_some() {
+            let fact = Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation);
+            self.record(fact);
+        }
+    }
+
+    /// A pending actor queues for its place, at once or when it has rested.
+    fn wait_for_place(&mut self, id: ActorId) {
+        let Some(actor) = self.actors.actors.get(&id) else { return };
+        if self.now < actor.not_before {
+            self.actors.resting.insert((actor.not_before, id));
+            return;
+        }
+        let (shape, priority) = (Self::placement_of(&actor.spec), self.job_priority(actor.spec.job));
+        let shape = match actor.shape {
+            Some(shape) => shape,
+            None => self.shapes.add(shape, &mut self.nodes),
+        };
+        let rank = Rank { priority: std::cmp::Reverse(priority), has: 0, turn: self.next_turn() };
+        if let Some(actor) = self.actors.actors.get_mut(&id) {
+            actor.shape = Some(shape);
+        }
+        self.queue.put(Waiter::Actor(id), rank, Class::Shape(shape), self.now);
+    }
+
+    /// It waits for no place any more.
+    fn waits_no_more(&mut self, id: ActorId) {
+        self.queue.remove(Waiter::Actor(id));
+        self.end_reservation(Waiter::Actor(id));
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
+        self.actors.resting.remove(&(actor.not_before, id));
+        if let Some(shape) = actor.shape.take() {
+            self.shapes.remove(shape, &mut self.nodes);
+        }
+    }
+
+    /// Those that have rested queue for their places.
+    pub(super) fn wake_the_rested(&mut self) {
+        while let Some((until, id)) = self.actors.resting.first().copied().filter(|(until, _)| *until <= self.now) {
+            self.actors.resting.remove(&(until, id));
+            self.wait_for_place(id);
+        }
     }
 
     /// What a node must have room for: to be placed, and to live.
@@ -237,63 +376,37 @@ impl State {
         shape
     }
 
-    fn refuse_if_infeasible(&mut self, id: ActorId) {
-        if self.nodes.is_empty() {
-            return;
-        }
+    pub(super) fn refuse_actor_if_infeasible(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
-        let shape = Self::placement_of(&actor.spec);
-        if let Some(nearest) = self.nodes.infeasible(&shape) {
-            let what = format!("actor {}", actor.spec.class_name);
-            let error = Error::Infeasible { what, asked: shape.resources.to_string(), nearest };
+        let Some(shape) = actor.shape else { return };
+        let what = format!("actor {}", actor.spec.class_name);
+        if let Some(error) = self.shape_infeasible(shape, what).or_else(|| self.quota_error(Waiter::Actor(id))) {
             self.bury_actor(id, error);
         }
     }
 
-    pub(super) fn refuse_infeasible_actors(&mut self) {
-        let waiting: Vec<ActorId> = self.actors.pending.iter().copied().collect();
-        for id in waiting {
-            self.refuse_if_infeasible(id);
-        }
-    }
-
-    /// Whether an actor that died quickly rests before its next life.
-    pub(super) fn actors_rest(&self) -> bool {
-        let mut pending = self.actors.pending.iter().filter_map(|id| self.actors.actors.get(id));
-        pending.any(|actor| self.now < actor.not_before)
-    }
-
-    pub(super) fn place_actors(&mut self) {
-        let waiting: Vec<ActorId> = self.actors.pending.iter().copied().collect();
-        for id in waiting {
-            self.place_actor(id);
-        }
-    }
-
-    fn place_actor(&mut self, id: ActorId) {
-        let Some(actor) = self.actors.actors.get(&id) else { return };
-        if self.now < actor.not_before {
-            return;
-        }
-        let Some(job) = self.jobs.get(&actor.spec.job).cloned() else { return };
-        let shape = Self::placement_of(&actor.spec);
-        let Some(node) = self.nodes.place(&shape, Some(job.driver.machine)) else { return };
-        let Some(taken) = self.nodes.take(node, &actor.spec.holds) else { return };
+    pub(super) fn try_actor(&mut self, id: ActorId) -> Attempt {
+        let waiter = Waiter::Actor(id);
+        let found = self.actors.actors.get(&id).and_then(|actor| Some((actor, actor.shape?)));
+        let Some((actor, shape)) = found else {
+            self.queue.remove(waiter);
+            return Attempt::Done;
+        };
         let (spec, incarnation) = (actor.spec.clone(), actor.incarnation);
-        let lease = self.new_lease(taken.clone(), Holder::Actor(id), job.id);
+        let taken = match self.take_place(waiter, shape, &spec.holds, spec.placement.gpu_memory, spec.job) {
+            Ok(taken) => taken,
+            Err(attempt) => return attempt,
+        };
+        self.waits_no_more(id);
+        let node = taken.node;
+        let lease = self.new_lease(taken, Holder::Actor(id), spec.job, LeaseHolder::Actor(spec, incarnation));
+        let now = self.now;
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.phase = Phase::Starting { lease, node, process: None };
-            actor.placed_at = self.now;
+            actor.since = now;
+            actor.placed_at = now;
         }
-        self.actors.pending.remove(&id);
-        let start = LeaseStart {
-            lease,
-            job,
-            resources: taken.resources,
-            gpus: taken.devices,
-            actor: Some((spec, incarnation)),
-        };
-        self.order(node, NodeMessage::StartLease(Box::new(start)));
+        Attempt::Done
     }
 
     pub(super) fn actor_has_process(&mut self, id: ActorId, ready: LeaseId, address: Address, pid: u32) {
@@ -316,6 +429,7 @@ impl State {
         match outcome {
             Ok(()) => {
                 actor.phase = Phase::Alive { lease, node, address: address.clone(), pid: *pid };
+                actor.since = self.now;
                 let draining = actor.terminating.clone();
                 self.announce_actor(id);
                 if let Some(by) = draining {
@@ -344,8 +458,9 @@ impl State {
             return self.bury_actor(id, error);
         }
         actor.phase = Phase::Pending { after: (actor.incarnation.0 > 0).then_some(error) };
-        self.actors.pending.insert(id);
-        self.refuse_if_infeasible(id);
+        actor.since = self.now;
+        self.wait_for_place(id);
+        self.refuse_actor_if_infeasible(id);
     }
 
     pub(super) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
@@ -369,17 +484,42 @@ impl State {
         self.live_again_or_die(id, Error::ActorEnded { by });
     }
 
-    pub(super) fn actors_lost_with(&mut self, node: NodeId, why: &str) {
-        let lost: Vec<(ActorId, String)> = self
-            .actors
-            .actors
-            .iter()
-            .filter(|(_, actor)| actor.node() == Some(node))
-            .map(|(id, actor)| (*id, actor.spec.class_name.clone()))
-            .collect();
-        for (id, class) in lost {
-            let error = Error::NodeDied { what: format!("actor {class}"), node, why: why.to_owned() };
-            self.live_again_or_die(id, error);
+    /// Leases on a node that is gone were of these actors.
+    pub(super) fn actors_lost_with(&mut self, leases: &[(LeaseId, ActorId)], node: NodeId, why: &str) {
+        for (lease, id) in leases {
+            let Some(actor) = self.actors.actors.get(id).filter(|actor| actor.lease() == Some(*lease)) else {
+                continue;
+            };
+            let what = format!("actor {}", actor.spec.class_name);
+            self.live_again_or_die(*id, Error::NodeDied { what, node, why: why.to_owned() });
+        }
+    }
+
+    /// Actors of a placement group that is gone.
+    pub(super) fn actors_of_group_end(&mut self, group: PlacementGroupId, gone: impl Fn(String) -> Error) {
+        let inside =
+            |spec: &ActorSpec| matches!(spec.placement.strategy, Strategy::Bundle { group: of, .. } if of == group);
+        let leases = self.groups.nodes_of(group);
+        let on_nodes = leases.iter().filter_map(|node| self.nodes.get(*node)).flat_map(|node| node.leases.iter());
+        let alive = on_nodes.filter_map(|lease| match self.leases.leases.get(lease)?.holder {
+            Holder::Actor(actor) => Some(actor),
+            Holder::Tasks(_) => None,
+        });
+        let waiting =
+            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.in_class(Class::Shape(shape)));
+        let waiting = waiting.filter_map(|waiter| match waiter {
+            Waiter::Actor(actor) => Some(actor),
+            _ => None,
+        });
+        let resting = self.actors.resting.iter().map(|(_, id)| *id);
+        let ended: BTreeSet<ActorId> = alive.chain(waiting).chain(resting).collect();
+        for id in ended {
+            let Some(spec) = self.actors.spec(id).filter(|spec| inside(spec)) else { continue };
+            let cause = gone(format!("actor {}", spec.class_name));
+            let is_dead = self.actors.actors.get(&id).is_none_or(|actor| matches!(actor.phase, Phase::Dead(_)));
+            if !is_dead {
+                self.bury_actor(id, cause);
+            }
         }
     }
 
@@ -400,38 +540,43 @@ impl State {
         }
         actor.incarnation.0 += 1;
         actor.phase = Phase::Pending { after: Some(cause) };
-        self.actors.pending.insert(id);
+        actor.since = self.now;
+        self.record_actor(id);
         self.announce_actor(id);
-        self.refuse_if_infeasible(id);
+        self.wait_for_place(id);
+        self.refuse_actor_if_infeasible(id);
     }
 
-    fn bury_actor(&mut self, id: ActorId, cause: Error) {
+    pub(super) fn bury_actor(&mut self, id: ActorId, cause: Error) {
+        self.waits_no_more(id);
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         actor.phase = Phase::Dead(cause);
+        actor.since = self.now;
         // Up to a hundred KiB each, and never needed again.
-        actor.spec.args = Vec::new();
-        let (name, job) = (actor.spec.name.clone(), actor.spec.job);
-        self.actors.pending.remove(&id);
-        if let Some(name) = name
-            && self.actors.names.get(&name) == Some(&id)
+        Arc::make_mut(&mut actor.spec).args = Vec::new();
+        let spec = actor.spec.clone();
+        if let Some(name) = &spec.name
+            && self.actors.names.get(name) == Some(&id)
         {
-            self.actors.names.remove(&name);
+            self.actors.names.remove(name);
         }
         self.announce_actor(id);
-        if let Some(actor) = self.actors.actors.get_mut(&id) {
-            actor.watchers.clear();
+        let watchers = self.actors.actors.get_mut(&id).map(|actor| std::mem::take(&mut actor.watchers));
+        for watcher in watchers.unwrap_or_default() {
+            remove_from(&mut self.actors.watched_by, watcher, id);
         }
+        remove_from(&mut self.actors.by_owner, spec.owner.process, id);
+        remove_from(&mut self.actors.by_job, spec.job, id);
         self.actors.dead.push_back(id);
         if self.actors.dead.len() > TOMBSTONES
             && let Some(oldest) = self.actors.dead.pop_front()
         {
             self.actors.actors.remove(&oldest);
         }
-        // A job that is over was kept for its detached actors alone.
-        let over = self.jobs.get(&job).is_some_and(|spec| !self.connected.contains(&spec.driver.process));
-        if over && !self.actors.has_of_job(job) {
-            self.jobs.remove(&job);
+        if spec.detached || spec.name.is_some() {
+            self.record(Fact::ActorGone(id));
         }
+        self.job_holds(spec.job, -1);
     }
 
     fn announce_actor(&mut self, id: ActorId) {
@@ -447,6 +592,7 @@ impl State {
             Some(actor) => {
                 if !matches!(actor.phase, Phase::Dead(_)) {
                     actor.watchers.insert(process);
+                    self.actors.watched_by.entry(process).or_default().insert(id);
                 }
                 actor.shown()
             }
@@ -498,30 +644,43 @@ impl State {
 
     /// The creator of these actors is gone.
     pub(super) fn actors_orphaned_by(&mut self, process: ProcessId) {
-        let cause = |spec: &ActorSpec| Error::OwnerDied { object: spec.handle, owner: process };
-        self.end_actors(|spec| spec.owner.process == process && !spec.detached, cause);
+        let orphans = self.actors.by_owner.get(&process).cloned().unwrap_or_default();
+        self.end_actors(orphans, |spec| Error::OwnerDied { object: spec.handle, owner: process });
     }
 
     pub(super) fn actors_of_job_end(&mut self, job: JobId) {
-        self.end_actors(
-            |spec| spec.job == job && !spec.detached,
-            |_| Error::ActorEnded { by: "the end of its job".into() },
-        );
+        let mut mine = self.actors.by_job.get(&job).cloned().unwrap_or_default();
+        mine.retain(|id| self.actors.spec(*id).is_some_and(|spec| !spec.detached));
+        self.end_actors(mine, |_| Error::ActorEnded { by: "the end of its job".into() });
     }
 
-    fn end_actors(&mut self, which: impl Fn(&ActorSpec) -> bool, cause: impl Fn(&ActorSpec) -> Error) {
-        let ended: Vec<(ActorId, Error, Option<LeaseId>)> = self
-            .actors
-            .actors
-            .iter()
-            .filter(|(_, actor)| !matches!(actor.phase, Phase::Dead(_)) && which(&actor.spec))
-            .map(|(id, actor)| (*id, cause(&actor.spec), actor.lease()))
-            .collect();
-        for (id, cause, lease) in ended {
+    fn end_actors(&mut self, which: BTreeSet<ActorId>, cause: impl Fn(&ActorSpec) -> Error) {
+        for id in which {
+            let Some(actor) = self.actors.actors.get(&id) else { continue };
+            let (cause, lease) = (cause(&actor.spec), actor.lease());
             self.bury_actor(id, cause);
             if let Some(lease) = lease {
                 self.end_lease(lease, Some("its actor's creator is gone".into()));
             }
+        }
+    }
+
+    /// A node that is drained gives its actors to others. A life that ends so costs none.
+    pub(super) fn move_actor(&mut self, id: ActorId, lease: LeaseId, why: &str) {
+        let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
+        if actor.restarts_left > 0 && actor.restarts_left != u32::MAX && actor.terminating.is_none() {
+            actor.restarts_left += 1;
+        }
+        self.live_again_or_die(id, Error::ActorEnded { by: format!("the draining of its node ({why})") });
+    }
+}
+
+/// Takes `value` out of the set under `key`, and the set away when it is empty.
+fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V) {
+    if let Some(set) = sets.get_mut(&key) {
+        set.remove(&value);
+        if set.is_empty() {
+            sets.remove(&key);
         }
     }
 }

@@ -1,45 +1,57 @@
-//! Who wants how many leases, who gets one, and how a lease ends.
+//! Who wants how many leases, and how a lease ends.
 //!
-//! An *asker* is a process and a shape. Askers with the fewest leases are served first, the longest waiting
-//! among them first, so that one greedy owner starves nobody.
+//! An *asker* is a process and a shape.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::resources::CPU;
-use wingbeat_core::spec::{Address, Shape};
-use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeMessage, WorkerDeath};
+use wingbeat_core::spec::{Address, Shape, Strategy};
+use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::nodes::Taken;
+use super::queue::{Class, Rank, Waiter};
+use super::shapes::ShapeId;
 use super::{Millis, State};
 
 /// Failures to start a worker process, one after another, after which its tasks fail too.
 const GIVE_UP_AFTER: u32 = 3;
 
-pub(super) type Asker = (ProcessId, Shape);
+pub(super) type Asker = (ProcessId, ShapeId);
 
 pub(super) struct Demand {
-    wanted: u32,
-    name: String,
+    pub wanted: u32,
+    pub name: String,
     pub held: BTreeSet<LeaseId>,
+    /// Leases that are of use: not those whose process waits.
+    pub active: u32,
     /// Order of service among equals.
-    pub served: u64,
+    turn: u64,
     failures: u32,
 }
 
 /// Who a lease is for.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holder {
     Tasks(Asker),
     Actor(ActorId),
+}
+
+impl Holder {
+    pub(super) fn waiter(self) -> Waiter {
+        match self {
+            Holder::Tasks((process, shape)) => Waiter::Tasks(process, shape),
+            Holder::Actor(actor) => Waiter::Actor(actor),
+        }
+    }
 }
 
 pub(super) struct Lease {
     pub taken: Taken,
     pub holder: Holder,
     pub job: JobId,
-    pub worker: Option<ProcessId>,
+    pub worker: Option<(ProcessId, u32)>,
     pub granted_at: Millis,
     /// When its owner was asked to give it back.
     pub recalled: Option<Millis>,
@@ -53,49 +65,29 @@ pub(super) struct Lease {
 
 pub(super) struct Leases {
     next: u64,
-    served: u64,
     pub demands: BTreeMap<Asker, Demand>,
     pub leases: BTreeMap<LeaseId, Lease>,
-    /// Something changed that may let a demand be met.
-    changed: bool,
 }
 
 impl Leases {
     pub(super) fn new(first: u64) -> Leases {
-        Leases { next: first, served: 0, demands: BTreeMap::new(), leases: BTreeMap::new(), changed: false }
+        Leases { next: first, demands: BTreeMap::new(), leases: BTreeMap::new() }
     }
 
-    pub(super) fn on_node(&self, node: NodeId) -> Vec<LeaseId> {
-        self.leases.iter().filter(|(_, lease)| lease.taken.node == node).map(|(id, _)| *id).collect()
+    pub(super) fn next_id(&mut self) -> LeaseId {
+        let id = LeaseId(self.next);
+        self.next = self.next.wrapping_add(1);
+        id
     }
 
-    pub(super) fn leases_of(&self, process: ProcessId) -> Vec<LeaseId> {
-        let range = self.demands.iter().filter(|((owner, _), _)| *owner == process);
-        range.flat_map(|(_, demand)| demand.held.iter().copied()).collect()
+    /// What a process asks for.
+    pub(super) fn asked_by(&self, process: ProcessId) -> Vec<Asker> {
+        let mine = self.demands.range((process, ShapeId::FIRST)..).map(|(asker, _)| *asker);
+        mine.take_while(|(owner, _)| *owner == process).collect()
     }
 
     pub(super) fn of_job(&self, job: JobId) -> u32 {
         self.leases.values().filter(|lease| lease.job == job).count() as u32
-    }
-
-    pub(super) fn forget_owner(&mut self, process: ProcessId) {
-        self.demands.retain(|(owner, _), _| *owner != process);
-        self.changed = true;
-    }
-
-    pub(super) fn unmet(&self) -> impl Iterator<Item = (&Shape, &str, u32)> {
-        let unmet = self.demands.iter().filter(|(_, demand)| demand.is_unmet());
-        unmet.map(|((_, shape), demand)| (shape, demand.name.as_str(), demand.wanted - demand.held.len() as u32))
-    }
-
-    /// Leases of a demand that are of use to it: not those whose process waits.
-    pub(super) fn active(&self, demand: &Demand) -> usize {
-        let waits = |id: &&LeaseId| self.leases.get(id).is_some_and(|lease| lease.waiting > 0);
-        demand.held.len() - demand.held.iter().filter(waits).count()
-    }
-
-    pub(super) fn note_change(&mut self) {
-        self.changed = true;
     }
 }
 
@@ -107,100 +99,114 @@ impl Demand {
 
 impl State {
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
-        let negative = shape.resources.iter().find(|(_, amount)| amount.units() < 0).map(|(name, _)| name);
-        if let Some(why) = negative
-            .map(|name| format!("less than no {name}"))
-            .or_else(|| shape.resources.check().err().map(|invalid| invalid.to_string()))
-        {
+        if let Err(why) = shape.check() {
             let error = Error::InvalidArgument { what: format!("{name} asks for {}: {why}", shape.resources) };
             return self.tell(process, HeadEvent::Refused { shape, error });
         }
-        let asker = (process, shape);
-        let demand = self.leases.demands.entry(asker.clone()).or_insert_with(|| Demand {
+        let known = self.shapes.id_of(&shape).map(|id| (process, id));
+        let asker = match known.filter(|asker| self.leases.demands.contains_key(asker)) {
+            Some(asker) => asker,
+            None if wanted == 0 => return,
+            None => {
+                let asker = (process, self.shapes.add(shape, &mut self.nodes));
+                let turn = self.next_turn();
+                let demand =
+                    Demand { wanted: 0, name: String::new(), held: BTreeSet::new(), active: 0, turn, failures: 0 };
+                self.leases.demands.insert(asker, demand);
+                asker
+            }
+        };
+        if let Some(demand) = self.leases.demands.get_mut(&asker) {
+            demand.wanted = wanted;
+            demand.name = name;
+        }
+        self.requeue(&asker);
+        self.refuse_if_infeasible(Waiter::Tasks(asker.0, asker.1));
+    }
+
+    /// A lease of tasks that the node has served already.
+    pub(super) fn adopt_demand(&mut self, owner: ProcessId, shape: Shape, lease: LeaseId) -> ShapeId {
+        let known = self.shapes.id_of(&shape).filter(|id| self.leases.demands.contains_key(&(owner, *id)));
+        let id = known.unwrap_or_else(|| self.shapes.add(shape, &mut self.nodes));
+        let turn = self.next_turn();
+        let demand = self.leases.demands.entry((owner, id)).or_insert_with(|| Demand {
             wanted: 0,
-            name: name.clone(),
+            name: String::new(),
             held: BTreeSet::new(),
-            served: 0,
+            active: 0,
+            turn,
             failures: 0,
         });
-        demand.wanted = wanted;
-        demand.name = name;
-        if wanted == 0 && demand.held.is_empty() {
-            self.leases.demands.remove(&asker);
-            return;
-        }
-        self.leases.changed = true;
-        self.refuse_demand_if_infeasible(&asker);
+        demand.held.insert(lease);
+        demand.active += 1;
+        // Until its owner says what it wants.
+        demand.wanted = demand.wanted.max(demand.held.len() as u32);
+        id
     }
 
-    /// Called when a demand is new and when nodes come and go.
-    pub(super) fn refuse_demand_if_infeasible(&mut self, asker: &Asker) {
-        if self.nodes.is_empty() || !self.leases.demands.get(asker).is_some_and(Demand::is_unmet) {
-            return;
-        }
-        let Some(nearest) = self.nodes.infeasible(&asker.1) else { return };
-        let what = self.leases.demands.get(asker).map(|demand| demand.name.clone()).unwrap_or_default();
-        let asked = asker.1.resources.to_string();
-        self.refuse_demand(asker, Error::Infeasible { what, asked, nearest });
+    pub(super) fn next_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
     }
 
-    fn refuse_demand(&mut self, asker: &Asker, error: Error) {
+    /// Brings the queue up to date with a demand, or forgets a demand that is over.
+    pub(super) fn requeue(&mut self, asker: &Asker) {
+        let waiter = Waiter::Tasks(asker.0, asker.1);
+        if let Some(demand) = self.leases.demands.get(asker).filter(|demand| demand.is_unmet()) {
+            let (has, turn) = (demand.active, demand.turn);
+            let rank = Rank { priority: std::cmp::Reverse(self.priority_of(asker.0)), has, turn };
+            return self.queue.put(waiter, rank, Class::Shape(asker.1), self.now);
+        }
+        self.queue.remove(waiter);
+        self.end_reservation(waiter);
+        let is_over = |demand: &Demand| demand.wanted == 0 && demand.held.is_empty();
+        if self.leases.demands.get(asker).is_some_and(is_over) {
+            self.leases.demands.remove(asker);
+            self.shapes.remove(asker.1, &mut self.nodes);
+        }
+    }
+
+    /// Nothing of this can be had: what waits fails.
+    pub(super) fn refuse_demand(&mut self, asker: &Asker, error: Error) {
+        let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
         let Some(demand) = self.leases.demands.get_mut(asker) else { return };
         // What it holds, it keeps until it returns it.
         demand.wanted = 0;
         demand.failures = 0;
-        if demand.held.is_empty() {
-            self.leases.demands.remove(asker);
-        }
-        self.tell(asker.0, HeadEvent::Refused { shape: asker.1.clone(), error });
+        self.requeue(asker);
+        self.tell(asker.0, HeadEvent::Refused { shape, error });
     }
 
-    /// Grants until nothing more fits. Cheap when nothing changed.
-    pub(super) fn grant_what_fits(&mut self) {
-        if !std::mem::take(&mut self.leases.changed) {
-            return;
-        }
-        let unmet = self.leases.demands.iter().filter(|(_, demand)| demand.is_unmet());
-        let mut queue: BTreeSet<(usize, u64, Asker)> =
-            unmet.map(|(asker, demand)| (self.leases.active(demand), demand.served, asker.clone())).collect();
-        // Shapes that did not fit once do not fit for anybody else in this round.
-        let mut too_large: BTreeSet<Shape> = BTreeSet::new();
-        while let Some((has, _, asker)) = queue.pop_first() {
-            if too_large.contains(&asker.1) {
-                continue;
-            }
-            if self.grant(&asker, has) {
-                if let Some(demand) = self.leases.demands.get(&asker).filter(|demand| demand.is_unmet()) {
-                    queue.insert((has + 1, demand.served, asker));
-                }
-            } else if self.nodes.place(&asker.1, None).is_none() {
-                too_large.insert(asker.1);
-            }
-        }
-    }
-
-    fn grant(&mut self, asker: &Asker, has: usize) -> bool {
-        let Some(job) = self.job_of(asker.0).and_then(|job| self.jobs.get(&job)).cloned() else { return false };
-        let holder = Holder::Tasks(asker.clone());
-        let free_for = |node: &super::nodes::Node| !self.is_reserved_against(node, &holder, has, &asker.1.resources);
-        let near = Some(job.driver.machine);
-        let Some(node) = self.nodes.place_where(&asker.1, near, free_for) else { return false };
-        let Some(taken) = self.nodes.take(node, &asker.1.resources) else { return false };
-        let id = self.new_lease(taken.clone(), holder, job.id);
-        self.leases.served += 1;
-        if let Some(demand) = self.leases.demands.get_mut(asker) {
+    /// A lease for `asker` out of what was `taken` for it.
+    pub(super) fn grant(&mut self, asker: Asker, taken: Taken) {
+        let Some((job, shape)) = self.job_of(asker.0).zip(self.shapes.get(asker.1).cloned()) else { return };
+        let turn = self.next_turn();
+        let id = self.new_lease(taken, Holder::Tasks(asker), job, LeaseHolder::Tasks(asker.0, shape));
+        if let Some(demand) = self.leases.demands.get_mut(&asker) {
             demand.held.insert(id);
-            demand.served = self.leases.served;
+            demand.active += 1;
+            demand.turn = turn;
         }
-        let start = LeaseStart { lease: id, job, resources: taken.resources, gpus: taken.devices, actor: None };
-        self.order(node, NodeMessage::StartLease(Box::new(start)));
-        true
+        self.queue.served(Waiter::Tasks(asker.0, asker.1), self.now);
+        self.requeue(&asker);
     }
 
-    pub(super) fn new_lease(&mut self, taken: Taken, holder: Holder, job: JobId) -> LeaseId {
-        self.reservations.retain(|_, reservation| reservation.waiter != holder);
-        let id = LeaseId(self.leases.next);
-        self.leases.next = self.leases.next.wrapping_add(1);
+    pub(super) fn new_lease(&mut self, taken: Taken, holder: Holder, job: JobId, named: LeaseHolder) -> LeaseId {
+        self.end_reservation(holder.waiter());
+        let id = self.leases.next_id();
+        let (node, bundle) = (taken.node, taken.bundle);
+        let start = LeaseStart {
+            lease: id,
+            job,
+            resources: taken.resources.clone(),
+            gpus: taken.devices.clone(),
+            bundle,
+            captures: bundle.map(|(group, _)| group).filter(|group| self.groups.captures(*group)),
+            holder: named,
+        };
+        if bundle.is_none() {
+            self.charge(job, &taken.resources);
+        }
         let lease = Lease {
             taken,
             holder,
@@ -213,15 +219,19 @@ impl State {
             returned: false,
         };
         self.leases.leases.insert(id, lease);
+        self.job_holds(job, 1);
+        self.nodes.change(node, |node| node.leases.insert(id));
+        self.tell_of_job(node, job);
+        self.order(node, NodeMessage::StartLease(Box::new(start)));
         id
     }
 
     pub(super) fn lease_ready(&mut self, id: LeaseId, worker: Address, pid: u32) {
         let now = self.now;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        lease.worker = Some(worker.process);
+        lease.worker = Some((worker.process, pid));
         lease.granted_at = now;
-        let (holder, node, job, ending) = (lease.holder.clone(), lease.taken.node, lease.job, lease.ending);
+        let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.ending);
         self.worker_known(worker.process, job, node);
         if ending {
             return;
@@ -232,15 +242,15 @@ impl State {
                 if let Some(demand) = self.leases.demands.get_mut(&asker) {
                     demand.failures = 0;
                 }
-                let (process, shape) = asker;
-                self.tell(process, HeadEvent::Granted { shape, lease: id, worker, node, pid });
+                let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
+                self.tell(asker.0, HeadEvent::Granted { shape, lease: id, worker, node, pid });
             }
         }
     }
 
     pub(super) fn lease_failed(&mut self, id: LeaseId, error: Error) {
         let Some(lease) = self.leases.leases.get(&id) else { return };
-        let (holder, ending) = (lease.holder.clone(), lease.ending);
+        let (holder, ending) = (lease.holder, lease.ending);
         self.forget_lease(id);
         match holder {
             Holder::Actor(actor) => self.actor_failed_to_start(actor, id, error),
@@ -259,17 +269,16 @@ impl State {
     /// The owner has no more use for a lease. It wants one less until it says otherwise, or it would be
     /// granted another before its next word arrives.
     pub(super) fn returned(&mut self, process: ProcessId, id: LeaseId) {
-        let ours = self.leases.leases.get(&id).is_some_and(|lease| match &lease.holder {
-            Holder::Tasks((owner, _)) => *owner == process,
-            Holder::Actor(_) => false,
-        });
-        if ours {
-            let held = self.leases.demands.values_mut().find(|demand| demand.held.contains(&id));
-            if let Some(demand) = held {
-                demand.wanted = demand.wanted.saturating_sub(1);
-            }
-            self.end_lease(id, None);
+        let Some(Holder::Tasks(asker)) = self.leases.leases.get(&id).map(|lease| lease.holder) else { return };
+        if asker.0 != process {
+            return;
         }
+        if let Some(demand) = self.leases.demands.get_mut(&asker)
+            && demand.held.contains(&id)
+        {
+            demand.wanted = demand.wanted.saturating_sub(1);
+        }
+        self.end_lease(id, None);
     }
 
     /// Tells the node that a lease is over. Its devices are free when the node says so; the rest is free at
@@ -279,32 +288,43 @@ impl State {
         if std::mem::replace(&mut lease.ending, true) {
             return;
         }
-        let node = lease.taken.node;
-        if let Holder::Tasks(asker) = lease.holder.clone() {
+        let (node, holder) = (lease.taken.node, lease.holder);
+        if let Holder::Tasks(asker) = holder {
             self.unhold(&asker, id);
         }
-        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        if kill.is_none() && lease.taken.devices.is_empty() && !lease.returned {
-            lease.returned = true;
-            let back = lease.still_taken();
-            self.nodes.give_back(&back);
+        let Some(lease) = self.leases.leases.get(&id) else { return };
+        if kill.is_none() && lease.taken.devices.is_empty() {
+            self.release(id);
         }
-        self.leases.changed = true;
         self.order(node, NodeMessage::EndLease { lease: id, kill });
     }
 
     fn unhold(&mut self, asker: &Asker, id: LeaseId) {
-        if let Some(demand) = self.leases.demands.get_mut(asker) {
-            demand.held.remove(&id);
-            if demand.wanted == 0 && demand.held.is_empty() {
-                self.leases.demands.remove(asker);
-            }
+        let waits = self.leases.leases.get(&id).is_some_and(|lease| lease.waiting > 0);
+        if let Some(demand) = self.leases.demands.get_mut(asker)
+            && demand.held.remove(&id)
+        {
+            demand.active -= u32::from(!waits);
+            self.requeue(asker);
         }
+    }
+
+    /// Gives back what a lease still has taken.
+    fn release(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.leases.get_mut(&id) else { return };
+        if std::mem::replace(&mut lease.returned, true) {
+            return;
+        }
+        let (back, job, held) = (lease.still_taken(), lease.job, lease.taken.resources.clone());
+        if back.bundle.is_none() {
+            self.uncharge(job, &held);
+        }
+        self.give_back(&back);
     }
 
     /// The node says that nothing of a lease is left.
     pub(super) fn lease_ended(&mut self, id: LeaseId) {
-        let holder = self.leases.leases.get(&id).map(|lease| lease.holder.clone());
+        let holder = self.leases.leases.get(&id).map(|lease| lease.holder);
         self.forget_lease(id);
         if let Some(Holder::Actor(actor)) = holder {
             self.actor_lease_ended(actor, id);
@@ -313,25 +333,25 @@ impl State {
 
     /// Gives back what is still taken, and forgets the lease.
     pub(super) fn forget_lease(&mut self, id: LeaseId) {
-        let Some(lease) = self.leases.leases.remove(&id) else { return };
-        if !lease.returned {
-            let back = lease.still_taken();
-            self.nodes.give_back(&back);
+        let Some(holder) = self.leases.leases.get(&id).map(|lease| lease.holder) else { return };
+        if let Holder::Tasks(asker) = holder {
+            self.unhold(&asker, id);
         }
-        if let Some(worker) = lease.worker {
+        self.release(id);
+        let Some(lease) = self.leases.leases.remove(&id) else { return };
+        self.nodes.change(lease.taken.node, |node| node.leases.remove(&id));
+        if let Some((worker, _)) = lease.worker {
             self.waits.forget_process(worker);
         }
-        if let Holder::Tasks(asker) = &lease.holder {
-            self.unhold(asker, id);
-        }
-        self.leases.changed = true;
+        self.note_if_drained(lease.taken.node);
+        self.job_holds(lease.job, -1);
     }
 
     pub(super) fn worker_died(&mut self, death: WorkerDeath) {
         self.worker_jobs.remove(&death.process);
         let Some(id) = death.lease else { return };
         let Some(lease) = self.leases.leases.get(&id) else { return };
-        match lease.holder.clone() {
+        match lease.holder {
             Holder::Actor(actor) => self.actor_process_died(actor, id, death),
             Holder::Tasks((owner, _)) => self.tell(owner, HeadEvent::WorkerDied(death)),
         }
@@ -340,7 +360,6 @@ impl State {
     /// An execution of the lease began or ended a wait: its CPUs are free meanwhile.
     pub(super) fn lease_waits(&mut self, id: LeaseId, begins: bool) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        let cpus = lease.taken.resources.get(CPU);
         let changes = if begins {
             lease.waiting += 1;
             lease.waiting == 1
@@ -349,10 +368,81 @@ impl State {
             lease.waiting = was.saturating_sub(1);
             was == 1
         };
-        if changes && !lease.returned && !cpus.is_zero() {
-            self.nodes.adjust_cpus(lease.taken.node, cpus, begins);
-            self.leases.changed |= begins;
+        if !changes {
+            return;
         }
+        let (holder, returned) = (lease.holder, lease.returned);
+        let cpus = Taken { resources: lease.taken.cpus(), devices: Vec::new(), ..lease.taken.clone() };
+        if let Holder::Tasks(asker) = holder
+            && let Some(demand) = self.leases.demands.get_mut(&asker)
+            && demand.held.contains(&id)
+        {
+            demand.active = if begins { demand.active - 1 } else { demand.active + 1 };
+            self.requeue(&asker);
+        }
+        if !returned && !cpus.resources.is_empty() {
+            self.adjust(&cpus, begins);
+        }
+    }
+
+    /// Ends whatever runs in a placement group that is gone, and refuses what waits for it. What the group had
+    /// reserved goes back to the nodes, the part in use when it is free.
+    pub(super) fn evict(&mut self, group: PlacementGroupId, title: &str, why: &str) {
+        let inside = |lease: &Lease| lease.taken.bundle.is_some_and(|(of, _)| of == group);
+        let nodes = self.groups.nodes_of(group);
+        let here: BTreeSet<LeaseId> = nodes
+            .iter()
+            .filter_map(|node| self.nodes.get(*node))
+            .flat_map(|node| node.leases.iter().copied())
+            .collect();
+        let occupants: Vec<LeaseId> =
+            here.into_iter().filter(|id| self.leases.leases.get(id).is_some_and(inside)).collect();
+        let gone = |what: String| Error::PlacementGroupGone { what, group: title.to_owned(), why: why.to_owned() };
+        for shape in self.shapes.in_group(group) {
+            let askers: Vec<Asker> = self.queue.in_class(Class::Shape(shape)).filter_map(Waiter::asker).collect();
+            for asker in askers {
+                let what = self.leases.demands.get(&asker).map(|demand| demand.name.clone()).unwrap_or_default();
+                self.refuse_demand(&asker, gone(what));
+            }
+        }
+        self.actors_of_group_end(group, gone);
+        for id in occupants {
+            // What was in the bundle is now the node's; the quota goes on counting it until it is free.
+            let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
+            lease.taken.bundle = None;
+            let (job, held) = (lease.job, lease.taken.resources.clone());
+            if !lease.returned {
+                self.charge(job, &held);
+            }
+            self.end_lease(id, Some(format!("its {title} {why}")));
+        }
+    }
+
+    /// The error of a task that asks for what can never be had.
+    pub(super) fn shape_infeasible(&mut self, id: ShapeId, what: String) -> Option<Error> {
+        let shape = self.shapes.get(id)?.clone();
+        if let Strategy::Bundle { group, index } = shape.strategy {
+            return self.groups.infeasible(group, index, &shape, what);
+        }
+        if self.nodes.is_empty() || shape.patient {
+            return None;
+        }
+        let possible = match &shape.strategy {
+            Strategy::Node { soft: false, .. } => 0,
+            _ => self.shapes.requirements(id).iter().map(|id| self.nodes.possible(*id)).sum::<usize>(),
+        };
+        if possible > 0 {
+            return None;
+        }
+        let nearest = self.nodes.infeasible(&shape)?;
+        Some(Error::Infeasible { what, asked: shape.to_string(), nearest })
+    }
+}
+
+impl Taken {
+    /// Its CPUs alone.
+    fn cpus(&self) -> ResourceSet {
+        ResourceSet::cpus(self.resources.get(CPU))
     }
 }
 

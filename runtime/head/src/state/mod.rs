@@ -3,30 +3,58 @@
 //! [`State::step`] takes what happened and when, and answers with what is to be done. It never iterates a
 //! randomly seeded map, so that the same events give the same actions.
 //!
-//! - `nodes`: what each node has and has given away, device by device; where a shape fits.
-//! - `leases`: who wants how many leases, who gets one, and how a lease ends.
-//! - `fairness`: whose leases are recalled for whom.
+//! - `pool`, `nodes`, `index`: what there is, device by device; what of it is free; where a shape fits.
+//! - `shapes`, `queue`, `placing`: who waits for what, in which order, and who is placed now.
+//! - `leases`: who wants how many leases, and how a lease ends.
+//! - `fairness`: whose leases are recalled for whom, and for whom room is kept.
+//! - `quotas`: what a namespace may hold.
 //! - `actors`: the lives of actors, and their names.
+//! - `groups`, `gangs`: placement groups, and places for all bundles of one or for none.
+//! - `draining`: nodes that are to be free of work.
 //! - `waits`: executions that wait for each other in a circle.
-//! - `picture`: the state, for people.
+//! - `facts`, `recovery`: what survives the head, and how a new one begins with it.
+//! - `why`, `picture`: the state, for people.
 
 mod actors;
+mod draining;
+mod facts;
 mod fairness;
+mod gangs;
+mod groups;
+mod index;
 mod leases;
 mod nodes;
 mod picture;
+mod placing;
+mod pool;
+mod queue;
+mod quotas;
+mod recovery;
+mod shapes;
 mod waits;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorName, ActorSpec, Address, JobSpec, Shape};
-use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, NodeInfo, NodeMessage, Wait, WorkerDeath};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, JobSpec, PlacementGroupSpec, ScopedName, Shape};
+use wingbeat_core::{
+    ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet,
+};
+use wingbeat_net::messages::{
+    ClusterState, ClusterView, HeadEvent, NodeInfo, NodeMessage, RunningLease, Wait, WorkerDeath,
+};
 
 use actors::Actors;
-use leases::Leases;
+pub use facts::{BundlePlace, Fact, FactKey};
+use fairness::Reservations;
+use groups::Groups;
+use leases::{Holder, Leases};
 use nodes::Nodes;
+use queue::{Hold, Queue};
+use quotas::Quotas;
+use shapes::Shapes;
 use waits::Waits;
 
 /// Milliseconds since the head started.
@@ -35,12 +63,17 @@ pub type Millis = u64;
 /// Nodes do not say when they retire an idle worker process. Records of such go when this many more are known
 /// than are connected or leased, so that the cost of looking is shared by as many.
 const FORMER_WORKERS: usize = 1024;
+/// How often unmet demand is looked at: half of what a recalled lease is left with its owner.
+const TICK: Millis = 25;
+/// Ticks without effect after which the next comes later, up to [`SLOW_TICK`].
+const TICKS_AT_SPEED: u32 = 40;
+const SLOW_TICK: Millis = 400;
 
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A node joined.
-    NodeJoined(Box<NodeInfo>),
+    /// A node joined; these leases run on it, if it knew a head before.
+    NodeJoined(Box<NodeInfo>, Vec<RunningLease>),
     /// A node's connection ended.
     NodeLost(NodeId, String),
     /// A driver joined.
@@ -65,8 +98,12 @@ pub enum Event {
     Waiting(ProcessId, Option<LeaseId>, Wait),
     /// It goes on.
     Resumed(Option<LeaseId>, wingbeat_core::TaskId),
+    /// Devices of a node that somebody without a lease uses, and who, in words.
+    DevicesHeld(NodeId, Vec<(u32, String)>),
     /// Somebody wants to know about an actor.
     Watch(ProcessId, ActorId),
+    /// Somebody wants to know about a placement group.
+    WatchGroup(ProcessId, PlacementGroupId),
     /// An actor is to end at once.
     Kill(ActorId, bool),
     /// An actor is to finish and end.
@@ -86,21 +123,45 @@ pub enum Action {
     Order(NodeId, NodeMessage),
 }
 
+/// A driver's session.
+struct Job {
+    spec: Arc<JobSpec>,
+    /// The driver is gone; it is known as long as something of it is left.
+    is_over: bool,
+    /// Leases, living actors and placement groups.
+    holds: u32,
+}
+
 /// The state of the cluster.
 pub struct State {
     cluster: ClusterId,
     now: Millis,
     nodes: Nodes,
-    jobs: BTreeMap<JobId, JobSpec>,
+    shapes: Shapes,
+    queue: Queue,
+    /// Counts up with everybody who begins to wait or is served.
+    turns: u64,
+    reservations: Reservations,
+    quotas: Quotas,
+    groups: Groups,
+    jobs: BTreeMap<JobId, Job>,
+    /// The job of every driver.
+    drivers: BTreeMap<ProcessId, JobId>,
     /// Processes that are connected, so that nobody else is told anything.
     connected: BTreeSet<ProcessId>,
     /// The job and the node of every worker process that runs.
     worker_jobs: BTreeMap<ProcessId, (JobId, NodeId)>,
-    /// Nodes on which room is being made for somebody.
-    reservations: BTreeMap<NodeId, fairness::Reservation>,
     leases: Leases,
     actors: Actors,
     waits: Waits,
+    /// Nodes that are being drained.
+    draining: BTreeSet<NodeId>,
+    /// Until when those that were there before the head was started again may come back.
+    recovering: Option<recovery::Recovering>,
+    /// Whether somebody writes facts down.
+    keeps_facts: bool,
+    facts: Vec<Fact>,
+    idle_ticks: u32,
     out: Vec<Action>,
 }
 
@@ -111,13 +172,24 @@ impl State {
             cluster,
             now: 0,
             nodes: Nodes::default(),
+            shapes: Shapes::default(),
+            queue: Queue::default(),
+            turns: 0,
+            reservations: Reservations::default(),
+            quotas: Quotas::default(),
+            groups: Groups::default(),
             jobs: BTreeMap::new(),
+            drivers: BTreeMap::new(),
             connected: BTreeSet::new(),
             worker_jobs: BTreeMap::new(),
-            reservations: BTreeMap::new(),
             leases: Leases::new(first_lease),
             actors: Actors::default(),
             waits: Waits::default(),
+            draining: BTreeSet::new(),
+            recovering: None,
+            keeps_facts: false,
+            facts: Vec::new(),
+            idle_ticks: 0,
             out: Vec::new(),
         }
     }
@@ -125,12 +197,16 @@ impl State {
     /// Takes in what happened at `now`, and answers with what is to be done, in order.
     pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
         self.now = now;
+        if !matches!(event, Event::Tick) {
+            self.idle_ticks = 0;
+        }
         match event {
-            Event::NodeJoined(info) => self.node_joined(*info),
+            Event::NodeJoined(info, running) => self.node_joined(*info, running),
             Event::NodeLost(node, why) => self.node_lost(node, &why),
             Event::JobJoined(job) => self.job_joined(*job),
             Event::ProcessConnected(process) => {
                 self.connected.insert(process);
+                self.tell(process, HeadEvent::Nodes(self.nodes.len() as u32));
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Demand(process, shape, wanted, name) => self.demand(process, shape, wanted, name),
@@ -141,23 +217,123 @@ impl State {
             Event::WorkerDied(death) => self.worker_died(death),
             Event::Waiting(process, lease, wait) => self.waiting(process, lease, wait),
             Event::Resumed(lease, task) => self.resumed(lease, task),
+            Event::DevicesHeld(node, held) => self.devices_held(node, held),
             Event::Watch(process, actor) => self.watch(process, actor),
+            Event::WatchGroup(process, group) => self.watch_group(process, group),
             Event::Kill(actor, may_restart) => self.kill_actor(actor, may_restart),
             Event::Terminate(actor, by) => self.terminate_actor(actor, by),
             Event::ActorStarted(actor, incarnation, outcome) => self.actor_started(actor, incarnation, outcome),
-            Event::Tick => {
-                self.recall_for_the_starved();
-                self.tell_of_deadlocks();
-            }
+            Event::Tick => self.tick(),
         }
-        self.place_actors();
-        self.grant_what_fits();
-        if !self.reservations.is_empty() && !self.is_contended() {
-            self.reservations.clear();
-            self.leases.note_change();
-            self.grant_what_fits();
-        }
+        self.act()
+    }
+
+    /// Places whoever fits now, and answers with everything that is to be done.
+    fn act(&mut self) -> Vec<Action> {
+        self.serve();
         std::mem::take(&mut self.out)
+    }
+
+    fn tick(&mut self) {
+        self.end_recovery_when_due();
+        self.wake_the_rested();
+        self.enforce_drains();
+        self.queue.unblock_in_turn();
+        self.serve();
+        self.recall_for_the_starved();
+        self.tell_of_deadlocks();
+        self.idle_ticks = if self.out.is_empty() { self.idle_ticks.saturating_add(1) } else { 0 };
+    }
+
+    /// When time must have passed for something to happen, in milliseconds from now; none if nothing will.
+    pub fn next_tick(&self) -> Option<Millis> {
+        let pace = if self.idle_ticks < TICKS_AT_SPEED { TICK } else { SLOW_TICK };
+        let waiting = (!self.queue.is_empty() || !self.reservations.is_empty()).then_some(pace);
+        let suspects = self.waits.has_suspects().then_some(TICK);
+        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends()];
+        let due = at.into_iter().flatten().min().map(|at| at.saturating_sub(self.now).max(1));
+        [waiting, suspects, due].into_iter().flatten().min()
+    }
+
+    /// From now on, durable changes are kept for [`State::take_facts`].
+    pub fn keep_facts(&mut self) {
+        self.keeps_facts = true;
+    }
+
+    /// What must be written down since this was last asked, in order.
+    pub fn take_facts(&mut self) -> Vec<Fact> {
+        std::mem::take(&mut self.facts)
+    }
+
+    fn record(&mut self, fact: Fact) {
+        if self.keeps_facts {
+            self.facts.push(fact);
+        }
+    }
+
+    /// Makes a placement group.
+    ///
+    /// # Errors
+    /// It makes no sense, its name is taken, or no nodes could ever hold it.
+    pub fn create_group(
+        &mut self,
+        now: Millis,
+        spec: PlacementGroupSpec,
+    ) -> (Result<PlacementGroupSpec, Error>, Vec<Action>) {
+        self.now = now;
+        self.idle_ticks = 0;
+        let answer = self.new_group(spec);
+        (answer, self.act())
+    }
+
+    /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
+    pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
+        self.now = now;
+        self.idle_ticks = 0;
+        self.group_removed(group);
+        self.act()
+    }
+
+    /// The placement group of this name.
+    ///
+    /// # Errors
+    /// [`Error::PlacementGroupNotFound`].
+    pub fn find_group(&self, name: &ScopedName) -> Result<PlacementGroupSpec, Error> {
+        self.groups.find_by_name(name)
+    }
+
+    /// Sets what a namespace may hold at a time; anything if nothing is said.
+    pub fn quota(&mut self, now: Millis, namespace: &str, limit: Option<ResourceSet>) -> Vec<Action> {
+        self.now = now;
+        self.idle_ticks = 0;
+        self.record(match &limit {
+            Some(limit) => Fact::Quota(namespace.to_owned(), limit.clone()),
+            None => Fact::QuotaGone(namespace.to_owned()),
+        });
+        self.set_quota(namespace, limit);
+        self.act()
+    }
+
+    /// Places nothing more on a node; what runs there is moved after `within` milliseconds, and then, if `stops`, the
+    /// daemon is told to end. With no `within`, the node takes work again.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn drain(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        within: Option<Millis>,
+        why: String,
+        stops: bool,
+    ) -> (Result<(), Error>, Vec<Action>) {
+        self.now = now;
+        self.idle_ticks = 0;
+        let answer = match within {
+            Some(within) => self.drain_node(node, within, why, stops),
+            None => self.end_drain(node),
+        };
+        (answer, self.act())
     }
 
     /// Makes an actor, or finds the one of its name.
@@ -171,27 +347,14 @@ impl State {
         or_get: bool,
     ) -> (Result<ActorInfo, Error>, Vec<Action>) {
         self.now = now;
+        self.idle_ticks = 0;
         let answer = self.new_actor(spec, or_get);
-        self.place_actors();
-        (answer, std::mem::take(&mut self.out))
-    }
-
-    /// The actor of this name.
-    ///
-    /// # Errors
-    /// [`Error::ActorNotFound`].
-    pub fn find_actor(&self, name: &ActorName) -> Result<ActorInfo, Error> {
-        self.actors.find(name)
+        (answer, self.act())
     }
 
     /// The cluster, for somebody who joins.
     pub fn view(&self) -> ClusterView {
         ClusterView { cluster: self.cluster, nodes: self.nodes.infos() }
-    }
-
-    /// Whether time must pass for something to happen.
-    pub fn needs_ticks(&self) -> bool {
-        self.is_contended() || self.waits.has_suspects() || self.actors_rest()
     }
 
     /// Everything, for people.
@@ -211,7 +374,7 @@ impl State {
 
     /// The driver of a job.
     pub fn driver_of(&self, job: JobId) -> Option<ProcessId> {
-        self.jobs.get(&job).map(|job| job.driver.process)
+        self.jobs.get(&job).map(|job| job.spec.driver.process)
     }
 
     /// Whether a node of this id is there.
@@ -225,90 +388,168 @@ impl State {
         }
     }
 
+    fn tell_all(&mut self, event: &HeadEvent) {
+        self.out.extend(self.connected.iter().map(|process| Action::Tell(*process, event.clone())));
+    }
+
     fn order(&mut self, node: NodeId, message: NodeMessage) {
         if self.nodes.get(node).is_some() {
             self.out.push(Action::Order(node, message));
         }
     }
 
-    fn node_joined(&mut self, info: NodeInfo) {
+    fn node_joined(&mut self, info: NodeInfo, running: Vec<RunningLease>) {
+        let id = info.id;
         self.nodes.join(info);
-        self.leases.note_change();
-        self.refuse_the_infeasible();
+        self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
+        self.adopt(id, running);
+        self.freed_on(id);
+        self.queue.unblock_in_turn();
+        // Whoever waited when there was no node at all is told what could never be.
+        if self.nodes.len() == 1 {
+            self.refuse_the_infeasible();
+        }
     }
 
-    fn node_lost(&mut self, node: NodeId, why: &str) {
-        if !self.nodes.remove(node) {
-            return;
-        }
-        let told: Vec<ProcessId> = self.connected.iter().copied().collect();
-        for process in told {
-            self.tell(process, HeadEvent::NodeDied { node, why: why.to_owned() });
-        }
-        for lease in self.leases.on_node(node) {
+    fn node_lost(&mut self, id: NodeId, why: &str) {
+        let Some(node) = self.nodes.remove(id) else { return };
+        self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
+        self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
+        let of_actors: Vec<(LeaseId, ActorId)> = node
+            .leases
+            .iter()
+            .filter_map(|lease| match self.leases.leases.get(lease)?.holder {
+                Holder::Actor(actor) => Some((*lease, actor)),
+                Holder::Tasks(_) => None,
+            })
+            .collect();
+        for lease in node.leases {
             self.forget_lease(lease);
         }
-        self.actors_lost_with(node, why);
-        self.reservations.remove(&node);
-        self.worker_jobs.retain(|_, (_, of)| *of != node);
+        self.draining.remove(&id);
+        self.reservation_lost(id);
+        self.bundles_lost(node.bundles);
+        self.actors_lost_with(&of_actors, id, why);
+        self.worker_jobs.retain(|_, (_, of)| *of != id);
         self.refuse_the_infeasible();
     }
 
-    /// What nodes there are has changed.
-    fn refuse_the_infeasible(&mut self) {
-        let askers: Vec<_> = self.leases.demands.keys().cloned().collect();
-        for asker in askers {
-            self.refuse_demand_if_infeasible(&asker);
-        }
-        self.refuse_infeasible_actors();
+    fn devices_held(&mut self, id: NodeId, held: Vec<(u32, String)>) {
+        self.nodes.change(id, |node| {
+            node.held = held.into_iter().collect();
+            let held = &node.held;
+            node.pool.hold_devices(|device| held.contains_key(&device));
+        });
+        self.freed_on(id);
     }
 
     fn worker_known(&mut self, worker: ProcessId, job: JobId, node: NodeId) {
-        self.worker_jobs.insert(worker, (job, node));
+        if self.worker_jobs.insert(worker, (job, node)).is_some() {
+            return;
+        }
+        self.queue.unpark(&Hold::UnknownJob(worker));
         let leased: BTreeSet<ProcessId> = match self.leases.leases.len() + self.connected.len() + FORMER_WORKERS {
             limit if self.worker_jobs.len() <= limit => return,
-            _ => self.leases.leases.values().filter_map(|lease| lease.worker).collect(),
+            _ => self.leases.leases.values().filter_map(|lease| Some(lease.worker?.0)).collect(),
         };
         self.worker_jobs.retain(|id, _| leased.contains(id) || self.connected.contains(id));
     }
 
-    fn job_joined(&mut self, job: JobSpec) {
+    fn job_joined(&mut self, spec: JobSpec) {
         let count = 4;
-        for (node, cpus) in self.nodes.on_machine(job.driver.machine) {
+        let (id, driver, machine) = (spec.id, spec.driver.process, spec.driver.machine);
+        self.record(Fact::Job(Box::new(spec.clone())));
+        self.insert_job(spec);
+        for (node, cpus) in self.nodes.on_machine(machine) {
             if cpus > 0 {
-                let job = Box::new(job.clone());
-                self.order(node, NodeMessage::Prestart { job, count: cpus.min(count) });
+                self.tell_of_job(node, id);
+                self.order(node, NodeMessage::Prestart { job: id, count: cpus.min(count) });
             }
         }
-        self.jobs.insert(job.id, job);
+        self.queue.unpark(&Hold::UnknownJob(driver));
+    }
+
+    fn insert_job(&mut self, spec: JobSpec) {
+        self.drivers.insert(spec.driver.process, spec.id);
+        let holds = self.jobs.get(&spec.id).map_or(0, |job| job.holds);
+        self.jobs.insert(spec.id, Job { spec: Arc::new(spec), is_over: false, holds });
+    }
+
+    fn is_job_running(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|job| !job.is_over)
+    }
+
+    fn job_priority(&self, job: JobId) -> i32 {
+        self.jobs.get(&job).map_or(0, |job| job.spec.priority)
+    }
+
+    fn priority_of(&self, process: ProcessId) -> i32 {
+        self.job_of(process).map_or(0, |job| self.job_priority(job))
+    }
+
+    /// Something of a job began or ended.
+    fn job_holds(&mut self, id: JobId, change: i32) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.holds = job.holds.saturating_add_signed(change);
+        }
+        self.forget_job_if_over(id);
+    }
+
+    fn forget_job_if_over(&mut self, id: JobId) {
+        if self.jobs.get(&id).is_some_and(|job| job.is_over && job.holds == 0)
+            && let Some(job) = self.jobs.remove(&id)
+        {
+            self.drivers.remove(&job.spec.driver.process);
+            self.record(Fact::JobGone(id));
+        }
+    }
+
+    /// A node hears of a job before it hears of its first lease.
+    fn tell_of_job(&mut self, node: NodeId, job: JobId) {
+        let is_new = self.nodes.get(node).is_some_and(|node| !node.jobs.contains(&job));
+        if is_new && let Some(spec) = self.jobs.get(&job).map(|job| job.spec.clone()) {
+            self.nodes.change(node, |node| node.jobs.insert(job));
+            self.order(node, NodeMessage::BeginJob(spec));
+        }
     }
 
     fn job_of(&self, process: ProcessId) -> Option<JobId> {
-        self.worker_jobs
-            .get(&process)
-            .map(|(job, _)| *job)
-            .or_else(|| self.jobs.values().find(|job| job.driver.process == process).map(|job| job.id))
+        self.worker_jobs.get(&process).map(|(job, _)| *job).or_else(|| self.drivers.get(&process).copied())
     }
 
     fn process_lost(&mut self, process: ProcessId, job: Option<JobId>) {
         self.connected.remove(&process);
         self.waits.forget_process(process);
         self.actors.unwatch(process);
-        for lease in self.leases.leases_of(process) {
-            self.end_lease(lease, Some("its owner is gone".into()));
+        self.groups.unwatch(process);
+        for asker in self.leases.asked_by(process) {
+            let Some(demand) = self.leases.demands.get_mut(&asker) else { continue };
+            demand.wanted = 0;
+            let held = demand.held.clone();
+            for lease in held {
+                self.end_lease(lease, Some("its owner is gone".into()));
+            }
+            self.requeue(&asker);
         }
-        self.leases.forget_owner(process);
         self.actors_orphaned_by(process);
-        let Some(job) = job else { return };
-        if self.jobs.get(&job).is_some_and(|job| job.driver.process == process) {
-            self.actors_of_job_end(job);
-            for node in self.nodes.ids() {
-                self.order(node, NodeMessage::EndJob { job });
-            }
-            if !self.actors.has_of_job(job) {
-                self.jobs.remove(&job);
+        self.groups_orphaned_by(process);
+        let Some(id) = job else { return };
+        if self.jobs.get(&id).is_none_or(|job| job.spec.driver.process != process || job.is_over) {
+            return;
+        }
+        self.actors_of_job_end(id);
+        self.groups_of_job_end(id);
+        for node in self.nodes.ids() {
+            let knows = self.nodes.get(node).is_some_and(|node| node.jobs.contains(&id));
+            if knows {
+                self.nodes.change(node, |node| node.jobs.remove(&id));
+                self.order(node, NodeMessage::EndJob { job: id });
             }
         }
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.is_over = true;
+        }
+        self.forget_job_if_over(id);
     }
 
     fn waiting(&mut self, process: ProcessId, lease: Option<LeaseId>, wait: Wait) {

@@ -1,240 +1,326 @@
-//! What each node has and has given away, device by device, and where a shape fits.
+//! The nodes: what each has and has given away, and which one is chosen for what.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::{MachineId, Shape, Strategy};
-use wingbeat_core::{Amount, NodeId, ResourceSet};
+use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::NodeInfo;
+
+use super::Millis;
+use super::index::{Cost, Index, Order, Requirement, RequirementId, Slot, Slots};
+use super::pool::{Devices, Pool};
 
 /// A node and what is free on it.
 #[derive(Clone)]
 pub(super) struct Node {
     pub info: NodeInfo,
-    /// May be negative: who goes on after a wait over-commits the node.
-    pub available: ResourceSet,
-    /// What is free of each device.
-    devices: Vec<Amount>,
-    pub leases: u32,
+    /// What is in no bundle.
+    pub pool: Pool,
+    /// Leases that are not in a bundle, and those that are.
+    pub leases: BTreeSet<LeaseId>,
+    /// Bundles that lie here.
+    pub bundles: BTreeSet<(PlacementGroupId, u32)>,
+    /// Jobs that it was told of.
+    pub jobs: BTreeSet<JobId>,
+    pub draining: Option<Drain>,
+    /// Devices that somebody without a lease still uses, and who, in words.
+    pub held: BTreeMap<u32, String>,
+    /// Different after every change, and never 0.
+    pub version: u64,
+    /// The first version.
+    pub joined: u64,
 }
 
-/// What a lease took.
+/// A node on which nothing new is placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Drain {
+    /// Why, for people.
+    pub why: String,
+    /// When what still runs is ended.
+    pub deadline: Millis,
+    /// Whether the daemon is told to end when nothing runs any more.
+    pub stops: bool,
+    /// What still ran was ended.
+    pub is_enforced: bool,
+}
+
+/// What a lease or a bundle took, and from where.
 #[derive(Clone, Debug)]
 pub(super) struct Taken {
     pub node: NodeId,
+    /// The bundle it was taken from; none for the node itself.
+    pub bundle: Option<(PlacementGroupId, u32)>,
     pub resources: ResourceSet,
-    pub devices: Vec<(u32, Amount)>,
+    pub devices: Devices,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Nodes {
-    nodes: BTreeMap<NodeId, Node>,
+    slots: Vec<Option<Node>>,
+    free_slots: Vec<Slot>,
+    by_id: Slots,
+    by_machine: BTreeMap<MachineId, Vec<Slot>>,
+    version: u64,
+    pub index: Index,
+}
+
+/// What a shape requires of a node: one requirement for each of its selectors, in order.
+pub(super) fn requirements_of(shape: &Shape) -> Vec<Requirement> {
+    let order = if shape.strategy == Strategy::Spread { Order::Spread } else { Order::Pack };
+    let with = |selector| Requirement {
+        resources: shape.resources.clone(),
+        gpu_memory: shape.gpu_memory,
+        selector,
+        order,
+        is_sum: false,
+    };
+    if shape.labels.is_empty() {
+        return vec![with(None)];
+    }
+    shape.labels.iter().map(|selector| with(Some(selector.clone()))).collect()
 }
 
 impl Nodes {
-    pub(super) fn join(&mut self, info: NodeInfo) {
-        let devices = (info.resources.get(GPU).units() / Amount::ONE.units()).max(0) as usize;
-        let node = Node { available: info.resources.clone(), devices: vec![Amount::ONE; devices], leases: 0, info };
-        self.nodes.insert(node.info.id, node);
+    pub(super) fn join(&mut self, info: NodeInfo) -> Slot {
+        self.version += 1;
+        let slot = self.free_slots.pop().unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.by_id.insert(info.id, slot);
+        self.by_machine.entry(info.address.machine).or_default().push(slot);
+        self.slots[slot] = Some(Node {
+            pool: Pool::of_node(&info.resources),
+            leases: BTreeSet::new(),
+            bundles: BTreeSet::new(),
+            jobs: BTreeSet::new(),
+            draining: None,
+            held: BTreeMap::new(),
+            version: self.version,
+            joined: self.version,
+            info,
+        });
+        self.index.changed(slot, self.slots.len());
+        slot
     }
 
-    pub(super) fn remove(&mut self, node: NodeId) -> bool {
-        self.nodes.remove(&node).is_some()
+    pub(super) fn remove(&mut self, id: NodeId) -> Option<Node> {
+        let slot = self.by_id.remove(&id)?;
+        let node = self.slots.get_mut(slot).and_then(Option::take)?;
+        let machine = node.info.address.machine;
+        if let Some(slots) = self.by_machine.get_mut(&machine) {
+            slots.retain(|other| *other != slot);
+            if slots.is_empty() {
+                self.by_machine.remove(&machine);
+            }
+        }
+        self.free_slots.push(slot);
+        self.index.changed(slot, self.slots.len());
+        Some(node)
     }
 
-    pub(super) fn get(&self, node: NodeId) -> Option<&Node> {
-        self.nodes.get(&node)
+    pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
+        self.at(*self.by_id.get(&id)?)
+    }
+
+    pub(super) fn at(&self, slot: Slot) -> Option<&Node> {
+        self.slots.get(slot).and_then(Option::as_ref)
+    }
+
+    pub(super) fn slot(&self, id: NodeId) -> Option<Slot> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Changes a node.
+    pub(super) fn change<R>(&mut self, id: NodeId, change: impl FnOnce(&mut Node) -> R) -> Option<R> {
+        let slot = *self.by_id.get(&id)?;
+        let node = self.slots.get_mut(slot).and_then(Option::as_mut)?;
+        self.version += 1;
+        node.version = self.version;
+        let result = change(node);
+        self.index.changed(slot, self.slots.len());
+        Some(result)
     }
 
     pub(super) fn ids(&self) -> Vec<NodeId> {
-        self.nodes.keys().copied().collect()
+        self.by_id.keys().copied().collect()
     }
 
     pub(super) fn infos(&self) -> Vec<NodeInfo> {
-        self.nodes.values().map(|node| node.info.clone()).collect()
+        self.iter().map(|node| node.info.clone()).collect()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.values()
+        self.by_id.values().filter_map(|slot| self.at(*slot))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.by_id.is_empty()
+    }
+
+    /// Slots from `from` on, going round.
+    pub(super) fn going_round(&self, from: Slot) -> impl Iterator<Item = (Slot, &Node)> {
+        let count = self.slots.len();
+        (0..count).map(move |step| (from + step) % count).filter_map(|slot| Some((slot, self.at(slot)?)))
     }
 
     /// Nodes of a machine with their whole CPUs.
     pub(super) fn on_machine(&self, machine: MachineId) -> Vec<(NodeId, u32)> {
         let cpus = |node: &Node| (node.info.resources.get(CPU).units() / Amount::ONE.units()).max(0) as u32;
-        self.nodes
-            .values()
-            .filter(|node| node.info.address.machine == machine)
-            .map(|node| (node.info.id, cpus(node)))
-            .collect()
+        let slots = self.by_machine.get(&machine).into_iter().flatten();
+        slots.filter_map(|slot| self.at(*slot)).map(|node| (node.info.id, cpus(node))).collect()
     }
 
-    /// The node for a lease that needs `shape` to be placed, if one has room now.
-    pub(super) fn place(&self, shape: &Shape, near: Option<MachineId>) -> Option<NodeId> {
-        self.place_where(shape, near, |_| true)
-    }
-
-    /// [`Nodes::place`], on nodes that are `free_for` the one who asks.
-    pub(super) fn place_where(
-        &self,
-        shape: &Shape,
+    /// The best node with room that is `free_for` whoever asks.
+    ///
+    /// Packs to half a node, then spreads; CPU work avoids nodes with devices; `near` is better on ties.
+    pub(super) fn find(
+        &mut self,
+        id: RequirementId,
         near: Option<MachineId>,
         free_for: impl Fn(&Node) -> bool,
     ) -> Option<NodeId> {
-        let fits = |node: &&Node| node.has_room(&shape.resources) && free_for(node);
-        match &shape.strategy {
-            Strategy::Node { node, soft } => {
-                if let Some(wanted) = self.nodes.get(node).filter(fits) {
-                    return Some(wanted.info.id);
-                }
-                soft.then(|| self.best(shape, near, fits)).flatten()
-            }
-            Strategy::Spread => {
-                let fewest = self.nodes.values().filter(fits).min_by_key(|node| (node.leases, node.load_permille()));
-                fewest.map(|node| node.info.id)
-            }
-            Strategy::Default => self.best(shape, near, fits),
-        }
+        let slots = &self.slots;
+        let at = |slot: Slot| slots.get(slot).and_then(Option::as_ref);
+        let allowed = |slot: Slot| at(slot).is_some_and(&free_for);
+        let (cost, best) = self.index.fitting(id, slots).find(|(_, slot)| allowed(*slot))?;
+        let nearer = near.and_then(|machine| self.by_machine.get(&machine)).and_then(|slots| {
+            let requirement = self.index.requirement(id).filter(|requirement| requirement.order == Order::Pack)?;
+            let costs = slots.iter().filter_map(|slot| Some((at(*slot)?.cost_of(requirement)?, *slot)));
+            costs.filter(|(near_cost, slot)| tier(*near_cost) <= tier(cost) && allowed(*slot)).min()
+        });
+        at(nearer.map_or(best, |(_, slot)| slot)).map(|node| node.info.id)
     }
 
-    /// Packs to half a node, then spreads; CPU work avoids nodes with devices; near is better on ties.
-    fn best(&self, shape: &Shape, near: Option<MachineId>, fits: impl Fn(&&Node) -> bool) -> Option<NodeId> {
-        let needs_gpu = !shape.resources.get(GPU).is_zero();
-        let cost = |node: &&Node| {
-            let wastes_devices = !needs_gpu && !node.devices.is_empty();
-            let load = node.load_permille();
-            let far = near.is_none_or(|near| near != node.info.address.machine);
-            // Up to half, the fuller the better; beyond it, the emptier the better.
-            let packed = if load < 500 { (0, 500 - load) } else { (1, load) };
-            (wastes_devices, packed.0, far, packed.1, node.info.id)
-        };
-        self.nodes.values().filter(fits).min_by_key(cost).map(|node| node.info.id)
+    /// The first nodes with room, the best first.
+    pub(super) fn first_fitting(
+        &mut self,
+        id: RequirementId,
+        most: usize,
+        allowed: impl Fn(&Node) -> bool,
+    ) -> Vec<NodeId> {
+        let slots = &self.slots;
+        let nodes = self.index.fitting(id, slots).filter_map(|(_, slot)| slots.get(slot).and_then(Option::as_ref));
+        nodes.filter(|node| allowed(node)).take(most).map(|node| node.info.id).collect()
     }
 
-    /// Takes what a lease holds from a node that was found by [`Nodes::place`].
-    pub(super) fn take(&mut self, node: NodeId, resources: &ResourceSet) -> Option<Taken> {
-        let devices = self.nodes.get_mut(&node)?.take(resources)?;
-        Some(Taken { node, resources: resources.clone(), devices })
+    /// How many nodes could hold it if nothing else were on them.
+    pub(super) fn possible(&mut self, id: RequirementId) -> usize {
+        self.index.possible(id, &self.slots)
     }
 
-    /// Gives everything back that [`Nodes::take`] took, less what was given back before.
-    pub(super) fn give_back(&mut self, taken: &Taken) {
-        if let Some(node) = self.nodes.get_mut(&taken.node) {
-            node.give_back(taken);
-        }
+    /// How many nodes have room now.
+    pub(super) fn count_fitting(&mut self, id: RequirementId) -> usize {
+        self.index.count(id, &self.slots)
     }
 
-    /// Gives back, or takes again, the CPUs of a lease whose process waits.
-    pub(super) fn adjust_cpus(&mut self, node: NodeId, amount: Amount, back: bool) {
-        let Some(node) = self.nodes.get_mut(&node) else { return };
-        let free = node.available.get(CPU);
-        node.available.set(CPU, if back { free + amount } else { free - amount });
+    /// Takes `resources` from a node, its devices close to `beside`. None if there is no room.
+    pub(super) fn take(&mut self, id: NodeId, resources: &ResourceSet, beside: &[u32]) -> Option<Taken> {
+        let devices = self.change(id, |node| node.pool.take(resources, &node.info.devices, beside))??;
+        Some(Taken { node: id, bundle: None, resources: resources.clone(), devices })
     }
 
-    /// Why no node could ever hold `resources`: the nearest one and what it lacks. None if one could.
+    /// The nearest node to one that could hold `shape`, and what it lacks. None if one could.
     pub(super) fn infeasible(&self, shape: &Shape) -> Option<String> {
+        if let Strategy::Node { node, soft: false } = &shape.strategy
+            && self.get(*node).is_none()
+        {
+            return Some(format!("{node}, where it must be, is not there"));
+        }
         let eligible = |node: &&Node| match &shape.strategy {
             Strategy::Node { node: wanted, soft: false } => node.info.id == *wanted,
             _ => true,
         };
-        if let Strategy::Node { node, soft: false } = &shape.strategy
-            && !self.nodes.contains_key(node)
-        {
-            return Some(format!("{node}, where it must be, is not there"));
-        }
-        let lacks = |node: &Node| -> Vec<(String, Amount, Amount)> {
-            let missing = shape.resources.iter().filter(|(name, amount)| node.info.resources.get(name) < *amount);
-            missing.map(|(name, amount)| (name.to_owned(), node.info.resources.get(name), amount)).collect()
-        };
-        let nearest =
-            self.nodes.values().filter(eligible).map(|node| (lacks(node), node)).min_by_key(|(lack, node)| {
-                let gap: i64 = lack.iter().map(|(_, has, asked)| (*asked - *has).units()).sum();
-                (lack.len(), gap, node.info.id)
-            });
-        let (lack, node) = nearest?;
-        if lack.is_empty() {
-            return None;
-        }
-        let parts: Vec<String> =
-            lack.iter().map(|(name, has, asked)| format!("{has} {name} of the {asked} asked for")).collect();
-        Some(format!("the nearest node {} ({}) has {}", node.info.hostname, node.info.id, parts.join(", ")))
+        let requirements = requirements_of(shape);
+        let nodes = self.iter().filter(eligible);
+        let gaps = nodes.flat_map(|node| requirements.iter().map(move |requirement| (node.gap(requirement), node)));
+        let ((count, _, lack), node) = gaps.min_by_key(|((count, gap, _), node)| (*count, *gap, node.info.id))?;
+        (count > 0).then(|| format!("the nearest node {} ({}) {lack}", node.info.hostname, node.info.id))
     }
 }
 
+/// The part of a cost in which the nearest node may be chosen instead of the best.
+fn tier(cost: Cost) -> Cost {
+    cost >> 32
+}
+
 impl Node {
-    fn take(&mut self, resources: &ResourceSet) -> Option<Vec<(u32, Amount)>> {
-        let devices = self.pick_devices(resources.get(GPU))?;
-        for (device, amount) in &devices {
-            if let Some(free) = self.devices.get_mut(*device as usize) {
-                *free = *free - *amount;
-            }
+    /// What `resources`, and memory of one device, come to here. None if the devices' memory is not known or too
+    /// small.
+    pub(super) fn amounts<'a>(&self, resources: &'a ResourceSet, gpu_memory: u64) -> Option<Cow<'a, ResourceSet>> {
+        if gpu_memory == 0 {
+            return Some(Cow::Borrowed(resources));
         }
-        self.available.subtract(resources);
-        self.leases += 1;
-        Some(devices)
+        let smallest = self.info.devices.iter().map(|device| device.memory).min().filter(|memory| *memory > 0)?;
+        let whole = u128::from(Amount::ONE.units() as u64);
+        let units = (u128::from(gpu_memory) * whole).div_ceil(u128::from(smallest));
+        (units <= whole).then(|| Cow::Owned(resources.clone().with(GPU, Amount::from_units(units as i64))))
     }
 
-    pub(super) fn give_back(&mut self, taken: &Taken) {
-        for (device, amount) in &taken.devices {
-            if let Some(free) = self.devices.get_mut(*device as usize) {
-                *free = *free + *amount;
-                debug_assert!(*free <= Amount::ONE, "a device was given back twice");
-            }
+    fn is_eligible(&self, requirement: &Requirement) -> bool {
+        requirement.selector.as_ref().is_none_or(|selector| selector.matches(&self.info.labels))
+    }
+
+    /// Whether it could hold this if nothing else were on it.
+    pub(super) fn could_hold(&self, requirement: &Requirement) -> bool {
+        if !self.is_eligible(requirement) {
+            return false;
         }
-        self.available.add(&taken.resources);
-        self.leases = self.leases.saturating_sub(1);
+        let Some(needed) = self.amounts(&requirement.resources, requirement.gpu_memory) else { return false };
+        if requirement.is_sum {
+            self.info.resources.covers(&needed)
+        } else {
+            Pool::of_node(&self.info.resources).could_hold(&needed)
+        }
     }
 
-    /// Whether it may and could hold `shape` if nothing else were on it.
-    pub(super) fn could_hold(&self, shape: &Shape) -> bool {
-        let allowed = match &shape.strategy {
-            Strategy::Node { node, soft: false } => self.info.id == *node,
-            _ => true,
-        };
-        allowed && self.info.resources.covers(&shape.resources)
-    }
-
-    /// Whether `held` has something that `needed` lacks here.
-    pub(super) fn would_help(&self, held: &ResourceSet, needed: &ResourceSet) -> bool {
-        needed.iter().any(|(name, amount)| {
-            let lacks = self.available.get(name) < amount || (name == GPU && self.pick_devices(amount).is_none());
-            lacks && !held.get(name).is_zero()
+    /// How soon it is chosen; none if it has no room.
+    pub(super) fn cost_of(&self, requirement: &Requirement) -> Option<Cost> {
+        if self.draining.is_some() || !self.is_eligible(requirement) {
+            return None;
+        }
+        let needed = self.amounts(&requirement.resources, requirement.gpu_memory)?;
+        let has_room =
+            if requirement.is_sum { self.pool.available.covers(&needed) } else { self.pool.has_room(&needed) };
+        if !has_room {
+            return None;
+        }
+        let load = self.pool.load_permille().clamp(0, 1_000) as u64;
+        Some(match requirement.order {
+            Order::Spread => (self.leases.len() as u64) << 10 | load,
+            Order::Pack => {
+                let wastes_devices = needed.get(GPU).is_zero() && self.pool.has_devices();
+                // Up to half, the fuller the better; beyond it, the emptier the better.
+                let (tier, within) = if load < 500 { (0, 500 - load) } else { (1, load) };
+                (u64::from(wastes_devices) << 1 | tier) << 32 | within
+            }
         })
     }
 
-    pub(super) fn has_room(&self, needed: &ResourceSet) -> bool {
-        self.available.covers(needed) && self.pick_devices(needed.get(GPU)).is_some()
-    }
-
-    /// A fraction shares the fullest device that still has room for it; whole ones are never shared.
-    fn pick_devices(&self, amount: Amount) -> Option<Vec<(u32, Amount)>> {
-        if amount.is_zero() {
-            return Some(Vec::new());
+    /// How many things are missing for it ever to hold this, by how much, and in words.
+    fn gap(&self, requirement: &Requirement) -> (usize, i64, String) {
+        let mut lacks = Vec::new();
+        let mut gap = 0;
+        for (name, asked) in requirement.resources.iter() {
+            let has = self.info.resources.get(name);
+            if has < asked {
+                lacks.push(format!("has {has} {name} of the {asked} asked for"));
+                gap += (asked - has).units();
+            }
         }
-        let free = || self.devices.iter().enumerate().map(|(device, free)| (device as u32, *free));
-        if amount < Amount::ONE {
-            let (device, _) =
-                free().filter(|(_, free)| *free >= amount).min_by_key(|(device, free)| (*free, *device))?;
-            return Some(vec![(device, amount)]);
+        if self.amounts(&requirement.resources, requirement.gpu_memory).is_none() {
+            lacks.push("has no GPU that is known to have so much memory".into());
         }
-        let whole = (amount.units() / Amount::ONE.units()) as usize;
-        let picked: Vec<(u32, Amount)> = free()
-            .filter(|(_, free)| *free == Amount::ONE)
-            .take(whole)
-            .map(|(device, _)| (device, Amount::ONE))
-            .collect();
-        (picked.len() == whole).then_some(picked)
-    }
-
-    /// How much of its scarcest resource is given away, in thousandths.
-    fn load_permille(&self) -> i64 {
-        let load = |name: &str, total: Amount| match total.units() {
-            0 => 0,
-            total => (total - self.available.get(name).units()) * 1000 / total,
-        };
-        self.info.resources.iter().map(|(name, total)| load(name, total)).max().unwrap_or(0)
+        let label = requirement.selector.as_ref().and_then(|selector| {
+            Some(format!("does not match `{selector}`: {}", selector.failing(&self.info.labels)?))
+        });
+        lacks.extend(label);
+        (lacks.len(), gap, lacks.join(" and "))
     }
 }

@@ -1,24 +1,23 @@
 //! The state of the cluster, for people and tools.
 
-use std::fmt::Write;
-
 use wingbeat_core::ResourceSet;
-use wingbeat_core::spec::Shape;
-use wingbeat_net::messages::{ActorRow, ClusterState, JobState, NodeState, PendingRow};
+use wingbeat_net::messages::{ActorRow, ClusterState, JobState, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
 
 use super::State;
-use super::nodes::Nodes;
+use super::queue::Waiter;
 
 pub(super) fn of(state: &State) -> ClusterState {
     let nodes = state.nodes.iter().map(|node| NodeState {
         info: node.info.clone(),
-        available: node.available.clone(),
-        leases: node.leases,
+        available: node.pool.available.clone(),
+        leases: node.leases.len() as u32,
+        draining: node.draining.as_ref().map(|drain| drain.why.clone()),
+        held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });
     let jobs = state.jobs.values().map(|job| JobState {
-        id: job.id,
-        name: job.name.clone(),
-        leases: state.leases.of_job(job.id),
+        id: job.spec.id,
+        name: job.spec.name.clone(),
+        leases: state.leases.of_job(job.spec.id),
     });
     let actors = state.actors.rows().map(|row| ActorRow {
         id: row.spec.id,
@@ -29,17 +28,23 @@ pub(super) fn of(state: &State) -> ClusterState {
         pid: row.pid,
         restarts: row.restarts,
     });
-    let tasks = state.leases.unmet().map(|(shape, name, count)| PendingRow {
-        name: name.to_owned(),
-        resources: shape.resources.clone(),
-        count,
-        why: why(&state.nodes, shape),
+    let groups = state.groups.iter().map(|group| PlacementGroupRow {
+        id: group.spec.id,
+        name: group.spec.name.clone(),
+        state: if group.is_placed() { "placed" } else { "pending" }.to_owned(),
+        strategy: group.spec.strategy,
+        bundles: group
+            .spec
+            .bundles
+            .iter()
+            .zip(&group.placed)
+            .map(|(bundle, placed)| (bundle.resources.clone(), placed.as_ref().map(|placed| placed.taken.node)))
+            .collect(),
     });
-    let waiting_actors = state.actors.pending_specs().map(|spec| PendingRow {
-        name: format!("actor {}", spec.class_name),
-        resources: spec.placement.resources.clone(),
-        count: 1,
-        why: why(&state.nodes, &spec.placement),
+    let quotas = state.quotas.iter().map(|(namespace, quota)| QuotaRow {
+        namespace: namespace.to_owned(),
+        limit: quota.limit.clone(),
+        used: quota.used.clone(),
     });
     ClusterState {
         cluster: Some(state.cluster),
@@ -47,28 +52,27 @@ pub(super) fn of(state: &State) -> ClusterState {
         nodes: nodes.collect(),
         jobs: jobs.collect(),
         actors: actors.collect(),
-        pending: tasks.chain(waiting_actors).collect(),
+        placement_groups: groups.collect(),
+        quotas: quotas.collect(),
+        pending: state.queue.waiters().filter_map(|waiter| row_of(state, waiter)).collect(),
     }
 }
 
-/// Why a shape is not placed now.
-fn why(nodes: &Nodes, shape: &Shape) -> String {
-    if nodes.is_empty() {
-        return "no node has joined yet; start one with `wingbeat worker`".into();
-    }
-    let mut text = format!("asks for {}", shape.resources);
-    for node in nodes.iter() {
-        let short: Vec<String> = missing(&node.available, &shape.resources);
-        if short.is_empty() {
-            let _ = write!(text, "; {} has room, and a worker process is being started", node.info.hostname);
-        } else {
-            let _ = write!(text, "; {} has {} free ({} leases)", node.info.hostname, short.join(", "), node.leases);
+fn row_of(state: &State, waiter: Waiter) -> Option<PendingRow> {
+    let (name, id, resources, count): (String, String, ResourceSet, u32) = match waiter {
+        Waiter::Tasks(process, shape) => {
+            let demand = state.leases.demands.get(&(process, shape))?;
+            let more = demand.wanted - demand.held.len() as u32;
+            (demand.name.clone(), process.to_string(), state.shapes.get(shape)?.resources.clone(), more)
         }
-    }
-    text
-}
-
-fn missing(available: &ResourceSet, needed: &ResourceSet) -> Vec<String> {
-    let short = needed.iter().filter(|(name, amount)| available.get(name) < *amount);
-    short.map(|(name, _)| format!("{} {name}", available.get(name))).collect()
+        Waiter::Actor(id) => {
+            let spec = state.actors.spec(id)?;
+            (format!("actor {}", spec.class_name), id.to_string(), spec.placement.resources.clone(), 1)
+        }
+        Waiter::Group(id) => {
+            let (spec, sum) = state.groups.asked(id)?;
+            (spec.title(), id.to_string(), sum, 1)
+        }
+    };
+    Some(PendingRow { name, id, resources, count, why: state.why_in_short(waiter) })
 }

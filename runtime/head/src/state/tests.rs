@@ -6,7 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
-use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeInfo, NodeMessage, Wait, WorkerDeath};
+use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Wait, WorkerDeath};
 
 use super::{Action, Event, Millis, State};
 
@@ -45,7 +45,7 @@ fn gpus(count: f64) -> ResourceSet {
 }
 
 fn shape(resources: ResourceSet) -> Shape {
-    Shape { resources, strategy: Strategy::Default }
+    Shape::of(resources)
 }
 
 /// The process that runs a lease.
@@ -66,6 +66,7 @@ fn job_of(driver: ProcessId) -> JobSpec {
         working_dir: String::new(),
         env: BTreeMap::new(),
         namespace: "test".into(),
+        priority: 0,
     }
 }
 
@@ -90,7 +91,7 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
 }
 
 fn named(mut spec: ActorSpec, name: &str) -> ActorSpec {
-    spec.name = Some(ActorName { namespace: "test".into(), name: name.into() });
+    spec.name = Some(ScopedName { namespace: "test".into(), name: name.into() });
     spec
 }
 
@@ -116,14 +117,18 @@ impl Bench {
     }
 
     fn node(&mut self, id: u64, resources: ResourceSet) {
-        self.step(Event::NodeJoined(Box::new(NodeInfo {
-            id: NodeId(id),
-            address: address(ProcessId(900 + id)),
-            hostname: format!("host{id}"),
-            resources,
-            labels: BTreeMap::new(),
-            store_bytes: 0,
-        })));
+        self.step(Event::NodeJoined(
+            Box::new(NodeInfo {
+                id: NodeId(id),
+                address: address(ProcessId(900 + id)),
+                hostname: format!("host{id}"),
+                resources,
+                devices: Vec::new(),
+                labels: BTreeMap::new(),
+                store_bytes: 0,
+            }),
+            Vec::new(),
+        ));
     }
 
     fn driver(&mut self, process: ProcessId) {

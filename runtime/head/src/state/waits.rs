@@ -17,6 +17,8 @@ pub(super) const CONFIRM_AFTER: Millis = 200;
 #[derive(Default)]
 pub(super) struct Waits {
     waits: BTreeMap<TaskId, (ProcessId, Wait)>,
+    /// The same by process, which may end.
+    of_process: BTreeMap<ProcessId, BTreeSet<TaskId>>,
     /// Executions that closed a circle, and when.
     suspects: BTreeMap<TaskId, Millis>,
 }
@@ -25,7 +27,9 @@ impl Waits {
     /// An execution waits. Whether it closes a circle, which [`Waits::confirmed`] will tell if it lasts.
     pub(super) fn begin(&mut self, now: Millis, process: ProcessId, wait: Wait) -> bool {
         let task = wait.task;
+        self.end(task);
         self.waits.insert(task, (process, wait));
+        self.of_process.entry(process).or_default().insert(task);
         let closes = self.circle_of(task).is_some();
         if closes {
             self.suspects.insert(task, now);
@@ -64,14 +68,21 @@ impl Waits {
     }
 
     pub(super) fn end(&mut self, task: TaskId) {
-        self.waits.remove(&task);
         self.suspects.remove(&task);
+        if let Some((process, _)) = self.waits.remove(&task)
+            && let Some(tasks) = self.of_process.get_mut(&process)
+        {
+            tasks.remove(&task);
+            if tasks.is_empty() {
+                self.of_process.remove(&process);
+            }
+        }
     }
 
     pub(super) fn forget_process(&mut self, process: ProcessId) {
-        self.waits.retain(|_, (owner, _)| *owner != process);
-        let waits = &self.waits;
-        self.suspects.retain(|task, _| waits.contains_key(task));
+        for task in self.of_process.get(&process).cloned().unwrap_or_default() {
+            self.end(task);
+        }
     }
 
     fn name(&self, task: TaskId) -> String {

@@ -104,7 +104,7 @@ fn simulate(seed: u64, steps: usize) {
                 if let Some(lease) = pick(&mut random, starting) {
                     shadow.ready.insert(lease);
                     bench.step(Event::Ready(lease, address(worker_of(lease)), 7));
-                    if let Some((spec, life)) = &shadow.live[&lease].1.actor {
+                    if let LeaseHolder::Actor(spec, life) = &shadow.live[&lease].1.holder {
                         bench.step(Event::ActorStarted(spec.id, *life, Ok(())));
                     }
                 }
@@ -185,10 +185,13 @@ fn simulate(seed: u64, steps: usize) {
     for ((id, total), node) in totals().into_iter().zip(&picture.nodes) {
         assert_eq!(node.available, total, "seed {seed}: node {id}");
         assert_eq!(node.leases, 0, "seed {seed}: node {id}");
-        assert!(bench.state.nodes.get(NodeId(id)).is_some_and(|node| node.has_room(&total)), "seed {seed}: devices");
+        assert!(
+            bench.state.nodes.get(NodeId(id)).is_some_and(|node| node.pool.has_room(&total)),
+            "seed {seed}: devices"
+        );
     }
     assert!(picture.jobs.is_empty() && picture.actors.is_empty() && picture.pending.is_empty(), "seed {seed}");
-    assert!(!bench.state.needs_ticks(), "seed {seed}: an idle head wakes up");
+    assert!(bench.state.next_tick().is_none(), "seed {seed}: an idle head wakes up");
 }
 
 #[test]

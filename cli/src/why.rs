@@ -1,0 +1,169 @@
+//! `wingbeat why`, `wingbeat drain` and `wingbeat quota`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use wingbeat_core::{Amount, NodeId, ResourceSet};
+use wingbeat_net::messages::{Explanation, Subject};
+use wingbeat_net::mux;
+
+use crate::cluster::{Where, connect};
+use crate::sizes;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Say why something waits, or where it runs.
+///
+/// Takes what `wingbeat status` shows (an actor, a placement group, a node, a process whose tasks wait) or what a program
+/// prints for a ref or a task: task-…, object-…, actor-…, group-…, node-…, process-….
+#[derive(Args)]
+pub(crate) struct WhyArgs {
+    /// What to explain.
+    id: String,
+    #[command(flatten)]
+    at: Where,
+    /// Print JSON for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Free a node of work: nothing new is placed there, and what runs finishes, or is moved at the deadline.
+///
+///     wingbeat drain node-1f2e3d --within 10min --reason "kernel update" --stop
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct DrainArgs {
+    /// The node, as `wingbeat status` shows it.
+    node: NodeId,
+    /// When what still runs is ended: tasks and restartable actors then run again elsewhere, and it costs them no retry.
+    #[arg(long, default_value = "5min", value_parser = sizes::duration)]
+    within: Duration,
+    /// What to tell people.
+    #[arg(long, default_value = "maintenance")]
+    reason: String,
+    /// End the node's `wingbeat worker` when nothing runs there any more.
+    #[arg(long)]
+    stop: bool,
+    /// Take work again instead.
+    #[arg(long, conflicts_with_all = ["within", "reason", "stop"])]
+    undo: bool,
+    #[command(flatten)]
+    at: Where,
+}
+
+/// Set what all jobs of a namespace together may hold at a time, or show the quotas.
+///
+///     wingbeat quota team-a CPU=64 GPU=8      (what is not named is not limited)
+///     wingbeat quota team-a --remove
+///     wingbeat quota
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct QuotaArgs {
+    /// The namespace.
+    namespace: Option<String>,
+    /// Amounts, as NAME=AMOUNT.
+    #[arg(value_parser = sizes::resource)]
+    limits: Vec<(String, f64)>,
+    /// No limit any more.
+    #[arg(long, conflicts_with = "limits")]
+    remove: bool,
+    #[command(flatten)]
+    at: Where,
+}
+
+pub(crate) async fn why(args: WhyArgs) -> Result<()> {
+    let subject: Subject = args.id.parse()?;
+    let head = connect(&args.at).await?;
+    let explanation = head.explain(mux::within(LIMIT), subject).await.context("the head did not answer")??;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&explanation)?);
+    } else {
+        print!("{}", shown(&explanation));
+    }
+    Ok(())
+}
+
+fn shown(explanation: &Explanation) -> String {
+    let since = explanation.since_ms.map(|millis| format!(", for {}", sizes::ago(Duration::from_millis(millis))));
+    let mut text = format!("{} {}{}\n", explanation.subject, explanation.state, since.unwrap_or_default());
+    for (heading, lines) in
+        [("because", &explanation.reasons), ("held by", &explanation.holders), ("what helps", &explanation.help)]
+    {
+        for (i, line) in lines.iter().enumerate() {
+            text += &format!("  {:<11} {line}\n", if i == 0 { heading } else { "" });
+        }
+    }
+    text
+}
+
+pub(crate) async fn drain(args: DrainArgs) -> Result<()> {
+    let head = connect(&args.at).await?;
+    let within = (!args.undo).then_some(args.within.as_millis() as u64);
+    let answer = head.drain_node(mux::within(LIMIT), args.node, within, args.reason, args.stop).await;
+    answer.context("the head did not answer")??;
+    if args.undo {
+        println!("{} takes work again", args.node);
+    } else {
+        println!("{} takes no new work; what still runs is moved in {}", args.node, sizes::ago(args.within));
+        println!("  look at it:   wingbeat why {}", args.node);
+        println!("  take it back: wingbeat drain {} --undo", args.node);
+    }
+    Ok(())
+}
+
+pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
+    let head = connect(&args.at).await?;
+    let Some(namespace) = args.namespace else {
+        let state = head.state(mux::within(LIMIT)).await.context("the head did not answer")?;
+        if state.quotas.is_empty() {
+            println!("no quotas; set one with `wingbeat quota NAMESPACE CPU=8`");
+        }
+        for row in state.quotas {
+            writeln!(std::io::stdout(), "{}: {} of {}", row.namespace, row.used, row.limit)?;
+        }
+        return Ok(());
+    };
+    let limit = if args.remove {
+        None
+    } else if args.limits.is_empty() {
+        bail!("say what `{namespace}` may hold, as in `wingbeat quota {namespace} CPU=8`, or --remove");
+    } else {
+        let mut limit = ResourceSet::new();
+        for (name, value) in &args.limits {
+            limit.set(name, Amount::new(*value)?);
+        }
+        Some(limit)
+    };
+    head.set_quota(mux::within(LIMIT), namespace.clone(), limit.clone()).await.context("the head did not answer")??;
+    match limit {
+        Some(limit) => println!("{namespace} may hold {limit} at a time"),
+        None => println!("{namespace} may hold anything"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_explanation_reads_as_a_list() {
+        let explanation = Explanation {
+            subject: "actor Trainer (actor-1)".into(),
+            state: "waits to be placed".into(),
+            since_ms: Some(95_000),
+            reasons: vec!["asks for 1 GPU".into(), "host1 has 0 GPU free of 1".into()],
+            holders: vec!["train of job nightly holds 1 GPU".into()],
+            help: vec!["wait for one of the holders, or end it".into()],
+        };
+        insta::assert_snapshot!(shown(&explanation), @r"
+        actor Trainer (actor-1) waits to be placed, for 1m 35s
+          because     asks for 1 GPU
+                      host1 has 0 GPU free of 1
+          held by     train of job nightly holds 1 GPU
+          what helps  wait for one of the holders, or end it
+        ");
+    }
+}

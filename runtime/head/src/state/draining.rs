@@ -1,0 +1,99 @@
+//! Nodes that are to be free of work: nothing new is placed there, and what runs finishes or, at the deadline, is
+//! moved.
+
+use wingbeat_core::NodeId;
+use wingbeat_core::error::Error;
+use wingbeat_net::messages::NodeMessage;
+
+use super::leases::Holder;
+use super::nodes::Drain;
+use super::{Millis, State};
+
+impl State {
+    /// Begins to drain a node, or changes how it is drained.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub(super) fn drain_node(&mut self, id: NodeId, within: Millis, why: String, stops: bool) -> Result<(), Error> {
+        let deadline = self.now.saturating_add(within);
+        let known = self.nodes.change(id, |node| {
+            node.draining = Some(Drain { why, deadline, stops, is_enforced: false });
+        });
+        if known.is_none() {
+            return Err(Error::InvalidArgument {
+                what: format!("there is no {id}; `wingbeat status` shows the nodes"),
+            });
+        }
+        self.draining.insert(id);
+        // What is queued for its worker processes goes back to its owners.
+        self.recall_all_on(id);
+        self.note_if_drained(id);
+        Ok(())
+    }
+
+    /// The node takes work again.
+    pub(super) fn end_drain(&mut self, id: NodeId) -> Result<(), Error> {
+        if self.nodes.change(id, |node| node.draining = None).is_none() {
+            return Err(Error::InvalidArgument {
+                what: format!("there is no {id}; `wingbeat status` shows the nodes"),
+            });
+        }
+        self.draining.remove(&id);
+        self.freed_on(id);
+        let groups: Vec<_> =
+            self.nodes.get(id).map(|node| node.bundles.iter().map(|(group, _)| *group).collect()).unwrap_or_default();
+        for group in groups {
+            self.freed_in(group);
+        }
+        Ok(())
+    }
+
+    /// The next deadline.
+    pub(super) fn drain_deadline(&self) -> Option<Millis> {
+        let drains = self.draining.iter().filter_map(|id| self.nodes.get(*id)?.draining.as_ref());
+        drains.filter(|drain| !drain.is_enforced).map(|drain| drain.deadline).min()
+    }
+
+    /// Moves what still runs where the deadline is over.
+    pub(super) fn enforce_drains(&mut self) {
+        let due: Vec<(NodeId, String)> = self
+            .draining
+            .iter()
+            .filter_map(|id| Some((*id, self.nodes.get(*id)?.draining.as_ref()?)))
+            .filter(|(_, drain)| !drain.is_enforced && drain.deadline <= self.now)
+            .map(|(id, drain)| (id, drain.why.clone()))
+            .collect();
+        for (id, why) in due {
+            self.nodes.change(id, |node| {
+                if let Some(drain) = &mut node.draining {
+                    drain.is_enforced = true;
+                }
+            });
+            let reason = format!("its node was drained ({why})");
+            let Some(node) = self.nodes.get(id) else { continue };
+            let (leases, bundles) = (node.leases.clone(), node.bundles.clone());
+            for lease in leases {
+                let Some(known) = self.leases.leases.get(&lease) else { continue };
+                if let Holder::Actor(actor) = known.holder {
+                    self.move_actor(actor, lease, &why);
+                }
+                self.end_lease(lease, Some(reason.clone()));
+            }
+            self.move_bundles(id, bundles);
+            self.note_if_drained(id);
+        }
+    }
+
+    /// Tells the daemon to end, if that is wanted and nothing is left on it.
+    pub(super) fn note_if_drained(&mut self, id: NodeId) {
+        if !self.draining.contains(&id) {
+            return;
+        }
+        let is_empty = self.nodes.get(id).is_some_and(|node| {
+            node.leases.is_empty() && node.bundles.is_empty() && node.draining.as_ref().is_some_and(|drain| drain.stops)
+        });
+        if is_empty {
+            self.order(id, NodeMessage::Stop);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What must survive the head: facts, each of which replaces what was known before under the same key.
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
+use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
+
+/// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Fact {
+    /// A job is there.
+    Job(Box<JobSpec>),
+    /// Nothing of it is left.
+    JobGone(JobId),
+    /// A named or detached actor, and which life it is in.
+    Actor(Box<ActorSpec>, Incarnation),
+    /// It is dead.
+    ActorGone(ActorId),
+    /// A placement group, and the place of each bundle that has one.
+    Group(Box<PlacementGroupSpec>, Vec<Option<BundlePlace>>),
+    /// It was removed.
+    GroupGone(PlacementGroupId),
+    /// What a namespace may hold.
+    Quota(String, ResourceSet),
+    /// It may hold anything.
+    QuotaGone(String),
+}
+
+/// Where a bundle is, and what it took there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BundlePlace {
+    /// The node.
+    pub node: NodeId,
+    /// What it holds.
+    pub resources: ResourceSet,
+    /// Its devices, and how much of each.
+    pub devices: Vec<(u32, Amount)>,
+}
+
+/// What a fact is about.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum FactKey {
+    /// A job; first, because what follows may belong to it.
+    Job(JobId),
+    /// A quota.
+    Quota(String),
+    /// A placement group; before actors, which may live in it.
+    Group(PlacementGroupId),
+    /// An actor.
+    Actor(ActorId),
+}
+
+impl Fact {
+    /// What it is about.
+    pub fn key(&self) -> FactKey {
+        match self {
+            Fact::Job(spec) => FactKey::Job(spec.id),
+            Fact::JobGone(id) => FactKey::Job(*id),
+            Fact::Actor(spec, _) => FactKey::Actor(spec.id),
+            Fact::ActorGone(id) => FactKey::Actor(*id),
+            Fact::Group(spec, _) => FactKey::Group(spec.id),
+            Fact::GroupGone(id) => FactKey::Group(*id),
+            Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
+        }
+    }
+
+    /// Whether nothing is left to know under its key.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_))
+    }
+}

@@ -1,0 +1,211 @@
+//! Which nodes have room for what, in the order in which they would be chosen.
+//!
+//! For each requirement that is asked for, an ordered set of the nodes with room is kept. Changes of nodes are noted
+//! in a log, and a set catches up with the log when it is asked the next time. So a decision costs the logarithm of
+//! the number of nodes, and what nobody asks about costs nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use wingbeat_core::labels::Selector;
+use wingbeat_core::{NodeId, ResourceSet};
+
+use super::nodes::Node;
+
+/// Sets that are kept at a time. Each holds an entry a node: at 10,000 nodes half a megabyte.
+const KEPT: usize = 64;
+
+/// The place of a node among all nodes; used again when the node is gone.
+pub(super) type Slot = usize;
+
+/// What a node must have room for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Requirement {
+    pub resources: ResourceSet,
+    pub gpu_memory: u64,
+    pub selector: Option<Selector>,
+    pub order: Order,
+    /// Sums alone count, and not whether single devices have room: the sum of several bundles.
+    pub is_sum: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Order {
+    /// Pack to half a node, then spread; work without devices avoids nodes that have some.
+    Pack,
+    /// The nodes with the fewest leases first.
+    Spread,
+}
+
+/// The smaller, the sooner.
+pub(super) type Cost = u64;
+
+/// A requirement that somebody has; see [`Index::add`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct RequirementId(u32);
+
+#[derive(Default)]
+pub(super) struct Index {
+    /// Never iterated: its order is random.
+    ids: HashMap<Requirement, RequirementId>,
+    known: BTreeMap<RequirementId, Known>,
+    next: u32,
+    log: VecDeque<Slot>,
+    /// How many entries of the log are gone.
+    forgotten: u64,
+    asked: u64,
+}
+
+struct Known {
+    requirement: Requirement,
+    uses: u32,
+    built: Option<Built>,
+}
+
+struct Built {
+    /// Up to where in the log.
+    caught_up: u64,
+    asked: u64,
+    fits: BTreeSet<(Cost, Slot)>,
+    entries: Vec<Entry>,
+    /// Nodes that could hold it if nothing else were on them.
+    possible: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    version: u64,
+    joined: u64,
+    cost: Option<Cost>,
+    is_possible: bool,
+}
+
+impl Built {
+    fn look_at(&mut self, requirement: &Requirement, slot: Slot, node: Option<&Node>) {
+        if self.entries.len() <= slot {
+            self.entries.resize(slot + 1, Entry::default());
+        }
+        let version = node.map_or(0, |node| node.version);
+        let old = self.entries[slot];
+        if version != 0 && old.version == version {
+            return;
+        }
+        let cost = node.and_then(|node| node.cost_of(requirement));
+        // What a node has does not change while it is there.
+        let joined = node.map_or(0, |node| node.joined);
+        let is_possible = match node {
+            Some(_) if joined == old.joined => old.is_possible,
+            _ => node.is_some_and(|node| node.could_hold(requirement)),
+        };
+        if old.cost != cost {
+            if let Some(cost) = old.cost {
+                self.fits.remove(&(cost, slot));
+            }
+            if let Some(cost) = cost {
+                self.fits.insert((cost, slot));
+            }
+        }
+        self.possible = self.possible + usize::from(is_possible) - usize::from(old.is_possible);
+        self.entries[slot] = Entry { version, joined, cost, is_possible };
+    }
+}
+
+impl Index {
+    /// Somebody asks for this from now on, until [`Index::remove`].
+    pub(super) fn add(&mut self, requirement: Requirement) -> RequirementId {
+        if let Some(id) = self.ids.get(&requirement) {
+            if let Some(known) = self.known.get_mut(id) {
+                known.uses += 1;
+            }
+            return *id;
+        }
+        let id = RequirementId(self.next);
+        self.next += 1;
+        self.ids.insert(requirement.clone(), id);
+        self.known.insert(id, Known { requirement, uses: 1, built: None });
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: RequirementId) {
+        let Some(known) = self.known.get_mut(&id) else { return };
+        known.uses -= 1;
+        if known.uses == 0
+            && let Some(known) = self.known.remove(&id)
+        {
+            self.ids.remove(&known.requirement);
+        }
+    }
+
+    pub(super) fn requirement(&self, id: RequirementId) -> Option<&Requirement> {
+        self.known.get(&id).map(|known| &known.requirement)
+    }
+
+    /// A node changed, came or went.
+    pub(super) fn changed(&mut self, slot: Slot, nodes: usize) {
+        self.log.push_back(slot);
+        // A set that lags further behind is cheaper made anew.
+        while self.log.len() > nodes + 1024 {
+            self.log.pop_front();
+            self.forgotten += 1;
+        }
+    }
+
+    fn caught_up(&mut self, id: RequirementId, nodes: &[Option<Node>]) -> Option<&Built> {
+        self.asked += 1;
+        let now = self.forgotten + self.log.len() as u64;
+        let known = self.known.get_mut(&id)?;
+        let is_new = known.built.is_none();
+        let built = known.built.get_or_insert_with(|| Built {
+            caught_up: 0,
+            asked: 0,
+            fits: BTreeSet::new(),
+            entries: Vec::with_capacity(nodes.len()),
+            possible: 0,
+        });
+        built.asked = self.asked;
+        let node = |slot: Slot| nodes.get(slot).and_then(Option::as_ref);
+        if is_new || built.caught_up < self.forgotten {
+            for slot in 0..nodes.len() {
+                built.look_at(&known.requirement, slot, node(slot));
+            }
+        } else {
+            let unseen = (built.caught_up - self.forgotten) as usize;
+            for slot in self.log.range(unseen..) {
+                built.look_at(&known.requirement, *slot, node(*slot));
+            }
+        }
+        built.caught_up = now;
+        if is_new {
+            self.drop_the_least_asked();
+        }
+        self.known.get(&id)?.built.as_ref()
+    }
+
+    fn drop_the_least_asked(&mut self) {
+        let built = |(id, known): (&RequirementId, &Known)| known.built.as_ref().map(|built| (built.asked, *id));
+        if self.known.iter().filter_map(built).count() > KEPT
+            && let Some((_, oldest)) = self.known.iter().filter_map(built).min()
+            && let Some(known) = self.known.get_mut(&oldest)
+        {
+            known.built = None;
+        }
+    }
+
+    /// The nodes with room, the best first.
+    pub(super) fn fitting(&mut self, id: RequirementId, nodes: &[Option<Node>]) -> impl Iterator<Item = (Cost, Slot)> {
+        let fits = self.caught_up(id, nodes).map(|built| built.fits.iter().copied());
+        fits.into_iter().flatten()
+    }
+
+    /// How many nodes could hold it if nothing else were on them.
+    pub(super) fn possible(&mut self, id: RequirementId, nodes: &[Option<Node>]) -> usize {
+        self.caught_up(id, nodes).map_or(0, |built| built.possible)
+    }
+
+    /// How many have room now.
+    pub(super) fn count(&mut self, id: RequirementId, nodes: &[Option<Node>]) -> usize {
+        self.caught_up(id, nodes).map_or(0, |built| built.fits.len())
+    }
+}
+
+/// Where a node is; only looked up.
+pub(super) type Slots = BTreeMap<NodeId, Slot>;

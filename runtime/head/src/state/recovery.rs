@@ -1,0 +1,182 @@
+//! How a head that was started again begins with what the last one wrote down.
+//!
+//! Facts say which jobs, groups, quotas and named actors there are. What runs where, the nodes say when they come
+//! back: they are the authority for it. Until they had time to do so, nothing that may still run is started again.
+
+use std::collections::BTreeMap;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorSpec, ScopedName};
+use wingbeat_core::{ActorId, ClusterId, Incarnation, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_net::messages::{LeaseHolder, LeaseStart, NodeMessage, RunningLease};
+
+use super::facts::{BundlePlace, Fact};
+use super::leases::{Holder, Lease};
+use super::nodes::Taken;
+use super::{Millis, State};
+
+/// How long nodes and drivers have to come back: their connections break at once, and they try every second.
+const GRACE: Millis = 10_000;
+
+/// What was there before, until [`GRACE`] is over.
+pub(super) struct Recovering {
+    until: Millis,
+    /// Actors that nobody has reported yet.
+    actors: BTreeMap<ActorId, (ActorSpec, Incarnation)>,
+    /// Bundles by the node on which they were.
+    places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
+}
+
+impl Recovering {
+    pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
+        let mut specs = self.actors.values().map(|(spec, _)| spec);
+        specs.find(|spec| spec.name.as_ref() == Some(name))
+    }
+}
+
+impl State {
+    /// A cluster with what an earlier head wrote down. Drivers and nodes have some seconds from now on to come back.
+    pub fn recover(cluster: ClusterId, first_lease: u64, facts: Vec<Fact>) -> State {
+        let mut state = State::new(cluster, first_lease);
+        let mut actors = BTreeMap::new();
+        let mut places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>> = BTreeMap::new();
+        let mut latest = BTreeMap::new();
+        for fact in facts {
+            latest.insert(fact.key(), fact);
+        }
+        for fact in latest.into_values() {
+            match fact {
+                Fact::Job(spec) => state.insert_job(*spec),
+                Fact::Quota(namespace, limit) => state.set_quota(&namespace, Some(limit)),
+                Fact::Group(spec, bundles) => {
+                    let id = spec.id;
+                    state.insert_group(*spec);
+                    for (index, place) in bundles.into_iter().enumerate() {
+                        if let Some(place) = place {
+                            places.entry(place.node).or_default().push((id, index as u32, place));
+                        }
+                    }
+                }
+                Fact::Actor(spec, incarnation) => {
+                    actors.insert(spec.id, (*spec, incarnation));
+                }
+                Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) => {}
+            }
+        }
+        state.recovering = Some(Recovering { until: GRACE, actors, places });
+        state
+    }
+
+    pub(super) fn recovery_ends(&self) -> Option<Millis> {
+        self.recovering.as_ref().map(|recovering| recovering.until)
+    }
+
+    /// Takes in what runs on a node that knew a head before.
+    pub(super) fn adopt(&mut self, node: NodeId, running: Vec<RunningLease>) {
+        let places = self.recovering.as_mut().and_then(|recovering| recovering.places.remove(&node));
+        self.bundles_are_back(node, places.unwrap_or_default());
+        for lease in running {
+            let id = lease.start.lease;
+            if !self.adopt_lease(node, lease) {
+                let kill = Some("the head that was started again does not know it".into());
+                self.order(node, NodeMessage::EndLease { lease: id, kill });
+            }
+        }
+    }
+
+    /// Whether the lease goes on.
+    fn adopt_lease(&mut self, node: NodeId, lease: RunningLease) -> bool {
+        let RunningLease { start, worker, started } = lease;
+        let LeaseStart { lease: id, job, resources, gpus, bundle, holder, .. } = start;
+        if !self.jobs.contains_key(&job) || self.leases.leases.contains_key(&id) {
+            return false;
+        }
+        self.nodes.change(node, |node| node.jobs.insert(job));
+        let taken = Taken { node, bundle, resources, devices: gpus };
+        match bundle {
+            None => {
+                self.nodes.change(node, |node| node.pool.take_exactly(&taken.resources, &taken.devices));
+                self.charge(job, &taken.resources);
+            }
+            Some((group, index)) => {
+                let is_here = self.groups.get(group).is_some_and(|group| {
+                    let placed = group.placed.get(index as usize).and_then(Option::as_ref);
+                    placed.is_some_and(|placed| placed.taken.node == node)
+                });
+                if !is_here {
+                    return false;
+                }
+                self.groups.take_exactly(group, index, &taken.resources, &taken.devices);
+            }
+        }
+        let known = match &holder {
+            LeaseHolder::Tasks(owner, shape) => Holder::Tasks((*owner, self.adopt_demand(*owner, shape.clone(), id))),
+            LeaseHolder::Actor(spec, _) => Holder::Actor(spec.id),
+        };
+        let entry = Lease {
+            taken,
+            holder: known,
+            job,
+            worker: worker.as_ref().map(|(address, pid)| (address.process, *pid)),
+            granted_at: self.now,
+            recalled: None,
+            waiting: 0,
+            ending: false,
+            returned: false,
+        };
+        self.leases.leases.insert(id, entry);
+        self.job_holds(job, 1);
+        self.nodes.change(node, |node| node.leases.insert(id));
+        if let Some((address, _)) = &worker {
+            self.worker_known(address.process, job, node);
+        }
+        if let LeaseHolder::Actor(spec, incarnation) = holder {
+            if let Some(recovering) = &mut self.recovering {
+                recovering.actors.remove(&spec.id);
+            }
+            if !self.adopt_actor(&spec, incarnation, id, node, worker, started) {
+                self.end_lease(id, Some("another life of its actor is known".into()));
+            }
+        }
+        true
+    }
+
+    /// Ends the time in which those that were there before may come back.
+    pub(super) fn end_recovery_when_due(&mut self) {
+        if self.recovering.as_ref().is_none_or(|recovering| self.now < recovering.until) {
+            return;
+        }
+        let Some(recovering) = self.recovering.take() else { return };
+        for (id, (spec, incarnation)) in recovering.actors {
+            // Its last life ended with its node.
+            let next = Incarnation(incarnation.0.saturating_add(1));
+            let may_live = spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
+            let cause = Error::ActorEnded { by: "the end of its node while the head was away".into() };
+            if !self.jobs.contains_key(&spec.job) {
+                self.record(Fact::ActorGone(id));
+            } else if may_live {
+                self.insert_actor(spec, next, Some(cause));
+            } else {
+                self.insert_actor(spec, incarnation, Some(cause.clone()));
+                self.bury_actor(id, cause);
+            }
+        }
+        for id in self.groups.ids() {
+            if self.groups.get(id).is_some_and(|group| !group.is_placed()) {
+                self.wait_for_places(id);
+            }
+        }
+        let gone: Vec<ProcessId> =
+            self.drivers.keys().copied().filter(|driver| !self.connected.contains(driver)).collect();
+        for driver in gone {
+            let job = self.drivers.get(&driver).copied();
+            self.process_lost(driver, job);
+        }
+        let owners: Vec<ProcessId> = self.leases.demands.keys().map(|(owner, _)| *owner).collect();
+        for owner in owners {
+            if !self.connected.contains(&owner) {
+                self.process_lost(owner, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The shapes that somebody asks for, each under a number, so that they are compared and hashed once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use wingbeat_core::PlacementGroupId;
+use wingbeat_core::spec::{Shape, Strategy};
+
+use super::index::RequirementId;
+use super::nodes::{Nodes, requirements_of};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct ShapeId(u32);
+
+impl ShapeId {
+    /// No shape's number is smaller.
+    pub(super) const FIRST: ShapeId = ShapeId(0);
+}
+
+#[derive(Default)]
+pub(super) struct Shapes {
+    /// Never iterated: its order is random.
+    ids: HashMap<Shape, ShapeId>,
+    known: BTreeMap<ShapeId, Known>,
+    in_groups: BTreeMap<PlacementGroupId, BTreeSet<ShapeId>>,
+    next: u32,
+}
+
+struct Known {
+    shape: Shape,
+    uses: u32,
+    requirements: Vec<RequirementId>,
+}
+
+impl Shapes {
+    /// Somebody asks for this from now on, until [`Shapes::remove`].
+    pub(super) fn add(&mut self, shape: Shape, nodes: &mut Nodes) -> ShapeId {
+        if let Some(id) = self.ids.get(&shape) {
+            if let Some(known) = self.known.get_mut(id) {
+                known.uses += 1;
+            }
+            return *id;
+        }
+        let id = ShapeId(self.next);
+        self.next += 1;
+        let requirements = match &shape.strategy {
+            Strategy::Bundle { group, .. } => {
+                self.in_groups.entry(*group).or_default().insert(id);
+                Vec::new()
+            }
+            _ => requirements_of(&shape).into_iter().map(|requirement| nodes.index.add(requirement)).collect(),
+        };
+        self.ids.insert(shape.clone(), id);
+        self.known.insert(id, Known { shape, uses: 1, requirements });
+        id
+    }
+
+    pub(super) fn id_of(&self, shape: &Shape) -> Option<ShapeId> {
+        self.ids.get(shape).copied()
+    }
+
+    pub(super) fn remove(&mut self, id: ShapeId, nodes: &mut Nodes) {
+        let Some(known) = self.known.get_mut(&id) else { return };
+        known.uses -= 1;
+        if known.uses > 0 {
+            return;
+        }
+        let Some(known) = self.known.remove(&id) else { return };
+        self.ids.remove(&known.shape);
+        for requirement in known.requirements {
+            nodes.index.remove(requirement);
+        }
+        if let Strategy::Bundle { group, .. } = known.shape.strategy
+            && let Some(shapes) = self.in_groups.get_mut(&group)
+        {
+            shapes.remove(&id);
+            if shapes.is_empty() {
+                self.in_groups.remove(&group);
+            }
+        }
+    }
+
+    pub(super) fn get(&self, id: ShapeId) -> Option<&Shape> {
+        self.known.get(&id).map(|known| &known.shape)
+    }
+
+    /// One for each of its selectors, in order; none for a shape in a placement group.
+    pub(super) fn requirements(&self, id: ShapeId) -> &[RequirementId] {
+        self.known.get(&id).map_or(&[], |known| &known.requirements)
+    }
+
+    /// Shapes in bundles of this group.
+    pub(super) fn in_group(&self, group: PlacementGroupId) -> Vec<ShapeId> {
+        self.in_groups.get(&group).into_iter().flatten().copied().collect()
+    }
+}

@@ -1,0 +1,523 @@
+//! Why something waits: from what the scheduler itself looks at.
+
+use std::collections::BTreeMap;
+
+use wingbeat_core::resources::{CPU, GPU};
+use wingbeat_core::spec::{Shape, Strategy};
+use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_net::messages::{Explanation, Subject};
+
+use super::actors::Standing;
+use super::leases::Lease;
+use super::nodes::{Node, requirements_of};
+use super::queue::{Hold, Waiter};
+use super::{Millis, State};
+
+/// Nodes and holders that are named one by one; of others, only the number is told.
+const NAMED: usize = 8;
+
+/// For how long, in words.
+pub(super) fn ago(millis: Millis) -> String {
+    match millis {
+        0..1_000 => format!("{millis} ms"),
+        1_000..120_000 => format!("{} s", millis / 1_000),
+        120_000..7_200_000 => format!("{} min", millis / 60_000),
+        _ => format!("{} h", millis / 3_600_000),
+    }
+}
+
+fn title(node: &Node) -> String {
+    format!("{} ({})", node.info.hostname, node.info.id)
+}
+
+fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
+    if all.len() > NAMED {
+        let more = all.len() - NAMED;
+        all.truncate(NAMED);
+        all.push(format!("and {more} more {of_what}"));
+    }
+    all
+}
+
+impl State {
+    /// Why something waits, or where it runs. None for what this head does not know.
+    pub fn explain(&self, now: Millis, subject: Subject) -> Option<Explanation> {
+        let mut explanation = match subject {
+            Subject::Actor(id) => self.explain_actor(id)?,
+            Subject::PlacementGroup(id) => self.explain_group(id)?,
+            Subject::Node(id) => self.explain_node(id)?,
+            Subject::Process(id) => self.explain_process(id)?,
+            // Its owner knows it.
+            Subject::Task(_) => return None,
+        };
+        explanation.since_ms = explanation.since_ms.map(|since| now.saturating_sub(since));
+        Some(explanation)
+    }
+
+    /// Goes on explaining a task that waits for a lease of this shape.
+    pub fn explain_demand(
+        &self,
+        now: Millis,
+        process: ProcessId,
+        shape: &Shape,
+        mut so_far: Explanation,
+    ) -> Explanation {
+        let Some(id) = self.shapes.id_of(shape) else {
+            so_far.reasons.push("the head has not heard of it yet; ask again".into());
+            return so_far;
+        };
+        let waiter = Waiter::Tasks(process, id);
+        if self.queue.contains(waiter) {
+            so_far.since_ms = so_far.since_ms.or(self.queue.since(waiter).map(|since| now.saturating_sub(since)));
+            self.explain_shape(waiter, shape, &mut so_far);
+            return so_far;
+        }
+        match self.leases.demands.get(&(process, id)) {
+            Some(demand) => {
+                let starting = demand.held.iter().filter_map(|lease| self.leases.leases.get(lease));
+                let starting = starting.filter(|lease| lease.worker.is_none()).count();
+                so_far.reasons.push(match starting {
+                    0 => format!("{} leases were granted, and it is queued for one of them", demand.held.len()),
+                    count => format!("{count} leases were granted, and their worker processes are being started"),
+                });
+            }
+            None => so_far.reasons.push("the head has not heard of it yet; ask again".into()),
+        }
+        so_far
+    }
+
+    /// Goes on explaining a task on a lease.
+    pub fn explain_lease(&self, now: Millis, id: LeaseId, mut so_far: Explanation) -> Explanation {
+        if let Some(lease) = self.leases.leases.get(&id) {
+            let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
+            so_far.reasons.push(format!(
+                "{id} on {}{pid} holds {} for {}",
+                self.node_title(lease.taken.node),
+                self.held_by_lease(lease.taken.node, &lease.taken.resources, &lease.taken.devices),
+                ago(now.saturating_sub(lease.granted_at)),
+            ));
+        }
+        so_far
+    }
+
+    fn node_title(&self, id: NodeId) -> String {
+        self.nodes.get(id).map_or_else(|| id.to_string(), title)
+    }
+
+    fn held_by_lease(&self, node: NodeId, resources: &ResourceSet, devices: &[(u32, Amount)]) -> String {
+        if devices.is_empty() {
+            return resources.to_string();
+        }
+        let numbers: Vec<u32> = devices.iter().map(|(number, _)| *number).collect();
+        let shown: Vec<String> = numbers.iter().map(u32::to_string).collect();
+        let span = self.nodes.get(node).map(|node| super::pool::Span::of(&numbers, &node.info.devices));
+        let span = span.map(|span| format!(", {}", span.shown())).unwrap_or_default();
+        format!("{resources} (GPU {}{span})", shown.join(" and "))
+    }
+
+    fn explain_actor(&self, id: ActorId) -> Option<Explanation> {
+        let (spec, standing, since) = self.actors.standing(id)?;
+        let name = spec.name.as_ref().map(|name| format!(" `{}`", name.name)).unwrap_or_default();
+        let mut explanation = Explanation {
+            subject: format!("actor {}{name} ({id})", spec.class_name),
+            since_ms: Some(since),
+            ..Explanation::default()
+        };
+        match standing {
+            Standing::Pending { after } => {
+                explanation.state = "waits to be placed".into();
+                if let Some(cause) = after {
+                    explanation.reasons.push(format!("its last life ended: {cause}"));
+                }
+                let shape = Self::placement_of(spec);
+                self.explain_shape(Waiter::Actor(id), &shape, &mut explanation);
+            }
+            Standing::Resting { until, quick, after } => {
+                explanation.state = format!("rests for another {}", ago(until.saturating_sub(self.now)));
+                explanation.reasons.push(format!("it died {quick} times in a row soon after it was started"));
+                explanation.reasons.extend(after.map(|cause| format!("its last life ended: {cause}")));
+                explanation.help.push("mend what ends it; its last lines of stderr are in the cause above".into());
+            }
+            Standing::Starting { node, lease, has_process } => {
+                explanation.state = if has_process {
+                    "waits for its constructor to return".into()
+                } else {
+                    "waits for its worker process to start".into()
+                };
+                explanation = self.explain_lease(self.now, lease, explanation);
+                if !has_process && self.nodes.get(node).is_some() {
+                    let hint = "if it stays so, look at the log of that node's `wingbeat worker`";
+                    explanation.help.push(hint.into());
+                }
+            }
+            Standing::Alive { lease } => {
+                explanation.state = "is alive".into();
+                explanation = self.explain_lease(self.now, lease, explanation);
+            }
+            Standing::Dead { cause } => {
+                explanation.state = "is dead".into();
+                explanation.reasons.push(cause.to_string());
+            }
+        }
+        Some(explanation)
+    }
+
+    fn explain_process(&self, id: ProcessId) -> Option<Explanation> {
+        let job = self.job_of(id).and_then(|job| self.jobs.get(&job));
+        let name = job.map(|job| format!(" of job {}", job.spec.name)).unwrap_or_default();
+        let mut explanation = Explanation { subject: format!("{id}{name}"), ..Explanation::default() };
+        let mut waits = 0;
+        for asker in self.leases.asked_by(id) {
+            let waiter = Waiter::Tasks(asker.0, asker.1);
+            let (Some(demand), Some(shape)) = (self.leases.demands.get(&asker), self.shapes.get(asker.1)) else {
+                continue;
+            };
+            if self.queue.contains(waiter) {
+                waits += 1;
+                let more = demand.wanted - demand.held.len() as u32;
+                explanation.reasons.push(format!("{} wants {more} more leases", demand.name));
+                explanation.since_ms = explanation.since_ms.or(self.queue.since(waiter));
+                self.explain_shape(waiter, shape, &mut explanation);
+            } else {
+                explanation.reasons.push(format!("{} has the {} leases that it wants", demand.name, demand.held.len()));
+            }
+        }
+        explanation.state = match waits {
+            0 if explanation.reasons.is_empty() => "asks for nothing".into(),
+            0 => "has what it asks for".into(),
+            _ => "waits for leases".into(),
+        };
+        (job.is_some() || self.connected.contains(&id)).then_some(explanation)
+    }
+
+    fn explain_node(&self, id: NodeId) -> Option<Explanation> {
+        let node = self.nodes.get(id)?;
+        let mut explanation =
+            Explanation { subject: title(node), state: "takes work".into(), ..Explanation::default() };
+        if let Some(drain) = &node.draining {
+            explanation.state = format!("is being drained ({})", drain.why);
+            explanation.reasons.push(match drain.deadline.checked_sub(self.now) {
+                Some(left) if left > 0 => format!("what still runs is moved in {}", ago(left)),
+                _ => "what still ran was told to end".into(),
+            });
+        }
+        for (device, who) in &node.held {
+            explanation.reasons.push(format!("GPU {device} is given to nobody: {who}"));
+        }
+        explanation.holders = self.holders(&[node], &node.info.resources);
+        Some(explanation)
+    }
+
+    fn explain_group(&self, id: PlacementGroupId) -> Option<Explanation> {
+        let Some(group) = self.groups.get(id) else {
+            let cause = self.groups.cause_of_end(id)?;
+            let state = "is gone".into();
+            return Some(Explanation {
+                subject: id.to_string(),
+                state,
+                reasons: vec![cause.to_string()],
+                ..Explanation::default()
+            });
+        };
+        let asked = super::gangs::shown(&group.spec);
+        let mut explanation =
+            Explanation { subject: format!("{}: {asked}", group.spec.title()), ..Explanation::default() };
+        let waiter = Waiter::Group(id);
+        if group.is_placed() {
+            explanation.state = "is placed".into();
+            for (index, placed) in group.placed.iter().enumerate() {
+                let Some(placed) = placed else { continue };
+                let held = self.held_by_lease(placed.taken.node, &placed.taken.resources, &placed.taken.devices);
+                explanation.reasons.push(format!("bundle {index}: {held} on {}", self.node_title(placed.taken.node)));
+            }
+            explanation.reasons = first_of(explanation.reasons, "bundles");
+            for (node, (devices, span)) in group.spans(&self.nodes) {
+                let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
+                let text = format!("its GPUs {} on {} are {}", devices.join(", "), self.node_title(node), span.shown());
+                explanation.reasons.push(text);
+            }
+            return Some(explanation);
+        }
+        explanation.state = "waits for its bundles to be placed, all at once".into();
+        explanation.since_ms = self.queue.since(waiter);
+        if !self.queue.contains(waiter) {
+            explanation
+                .reasons
+                .push("nodes that were there before the head was started again may still come back".into());
+            return Some(explanation);
+        }
+        if self.explain_hold(waiter, &mut explanation) {
+            return Some(explanation);
+        }
+        let mut kinds: BTreeMap<String, (Vec<usize>, usize)> = BTreeMap::new();
+        let mut with_room = std::collections::BTreeSet::new();
+        for index in group.missing() {
+            let bundle = &group.spec.bundles[index];
+            let shape = Shape {
+                resources: bundle.resources.clone(),
+                gpu_memory: bundle.gpu_memory,
+                labels: bundle.labels.clone(),
+                ..Shape::default()
+            };
+            let kind = kinds.entry(shape.to_string()).or_default();
+            if kind.0.is_empty() {
+                let requirements = requirements_of(&shape);
+                let fits = |node: &&Node| requirements.iter().any(|asked| node.cost_of(asked).is_some());
+                let fitting: Vec<NodeId> = self.nodes.iter().filter(fits).map(|node| node.info.id).collect();
+                kind.1 = fitting.len();
+                with_room.extend(fitting);
+            }
+            kind.0.push(index);
+        }
+        for (kind, (bundles, room)) in &kinds {
+            let count = bundles.len();
+            let nodes = self.nodes.len();
+            explanation.reasons.push(format!("{count} bundles of {kind}: {room} of {nodes} nodes have room for one"));
+        }
+        use wingbeat_core::spec::PlacementStrategy::{Pack, Spread, StrictPack, StrictSpread};
+        explanation.reasons.push(match group.spec.strategy {
+            StrictPack => "all of them must fit on one node together".into(),
+            StrictSpread => format!("each needs a node of its own, and {} nodes have room for any", with_room.len()),
+            Pack | Spread => "they do not all fit at the same time".into(),
+        });
+        let missing = |node: &&Node| !with_room.contains(&node.info.id) || group.spec.strategy == StrictPack;
+        let nodes: Vec<&Node> = self.nodes.iter().filter(missing).collect();
+        let (_, sum) = self.groups.asked(id)?;
+        self.explain_nodes(waiter, &Shape::of(sum.clone()), &nodes, &mut explanation);
+        explanation.holders = self.holders(&nodes, &sum);
+        self.help_with(&sum, &mut explanation);
+        Some(explanation)
+    }
+
+    /// Whether something else than room holds a waiter back, which is then explained.
+    fn explain_hold(&self, waiter: Waiter, explanation: &mut Explanation) -> bool {
+        match self.queue.held_back(waiter) {
+            Some(Hold::Quota(namespace)) => {
+                if let Some(quota) = self.quotas.get(namespace) {
+                    explanation.reasons.push(format!(
+                        "namespace `{namespace}` may hold {} at a time, and holds {}",
+                        quota.limit, quota.used
+                    ));
+                }
+                let all: Vec<&Node> = self.nodes.iter().collect();
+                let of_namespace = |job| self.jobs.get(&job).is_some_and(|job| job.spec.namespace == *namespace);
+                explanation.holders = self.holders_where(&all, &ResourceSet::new(), of_namespace);
+                explanation.help.push(format!(
+                    "wait until something of `{namespace}` ends, or raise the quota with `wingbeat quota {namespace} …`"
+                ));
+                true
+            }
+            Some(Hold::UnknownJob(process)) => {
+                explanation.reasons.push(format!("the node of {process} has not yet said that it runs"));
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn explain_shape(&self, waiter: Waiter, shape: &Shape, explanation: &mut Explanation) {
+        explanation.reasons.push(format!("asks for {shape}"));
+        if self.explain_hold(waiter, explanation) {
+            return;
+        }
+        if let Strategy::Bundle { group, index } = shape.strategy {
+            return self.explain_bundle(group, index, shape, explanation);
+        }
+        if self.nodes.is_empty() {
+            explanation.reasons.push("no node has joined yet".into());
+            explanation.help.push("start one with `wingbeat worker --head <this head>`".into());
+            return;
+        }
+        let nodes: Vec<&Node> = match &shape.strategy {
+            Strategy::Node { node, soft: false } => match self.nodes.get(*node) {
+                Some(node) => vec![node],
+                None => {
+                    explanation.reasons.push(format!("{node}, where it must be, is not there"));
+                    explanation.help.push("ask for another node, or softly for this one".into());
+                    return;
+                }
+            },
+            _ => self.nodes.iter().collect(),
+        };
+        self.explain_nodes(waiter, shape, &nodes, explanation);
+        let requirements = requirements_of(shape);
+        let able: Vec<&Node> =
+            nodes.into_iter().filter(|node| requirements.iter().any(|asked| node.could_hold(asked))).collect();
+        explanation.holders = self.holders(&able, &shape.resources);
+        if let Some(rank) = self.queue.rank(waiter) {
+            let others = self.queue.waiters().filter(|other| *other != waiter);
+            let before = others.filter(|other| self.queue.rank(*other).is_some_and(|other| other < rank)).count();
+            if before > 0 {
+                explanation.reasons.push(format!(
+                    "{before} others are served before it: of more important jobs, with fewer leases, or waiting longer"
+                ));
+            }
+        }
+        self.help_with(&shape.resources, explanation);
+        if able.is_empty() {
+            explanation.help.insert(0, "no node could ever hold it: add one that could, or ask for less".into());
+        }
+    }
+
+    /// What each node lacks.
+    fn explain_nodes(&self, waiter: Waiter, shape: &Shape, nodes: &[&Node], explanation: &mut Explanation) {
+        let rank = self.queue.rank(waiter);
+        let requirements = requirements_of(shape);
+        let reasons = nodes.iter().map(|node| {
+            let lacks = if let Some(drain) = &node.draining {
+                format!("is being drained ({})", drain.why)
+            } else if let Some(why) = self.label_mismatch(node, shape) {
+                why
+            } else if let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) {
+                let missing = node.pool.missing(&needed);
+                let held: Vec<String> =
+                    node.held.iter().map(|(device, who)| format!("GPU {device} is held: {who}")).collect();
+                match (missing.is_empty(), self.reservations.on(node.info.id)) {
+                    (false, _) if !held.is_empty() => format!("has {}; {}", missing.join(", "), held.join("; ")),
+                    (false, _) => format!("has {}", missing.join(", ")),
+                    (true, Some(other)) if self.reservations.is_against(node, waiter, rank, &needed) => {
+                        format!("has room, but it is kept for {}, which waits longer", self.waiter_title(other))
+                    }
+                    (true, _) if requirements.iter().any(|asked| node.cost_of(asked).is_some()) => {
+                        "has room for this".into()
+                    }
+                    (true, _) => format!("has too few whole GPUs free; {}", held.join("; ")),
+                }
+            } else {
+                "has no GPU that is known to have so much memory".into()
+            };
+            format!("{} {lacks}", title(node))
+        });
+        explanation.reasons.extend(first_of(reasons.collect(), "nodes"));
+    }
+
+    fn label_mismatch(&self, node: &Node, shape: &Shape) -> Option<String> {
+        let failing = shape.labels.iter().map(|selector| {
+            selector.failing(&node.info.labels).map(|why| format!("does not match `{selector}`: {why}"))
+        });
+        // One that matches is enough.
+        let failing: Option<Vec<String>> = failing.collect();
+        failing.filter(|failing| !failing.is_empty()).map(|failing| failing.join(" and "))
+    }
+
+    fn explain_bundle(
+        &self,
+        group: PlacementGroupId,
+        index: Option<u32>,
+        shape: &Shape,
+        explanation: &mut Explanation,
+    ) {
+        let Some(known) = self.groups.get(group) else {
+            explanation.reasons.push(format!("{group}, in which it must be, is gone"));
+            return;
+        };
+        if !known.is_placed() {
+            explanation.reasons.push(format!("{} is not placed", known.spec.title()));
+            explanation.help.push(format!("`wingbeat why {group}` says what the group waits for"));
+        }
+        for (at, placed) in
+            known.placed.iter().enumerate().filter(|(at, _)| index.is_none_or(|index| index as usize == *at))
+        {
+            let Some(placed) = placed else { continue };
+            let node = placed.taken.node;
+            let missing = placed.pool.missing(&shape.resources);
+            let lacks = match self.nodes.get(node).and_then(|node| node.draining.as_ref()) {
+                Some(drain) => format!("is on a node that is being drained ({})", drain.why),
+                None if missing.is_empty() => "has room for this".into(),
+                None => format!("has {}", missing.join(", ")),
+            };
+            explanation.reasons.push(format!("bundle {at} on {} {lacks}", self.node_title(node)));
+            let inside = Some((group, at as u32));
+            let leases = self.nodes.get(node).into_iter().flat_map(|node| node.leases.iter());
+            let leases =
+                leases.filter_map(|id| self.leases.leases.get(id)).filter(|lease| lease.taken.bundle == inside);
+            let holders: Vec<String> = leases.map(|lease| self.holder_line(lease)).collect();
+            explanation.holders.extend(first_of(holders, "holders"));
+        }
+        explanation.help.push("wait for what runs in the bundle, or make the group larger".into());
+    }
+
+    fn waiter_title(&self, waiter: Waiter) -> String {
+        match waiter {
+            Waiter::Tasks(process, shape) => {
+                let name = self.leases.demands.get(&(process, shape)).map(|demand| demand.name.clone());
+                format!("{} of {process}", name.unwrap_or_default())
+            }
+            Waiter::Actor(id) => {
+                let class = self.actors.spec(id).map(|spec| spec.class_name.clone()).unwrap_or_default();
+                format!("actor {class} ({id})")
+            }
+            Waiter::Group(id) => self.groups.get(id).map_or_else(|| id.to_string(), |group| group.spec.title()),
+        }
+    }
+
+    fn holder_line(&self, lease: &Lease) -> String {
+        let who = self.waiter_title(lease.holder.waiter());
+        let job = self.jobs.get(&lease.job).map(|job| format!(" of job {}", job.spec.name)).unwrap_or_default();
+        let held = self.held_by_lease(lease.taken.node, &lease.taken.resources, &lease.taken.devices);
+        let since = ago(self.now.saturating_sub(lease.granted_at));
+        let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
+        let ending = if lease.ending { ", told to end" } else { "" };
+        format!("{who}{job} holds {held} on {} for {since}{pid}{ending}", self.node_title(lease.taken.node))
+    }
+
+    /// Who holds what is asked for, those with most first.
+    fn holders(&self, nodes: &[&Node], asked: &ResourceSet) -> Vec<String> {
+        self.holders_where(nodes, asked, |_| true)
+    }
+
+    fn holders_where(&self, nodes: &[&Node], asked: &ResourceSet, of: impl Fn(JobId) -> bool) -> Vec<String> {
+        let wants = |held: &ResourceSet| {
+            let names = held.iter().filter(|(name, _)| asked.is_empty() || !asked.get(name).is_zero());
+            // Devices are what is scarce.
+            names.map(|(name, amount)| if name == GPU { amount.units() * 1_000 } else { amount.units() }).max()
+        };
+        let mut found: Vec<(i64, String)> = Vec::new();
+        for node in nodes {
+            let leases = node.leases.iter().filter_map(|id| self.leases.leases.get(id));
+            for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.returned && of(lease.job)) {
+                if let Some(amount) = wants(&lease.taken.resources) {
+                    found.push((amount, self.holder_line(lease)));
+                }
+            }
+            for (id, index) in &node.bundles {
+                let Some(group) = self.groups.get(*id).filter(|group| of(group.spec.job)) else { continue };
+                let Some(placed) = group.placed.get(*index as usize).and_then(Option::as_ref) else { continue };
+                if let Some(amount) = wants(&placed.taken.resources) {
+                    let held = self.held_by_lease(node.info.id, &placed.taken.resources, &placed.taken.devices);
+                    found.push((amount, format!("{} ({id}) reserves {held} on {}", group.spec.title(), title(node))));
+                }
+            }
+        }
+        found.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
+        first_of(found.into_iter().map(|(_, line)| line).collect(), "holders")
+    }
+
+    fn help_with(&self, asked: &ResourceSet, explanation: &mut Explanation) {
+        if !explanation.holders.is_empty() {
+            explanation.help.push("wait for one of the holders, or end it".into());
+        }
+        let cpus = asked.get(CPU);
+        let gpus = asked.get(GPU);
+        if !gpus.is_zero() {
+            explanation.help.push(format!("add a node with {gpus} GPU: `wingbeat worker --head <this head>` there"));
+        } else if !cpus.is_zero() {
+            explanation.help.push(format!("add a node with {cpus} CPU: `wingbeat worker --head <this head>` there"));
+        }
+    }
+
+    /// The reasons alone, in one line.
+    pub(super) fn why_in_short(&self, waiter: Waiter) -> String {
+        let mut explanation = Explanation::default();
+        match waiter {
+            Waiter::Tasks(_, shape) => {
+                if let Some(shape) = self.shapes.get(shape) {
+                    self.explain_shape(waiter, shape, &mut explanation);
+                }
+            }
+            Waiter::Actor(id) => explanation = self.explain_actor(id).unwrap_or_default(),
+            Waiter::Group(id) => explanation = self.explain_group(id).unwrap_or_default(),
+        }
+        explanation.reasons.join("; ")
+    }
+}

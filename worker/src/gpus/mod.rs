@@ -1,0 +1,273 @@
+//! The GPUs of this machine: found when a node starts, named for CUDA when a worker process does.
+//!
+//! - `nvml`: what NVIDIA's driver says, loaded when there is one.
+//! - `rocm`: what the kernel says of AMD's.
+//!
+//! `--num-gpus N` overrides what is found, so that everything but CUDA itself can be tried without a GPU.
+
+mod nvml;
+mod rocm;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wingbeat_core::error::Error;
+use wingbeat_net::messages::DeviceInfo;
+
+/// Set by the user to let processes that got no GPU see all of them.
+pub const SHOW_ALL: &str = "WINGBEAT_SHOW_ALL_GPUS";
+
+/// The label with the model of a node's GPUs.
+pub const MODEL_LABEL: &str = "accelerator-type";
+
+/// The GPUs that a node offers, numbered from 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gpus {
+    /// How many.
+    pub count: u32,
+    /// What is known of each; empty if nothing is.
+    pub devices: Vec<DeviceInfo>,
+    /// By which name a process is told to use each, in the variable of `kind`.
+    names: Vec<String>,
+    kind: Kind,
+}
+
+/// Whose devices they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Nvidia,
+    Amd,
+}
+
+impl Kind {
+    /// The variable that says which devices a process sees.
+    fn variable(self) -> &'static str {
+        match self {
+            Kind::Nvidia => "CUDA_VISIBLE_DEVICES",
+            Kind::Amd => "HIP_VISIBLE_DEVICES",
+        }
+    }
+}
+
+/// What is used on a device by whom: process id and memory in bytes.
+type Users = Vec<(u32, Option<u64>)>;
+
+impl Gpus {
+    /// What this machine has and may be used, or the first `limit`; more than there are only pretends.
+    pub fn find(limit: Option<u32>) -> Gpus {
+        let (kind, found) = match nvml::devices() {
+            found if !found.is_empty() => (Kind::Nvidia, found),
+            _ => match rocm::devices() {
+                found if !found.is_empty() => (Kind::Amd, found),
+                _ => (Kind::Nvidia, Vec::new()),
+            },
+        };
+        let visible = std::env::var(kind.variable()).ok();
+        Self::of(kind, found, visible.as_deref(), limit)
+    }
+
+    /// `visible` is what the daemon itself was told to use: its GPUs are numbered in that order.
+    fn of(kind: Kind, found: Vec<DeviceInfo>, visible: Option<&str>, limit: Option<u32>) -> Gpus {
+        let all = found.iter().enumerate().map(|(index, device)| (index.to_string(), Some(device.clone())));
+        let mut seen: Vec<(String, Option<DeviceInfo>)> = match visible {
+            None => all
+                .map(|(index, device)| match &device {
+                    // A part of a device has no number of its own.
+                    Some(DeviceInfo { uuid: Some(uuid), .. }) if uuid.starts_with("MIG-") => (uuid.clone(), device),
+                    _ => (index, device),
+                })
+                .collect(),
+            Some(visible) => {
+                let names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
+                // CUDA stops at the first name that it does not know.
+                names
+                    .map_while(|name| {
+                        let device = find_by_name(&found, name);
+                        (device.is_some() || found.is_empty()).then(|| (name.to_owned(), device))
+                    })
+                    .collect()
+            }
+        };
+        if visible.is_some() && found.is_empty() && limit.is_none() {
+            // Without a driver there is nothing behind the names.
+            seen.clear();
+        }
+        if let Some(limit) = limit {
+            seen.truncate(limit as usize);
+            for index in seen.len() as u32..limit {
+                seen.push((index.to_string(), None));
+            }
+        }
+        let devices: Option<Vec<DeviceInfo>> = seen.iter().map(|(_, device)| device.clone()).collect();
+        let names: Vec<String> = seen.into_iter().map(|(name, _)| name).collect();
+        Gpus { count: names.len() as u32, devices: devices.unwrap_or_default(), names, kind }
+    }
+
+    /// These labels say what they are.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = BTreeMap::new();
+        if let Some(first) = self.devices.first()
+            && !first.model.is_empty()
+            && self.devices.iter().all(|device| device.model == first.model)
+        {
+            labels.insert(MODEL_LABEL.to_owned(), label_of(&first.model));
+        }
+        labels
+    }
+
+    /// Pretends that every device has so much memory, in bytes. For trying things without a GPU.
+    pub fn with_memory(mut self, bytes: u64) -> Gpus {
+        self.devices.resize(self.count as usize, DeviceInfo::default());
+        for device in &mut self.devices {
+            device.memory = bytes;
+        }
+        self
+    }
+
+    /// The environment of a process that may use `devices`.
+    pub(crate) fn environment(&self, devices: &[u32], job: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let is_shown_all = job.get(SHOW_ALL).is_some_and(|value| !value.is_empty() && value != "0");
+        let mut env = BTreeMap::new();
+        if devices.is_empty() && is_shown_all {
+            return env;
+        }
+        let name = |device: &u32| self.names.get(*device as usize).cloned().unwrap_or_else(|| device.to_string());
+        let names: Vec<String> = devices.iter().map(name).collect();
+        env.insert(self.kind.variable().to_owned(), names.join(","));
+        if self.kind == Kind::Amd {
+            // PyTorch for ROCm reads this one too.
+            env.insert("CUDA_VISIBLE_DEVICES".to_owned(), names.join(","));
+        }
+        if !devices.is_empty() {
+            // Otherwise CUDA numbers devices by speed, and everybody else by their place on the bus.
+            env.insert("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
+        }
+        env
+    }
+
+    /// Who uses a device now. Empty where nobody can tell.
+    pub(crate) fn users(&self, device: u32) -> Users {
+        let uuid = self.devices.get(device as usize).and_then(|device| device.uuid.as_deref());
+        uuid.filter(|_| self.kind == Kind::Nvidia).map(nvml::users).unwrap_or_default()
+    }
+}
+
+/// Those who use a device beside those who did `before`, in words; none if nobody does.
+pub(crate) fn leaked(users: &Users, before: &BTreeSet<u32>, name_of: impl Fn(u32) -> Option<String>) -> Option<String> {
+    let left: Vec<String> = users
+        .iter()
+        .filter(|(pid, _)| !before.contains(pid))
+        .map(|(pid, memory)| {
+            let name = name_of(*pid).map_or_else(|| "a process that has ended".into(), |name| format!("`{name}`"));
+            let memory = memory.map(|bytes| format!(", {} MiB", bytes >> 20)).unwrap_or_default();
+            format!("pid {pid} ({name}{memory})")
+        })
+        .collect();
+    (!left.is_empty()).then(|| format!("its last lease is over, and {} still uses it", left.join(" and ")))
+}
+
+/// What a process is called.
+pub(crate) fn process_name(pid: u32) -> Option<String> {
+    Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
+}
+
+fn find_by_name(found: &[DeviceInfo], name: &str) -> Option<DeviceInfo> {
+    if let Ok(index) = name.parse::<usize>() {
+        return found.get(index).cloned();
+    }
+    let mut named = found.iter().filter(|device| device.uuid.as_deref().is_some_and(|uuid| uuid.starts_with(name)));
+    // A beginning of a name will do as long as there is only one.
+    named.next().filter(|_| named.next().is_none()).cloned()
+}
+
+/// A model as the value of a label: `NVIDIA H200` becomes `NVIDIA-H200`.
+fn label_of(model: &str) -> String {
+    model.split_whitespace().collect::<Vec<_>>().join("-")
+}
+
+/// What was asked for with `--num-gpus`, `--gpu-memory` and the machine's own devices.
+///
+/// # Errors
+/// [`Error::InvalidOption`] for memory of GPUs that nobody asked for.
+pub fn of_machine(num_gpus: Option<u32>, memory: Option<u64>) -> Result<Gpus, Error> {
+    let gpus = Gpus::find(num_gpus);
+    match memory {
+        None => Ok(gpus),
+        Some(bytes) if bytes > 0 && gpus.count > 0 => Ok(gpus.with_memory(bytes)),
+        Some(_) => Err(Error::InvalidOption {
+            what: "the node".into(),
+            option: "gpu-memory".into(),
+            why: "it needs GPUs to be of; give --num-gpus too".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(uuid: &str) -> DeviceInfo {
+        DeviceInfo { uuid: Some(uuid.into()), model: "NVIDIA H200".into(), memory: 1 << 37, ..DeviceInfo::default() }
+    }
+
+    fn three() -> Vec<DeviceInfo> {
+        ["GPU-aa", "GPU-ab", "GPU-cc"].map(device).to_vec()
+    }
+
+    fn visible(gpus: &Gpus, devices: &[u32]) -> Option<String> {
+        gpus.environment(devices, &BTreeMap::new()).remove("CUDA_VISIBLE_DEVICES")
+    }
+
+    #[test]
+    fn what_the_daemon_may_use_is_numbered_from_0_and_named_as_it_was_given() {
+        let gpus = Gpus::of(Kind::Nvidia, three(), Some("2, GPU-aa"), None);
+        assert_eq!((gpus.count, gpus.devices[0].uuid.as_deref()), (2, Some("GPU-cc")));
+        assert_eq!(visible(&gpus, &[0]).as_deref(), Some("2"));
+        assert_eq!(visible(&gpus, &[1, 0]).as_deref(), Some("GPU-aa,2"));
+    }
+
+    #[test]
+    fn names_end_at_the_first_that_nobody_knows_or_that_could_be_two() {
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("0,7,1"), None).count, 1);
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("GPU-a"), None).count, 0);
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some(""), None).count, 0);
+    }
+
+    #[test]
+    fn a_process_without_a_gpu_sees_none_unless_the_user_wants_it_to() {
+        let gpus = Gpus::of(Kind::Nvidia, three(), None, None);
+        assert_eq!(visible(&gpus, &[]).as_deref(), Some(""));
+        let job = BTreeMap::from([(SHOW_ALL.to_owned(), "1".to_owned())]);
+        assert!(gpus.environment(&[], &job).is_empty());
+        assert_eq!(gpus.environment(&[1], &job)["CUDA_DEVICE_ORDER"], "PCI_BUS_ID");
+    }
+
+    #[test]
+    fn devices_can_be_fewer_or_only_pretended() {
+        assert_eq!(Gpus::of(Kind::Nvidia, three(), None, Some(2)).devices.len(), 2);
+        let pretended = Gpus::of(Kind::Nvidia, Vec::new(), None, Some(2));
+        assert_eq!((pretended.count, pretended.devices.len()), (2, 0));
+        assert_eq!(visible(&pretended, &[1]).as_deref(), Some("1"));
+        assert_eq!(pretended.with_memory(8 << 30).devices[1].memory, 8 << 30);
+        // The daemon was told of devices 4 and 5, and there is no driver to ask.
+        let told = Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), Some(2));
+        assert_eq!(visible(&told, &[1]).as_deref(), Some("5"));
+        assert_eq!(Gpus::of(Kind::Nvidia, Vec::new(), Some("4,5"), None).count, 0);
+    }
+
+    #[test]
+    fn parts_of_a_device_go_by_their_own_names_and_models_become_labels() {
+        let gpus = Gpus::of(Kind::Nvidia, vec![device("MIG-x"), device("MIG-y")], None, None);
+        assert_eq!(visible(&gpus, &[1]).as_deref(), Some("MIG-y"));
+        assert_eq!(gpus.labels()[MODEL_LABEL], "NVIDIA-H200");
+    }
+
+    #[test]
+    fn whoever_used_a_device_before_its_lease_is_no_leak() {
+        let users = vec![(7, None), (9, Some(64 << 20))];
+        let name = |_| Some("python".to_owned());
+        let text = leaked(&users, &BTreeSet::from([7]), name).unwrap();
+        assert!(text.contains("pid 9 (`python`, 64 MiB)") && !text.contains("pid 7"), "{text}");
+        assert_eq!(leaked(&users, &BTreeSet::from([7, 9]), name), None);
+    }
+}
