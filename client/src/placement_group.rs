@@ -58,7 +58,7 @@ impl Bundle {
 /// let group = placement_group(vec![Bundle::new().num_cpus(1.0).num_gpus(1.0); 4])
 ///     .strategy(PlacementStrategy::StrictSpread)
 ///     .await?;
-/// group.ready().get().timeout(std::time::Duration::from_secs(60)).await?;
+/// group.ready().get_timeout(std::time::Duration::from_secs(60)).await?;
 /// let trainers: Vec<_> =
 ///     (0..4).map(|rank| Trainer::options().num_gpus(1.0).in_bundle(&group, rank).remote()).collect();
 /// group.remove().await?;

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod python;
+mod simulate;
 mod steps;
 mod test;
 
@@ -24,6 +25,13 @@ enum Command {
     Demo,
     /// How fast it is on this machine, beside what the machine can do and what peers do.
     Bench(bench::Bench),
+    /// The scheduler in a simulated cluster with faults; `cargo xtask simulate --help` says more.
+    #[command(disable_help_flag = true)]
+    Simulate {
+        /// What the simulation takes.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Formatting, lints, unit and doc tests, clusters of real processes, Python.
     Test {
         /// The clusters of real processes alone, of the release build.
@@ -36,6 +44,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
+        Command::Simulate { args } => simulate::run(&args),
         Command::Test { release } => test::run(release),
     };
     match done {

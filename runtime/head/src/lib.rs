@@ -1,6 +1,7 @@
 //! Wingbeat's control plane: which nodes there are, who has which resources, which actors live where.
 //!
 //! - [`state`]: every decision, in a deterministic state machine without IO.
+//! - [`simulator`]: the same decisions in a world of pretended nodes, with faults, from a seed.
 //! - `service`: the thin shell: connections in, orders out.
 //!
 //! It ends when [`HeadHandle::shutdown`] is called, or when somebody asked it to stop: every node is told, and
@@ -8,6 +9,7 @@
 //! connection and end in turn.
 
 mod service;
+pub mod simulator;
 pub mod state;
 
 use std::net::SocketAddr;

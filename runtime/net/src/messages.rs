@@ -394,6 +394,8 @@ pub struct RunningLease {
     pub worker: Option<(Address, u32)>,
     /// For an actor, whether its constructor has returned.
     pub started: bool,
+    /// It was told to end, and its process is not gone yet.
+    pub is_ending: bool,
 }
 
 /// What processes say to each other.

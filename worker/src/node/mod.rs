@@ -499,11 +499,11 @@ impl Daemon {
     /// What runs here, for a head that was started again.
     fn running(&self) -> Vec<RunningLease> {
         let pool = self.pool.lock();
-        let serving = pool.workers.values().filter(|worker| !matches!(worker.phase, Phase::Ending));
-        let running = serving.filter_map(|worker| {
+        let running = pool.workers.values().filter_map(|worker| {
             let assigned = worker.assigned.as_ref()?;
+            let is_ending = matches!(worker.phase, Phase::Ending);
             let worker = worker.address.clone().map(|address| (address, worker.pid));
-            Some(RunningLease { start: assigned.start.clone(), worker, started: assigned.started })
+            Some(RunningLease { start: assigned.start.clone(), worker, started: assigned.started, is_ending })
         });
         running.collect()
     }

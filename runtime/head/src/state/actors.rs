@@ -136,6 +136,18 @@ impl Actors {
         self.actors.get(&id).map(|actor| &actor.spec)
     }
 
+    /// The job of every actor that is not dead.
+    pub(super) fn jobs_of_living(&self) -> impl Iterator<Item = JobId> {
+        self.by_job.iter().flat_map(|(job, actors)| std::iter::repeat_n(*job, actors.len()))
+    }
+
+    /// What must be written down of them.
+    pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
+        let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
+        let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
+        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation))
+    }
+
     /// What a pending actor waits to be placed with.
     pub(super) fn shape_of(&self, id: ActorId) -> Option<ShapeId> {
         self.actors.get(&id)?.shape
@@ -343,7 +355,7 @@ impl State {
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.shape = Some(shape);
         }
-        self.queue.put(Waiter::Actor(id), rank, Class::Shape(shape), self.now);
+        self.queue.put(Waiter::Actor(id), rank, self.shapes.class_of(shape), self.now);
     }
 
     /// It waits for no place any more.
@@ -503,10 +515,10 @@ impl State {
         let on_nodes = leases.iter().filter_map(|node| self.nodes.get(*node)).flat_map(|node| node.leases.iter());
         let alive = on_nodes.filter_map(|lease| match self.leases.leases.get(lease)?.holder {
             Holder::Actor(actor) => Some(actor),
-            Holder::Tasks(_) => None,
+            Holder::Tasks(_) | Holder::Nobody => None,
         });
         let waiting =
-            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.in_class(Class::Shape(shape)));
+            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.in_class(Class::InGroup(shape)));
         let waiting = waiting.filter_map(|waiter| match waiter {
             Waiter::Actor(actor) => Some(actor),
             _ => None,

@@ -248,7 +248,7 @@ impl State {
                     && pool.would_help(&lease.still_taken().resources, needed)
             });
             let candidates = candidates.filter_map(|(id, lease)| match lease.holder {
-                Holder::Tasks(asker) if lease.holder.waiter() != waiter => {
+                Holder::Tasks(asker) if lease.holder.waiter() != Some(waiter) => {
                     let active = || self.leases.demands.get(&asker).map_or(0, |demand| demand.active);
                     let has = counts.get(&asker).copied().unwrap_or_else(active);
                     let priority = std::cmp::Reverse(self.priority_of(asker.0));
@@ -358,7 +358,7 @@ impl State {
             for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.returned) {
                 let goes = match lease.holder {
                     Holder::Tasks((owner, _)) => rank.priority <= std::cmp::Reverse(self.priority_of(owner)),
-                    Holder::Actor(_) => lease.ending,
+                    Holder::Actor(_) | Holder::Nobody => lease.ending,
                 };
                 if goes {
                     let back = lease.still_taken();

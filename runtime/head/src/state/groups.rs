@@ -404,13 +404,23 @@ impl State {
     }
 
     fn record_group(&mut self, id: PlacementGroupId) {
-        let Some(group) = self.groups.groups.get(&id).filter(|_| self.keeps_facts) else { return };
-        let places = group.placed.iter().map(|placed| {
-            let taken = &placed.as_ref()?.taken;
-            Some(BundlePlace { node: taken.node, resources: taken.resources.clone(), devices: taken.devices.clone() })
+        if self.keeps_facts
+            && let Some(fact) = self.groups.groups.get(&id).map(|group| self.fact_of(group))
+        {
+            self.record(fact);
+        }
+    }
+
+    /// What must be remembered of a group. A bundle whose node may still come back keeps its place.
+    pub(super) fn fact_of(&self, group: &Group) -> Fact {
+        let places = group.placed.iter().enumerate().map(|(index, placed)| match placed {
+            None => self.recovering.as_ref()?.place_of(group.spec.id, index as u32).cloned(),
+            Some(Placed { taken, .. }) => {
+                let (resources, devices) = (taken.resources.clone(), taken.devices.clone());
+                Some(BundlePlace { node: taken.node, resources, devices })
+            }
         });
-        let fact = Fact::Group(Box::new(group.spec.clone()), places.collect());
-        self.record(fact);
+        Fact::Group(Box::new(group.spec.clone()), places.collect())
     }
 
     /// A node is back on which, as was recorded, these groups have bundles.
@@ -428,6 +438,7 @@ impl State {
                 node.bundles.insert((id, index));
             });
             self.charge(job, &taken.resources);
+            self.freed_in(id);
             if is_placed {
                 self.queue.remove(Waiter::Group(id));
                 self.announce_group(id);

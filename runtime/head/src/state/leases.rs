@@ -36,13 +36,16 @@ pub(super) struct Demand {
 pub(super) enum Holder {
     Tasks(Asker),
     Actor(ActorId),
+    /// It ends; a head that was started again found it so.
+    Nobody,
 }
 
 impl Holder {
-    pub(super) fn waiter(self) -> Waiter {
+    pub(super) fn waiter(self) -> Option<Waiter> {
         match self {
-            Holder::Tasks((process, shape)) => Waiter::Tasks(process, shape),
-            Holder::Actor(actor) => Waiter::Actor(actor),
+            Holder::Tasks((process, shape)) => Some(Waiter::Tasks(process, shape)),
+            Holder::Actor(actor) => Some(Waiter::Actor(actor)),
+            Holder::Nobody => None,
         }
     }
 }
@@ -155,7 +158,7 @@ impl State {
         if let Some(demand) = self.leases.demands.get(asker).filter(|demand| demand.is_unmet()) {
             let (has, turn) = (demand.active, demand.turn);
             let rank = Rank { priority: std::cmp::Reverse(self.priority_of(asker.0)), has, turn };
-            return self.queue.put(waiter, rank, Class::Shape(asker.1), self.now);
+            return self.queue.put(waiter, rank, self.shapes.class_of(asker.1), self.now);
         }
         self.queue.remove(waiter);
         self.end_reservation(waiter);
@@ -192,7 +195,9 @@ impl State {
     }
 
     pub(super) fn new_lease(&mut self, taken: Taken, holder: Holder, job: JobId, named: LeaseHolder) -> LeaseId {
-        self.end_reservation(holder.waiter());
+        if let Some(waiter) = holder.waiter() {
+            self.end_reservation(waiter);
+        }
         let id = self.leases.next_id();
         let (node, bundle) = (taken.node, taken.bundle);
         let start = LeaseStart {
@@ -237,6 +242,7 @@ impl State {
             return;
         }
         match holder {
+            Holder::Nobody => {}
             Holder::Actor(actor) => self.actor_has_process(actor, id, worker, pid),
             Holder::Tasks(asker) => {
                 if let Some(demand) = self.leases.demands.get_mut(&asker) {
@@ -256,6 +262,7 @@ impl State {
             Holder::Actor(actor) => self.actor_failed_to_start(actor, id, error),
             // Nobody wanted it any more.
             Holder::Tasks(_) if ending => {}
+            Holder::Nobody => {}
             Holder::Tasks(asker) => {
                 let Some(demand) = self.leases.demands.get_mut(&asker) else { return };
                 demand.failures += 1;
@@ -352,6 +359,7 @@ impl State {
         let Some(id) = death.lease else { return };
         let Some(lease) = self.leases.leases.get(&id) else { return };
         match lease.holder {
+            Holder::Nobody => {}
             Holder::Actor(actor) => self.actor_process_died(actor, id, death),
             Holder::Tasks((owner, _)) => self.tell(owner, HeadEvent::WorkerDied(death)),
         }
@@ -399,7 +407,7 @@ impl State {
             here.into_iter().filter(|id| self.leases.leases.get(id).is_some_and(inside)).collect();
         let gone = |what: String| Error::PlacementGroupGone { what, group: title.to_owned(), why: why.to_owned() };
         for shape in self.shapes.in_group(group) {
-            let askers: Vec<Asker> = self.queue.in_class(Class::Shape(shape)).filter_map(Waiter::asker).collect();
+            let askers: Vec<Asker> = self.queue.in_class(Class::InGroup(shape)).filter_map(Waiter::asker).collect();
             for asker in askers {
                 let what = self.leases.demands.get(&asker).map(|demand| demand.name.clone()).unwrap_or_default();
                 self.refuse_demand(&asker, gone(what));

@@ -13,9 +13,10 @@
 //! - `draining`: nodes that are to be free of work.
 //! - `waits`: executions that wait for each other in a circle.
 //! - `facts`, `recovery`: what survives the head, and how a new one begins with it.
-//! - `why`, `picture`: the state, for people.
+//! - `why`, `picture`: the state, for people; `audit`: what must always hold, for the simulator.
 
 mod actors;
+mod audit;
 mod draining;
 mod facts;
 mod fairness;
@@ -86,6 +87,8 @@ pub enum Event {
     Demand(ProcessId, Shape, u32, String),
     /// The owner gives a lease back.
     Returned(ProcessId, LeaseId),
+    /// After the head was started again, an owner says which leases it has.
+    Holds(ProcessId, BTreeSet<LeaseId>),
     /// The node has a worker process for a lease.
     Ready(LeaseId, Address, u32),
     /// The node could not start one.
@@ -211,6 +214,7 @@ impl State {
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Demand(process, shape, wanted, name) => self.demand(process, shape, wanted, name),
             Event::Returned(process, lease) => self.returned(process, lease),
+            Event::Holds(process, leases) => self.holds(process, leases),
             Event::Ready(lease, worker, pid) => self.lease_ready(lease, worker, pid),
             Event::Failed(lease, error) => self.lease_failed(lease, error),
             Event::Ended(lease) => self.lease_ended(lease),
@@ -420,7 +424,7 @@ impl State {
             .iter()
             .filter_map(|lease| match self.leases.leases.get(lease)?.holder {
                 Holder::Actor(actor) => Some((*lease, actor)),
-                Holder::Tasks(_) => None,
+                Holder::Tasks(_) | Holder::Nobody => None,
             })
             .collect();
         for lease in node.leases {

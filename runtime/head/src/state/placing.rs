@@ -169,6 +169,7 @@ impl State {
         let could_use: Vec<Class> = {
             let (nodes, shapes, groups) = (&self.nodes, &self.shapes, &self.groups);
             let could_use = |class| match class {
+                Class::InGroup(_) => false,
                 Class::Shape(shape) => could_use(nodes, shapes, shape, slot),
                 Class::Group(group) => groups.could_use(group, nodes, slot),
             };
@@ -181,7 +182,7 @@ impl State {
 
     pub(super) fn freed_in(&mut self, group: PlacementGroupId) {
         for shape in self.shapes.in_group(group) {
-            self.queue.unblock(Class::Shape(shape));
+            self.queue.unblock(Class::InGroup(shape));
         }
     }
 
@@ -274,20 +275,26 @@ impl State {
         self.jobs.get(&job).map(|job| job.spec.namespace.clone())
     }
 
+    /// What the jobs of a namespace hold.
+    pub(super) fn used_by(&self, namespace: &str) -> ResourceSet {
+        let is_of = |job: JobId| self.jobs.get(&job).is_some_and(|job| job.spec.namespace == namespace);
+        let mut used = ResourceSet::new();
+        let held = self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned);
+        for lease in held.filter(|lease| is_of(lease.job)) {
+            used.add(&lease.taken.resources);
+        }
+        for reserved in self.groups.reserved_where(is_of) {
+            used.add(&reserved);
+        }
+        used
+    }
+
     /// From now on, a namespace may hold this much at a time; anything if nothing is said.
     pub(super) fn set_quota(&mut self, namespace: &str, limit: Option<ResourceSet>) {
         match limit {
             None => self.quotas.remove(namespace),
             Some(limit) => {
-                let is_of = |job: JobId| self.jobs.get(&job).is_some_and(|job| job.spec.namespace == namespace);
-                let mut used = ResourceSet::new();
-                let held = self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned);
-                for lease in held.filter(|lease| is_of(lease.job)) {
-                    used.add(&lease.taken.resources);
-                }
-                for reserved in self.groups.reserved_where(is_of) {
-                    used.add(&reserved);
-                }
+                let used = self.used_by(namespace);
                 self.quotas.set(namespace, limit, used);
                 let waiters: Vec<Waiter> = self.queue.waiters().collect();
                 for waiter in waiters {

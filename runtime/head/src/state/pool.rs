@@ -145,6 +145,11 @@ impl Pool {
         self.devices.iter().map(|device| (device.number, device.free)).filter(|(_, free)| !free.is_zero()).collect()
     }
 
+    /// Each device's number, how much of it belongs here, and how much of that is free.
+    pub(super) fn devices(&self) -> impl Iterator<Item = (u32, Amount, Amount)> {
+        self.devices.iter().map(|device| (device.number, device.whole, device.free))
+    }
+
     /// Says which devices somebody without a lease uses.
     pub(super) fn hold_devices(&mut self, held: impl Fn(u32) -> bool) {
         for device in &mut self.devices {

@@ -49,6 +49,8 @@ pub(super) struct Rank {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Class {
     Shape(ShapeId),
+    /// A shape in a placement group: what nodes give back does not help it.
+    InGroup(ShapeId),
     Group(PlacementGroupId),
 }
 
@@ -71,6 +73,8 @@ struct Entry {
 struct Waiting {
     waiters: BTreeSet<(Rank, Waiter)>,
     is_blocked: bool,
+    /// Who was its first when it did not fit. Room may be kept against that one, and not against one before it.
+    tried: Option<(Rank, Waiter)>,
 }
 
 #[derive(Default)]
@@ -80,8 +84,12 @@ pub(super) struct Queue {
     /// Classes that may fit, by their first waiter.
     ready: BTreeSet<(Rank, Class)>,
     blocked: BTreeSet<(Rank, Class)>,
+    /// Blocked classes that wait for something in a placement group.
+    blocked_in_groups: BTreeSet<(Rank, Class)>,
     /// Where the next tick goes on.
     retried: Option<(Rank, Class)>,
+    /// Some were not looked at when something was given back, and ticks have not come to all of them since.
+    has_skipped: bool,
     /// Waiters that something else than room holds back: they are in no class.
     parked: BTreeMap<Hold, BTreeSet<Waiter>>,
 }
@@ -134,6 +142,9 @@ impl Queue {
         let head = |waiting: &Waiting| waiting.waiters.first().map(|(rank, _)| (*rank, class));
         let (before, was_blocked) = (head(waiting), waiting.is_blocked);
         change(waiting);
+        if waiting.is_blocked && waiting.waiters.first().copied() < waiting.tried {
+            waiting.is_blocked = waiting.waiters.is_empty();
+        }
         let (after, is_blocked) = (head(waiting), waiting.is_blocked);
         if waiting.waiters.is_empty() {
             self.classes.remove(&class);
@@ -141,19 +152,17 @@ impl Queue {
         if (before, was_blocked) == (after, is_blocked) {
             return;
         }
+        let blocked = match class {
+            Class::InGroup(_) => &mut self.blocked_in_groups,
+            Class::Shape(_) | Class::Group(_) => &mut self.blocked,
+        };
         if let Some(before) = before {
-            if was_blocked {
-                self.blocked.remove(&before)
-            } else {
-                self.ready.remove(&before)
-            };
+            let list = if was_blocked { &mut *blocked } else { &mut self.ready };
+            list.remove(&before);
         }
         if let Some(after) = after {
-            if is_blocked {
-                self.blocked.insert(after)
-            } else {
-                self.ready.insert(after)
-            };
+            let list = if is_blocked { blocked } else { &mut self.ready };
+            list.insert(after);
         }
     }
 
@@ -166,7 +175,10 @@ impl Queue {
 
     /// The class did not fit.
     pub(super) fn block(&mut self, class: Class) {
-        self.change(class, |waiting| waiting.is_blocked = true);
+        self.change(class, |waiting| {
+            waiting.is_blocked = true;
+            waiting.tried = waiting.waiters.first().copied();
+        });
     }
 
     /// The class may fit.
@@ -177,7 +189,8 @@ impl Queue {
     }
 
     /// Something was given back: those of the first blocked classes that `could_use` it.
-    pub(super) fn blocked_where(&self, could_use: impl Fn(Class) -> bool) -> Vec<Class> {
+    pub(super) fn blocked_where(&mut self, could_use: impl Fn(Class) -> bool) -> Vec<Class> {
+        self.has_skipped |= self.blocked.len() > LOOKED_AT;
         self.blocked.iter().take(LOOKED_AT).map(|(_, class)| *class).filter(|class| could_use(*class)).collect()
     }
 
@@ -186,6 +199,9 @@ impl Queue {
         use std::ops::Bound::{Excluded, Unbounded};
         let after = self.retried.map_or(Unbounded, Excluded);
         let turn: Vec<(Rank, Class)> = self.blocked.range((after, Unbounded)).take(RETRIED).copied().collect();
+        if turn.len() < RETRIED && self.retried.is_none() {
+            self.has_skipped = false;
+        }
         self.retried = if turn.len() < RETRIED { None } else { turn.last().copied() };
         for (_, class) in turn {
             self.unblock(class);
@@ -236,6 +252,15 @@ impl Queue {
         self.entries.get(&waiter).map(|entry| entry.class)
     }
 
+    /// Where somebody stands, for whoever looks for a mistake.
+    pub(super) fn shown(&self, waiter: Waiter) -> String {
+        let Some(entry) = self.entries.get(&waiter) else { return "it does not wait".into() };
+        let Some(waiting) = self.classes.get(&entry.class) else { return "its class is empty".into() };
+        let before = waiting.waiters.iter().take_while(|(_, other)| *other != waiter).count();
+        let is_there = waiting.waiters.iter().any(|(_, other)| *other == waiter);
+        format!("in {:?}, blocked: {}, listed: {is_there}, behind {before}", entry.class, waiting.is_blocked)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -255,9 +280,15 @@ impl Queue {
         self.classes.get(&class).into_iter().flat_map(|waiting| waiting.waiters.iter().map(|(_, waiter)| *waiter))
     }
 
-    /// The first `most` of all who do not fit now, in order: of each class the first.
+    /// The first `most` of all who do not fit now, in order, and as many of those in placement groups: of each class
+    /// the first.
     pub(super) fn first_blocked(&self, most: usize) -> Vec<Waiter> {
-        let heads = self.blocked.iter().filter_map(|(_, class)| self.classes.get(class)?.waiters.first());
-        heads.take(most).map(|(_, waiter)| *waiter).collect()
+        let classes = self.blocked.iter().take(most).chain(self.blocked_in_groups.iter().take(most));
+        classes.filter_map(|(_, class)| self.classes.get(class)?.waiters.first()).map(|(_, waiter)| *waiter).collect()
+    }
+
+    /// Whether every blocked class was looked at since something was given back.
+    pub(super) fn has_looked_at_all(&self) -> bool {
+        !self.has_skipped
     }
 }

@@ -3,12 +3,12 @@
 //! Facts say which jobs, groups, quotas and named actors there are. What runs where, the nodes say when they come
 //! back: they are the authority for it. Until they had time to do so, nothing that may still run is started again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, ScopedName};
-use wingbeat_core::{ActorId, ClusterId, Incarnation, NodeId, PlacementGroupId, ProcessId};
-use wingbeat_net::messages::{LeaseHolder, LeaseStart, NodeMessage, RunningLease};
+use wingbeat_core::{ActorId, ClusterId, Incarnation, LeaseId, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_net::messages::{LeaseHolder, LeaseStart, RunningLease};
 
 use super::facts::{BundlePlace, Fact};
 use super::leases::{Holder, Lease};
@@ -25,9 +25,21 @@ pub(super) struct Recovering {
     actors: BTreeMap<ActorId, (ActorSpec, Incarnation)>,
     /// Bundles by the node on which they were.
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
+    /// Leases that owners say they have. Others are ended: the news of a grant or of a return was lost.
+    claimed: BTreeMap<ProcessId, BTreeSet<LeaseId>>,
 }
 
 impl Recovering {
+    pub(super) fn place_of(&self, group: PlacementGroupId, index: u32) -> Option<&BundlePlace> {
+        let mut places = self.places.values().flatten();
+        places.find(|(id, at, _)| (*id, *at) == (group, index)).map(|(_, _, place)| place)
+    }
+
+    /// What must be remembered of those that may still come back.
+    pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
+        self.actors.values().map(|(spec, incarnation)| Fact::Actor(Box::new(spec.clone()), *incarnation))
+    }
+
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
         let mut specs = self.actors.values().map(|(spec, _)| spec);
         specs.find(|spec| spec.name.as_ref() == Some(name))
@@ -63,7 +75,7 @@ impl State {
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) => {}
             }
         }
-        state.recovering = Some(Recovering { until: GRACE, actors, places });
+        state.recovering = Some(Recovering { until: GRACE, actors, places, claimed: BTreeMap::new() });
         state
     }
 
@@ -76,40 +88,35 @@ impl State {
         let places = self.recovering.as_mut().and_then(|recovering| recovering.places.remove(&node));
         self.bundles_are_back(node, places.unwrap_or_default());
         for lease in running {
-            let id = lease.start.lease;
-            if !self.adopt_lease(node, lease) {
-                let kill = Some("the head that was started again does not know it".into());
-                self.order(node, NodeMessage::EndLease { lease: id, kill });
-            }
+            self.adopt_lease(node, lease);
         }
     }
 
-    /// Whether the lease goes on.
-    fn adopt_lease(&mut self, node: NodeId, lease: RunningLease) -> bool {
-        let RunningLease { start, worker, started } = lease;
+    /// Whatever runs, holds what it holds until the node says that it is gone. Whether it may go on, is another question.
+    fn adopt_lease(&mut self, node: NodeId, lease: RunningLease) {
+        let RunningLease { start, worker, started, is_ending } = lease;
         let LeaseStart { lease: id, job, resources, gpus, bundle, holder, .. } = start;
-        if !self.jobs.contains_key(&job) || self.leases.leases.contains_key(&id) {
-            return false;
+        if self.leases.leases.contains_key(&id) {
+            return;
         }
-        self.nodes.change(node, |node| node.jobs.insert(job));
+        let is_there = |(group, index): &(PlacementGroupId, u32)| {
+            let placed = self.groups.get(*group).and_then(|group| group.placed.get(*index as usize)?.as_ref());
+            placed.is_some_and(|placed| placed.taken.node == node)
+        };
+        let is_lost = bundle.is_some_and(|bundle| !is_there(&bundle));
+        let bundle = bundle.filter(is_there);
         let taken = Taken { node, bundle, resources, devices: gpus };
         match bundle {
             None => {
                 self.nodes.change(node, |node| node.pool.take_exactly(&taken.resources, &taken.devices));
                 self.charge(job, &taken.resources);
             }
-            Some((group, index)) => {
-                let is_here = self.groups.get(group).is_some_and(|group| {
-                    let placed = group.placed.get(index as usize).and_then(Option::as_ref);
-                    placed.is_some_and(|placed| placed.taken.node == node)
-                });
-                if !is_here {
-                    return false;
-                }
-                self.groups.take_exactly(group, index, &taken.resources, &taken.devices);
-            }
+            Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
         }
+        let is_known = self.jobs.contains_key(&job);
+        let may_go_on = is_known && !is_ending && !is_lost;
         let known = match &holder {
+            _ if !may_go_on => Holder::Nobody,
             LeaseHolder::Tasks(owner, shape) => Holder::Tasks((*owner, self.adopt_demand(*owner, shape.clone(), id))),
             LeaseHolder::Actor(spec, _) => Holder::Actor(spec.id),
         };
@@ -121,24 +128,58 @@ impl State {
             granted_at: self.now,
             recalled: None,
             waiting: 0,
-            ending: false,
+            ending: is_ending,
             returned: false,
         };
         self.leases.leases.insert(id, entry);
         self.job_holds(job, 1);
-        self.nodes.change(node, |node| node.leases.insert(id));
+        self.nodes.change(node, |node| {
+            node.leases.insert(id);
+            if is_known {
+                node.jobs.insert(job);
+            }
+        });
         if let Some((address, _)) = &worker {
             self.worker_known(address.process, job, node);
         }
-        if let LeaseHolder::Actor(spec, incarnation) = holder {
-            if let Some(recovering) = &mut self.recovering {
-                recovering.actors.remove(&spec.id);
+        if !may_go_on {
+            return self.end_lease(id, Some("the head that was started again has no place for it".into()));
+        }
+        match holder {
+            LeaseHolder::Tasks(owner, _) => {
+                if self.is_claimed_by_nobody(owner, id) {
+                    self.end_lease(id, Some("its owner does not know it".into()));
+                }
             }
-            if !self.adopt_actor(&spec, incarnation, id, node, worker, started) {
-                self.end_lease(id, Some("another life of its actor is known".into()));
+            LeaseHolder::Actor(spec, incarnation) => {
+                if let Some(recovering) = &mut self.recovering {
+                    recovering.actors.remove(&spec.id);
+                }
+                if !self.adopt_actor(&spec, incarnation, id, node, worker, started) {
+                    self.end_lease(id, Some("another life of its actor is known".into()));
+                }
             }
         }
-        true
+    }
+
+    /// An owner says which leases it has.
+    pub(super) fn holds(&mut self, process: ProcessId, leases: BTreeSet<LeaseId>) {
+        let Some(recovering) = &mut self.recovering else { return };
+        let mut extra = Vec::new();
+        for asker in self.leases.asked_by(process) {
+            if let Some(demand) = self.leases.demands.get(&asker) {
+                extra.extend(demand.held.difference(&leases).copied());
+            }
+        }
+        recovering.claimed.insert(process, leases);
+        for lease in extra {
+            self.end_lease(lease, Some("its owner does not know it".into()));
+        }
+    }
+
+    fn is_claimed_by_nobody(&self, owner: ProcessId, lease: LeaseId) -> bool {
+        let claimed = self.recovering.as_ref().and_then(|recovering| recovering.claimed.get(&owner));
+        claimed.is_some_and(|claimed| !claimed.contains(&lease))
     }
 
     /// Ends the time in which those that were there before may come back.

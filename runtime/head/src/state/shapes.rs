@@ -7,6 +7,7 @@ use wingbeat_core::spec::{Shape, Strategy};
 
 use super::index::RequirementId;
 use super::nodes::{Nodes, requirements_of};
+use super::queue::Class;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct ShapeId(u32);
@@ -86,6 +87,14 @@ impl Shapes {
     /// One for each of its selectors, in order; none for a shape in a placement group.
     pub(super) fn requirements(&self, id: ShapeId) -> &[RequirementId] {
         self.known.get(&id).map_or(&[], |known| &known.requirements)
+    }
+
+    /// The class of those who wait for a shape.
+    pub(super) fn class_of(&self, id: ShapeId) -> Class {
+        match self.get(id).map(|shape| &shape.strategy) {
+            Some(Strategy::Bundle { .. }) => Class::InGroup(id),
+            _ => Class::Shape(id),
+        }
     }
 
     /// Shapes in bundles of this group.

@@ -452,7 +452,7 @@ impl State {
     }
 
     fn holder_line(&self, lease: &Lease) -> String {
-        let who = self.waiter_title(lease.holder.waiter());
+        let who = lease.holder.waiter().map_or_else(|| "what nobody needs".into(), |waiter| self.waiter_title(waiter));
         let job = self.jobs.get(&lease.job).map(|job| format!(" of job {}", job.spec.name)).unwrap_or_default();
         let held = self.held_by_lease(lease.taken.node, &lease.taken.resources, &lease.taken.devices);
         let since = ago(self.now.saturating_sub(lease.granted_at));
