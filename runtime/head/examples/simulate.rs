@@ -1,8 +1,8 @@
 //! The head's decisions in a world of pretended nodes, with faults: what `cargo xtask simulate` runs.
 
+use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
 use clap::Parser;
 use wingbeat_head::simulator::{self, Config};
 
@@ -36,7 +36,7 @@ struct Simulate {
     trace: bool,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let args = Simulate::parse();
     let begun = Instant::now();
     for seed in args.seed..args.seed + args.seeds {
@@ -48,7 +48,13 @@ fn main() -> Result<()> {
             thorough: args.thorough,
             trace: args.trace,
         };
-        let report = simulator::run(config)?;
+        let report = match simulator::run(config) {
+            Ok(report) => report,
+            Err(failure) => {
+                eprintln!("error: {failure}");
+                return ExitCode::FAILURE;
+            }
+        };
         let seconds = report.deciding.as_secs_f64();
         println!(
             "seed {seed}: {} events, {} decisions ({} tasks, {} actors, {} groups placed, {} nodes lost, {} restarts)",
@@ -67,5 +73,5 @@ fn main() -> Result<()> {
         );
     }
     println!("invariants: ok ({:.1} s in all)", begun.elapsed().as_secs_f64());
-    Ok(())
+    ExitCode::SUCCESS
 }

@@ -72,6 +72,12 @@ impl State {
         let Some(job) = self.job_of(process) else {
             return Attempt::HeldBack(Hold::UnknownJob(process));
         };
+        if !self.jobs.contains_key(&job) {
+            // The process itself will be gone in a moment.
+            let error = Error::Refused { who: "the head".into(), why: format!("{job} is over") };
+            self.refuse_demand(&(process, shape), error);
+            return Attempt::Done;
+        }
         match self.take_place(waiter, shape, &resources, gpu_memory, job) {
             Ok(taken) => {
                 self.grant((process, shape), taken);

@@ -113,8 +113,7 @@ impl State {
             }
             Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
         }
-        let is_known = self.jobs.contains_key(&job);
-        let may_go_on = is_known && !is_ending && !is_lost;
+        let may_go_on = self.jobs.contains_key(&job) && !is_ending && !is_lost;
         let known = match &holder {
             _ if !may_go_on => Holder::Nobody,
             LeaseHolder::Tasks(owner, shape) => Holder::Tasks((*owner, self.adopt_demand(*owner, shape.clone(), id))),
@@ -133,14 +132,13 @@ impl State {
         };
         self.leases.leases.insert(id, entry);
         self.job_holds(job, 1);
-        self.nodes.change(node, |node| {
-            node.leases.insert(id);
-            if is_known {
-                node.jobs.insert(job);
-            }
-        });
+        self.nodes.change(node, |node| node.leases.insert(id));
+        self.tell_of_job(node, job);
         if let Some((address, _)) = &worker {
             self.worker_known(address.process, job, node);
+        }
+        if let Holder::Tasks(asker) = known {
+            self.requeue(&asker);
         }
         if !may_go_on {
             return self.end_lease(id, Some("the head that was started again has no place for it".into()));
