@@ -5,6 +5,7 @@
 //! peers, if their figures are given. Machines differ and drift: compare within one run only.
 
 mod growth;
+mod head;
 mod limits;
 mod measure;
 mod memory;

@@ -4,6 +4,7 @@ mod actors;
 mod cluster;
 mod mixed;
 mod objects;
+pub(crate) mod scheduler;
 mod start;
 mod tasks;
 
@@ -59,6 +60,7 @@ rows! {
     cluster actor_async = actors::actor_async;
     cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
     cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;
+    cluster placement_group_create_remove = scheduler::placement_group_create_remove;
     cluster put_small = objects::put_small;
     cluster get_small = objects::get_small;
     cluster put_bandwidth = objects::put_bandwidth, limit_memcpy;
@@ -68,6 +70,8 @@ rows! {
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
     cluster queue_1m = tasks::queue_1m;
+    alone decisions_100_nodes = scheduler::decisions_100_nodes;
+    alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
     alone node_to_node = cluster::node_to_node, limit_tcp;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
 }

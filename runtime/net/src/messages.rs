@@ -246,7 +246,7 @@ pub enum HeadEvent {
     /// A lease.
     Granted {
         /// For which demand.
-        shape: Shape,
+        shape: Arc<Shape>,
         /// The lease.
         lease: LeaseId,
         /// The worker process.
@@ -380,7 +380,7 @@ pub struct LeaseStart {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LeaseHolder {
     /// Tasks of this process and shape.
-    Tasks(ProcessId, Shape),
+    Tasks(ProcessId, Arc<Shape>),
     /// An actor's life.
     Actor(Arc<ActorSpec>, Incarnation),
 }

@@ -68,7 +68,7 @@ pub(crate) enum Action {
 
 /// A lease as the head grants it.
 pub(crate) struct Grant {
-    pub shape: Shape,
+    pub shape: Arc<Shape>,
     pub lease: LeaseId,
     pub worker: Address,
     pub node: NodeId,
@@ -294,7 +294,7 @@ impl Dispatch {
     /// The head granted a lease.
     pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
         let Grant { shape, lease: id, worker, node, pid } = grant;
-        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| ***known == shape) else {
+        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == shape) else {
             // Nothing of the shape is left to do.
             out.push(Action::Return { lease: id });
             return;

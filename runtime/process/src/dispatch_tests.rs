@@ -38,7 +38,7 @@ fn id(seq: u64) -> TaskId {
 
 fn grant(lease: u64) -> Grant {
     Grant {
-        shape: (*shape()).clone(),
+        shape: shape(),
         lease: LeaseId(lease),
         worker: Address { process: ProcessId(100 + lease), machine: MachineId(1), unix: String::new(), tcp: None },
         node: NodeId(1),

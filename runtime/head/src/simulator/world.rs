@@ -737,7 +737,7 @@ impl World {
         let Some(owner) = self.owners.get_mut(&process) else { return };
         match event {
             HeadEvent::Granted { shape, lease, node, .. } => {
-                let backlog = owner.demands.entry(shape).or_default();
+                let backlog = owner.demands.entry((*shape).clone()).or_default();
                 if backlog.left == 0 {
                     self.say(process, Event::Returned(process, lease));
                     return;

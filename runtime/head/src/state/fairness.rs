@@ -5,6 +5,7 @@
 //! so that leases do not go back and forth between them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use wingbeat_core::spec::{Shape, Strategy};
 use wingbeat_core::{LeaseId, NodeId, PlacementGroupId, ResourceSet};
@@ -159,7 +160,7 @@ impl State {
         self.out.len() > before
     }
 
-    fn help(&mut self, waiter: Waiter, rank: Rank, shape: Option<Shape>) {
+    fn help(&mut self, waiter: Waiter, rank: Rank, shape: Option<Arc<Shape>>) {
         let Some(shape) = shape else { return };
         if let Strategy::Bundle { group, index } = shape.strategy {
             return self.help_in_bundle(waiter, rank, group, index, &shape.resources);

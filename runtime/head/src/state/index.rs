@@ -53,11 +53,15 @@ pub(super) struct Index {
     /// How many entries of the log are gone.
     forgotten: u64,
     asked: u64,
+    /// Requirements that nobody has, and that are kept.
+    unused: usize,
 }
 
 struct Known {
     requirement: Requirement,
     uses: u32,
+    /// By the count of questions.
+    unused_since: u64,
     built: Option<Built>,
 }
 
@@ -114,6 +118,7 @@ impl Index {
     pub(super) fn add(&mut self, requirement: Requirement) -> RequirementId {
         if let Some(id) = self.ids.get(&requirement) {
             if let Some(known) = self.known.get_mut(id) {
+                self.unused -= usize::from(known.uses == 0);
                 known.uses += 1;
             }
             return *id;
@@ -121,17 +126,27 @@ impl Index {
         let id = RequirementId(self.next);
         self.next += 1;
         self.ids.insert(requirement.clone(), id);
-        self.known.insert(id, Known { requirement, uses: 1, built: None });
+        self.known.insert(id, Known { requirement, uses: 1, unused_since: 0, built: None });
         id
     }
 
+    /// Somebody asks for it no more. It is kept for a while: somebody else may ask for the same in a moment.
     pub(super) fn remove(&mut self, id: RequirementId) {
         let Some(known) = self.known.get_mut(&id) else { return };
         known.uses -= 1;
-        if known.uses == 0
-            && let Some(known) = self.known.remove(&id)
-        {
-            self.ids.remove(&known.requirement);
+        if known.uses > 0 {
+            return;
+        }
+        known.unused_since = self.asked;
+        self.unused += 1;
+        if self.unused > KEPT {
+            let unused = self.known.iter().filter(|(_, known)| known.uses == 0);
+            if let Some(oldest) = unused.min_by_key(|(_, known)| known.unused_since).map(|(id, _)| *id)
+                && let Some(known) = self.known.remove(&oldest)
+            {
+                self.ids.remove(&known.requirement);
+                self.unused -= 1;
+            }
         }
     }
 

@@ -177,7 +177,7 @@ impl State {
         demand.wanted = 0;
         demand.failures = 0;
         self.requeue(asker);
-        self.tell(asker.0, HeadEvent::Refused { shape, error });
+        self.tell(asker.0, HeadEvent::Refused { shape: (*shape).clone(), error });
     }
 
     /// A lease for `asker` out of what was `taken` for it.

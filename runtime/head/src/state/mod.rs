@@ -61,8 +61,8 @@ use waits::Waits;
 /// Milliseconds since the head started.
 pub type Millis = u64;
 
-/// Nodes do not say when they retire an idle worker process. Records of such go when this many more are known
-/// than are connected or leased, so that the cost of looking is shared by as many.
+/// Nodes do not say when they retire an idle worker process. Records of such go when twice as many and this many more
+/// are known than are connected or leased, so that the cost of looking is shared by as many.
 const FORMER_WORKERS: usize = 1024;
 /// How often unmet demand is looked at: half of what a recalled lease is left with its owner.
 const TICK: Millis = 25;
@@ -298,6 +298,11 @@ impl State {
         self.act()
     }
 
+    /// Whether a placement group is there and has its places.
+    pub fn placed(&self, group: PlacementGroupId) -> bool {
+        self.groups.get(group).is_some_and(groups::Group::is_placed)
+    }
+
     /// The placement group of this name.
     ///
     /// # Errors
@@ -452,7 +457,7 @@ impl State {
             return;
         }
         self.queue.unpark(&Hold::UnknownJob(worker));
-        let leased: BTreeSet<ProcessId> = match self.leases.leases.len() + self.connected.len() + FORMER_WORKERS {
+        let leased: BTreeSet<ProcessId> = match 2 * (self.leases.leases.len() + self.connected.len()) + FORMER_WORKERS {
             limit if self.worker_jobs.len() <= limit => return,
             _ => self.leases.leases.values().filter_map(|lease| Some(lease.worker?.0)).collect(),
         };

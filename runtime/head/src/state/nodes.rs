@@ -12,6 +12,9 @@ use super::Millis;
 use super::index::{Cost, Index, Order, Requirement, RequirementId, Slot, Slots};
 use super::pool::{Devices, Pool};
 
+/// Nodes of one machine that are looked at because they are near: there are several only in tests.
+const NEAR: usize = 8;
+
 /// A node and what is free on it.
 #[derive(Clone)]
 pub(super) struct Node {
@@ -192,7 +195,7 @@ impl Nodes {
         let (cost, best) = self.index.fitting(id, slots).find(|(_, slot)| allowed(*slot))?;
         let nearer = near.and_then(|machine| self.by_machine.get(&machine)).and_then(|slots| {
             let requirement = self.index.requirement(id).filter(|requirement| requirement.order == Order::Pack)?;
-            let costs = slots.iter().filter_map(|slot| Some((at(*slot)?.cost_of(requirement)?, *slot)));
+            let costs = slots.iter().take(NEAR).filter_map(|slot| Some((at(*slot)?.cost_of(requirement)?, *slot)));
             costs.filter(|(near_cost, slot)| tier(*near_cost) <= tier(cost) && allowed(*slot)).min()
         });
         at(nearer.map_or(best, |(_, slot)| slot)).map(|node| node.info.id)

@@ -63,9 +63,7 @@ impl State {
 
     fn try_tasks(&mut self, process: ProcessId, shape: ShapeId) -> Attempt {
         let waiter = Waiter::Tasks(process, shape);
-        let Some((resources, gpu_memory)) =
-            self.shapes.get(shape).map(|shape| (shape.resources.clone(), shape.gpu_memory))
-        else {
+        let Some(asked) = self.shapes.get(shape).cloned() else {
             self.queue.remove(waiter);
             return Attempt::Done;
         };
@@ -78,7 +76,7 @@ impl State {
             self.refuse_demand(&(process, shape), error);
             return Attempt::Done;
         }
-        match self.take_place(waiter, shape, &resources, gpu_memory, job) {
+        match self.take_place(waiter, shape, &asked.resources, asked.gpu_memory, job) {
             Ok(taken) => {
                 self.grant((process, shape), taken);
                 Attempt::Done
@@ -110,18 +108,16 @@ impl State {
 
     /// Where there is room for a shape.
     fn find_site(&mut self, waiter: Waiter, id: ShapeId, near: Option<MachineId>) -> Option<Site> {
-        let shape = self.shapes.get(id)?;
-        let strategy = shape.strategy.clone();
-        if let Strategy::Bundle { group, index } = strategy {
-            let (index, node) = self.groups.find(group, index, shape, &self.nodes)?;
+        let shape = self.shapes.get(id)?.clone();
+        if let Strategy::Bundle { group, index } = shape.strategy {
+            let (index, node) = self.groups.find(group, index, &shape, &self.nodes)?;
             return Some(Site::Bundle(group, index, node));
         }
         let rank = self.queue.rank(waiter);
-        let resources = shape.resources.clone();
         let reservations = &self.reservations;
-        let is_free = |node: &Node| !reservations.is_against(node, waiter, rank, &resources);
+        let is_free = |node: &Node| !reservations.is_against(node, waiter, rank, &shape.resources);
         let requirements = self.shapes.requirements(id);
-        if let Strategy::Node { node: wanted, soft } = strategy {
+        if let Strategy::Node { node: wanted, soft } = shape.strategy {
             let there = self.nodes.get(wanted).filter(|node| {
                 let fits = |id| self.nodes.index.requirement(id).is_some_and(|asked| node.cost_of(asked).is_some());
                 requirements.iter().copied().any(fits) && is_free(node)

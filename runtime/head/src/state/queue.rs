@@ -130,6 +130,9 @@ impl Queue {
         self.change(class, |waiting| {
             waiting.waiters.remove(&(rank, waiter));
         });
+        if self.parked.is_empty() {
+            return;
+        }
         self.parked.retain(|_, waiters| {
             waiters.remove(&waiter);
             !waiters.is_empty()

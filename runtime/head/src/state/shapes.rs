@@ -1,6 +1,7 @@
 //! The shapes that somebody asks for, each under a number, so that they are compared and hashed once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use wingbeat_core::PlacementGroupId;
 use wingbeat_core::spec::{Shape, Strategy};
@@ -20,14 +21,14 @@ impl ShapeId {
 #[derive(Default)]
 pub(super) struct Shapes {
     /// Never iterated: its order is random.
-    ids: HashMap<Shape, ShapeId>,
+    ids: HashMap<Arc<Shape>, ShapeId>,
     known: BTreeMap<ShapeId, Known>,
     in_groups: BTreeMap<PlacementGroupId, BTreeSet<ShapeId>>,
     next: u32,
 }
 
 struct Known {
-    shape: Shape,
+    shape: Arc<Shape>,
     uses: u32,
     requirements: Vec<RequirementId>,
 }
@@ -50,6 +51,7 @@ impl Shapes {
             }
             _ => requirements_of(&shape).into_iter().map(|requirement| nodes.index.add(requirement)).collect(),
         };
+        let shape = Arc::new(shape);
         self.ids.insert(shape.clone(), id);
         self.known.insert(id, Known { shape, uses: 1, requirements });
         id
@@ -80,7 +82,7 @@ impl Shapes {
         }
     }
 
-    pub(super) fn get(&self, id: ShapeId) -> Option<&Shape> {
+    pub(super) fn get(&self, id: ShapeId) -> Option<&Arc<Shape>> {
         self.known.get(&id).map(|known| &known.shape)
     }
 
