@@ -26,6 +26,8 @@ const RECALL_AFTER: Millis = 50;
 const RECALL_PATIENCE: Millis = 500;
 /// Waiters that are helped in one tick, the first in order.
 const HELPED: usize = 32;
+/// Leases for which one waiter is helped in one tick.
+const AT_A_TIME: u32 = 8;
 /// Nodes that are looked at for one waiter in one tick; the next tick goes on with the others.
 const LOOKED_AT: usize = 128;
 /// Room that is kept for a task or an actor is kept until the second tick from now, which keeps it again.
@@ -106,6 +108,9 @@ impl Reservations {
     }
 }
 
+/// What is on its way back to nodes and will be taken by those who were helped before.
+type Planned = BTreeMap<NodeId, ResourceSet>;
+
 fn may_take_from(rank: Rank, other_priority: std::cmp::Reverse<i32>, other_has: u32) -> bool {
     use std::cmp::Ordering::{Equal, Greater, Less};
     match rank.priority.cmp(&other_priority) {
@@ -143,6 +148,7 @@ impl State {
         self.expire_reservations();
         let before = self.out.len();
         let mut gangs = 0;
+        let mut planned = Planned::new();
         for waiter in self.queue.first_blocked(HELPED) {
             let Some(rank) = self.queue.rank(waiter) else { continue };
             match waiter {
@@ -151,26 +157,40 @@ impl State {
                         gangs += 1;
                     }
                 }
-                Waiter::Tasks(_, shape) => self.help(waiter, rank, self.shapes.get(shape).cloned()),
+                Waiter::Tasks(process, shape) => {
+                    let Some(demand) = self.leases.demands.get(&(process, shape)) else { continue };
+                    let more = (demand.wanted - demand.held.len() as u32).min(AT_A_TIME);
+                    for has in rank.has..rank.has + more {
+                        let shape = self.shapes.get(shape).cloned();
+                        if !self.help(waiter, Rank { has, ..rank }, shape, &mut planned) {
+                            break;
+                        }
+                    }
+                }
                 Waiter::Actor(actor) => {
-                    self.help(waiter, rank, self.actors.shape_of(actor).and_then(|id| self.shapes.get(id)).cloned());
+                    let shape = self.actors.shape_of(actor).and_then(|id| self.shapes.get(id)).cloned();
+                    self.help(waiter, rank, shape, &mut planned);
                 }
             }
         }
         self.out.len() > before
     }
 
-    fn help(&mut self, waiter: Waiter, rank: Rank, shape: Option<Arc<Shape>>) {
-        let Some(shape) = shape else { return };
+    /// Recalls what makes room for one lease of a shape. Says whether there is or will be such room.
+    fn help(&mut self, waiter: Waiter, rank: Rank, shape: Option<Arc<Shape>>, planned: &mut Planned) -> bool {
+        let Some(shape) = shape else { return false };
         if let Strategy::Bundle { group, index } = shape.strategy {
-            return self.help_in_bundle(waiter, rank, group, index, &shape.resources);
+            self.help_in_bundle(waiter, rank, group, index, &shape.resources);
+            return false;
         }
-        let Some((node, plan, needed)) = self.recall_plan(waiter, rank, &shape) else { return };
+        let Some((node, plan, needed)) = self.recall_plan(waiter, rank, &shape, planned) else { return false };
         for id in plan {
             self.recall(id);
         }
+        planned.entry(node).or_default().add(&needed);
         let reservation = Reservation { waiter, rank, needed, until: self.now + KEPT };
         self.reservations.by_node.entry(node).or_insert(reservation);
+        true
     }
 
     /// The node on which the fewest recalls make room, and these.
@@ -179,6 +199,7 @@ impl State {
         waiter: Waiter,
         rank: Rank,
         shape: &Shape,
+        planned: &Planned,
     ) -> Option<(NodeId, Vec<LeaseId>, ResourceSet)> {
         let requirements = super::nodes::requirements_of(shape);
         let cursor = self.reservations.cursor;
@@ -203,7 +224,11 @@ impl State {
             let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) else { continue };
             let leases = node.leases.iter().filter_map(|id| Some((*id, self.leases.leases.get(id)?)));
             let leases: Vec<(LeaseId, &Lease)> = leases.filter(|(_, lease)| lease.taken.bundle.is_none()).collect();
-            if let Some(plan) = self.recalls_that_make_room(&node.pool, &leases, waiter, rank, &needed)
+            let mut pool = node.pool.clone();
+            if let Some(planned) = planned.get(&node.info.id) {
+                pool.available.subtract(planned);
+            }
+            if let Some(plan) = self.recalls_that_make_room(&pool, &leases, waiter, rank, &needed)
                 && best.as_ref().is_none_or(|(_, other, _)| plan.len() < other.len())
             {
                 let is_free = plan.is_empty();

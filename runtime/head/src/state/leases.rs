@@ -354,10 +354,15 @@ impl State {
         self.job_holds(lease.job, -1);
     }
 
-    pub(super) fn worker_died(&mut self, death: WorkerDeath) {
+    pub(super) fn worker_died(&mut self, mut death: WorkerDeath) {
         self.worker_jobs.remove(&death.process);
         let Some(id) = death.lease else { return };
         let Some(lease) = self.leases.leases.get(&id) else { return };
+        let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);
+        if lease.ending && self.nodes.get(lease.taken.node).is_some_and(is_moved) {
+            // Whoever is moved away from a node that is drained has not failed: nothing counts as attempted.
+            death.started = 0;
+        }
         match lease.holder {
             Holder::Nobody => {}
             Holder::Actor(actor) => self.actor_process_died(actor, id, death),

@@ -116,7 +116,9 @@ impl State {
         let may_go_on = self.jobs.contains_key(&job) && !is_ending && !is_lost;
         let known = match &holder {
             _ if !may_go_on => Holder::Nobody,
-            LeaseHolder::Tasks(owner, shape) => Holder::Tasks((*owner, self.adopt_demand(*owner, (**shape).clone(), id))),
+            LeaseHolder::Tasks(owner, shape) => {
+                Holder::Tasks((*owner, self.adopt_demand(*owner, (**shape).clone(), id)))
+            }
             LeaseHolder::Actor(spec, _) => Holder::Actor(spec.id),
         };
         let entry = Lease {

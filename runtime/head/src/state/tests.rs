@@ -6,13 +6,18 @@ use wingbeat_core::error::Error;
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
-use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Wait, WorkerDeath};
+use wingbeat_net::messages::{
+    DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Subject, Wait, WorkerDeath,
+};
 
 use super::{Action, Event, Millis, State};
 
 mod actors;
+mod groups;
 mod leases;
+mod scheduling;
 mod simulation;
+mod why;
 
 /// A cluster whose actions are kept until a test looks at them.
 struct Bench {
@@ -88,6 +93,26 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
         handle: task.output(0),
         owner: address(owner),
     }
+}
+
+fn group_of(owner: ProcessId, id: u64, strategy: PlacementStrategy, bundles: &[ResourceSet]) -> PlacementGroupSpec {
+    let bundle = |resources: &ResourceSet| BundleSpec { resources: resources.clone(), ..BundleSpec::default() };
+    PlacementGroupSpec {
+        id: PlacementGroupId(id),
+        job: JobId(owner.0),
+        name: None,
+        strategy,
+        bundles: bundles.iter().map(bundle).collect(),
+        detached: false,
+        captures_children: false,
+        patient: false,
+        owner: address(owner),
+    }
+}
+
+/// In a bundle of a group.
+fn inside(group: u64, index: Option<u32>, resources: ResourceSet) -> Shape {
+    Shape { strategy: Strategy::Bundle { group: PlacementGroupId(group), index }, ..shape(resources) }
 }
 
 fn named(mut spec: ActorSpec, name: &str) -> ActorSpec {
@@ -169,6 +194,78 @@ impl Bench {
 
     fn demand(&mut self, process: ProcessId, resources: ResourceSet, wanted: u32) {
         self.step(Event::Demand(process, shape(resources), wanted, "square".into()));
+    }
+
+    /// A node with labels, and with devices of 80 GiB each, four to an island.
+    fn labelled(&mut self, id: u64, resources: ResourceSet, labels: &[(&str, &str)]) {
+        let devices = (resources.get(GPU).units() / 10_000) as u32;
+        let device = |number| DeviceInfo {
+            memory: 80 << 30,
+            island: Some(number / 4),
+            numa: Some(number / 4),
+            ..DeviceInfo::default()
+        };
+        let info = NodeInfo {
+            id: NodeId(id),
+            address: address(ProcessId(900 + id)),
+            hostname: format!("host{id}"),
+            resources,
+            devices: (0..devices).map(device).collect(),
+            labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            store_bytes: 0,
+        };
+        self.step(Event::NodeJoined(Box::new(info), Vec::new()));
+    }
+
+    fn wants(&mut self, process: ProcessId, shape: Shape, wanted: u32) {
+        self.step(Event::Demand(process, shape, wanted, "square".into()));
+    }
+
+    /// Makes a group, watched by its creator.
+    fn group(&mut self, spec: PlacementGroupSpec) -> Result<(), Error> {
+        let (id, owner) = (spec.id, spec.owner.process);
+        let (answer, actions) = self.state.create_group(self.now, spec);
+        self.take_in(actions);
+        answer?;
+        self.step(Event::WatchGroup(owner, id));
+        Ok(())
+    }
+
+    fn remove_group(&mut self, id: u64) {
+        let actions = self.state.remove_placement_group(self.now, PlacementGroupId(id));
+        self.take_in(actions);
+    }
+
+    fn drain(&mut self, node: u64, within: Millis, stops: bool) {
+        let (answer, actions) = self.state.drain(self.now, NodeId(node), Some(within), "kernel update".into(), stops);
+        self.take_in(actions);
+        answer.unwrap();
+    }
+
+    fn quota(&mut self, namespace: &str, limit: Option<ResourceSet>) {
+        let actions = self.state.quota(self.now, namespace, limit);
+        self.take_in(actions);
+    }
+
+    /// The nodes of a group's bundles, by the last that its creator heard.
+    fn places(&mut self, id: u64) -> Option<Vec<u64>> {
+        let states = self.group_states(id);
+        match states.last()? {
+            PlacementGroupState::Placed { nodes } => Some(nodes.iter().map(|node| node.0).collect()),
+            _ => None,
+        }
+    }
+
+    fn group_states(&mut self, id: u64) -> Vec<PlacementGroupState> {
+        let mut states = Vec::new();
+        self.told.retain(|(_, event)| match event {
+            HeadEvent::PlacementGroup { group, state } if *group == PlacementGroupId(id) => {
+                states.push(state.clone());
+                false
+            }
+            _ => true,
+        });
+        states
     }
 
     /// The leases that nodes were told to start since this was last asked.

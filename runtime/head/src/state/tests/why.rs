@@ -1,0 +1,218 @@
+//! Everything that waits says why.
+
+use super::*;
+
+fn why(bench: &Bench, subject: Subject) -> Explanation {
+    bench.state.explain(bench.now, subject).unwrap_or_else(|| panic!("nobody knows {subject:?}"))
+}
+
+/// What a driver that waits is told.
+fn why_process(bench: &Bench, process: ProcessId) -> String {
+    shown(&why(bench, Subject::Process(process)))
+}
+
+fn shown(explanation: &Explanation) -> String {
+    let lines = [&explanation.reasons, &explanation.holders, &explanation.help].map(|lines| lines.join("\n"));
+    format!("{} {}\n{}", explanation.subject, explanation.state, lines.join("\n"))
+}
+
+#[track_caller]
+fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+}
+
+#[test]
+fn there_is_no_node() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_says(&why_process(&bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+}
+
+#[test]
+fn somebody_else_holds_it() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.alive(ActorSpec { holds: cpus(2.0), ..actor_of(OTHER, 5) });
+    bench.now += 90_000;
+    bench.demand(DRIVER, cpus(1.0), 3);
+    let text = why_process(&bench, DRIVER);
+    assert_says(&text, &["square wants 3 more leases", "host1", "has 0 CPU free of 2"]);
+    assert_says(&text, &["actor Counter (actor-000000000005) of job job 2 holds 2 CPU on host1", "for 90 s, pid 77"]);
+    assert_says(&text, &["wait for one of the holders", "add a node with 1 CPU"]);
+}
+
+#[test]
+fn it_can_never_be_and_waits_on_purpose() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.wants(DRIVER, Shape { patient: true, ..shape(cpus(8.0)) }, 1);
+    assert_says(&why_process(&bench, DRIVER), &["no node could ever hold it", "has 2 CPU free of 2"]);
+}
+
+#[test]
+fn labels_do_not_match() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.labelled(1, cpus(1.0), &[("zone", "a")]);
+    let labels = vec!["zone=b".parse().unwrap()];
+    bench.wants(DRIVER, Shape { labels, patient: true, ..shape(cpus(1.0)) }, 1);
+    assert_says(&why_process(&bench, DRIVER), &["does not match `zone=b`: zone is a"]);
+}
+
+#[test]
+fn its_node_is_full_or_drained() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.node(2, cpus(1.0));
+    bench.drain(1, 60_000, false);
+    let on = Shape { strategy: Strategy::Node { node: NodeId(1), soft: false }, ..shape(cpus(1.0)) };
+    bench.wants(DRIVER, on, 1);
+    let text = why_process(&bench, DRIVER);
+    assert_says(&text, &["on node-000000000001", "is being drained (kernel update)"]);
+    assert!(!text.contains("host2"), "{text}");
+    assert_says(
+        &shown(&why(&bench, Subject::Node(NodeId(1)))),
+        &["is being drained", "what still runs is moved in 60 s"],
+    );
+}
+
+#[test]
+fn a_quota_is_used_up() {
+    let mut bench = Bench::new(cpus(8.0));
+    bench.quota("test", Some(cpus(1.0)));
+    bench.demand(OTHER, cpus(1.0), 1);
+    bench.ready();
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let text = why_process(&bench, DRIVER);
+    assert_says(&text, &["namespace `test` may hold 1 CPU at a time, and holds 1 CPU", "wingbeat quota test"]);
+    assert_says(&text, &["square of process-000000000002 of job job 2 holds 1 CPU"]);
+}
+
+#[test]
+fn others_are_before_it() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(OTHER, cpus(1.0), 3);
+    bench.ready();
+    let important = ProcessId(7);
+    bench.step(Event::ProcessConnected(important));
+    bench.step(Event::JobJoined(Box::new(JobSpec { priority: 10, ..job_of(important) })));
+    bench.demand(important, cpus(1.0), 1);
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_says(&why_process(&bench, DRIVER), &["1 others are served before it"]);
+}
+
+#[test]
+fn room_is_kept_for_a_gang() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.driver(OTHER);
+    bench.node(1, cpus(2.0));
+    bench.node(2, cpus(2.0));
+    bench.demand(OTHER, cpus(2.0), 1);
+    let held = bench.ready()[0];
+    bench.group(group_of(DRIVER, 1, PlacementStrategy::StrictSpread, &vec![cpus(2.0); 2])).unwrap();
+    bench.tick(1_000);
+    bench.tick(25);
+    bench.demand(OTHER, cpus(1.0), 1);
+    bench.tick(25);
+    assert_says(&why_process(&bench, OTHER), &["has room, but it is kept for placement group group-000000000001"]);
+    let text = shown(&why(&bench, Subject::PlacementGroup(PlacementGroupId(1))));
+    assert_says(&text, &["2 bundles of 2 CPU: 1 of 2 nodes have room for one", "each needs a node of its own"]);
+    bench.return_and_end(OTHER, held);
+    assert!(bench.places(1).is_some());
+    let text = shown(&why(&bench, Subject::PlacementGroup(PlacementGroupId(1))));
+    assert_says(&text, &["is placed", "bundle 0: 2 CPU on host"]);
+}
+
+#[test]
+fn its_bundle_is_full_or_its_group_not_placed() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
+    bench.wants(DRIVER, inside(1, None, cpus(1.0)), 2);
+    bench.ready();
+    assert_says(&why_process(&bench, DRIVER), &["bundle 0 on host1", "has 0 CPU free of 1", "make the group larger"]);
+    bench.group(group_of(DRIVER, 2, PlacementStrategy::Pack, &[cpus(2.0)])).unwrap();
+    bench.wants(OTHER, inside(2, Some(0), cpus(1.0)), 1);
+    assert_says(&why_process(&bench, OTHER), &["is not placed", "wingbeat why group-000000000002"]);
+}
+
+#[test]
+fn a_device_is_held_by_somebody_without_a_lease() {
+    let mut bench = Bench::new(gpus(1.0));
+    bench.step(Event::DevicesHeld(NodeId(1), vec![(0, "pid 7 (`python`) still uses it".into())]));
+    bench.demand(DRIVER, gpus(1.0), 1);
+    assert_says(&why_process(&bench, DRIVER), &["GPU 0 is held: pid 7 (`python`) still uses it"]);
+    assert_says(&shown(&why(&bench, Subject::Node(NodeId(1)))), &["GPU 0 is given to nobody"]);
+}
+
+#[test]
+fn an_actor_says_where_it_is_in_its_life() {
+    let mut bench = Bench::new(cpus(1.0));
+    let subject = Subject::Actor(ActorId(5));
+    bench.create(ActorSpec { max_restarts: 10, ..actor_of(DRIVER, 5) }, false).unwrap();
+    assert_says(
+        &shown(&why(&bench, subject)),
+        &["actor Counter (actor-000000000005)", "waits for its worker process to start"],
+    );
+    let lease = bench.ready()[0];
+    assert_says(&shown(&why(&bench, subject)), &["waits for its constructor to return", "pid 77"]);
+    bench.step(Event::ActorStarted(ActorId(5), Incarnation(0), Ok(())));
+    assert_says(&shown(&why(&bench, subject)), &["is alive"]);
+    bench.crash(lease);
+    let lease = bench.start_actor(ActorId(5), 1);
+    bench.crash(lease);
+    assert_says(&shown(&why(&bench, subject)), &["rests for another", "died 2 times in a row", "killed by signal 9"]);
+    bench.step(Event::Kill(ActorId(5), false));
+    assert_says(&shown(&why(&bench, subject)), &["is dead", "it was ended by kill"]);
+}
+
+#[test]
+fn an_actor_that_waits_names_the_node_and_the_holder() {
+    let mut bench = Bench::new(gpus(1.0).with(CPU, amount(4.0)));
+    bench.alive(ActorSpec { holds: gpus(1.0), placement: shape(gpus(1.0)), ..actor_of(OTHER, 4) });
+    bench.create(ActorSpec { holds: gpus(1.0), placement: shape(gpus(1.0)), ..actor_of(DRIVER, 5) }, false).unwrap();
+    let text = shown(&why(&bench, Subject::Actor(ActorId(5))));
+    assert_says(&text, &["waits to be placed", "has 0 GPU free of 1", "holds 1 GPU (GPU 0, one device) on host1"]);
+}
+
+#[test]
+fn a_task_is_explained_from_where_its_owner_left_off() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(OTHER, cpus(1.0), 1);
+    let lease = bench.ready()[0];
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let so_far = Explanation { subject: "square".into(), state: "waits for a lease".into(), ..Explanation::default() };
+    let text = shown(&bench.state.explain_demand(bench.now, DRIVER, &shape(cpus(1.0)), so_far.clone()));
+    assert_says(&text, &["square waits for a lease", "has 0 CPU free of 1"]);
+    let text = shown(&bench.state.explain_lease(bench.now, lease, so_far.clone()));
+    assert_says(&text, &["on host1", "pid 77", "holds 1 CPU for"]);
+    bench.return_and_end(OTHER, lease);
+    let text = shown(&bench.state.explain_demand(bench.now, DRIVER, &shape(cpus(1.0)), so_far));
+    assert_says(&text, &["their worker processes are being started"]);
+}
+
+#[test]
+fn a_worker_process_whose_node_has_not_told_of_it() {
+    let mut bench = Bench::new(cpus(1.0));
+    let unknown = ProcessId(77);
+    bench.step(Event::ProcessConnected(unknown));
+    bench.demand(unknown, cpus(1.0), 1);
+    assert_says(&why_process(&bench, unknown), &["has not yet said that it runs"]);
+}
+
+#[test]
+fn every_row_of_what_waits_can_be_asked_about() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(OTHER, cpus(1.0), 2);
+    bench.ready();
+    bench.demand(DRIVER, cpus(1.0), 1);
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
+    let picture = bench.state.picture();
+    assert_eq!(picture.pending.len(), 4);
+    for row in picture.pending {
+        let explanation = why(&bench, row.id.parse().unwrap());
+        assert!(!explanation.reasons.is_empty() && !explanation.help.is_empty(), "{row:?}: {explanation:?}");
+        assert!(!row.why.is_empty());
+    }
+}
