@@ -25,6 +25,8 @@ pub struct TestCluster {
     binary: PathBuf,
     head: Option<Daemon>,
     nodes: Vec<Option<Daemon>>,
+    /// Further environment of the next node.
+    env: Vec<(String, String)>,
 }
 
 /// A daemon with what it wrote.
@@ -143,7 +145,8 @@ impl TestCluster {
         std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
         std::fs::set_permissions(&token, private)?;
-        let mut cluster = TestCluster { address: String::new(), token, dir, binary, head: None, nodes: Vec::new() };
+        let mut cluster =
+            TestCluster { address: String::new(), token, dir, binary, head: None, nodes: Vec::new(), env: Vec::new() };
         let head = Daemon::start(cluster.command()?.args(["head", "--port", "0"]))?;
         let line = head.log.wait_for("listening at")?;
         cluster.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
@@ -165,6 +168,7 @@ impl TestCluster {
     pub fn add_node(&mut self, args: &[&str]) -> Result<usize> {
         let spill = self.dir.path().to_owned();
         let mut command = self.command()?;
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.args(["worker", "--spill-dir"]).arg(spill).args(args);
         if !args.contains(&"--object-store-memory") {
             command.args(["--object-store-memory", "256MiB"]);
@@ -173,6 +177,33 @@ impl TestCluster {
         node.log.wait_for("joined")?;
         self.nodes.push(Some(node));
         Ok(self.nodes.len() - 1)
+    }
+
+    /// As [`TestCluster::add_node`], with these variables in the daemon's environment.
+    pub fn add_node_with(&mut self, args: &[&str], env: &[(&str, &str)]) -> Result<usize> {
+        self.env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let added = self.add_node(args);
+        self.env.clear();
+        added
+    }
+
+    /// The ids of the nodes, in the order in which they were added.
+    pub fn node_numbers(&self) -> Result<Vec<String>> {
+        let id = |node: &Daemon| {
+            let line = node.log.wait_for("joined")?;
+            Ok(line.split_whitespace().find(|word| word.starts_with("node-")).unwrap_or_default().to_owned())
+        };
+        self.nodes.iter().flatten().map(id).collect()
+    }
+
+    /// Waits until a node's daemon has ended by itself. Whether it ended in order.
+    pub fn wait_for_node_end(&mut self, node: usize) -> Result<bool> {
+        let mut daemon = self.nodes.get_mut(node).and_then(Option::take).context("no such node")?;
+        let pid = daemon.child.id();
+        if !wait_for_end(pid, START_LIMIT) {
+            bail!("pid {pid} does not end");
+        }
+        Ok(daemon.child.wait()?.success())
     }
 
     /// The number of nodes that were added.

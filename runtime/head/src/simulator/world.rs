@@ -371,10 +371,10 @@ impl World {
     }
 
     fn head_tells(&mut self, process: ProcessId, event: HeadEvent) -> Result<(), String> {
-        if let HeadEvent::PlacementGroup { group, state } = &event {
-            if let PlacementGroupState::Placed { nodes } = state {
-                self.check_placed(*group, nodes)?;
-            }
+        if let HeadEvent::PlacementGroup { group, state } = &event
+            && let PlacementGroupState::Placed { nodes } = state
+        {
+            self.check_placed(*group, nodes)?;
         }
         let delay = self.random.random_range(0..5);
         let Some(owner) = self.owners.get_mut(&process) else { return Ok(()) };
