@@ -31,6 +31,10 @@ pub(crate) struct HeadArgs {
     /// your own that is made on first use.
     #[arg(long)]
     token_file: Option<PathBuf>,
+    /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
+    /// that is started with the file of another goes on with its cluster.
+    #[arg(long, value_name = "FILE")]
+    journal: Option<PathBuf>,
 }
 
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
@@ -98,7 +102,11 @@ async fn asked_to_end() -> Result<&'static str> {
 pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     let token = token_for(Some(args.host), args.token_file.as_deref())?;
     let config = HeadConfig { tcp: Some(SocketAddr::new(args.host, args.port)), token, cluster: ClusterId::random() };
-    let head = Head::start(config).await.context("cannot start the head")?;
+    let head = match &args.journal {
+        Some(file) => Head::start_with_journal(config, file).await,
+        None => Head::start(config).await,
+    };
+    let head = head.context("cannot start the head")?;
     let address = head.address().tcp.context("the head does not listen")?;
     println!("wingbeat head listening at {address}");
     println!("  add a machine:  wingbeat worker --head {address}");

@@ -25,6 +25,7 @@ pub struct TestCluster {
     binary: PathBuf,
     head: Option<Daemon>,
     nodes: Vec<Option<Daemon>>,
+    keeps_journal: bool,
     /// Further environment of the next node.
     env: Vec<(String, String)>,
 }
@@ -132,26 +133,55 @@ impl TestCluster {
 
     /// As [`TestCluster::start`], of this `wingbeat` binary.
     pub fn with_binary(binary: PathBuf, nodes: usize, cpus: u32) -> Result<TestCluster> {
-        let mut cluster = Self::head_only(binary)?;
+        let mut cluster = Self::head_only(binary, false)?;
         for _ in 0..nodes {
             cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
         }
         Ok(cluster)
     }
 
-    fn head_only(binary: PathBuf) -> Result<TestCluster> {
+    /// As [`TestCluster::start`], with a head that keeps a journal.
+    pub fn with_journal(nodes: usize, cpus: u32) -> Result<TestCluster> {
+        let mut cluster = Self::head_only(binary()?, true)?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
+    fn head_only(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
         let dir = tempfile::tempdir()?;
         let token = dir.path().join("token");
         std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
         std::fs::set_permissions(&token, private)?;
-        let mut cluster =
-            TestCluster { address: String::new(), token, dir, binary, head: None, nodes: Vec::new(), env: Vec::new() };
-        let head = Daemon::start(cluster.command()?.args(["head", "--port", "0"]))?;
-        let line = head.log.wait_for("listening at")?;
-        cluster.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
-        cluster.head = Some(head);
+        let mut cluster = TestCluster {
+            address: String::new(),
+            token,
+            dir,
+            binary,
+            head: None,
+            nodes: Vec::new(),
+            keeps_journal: false,
+            env: Vec::new(),
+        };
+        cluster.keeps_journal = keeps_journal;
+        cluster.start_head()?;
         Ok(cluster)
+    }
+
+    /// Starts a head; if the last one kept a journal, with that.
+    pub fn start_head(&mut self) -> Result<()> {
+        let mut command = self.command()?;
+        command.args(["head", "--port", "0"]);
+        if self.keeps_journal {
+            command.arg("--journal").arg(self.dir.path().join("journal"));
+        }
+        let head = Daemon::start(&mut command)?;
+        let line = head.log.wait_for("listening at")?;
+        self.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
+        self.head = Some(head);
+        Ok(())
     }
 
     /// A `wingbeat` command with this cluster's token.

@@ -206,6 +206,34 @@ fn a_quota_holds_one_user_back_and_the_other_goes_on() {
 }
 
 #[test]
+fn a_head_that_was_killed_knows_its_cluster_its_quotas_and_its_groups_again() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    assert!(wingbeat(&cluster, &["quota", "team", "CPU=3"]).0);
+    let before = {
+        let joined =
+            Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("team"));
+        let group = |name: &str| {
+            let group = wingbeat::placement_group([wingbeat::Bundle::new().num_cpus(0.5)]).name(name).detached();
+            group.create_blocking().unwrap()
+        };
+        let (kept, removed) = (group("kept"), group("removed"));
+        kept.ready().get_timeout_blocking(LIMIT).unwrap();
+        removed.remove_blocking().unwrap();
+        let id = joined.session.cluster();
+        // The head is killed while the driver is there; what it acknowledged is on the disk.
+        cluster.kill_head().unwrap();
+        id
+    };
+    cluster.start_head().unwrap();
+    let state = cluster.state().unwrap();
+    assert_eq!(state["cluster"], serde_json::json!(before.0));
+    let groups = state["placement_groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 1, "{groups:?}");
+    assert_eq!(groups[0]["name"]["name"], "kept");
+    assert!(wingbeat(&cluster, &["quota"]).1.contains("team: nothing of 3 CPU"));
+}
+
+#[test]
 fn the_more_important_job_goes_first() {
     let cluster = TestCluster::start(1, 1).unwrap();
     let init = |priority: i32| {

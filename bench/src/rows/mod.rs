@@ -60,7 +60,6 @@ rows! {
     cluster actor_async = actors::actor_async;
     cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
     cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;
-    cluster placement_group_create_remove = scheduler::placement_group_create_remove;
     cluster put_small = objects::put_small;
     cluster get_small = objects::get_small;
     cluster put_bandwidth = objects::put_bandwidth, limit_memcpy;
@@ -70,6 +69,7 @@ rows! {
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
     cluster queue_1m = tasks::queue_1m;
+    alone placement_group_create_remove = scheduler::placement_group_create_remove;
     alone decisions_100_nodes = scheduler::decisions_100_nodes;
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
     alone node_to_node = cluster::node_to_node, limit_tcp;

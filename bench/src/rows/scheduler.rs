@@ -6,6 +6,7 @@ use wingbeat::{Bundle, placement_group};
 use wingbeat_core::spec::Shape;
 use wingbeat_core::{Amount, ProcessId, ResourceSet};
 use wingbeat_head::state::Event;
+use wingbeat_tests::TestCluster;
 
 use super::Figures;
 use crate::head::Head;
@@ -76,8 +77,20 @@ pub(super) fn decisions_10000_nodes() -> Figures {
     decisions("decisions_10000_nodes", 10_000, 200_000.0)
 }
 
-pub(super) async fn placement_group_create_remove() -> Figures {
-    const COUNT: u64 = 2_000;
+/// In a cluster of its own, whose head writes every group down before it says that it knows it.
+pub(super) fn placement_group_create_remove() -> Figures {
+    let cluster = TestCluster::with_journal(1, 2)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        let session = wingbeat::init_at(cluster.address()).token(&cluster.token()?).await?;
+        let figures = create_and_remove().await;
+        session.shutdown().await;
+        figures
+    })
+}
+
+async fn create_and_remove() -> Figures {
+    const COUNT: u64 = 5_000;
     const AT_A_TIME: usize = 256;
     let seconds = repeated(async || {
         let mut running = FuturesUnordered::new();

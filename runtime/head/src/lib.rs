@@ -2,12 +2,15 @@
 //!
 //! - [`state`]: every decision, in a deterministic state machine without IO.
 //! - [`simulator`]: the same decisions in a world of pretended nodes, with faults, from a seed.
+//! - `journal`: what must survive it, in a file.
 //! - `service`: the thin shell: connections in, orders out.
 //!
 //! It ends when [`HeadHandle::shutdown`] is called, or when somebody asked it to stop: every node is told, and
 //! the connections close after what was queued has been written. Nodes and drivers notice the end of their
 //! connection and end in turn.
 
+#[cfg(feature = "journal")]
+mod journal;
 mod service;
 pub mod simulator;
 pub mod state;
@@ -23,6 +26,7 @@ use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
 
 use service::Shell;
+use state::State;
 
 /// What a head is.
 pub struct HeadConfig {
@@ -50,9 +54,32 @@ impl Head {
     /// # Errors
     /// When it cannot listen: most often because another head has the port.
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
+        let shell = Shell::new(State::new(config.cluster, first_lease()), None);
+        Self::serve(config, shell).await
+    }
+
+    /// As [`Head::start`], with a file in which it keeps what must survive it: jobs, placement groups, quotas, named and
+    /// detached actors. If an earlier head wrote the file, this one goes on with its cluster: nodes, drivers and actors
+    /// have some seconds to come back, and what does not is started again or forgotten.
+    ///
+    /// # Errors
+    /// When it cannot listen, or cannot read or write the file.
+    #[cfg(feature = "journal")]
+    pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
+        let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
+        let state = match remembered.cluster {
+            None => State::new(config.cluster, first_lease()),
+            Some(cluster) => {
+                config.cluster = cluster;
+                State::recover(cluster, first_lease(), remembered.facts)
+            }
+        };
+        Self::serve(config, Shell::new(state, Some(Box::new(journal)))).await
+    }
+
+    async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
         let listener = Listener::bind(ProcessId::random(), config.tcp).await?;
         let address = listener.address().clone();
-        let shell = Shell::new(config.cluster);
         let welcome = Welcome { address: address.clone(), cluster: config.cluster };
         let serving = shell.clone();
         let accepting = shell.clone();
@@ -67,6 +94,11 @@ impl Head {
         tokio::spawn(shell.clone().let_time_pass());
         Ok(HeadHandle { address, cluster: config.cluster, shell })
     }
+}
+
+/// Leases of different heads, or of one that was started again, are never mistaken for each other.
+fn first_lease() -> u64 {
+    rand::random::<u64>() >> 16 << 16
 }
 
 impl HeadHandle {

@@ -8,12 +8,13 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
-use wingbeat_core::{ClusterId, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::link::Link;
@@ -27,7 +28,7 @@ use wingbeat_net::services::{
     ProcessResponse,
 };
 
-use crate::state::{Action, Event, Millis, State};
+use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
 const SHORT: Millis = 25;
@@ -39,9 +40,18 @@ const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long the last output of a job may take to be shown.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 
+/// Where what must survive the head is written. Implemented by the journal.
+pub(crate) trait Durable: Send + Sync {
+    /// Queues facts, and answers with their number. Called in the order in which they became true.
+    fn write(&self, facts: Vec<Fact>) -> u64;
+    /// Waits until these facts, and all before them, are safe.
+    fn is_written(&self, number: u64) -> BoxFuture<'_, Result<(), Error>>;
+}
+
 /// Everything that the head's tasks share.
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
+    journal: Option<Box<dyn Durable>>,
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
@@ -83,17 +93,19 @@ impl Inside {
 }
 
 impl Shell {
-    pub(crate) fn new(cluster: ClusterId) -> Arc<Shell> {
-        // Leases of different heads, or of one that was started again, are never mistaken for each other.
-        let first_lease = rand::random::<u64>() >> 16 << 16;
+    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>) -> Arc<Shell> {
+        if journal.is_some() {
+            state.keep_facts();
+        }
         Arc::new(Shell {
             inside: Mutex::new(Inside {
-                state: State::new(cluster, first_lease),
+                state,
                 processes: BTreeMap::new(),
                 nodes: BTreeMap::new(),
                 node_clients: BTreeMap::new(),
                 process_clients: BTreeMap::new(),
             }),
+            journal,
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
@@ -108,17 +120,28 @@ impl Shell {
         self.change(|state, now| ((), state.step(now, event)));
     }
 
-    /// Changes the state, and does what follows from it.
-    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
+    /// Changes the state, and does what follows from it. Also answers with the number of what must be written down.
+    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> (R, Option<u64>) {
         let mut inside = self.inside.lock();
         let (answer, actions) = change(&mut inside.state, self.now());
+        let facts = inside.state.take_facts();
+        let number = self.journal.as_ref().filter(|_| !facts.is_empty()).map(|journal| journal.write(facts));
         inside.perform(actions);
         let ticks = inside.state.next_tick().is_some();
         drop(inside);
         if ticks {
             self.ticks.notify_one();
         }
-        answer
+        (answer, number)
+    }
+
+    /// As [`Shell::change`]; whoever asked is told only when what must survive is safe.
+    async fn change_durably<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> Result<R, Error> {
+        let (answer, number) = self.change(change);
+        if let (Some(journal), Some(number)) = (&self.journal, number) {
+            journal.is_written(number).await?;
+        }
+        Ok(answer)
     }
 
     /// Ticks while something depends on time; an idle head does not wake up.
@@ -387,21 +410,20 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.driver_of(job.id).is_some() {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        self.shell.step(Event::JobJoined(Box::new(job)));
+        self.shell.change_durably(|state, now| ((), state.step(now, Event::JobJoined(Box::new(job))))).await?;
         Ok(self.shell.inside.lock().state.view())
     }
 
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
-        self.shell.change(|state, now| state.create_actor(now, spec, or_get))
+        self.shell.change_durably(|state, now| state.create_actor(now, spec, or_get)).await?
     }
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
-        self.shell.change(|state, now| state.create_group(now, spec))
+        self.shell.change_durably(|state, now| state.create_group(now, spec)).await?
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
-        self.shell.change(|state, now| ((), state.remove_placement_group(now, group)));
-        Ok(())
+        self.shell.change_durably(|state, now| ((), state.remove_placement_group(now, group))).await
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
@@ -409,8 +431,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
-        self.shell.change(|state, now| ((), state.quota(now, &namespace, limit)));
-        Ok(())
+        self.shell.change_durably(|state, now| ((), state.quota(now, &namespace, limit))).await
     }
 
     async fn drain_node(
@@ -421,7 +442,7 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
-        self.shell.change(|state, now| state.drain(now, node, within_ms, why, stops))
+        self.shell.change(|state, now| state.drain(now, node, within_ms, why, stops)).0
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {

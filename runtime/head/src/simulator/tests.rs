@@ -6,7 +6,7 @@ fn config(seed: u64, nodes: usize, events: u64) -> Config {
 
 #[test]
 fn many_small_clusters_with_faults() {
-    for seed in 0..40 {
+    for seed in 0..60 {
         run(config(seed, 6, 1_500)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
@@ -15,7 +15,7 @@ fn many_small_clusters_with_faults() {
 fn a_larger_cluster_with_faults() {
     let config = Config { thorough: false, ..config(1, 200, 20_000) };
     let report = run(config).unwrap_or_else(|failure| panic!("{failure}"));
-    assert!(report.tasks > 1_000 && report.groups > 100 && report.actors > 100 && report.nodes_lost > 0, "{report:?}");
+    assert!(report.tasks > 1_000 && report.groups > 20 && report.actors > 20 && report.nodes_lost > 0, "{report:?}");
 }
 
 #[test]
