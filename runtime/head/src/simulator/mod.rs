@@ -1,8 +1,10 @@
 //! The head's decisions in a world of pretended nodes and drivers, from a seed.
 //!
-//! - `world`: time, links that delay and repeat messages, faults, and what is checked after every step.
-//! - `daemon`: a node: it starts and ends worker processes, slowly or not at all.
-//! - `owner`: a driver or a worker process with tasks of its own.
+//! - `world`: time, and links that delay and repeat messages.
+//! - `daemon` and `nodes`: nodes that start and end worker processes, slowly or not at all.
+//! - `owner` and `owners`: drivers, and worker processes with tasks of their own.
+//! - `chance`: what may happen at any time; `restart`: the head is started again.
+//! - `checks`: what must hold after every step.
 //!
 //! The same seed gives the same run, so that a seed that fails is a complete report:
 //!
@@ -10,8 +12,13 @@
 //! cargo xtask simulate --seed 17 --nodes 20 --events 5000
 //! ```
 
+mod chance;
+mod checks;
 mod daemon;
+mod nodes;
 mod owner;
+mod owners;
+mod restart;
 mod world;
 
 use std::time::Duration;

@@ -16,7 +16,6 @@ mod actors;
 mod groups;
 mod leases;
 mod scheduling;
-mod simulation;
 mod why;
 
 /// A cluster whose actions are kept until a test looks at them.
