@@ -1,10 +1,6 @@
-//! The lives of actors, and their names.
-//!
-//! ```text
-//!   Pending ──placed──▶ Starting ──constructor──▶ Alive ──process ends──▶ Pending (restarts left) or Dead
-//! ```
+//! How actors are made, placed, started again and ended.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
@@ -12,205 +8,12 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, ActorState, Address, ScopedName,
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, NodeMessage, WorkerDeath};
 
-use super::facts::Fact;
-use super::leases::Holder;
-use super::placing::Attempt;
-use super::queue::{Class, Rank, Waiter};
-use super::shapes::ShapeId;
-use super::{Millis, State};
-
-/// Dead actors that are remembered, so that whoever asks late learns the cause.
-const TOMBSTONES: usize = 10_000;
-/// Failures to start its worker process, one after another, after which an actor is given up. They are the
-/// node's failures and cost it no restart.
-const GIVE_UP_AFTER: u32 = 3;
-/// A life that was shorter than this counts as quick; the first quick one is followed by the next at once.
-const QUICK_MS: Millis = 1_000;
-/// The pause after the second quick life in a row; it doubles with each further one, up to the limit.
-const PAUSE_MS: Millis = 100;
-const PAUSE_LIMIT_MS: Millis = 10_000;
-
-enum Phase {
-    /// Waits for a node with room. `after` is why its last life ended, if it had one.
-    Pending {
-        after: Option<Error>,
-    },
-    /// A lease was granted; the process or the constructor is not there yet.
-    Starting {
-        lease: LeaseId,
-        node: NodeId,
-        process: Option<(Address, u32)>,
-    },
-    Alive {
-        lease: LeaseId,
-        node: NodeId,
-        address: Address,
-        pid: u32,
-    },
-    Dead(Error),
-}
-
-struct Actor {
-    spec: Arc<ActorSpec>,
-    /// What it needs to be placed; only while it is pending.
-    shape: Option<ShapeId>,
-    phase: Phase,
-    /// Since when it is in this phase.
-    since: Millis,
-    incarnation: Incarnation,
-    restarts_left: u32,
-    /// Worker processes that could not be started, since one could.
-    failures: u32,
-    /// When it was placed last.
-    placed_at: Millis,
-    /// Lives in a row that were quick.
-    quick: u32,
-    /// It rests until then.
-    not_before: Millis,
-    /// It is to end in order, because of this.
-    terminating: Option<String>,
-    watchers: BTreeSet<ProcessId>,
-}
-
-#[derive(Default)]
-pub(super) struct Actors {
-    actors: BTreeMap<ActorId, Actor>,
-    names: BTreeMap<ScopedName, ActorId>,
-    /// Those that rest before their next life, by when they are done.
-    resting: BTreeSet<(Millis, ActorId)>,
-    /// Those that end with their creator.
-    by_owner: BTreeMap<ProcessId, BTreeSet<ActorId>>,
-    /// Those that are not dead.
-    by_job: BTreeMap<JobId, BTreeSet<ActorId>>,
-    watched_by: BTreeMap<ProcessId, BTreeSet<ActorId>>,
-    dead: VecDeque<ActorId>,
-    /// Given up before they were asked for: the two words come on different ways.
-    never: BTreeMap<ActorId, String>,
-    never_order: VecDeque<ActorId>,
-}
-
-/// An actor for people.
-pub(super) struct Row<'a> {
-    pub spec: &'a Arc<ActorSpec>,
-    pub state: &'static str,
-    pub node: Option<NodeId>,
-    pub pid: Option<u32>,
-    pub restarts: u32,
-}
-
-/// What an actor does, for people.
-pub(super) enum Standing<'a> {
-    Pending { after: Option<&'a Error> },
-    Resting { until: Millis, quick: u32, after: Option<&'a Error> },
-    Starting { node: NodeId, lease: LeaseId, has_process: bool },
-    Alive { lease: LeaseId },
-    Dead { cause: &'a Error },
-}
-
-impl Actors {
-    pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
-        let actor = self.actors.get(&id)?;
-        let standing = match &actor.phase {
-            Phase::Pending { after } if self.resting.contains(&(actor.not_before, id)) => {
-                Standing::Resting { until: actor.not_before, quick: actor.quick, after: after.as_ref() }
-            }
-            Phase::Pending { after } => Standing::Pending { after: after.as_ref() },
-            Phase::Starting { lease, node, process } => {
-                Standing::Starting { node: *node, lease: *lease, has_process: process.is_some() }
-            }
-            Phase::Alive { lease, .. } => Standing::Alive { lease: *lease },
-            Phase::Dead(cause) => Standing::Dead { cause },
-        };
-        Some((&actor.spec, standing, actor.since))
-    }
-
-    pub(super) fn unwatch(&mut self, process: ProcessId) {
-        for id in self.watched_by.remove(&process).unwrap_or_default() {
-            if let Some(actor) = self.actors.get_mut(&id) {
-                actor.watchers.remove(&process);
-            }
-        }
-    }
-
-    pub(super) fn spec(&self, id: ActorId) -> Option<&Arc<ActorSpec>> {
-        self.actors.get(&id).map(|actor| &actor.spec)
-    }
-
-    /// The job of every actor that is not dead.
-    pub(super) fn jobs_of_living(&self) -> impl Iterator<Item = JobId> {
-        self.by_job.iter().flat_map(|(job, actors)| std::iter::repeat_n(*job, actors.len()))
-    }
-
-    /// What must be written down of them.
-    pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
-        let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
-        let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
-        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation))
-    }
-
-    /// What a pending actor waits to be placed with.
-    pub(super) fn shape_of(&self, id: ActorId) -> Option<ShapeId> {
-        self.actors.get(&id)?.shape
-    }
-
-    /// When the first that rests is done.
-    pub(super) fn rest_ends(&self) -> Option<Millis> {
-        self.resting.first().map(|(until, _)| *until)
-    }
-
-    /// Arguments that dead actors hold on to.
-    #[cfg(test)]
-    pub(super) fn arguments_kept(&self) -> usize {
-        let dead = self.actors.values().filter(|actor| matches!(actor.phase, Phase::Dead(_)));
-        dead.map(|actor| actor.spec.args.len()).sum()
-    }
-
-    pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.actors.values().filter_map(|actor| {
-            let (state, node, pid) = match &actor.phase {
-                Phase::Pending { after: None } => ("starting", None, None),
-                Phase::Pending { after: Some(_) } => ("restarting", None, None),
-                Phase::Starting { node, process, .. } => {
-                    ("starting", Some(*node), process.as_ref().map(|(_, pid)| *pid))
-                }
-                Phase::Alive { node, pid, .. } => ("alive", Some(*node), Some(*pid)),
-                Phase::Dead(_) => return None,
-            };
-            Some(Row { spec: &actor.spec, state, node, pid, restarts: actor.incarnation.0 })
-        })
-    }
-}
-
-fn info(spec: &ActorSpec) -> ActorInfo {
-    ActorInfo {
-        id: spec.id,
-        class: spec.class,
-        class_name: spec.class_name.clone(),
-        handle: spec.handle,
-        owner: spec.owner.clone(),
-        detached: spec.detached,
-    }
-}
-
-impl Actor {
-    fn shown(&self) -> ActorState {
-        match &self.phase {
-            Phase::Pending { after: Some(cause) } => ActorState::Restarting { cause: Box::new(cause.clone()) },
-            Phase::Pending { after: None } | Phase::Starting { .. } => ActorState::Starting,
-            Phase::Alive { address, .. } => {
-                ActorState::Alive { address: address.clone(), incarnation: self.incarnation }
-            }
-            Phase::Dead(cause) => ActorState::Dead { cause: Box::new(cause.clone()) },
-        }
-    }
-
-    fn lease(&self) -> Option<LeaseId> {
-        match &self.phase {
-            Phase::Starting { lease, .. } | Phase::Alive { lease, .. } => Some(*lease),
-            Phase::Pending { .. } | Phase::Dead(_) => None,
-        }
-    }
-}
+use super::*;
+use crate::state::State;
+use crate::state::facts::Fact;
+use crate::state::leases::Holder;
+use crate::state::placing::Attempt;
+use crate::state::queue::{Class, Rank, Waiter};
 
 impl State {
     /// The actor of this name, also one that may still come back after the head was started again.
@@ -229,7 +32,7 @@ impl State {
             .ok_or_else(|| Error::ActorNotFound { name: name.name.clone(), namespace: name.namespace.clone() })
     }
 
-    pub(super) fn new_actor(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
+    pub(in crate::state) fn new_actor(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
         if let Some(known) = self.actors.actors.get(&spec.id) {
             return Ok(info(&known.spec));
         }
@@ -266,7 +69,7 @@ impl State {
         Ok(answer)
     }
 
-    pub(super) fn insert_actor(&mut self, spec: ActorSpec, incarnation: Incarnation, after: Option<Error>) {
+    pub(in crate::state) fn insert_actor(&mut self, spec: ActorSpec, incarnation: Incarnation, after: Option<Error>) {
         let (id, job) = (spec.id, spec.job);
         let restarts_left = match spec.max_restarts {
             u32::MAX => u32::MAX,
@@ -300,7 +103,7 @@ impl State {
     }
 
     /// A life that a node has served already. Whether it is the actor's present one.
-    pub(super) fn adopt_actor(
+    pub(in crate::state) fn adopt_actor(
         &mut self,
         spec: &Arc<ActorSpec>,
         incarnation: Incarnation,
@@ -370,7 +173,7 @@ impl State {
     }
 
     /// Those that have rested queue for their places.
-    pub(super) fn wake_the_rested(&mut self) {
+    pub(in crate::state) fn wake_the_rested(&mut self) {
         while let Some((until, id)) = self.actors.resting.first().copied().filter(|(until, _)| *until <= self.now) {
             self.actors.resting.remove(&(until, id));
             self.wait_for_place(id);
@@ -378,7 +181,7 @@ impl State {
     }
 
     /// What a node must have room for: to be placed, and to live.
-    pub(super) fn placement_of(spec: &ActorSpec) -> Shape {
+    pub(in crate::state) fn placement_of(spec: &ActorSpec) -> Shape {
         let mut shape = spec.placement.clone();
         for (name, amount) in spec.holds.iter() {
             if shape.resources.get(name) < amount {
@@ -388,7 +191,7 @@ impl State {
         shape
     }
 
-    pub(super) fn refuse_actor_if_infeasible(&mut self, id: ActorId) {
+    pub(in crate::state) fn refuse_actor_if_infeasible(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
         let Some(shape) = actor.shape else { return };
         let what = format!("actor {}", actor.spec.class_name);
@@ -397,7 +200,7 @@ impl State {
         }
     }
 
-    pub(super) fn try_actor(&mut self, id: ActorId) -> Attempt {
+    pub(in crate::state) fn try_actor(&mut self, id: ActorId) -> Attempt {
         let waiter = Waiter::Actor(id);
         let found = self.actors.actors.get(&id).and_then(|actor| Some((actor, actor.shape?)));
         let Some((actor, shape)) = found else {
@@ -421,7 +224,7 @@ impl State {
         Attempt::Done
     }
 
-    pub(super) fn actor_has_process(&mut self, id: ActorId, ready: LeaseId, address: Address, pid: u32) {
+    pub(in crate::state) fn actor_has_process(&mut self, id: ActorId, ready: LeaseId, address: Address, pid: u32) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         if let Phase::Starting { lease, process, .. } = &mut actor.phase
             && *lease == ready
@@ -431,7 +234,12 @@ impl State {
         }
     }
 
-    pub(super) fn actor_started(&mut self, id: ActorId, incarnation: Incarnation, outcome: Result<(), Error>) {
+    pub(in crate::state) fn actor_started(
+        &mut self,
+        id: ActorId,
+        incarnation: Incarnation,
+        outcome: Result<(), Error>,
+    ) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         if actor.incarnation != incarnation {
             return;
@@ -456,7 +264,7 @@ impl State {
     }
 
     /// The node could not start a process for it.
-    pub(super) fn actor_failed_to_start(&mut self, id: ActorId, failed: LeaseId, error: Error) {
+    pub(in crate::state) fn actor_failed_to_start(&mut self, id: ActorId, failed: LeaseId, error: Error) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         // The lease may be that of a life that was ended before.
         if actor.lease() != Some(failed) {
@@ -475,7 +283,7 @@ impl State {
         self.refuse_actor_if_infeasible(id);
     }
 
-    pub(super) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
+    pub(in crate::state) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
         let Some(actor) = self.actors.actors.get(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
         let cause = match &actor.terminating {
             Some(by) => Error::ActorEnded { by: by.clone() },
@@ -490,14 +298,14 @@ impl State {
     }
 
     /// The lease is over without news of the process: it was ended in order.
-    pub(super) fn actor_lease_ended(&mut self, id: ActorId, lease: LeaseId) {
+    pub(in crate::state) fn actor_lease_ended(&mut self, id: ActorId, lease: LeaseId) {
         let Some(actor) = self.actors.actors.get(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
         let by = actor.terminating.clone().unwrap_or_else(|| "its node".into());
         self.live_again_or_die(id, Error::ActorEnded { by });
     }
 
     /// Leases on a node that is gone were of these actors.
-    pub(super) fn actors_lost_with(&mut self, leases: &[(LeaseId, ActorId)], node: NodeId, why: &str) {
+    pub(in crate::state) fn actors_lost_with(&mut self, leases: &[(LeaseId, ActorId)], node: NodeId, why: &str) {
         for (lease, id) in leases {
             let Some(actor) = self.actors.actors.get(id).filter(|actor| actor.lease() == Some(*lease)) else {
                 continue;
@@ -508,7 +316,7 @@ impl State {
     }
 
     /// Actors of a placement group that is gone.
-    pub(super) fn actors_of_group_end(&mut self, group: PlacementGroupId, gone: impl Fn(String) -> Error) {
+    pub(in crate::state) fn actors_of_group_end(&mut self, group: PlacementGroupId, gone: impl Fn(String) -> Error) {
         let inside =
             |spec: &ActorSpec| matches!(spec.placement.strategy, Strategy::Bundle { group: of, .. } if of == group);
         let leases = self.groups.nodes_of(group);
@@ -559,7 +367,7 @@ impl State {
         self.refuse_actor_if_infeasible(id);
     }
 
-    pub(super) fn bury_actor(&mut self, id: ActorId, cause: Error) {
+    pub(in crate::state) fn bury_actor(&mut self, id: ActorId, cause: Error) {
         self.waits_no_more(id);
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         actor.phase = Phase::Dead(cause);
@@ -599,7 +407,7 @@ impl State {
         }
     }
 
-    pub(super) fn watch(&mut self, process: ProcessId, id: ActorId) {
+    pub(in crate::state) fn watch(&mut self, process: ProcessId, id: ActorId) {
         let state = match self.actors.actors.get_mut(&id) {
             Some(actor) => {
                 if !matches!(actor.phase, Phase::Dead(_)) {
@@ -615,7 +423,7 @@ impl State {
         self.tell(process, HeadEvent::Actor { actor: id, state });
     }
 
-    pub(super) fn kill_actor(&mut self, id: ActorId, may_restart: bool) {
+    pub(in crate::state) fn kill_actor(&mut self, id: ActorId, may_restart: bool) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         let lease = actor.lease();
         let cause = Error::ActorEnded { by: "kill".into() };
@@ -629,7 +437,7 @@ impl State {
         }
     }
 
-    pub(super) fn terminate_actor(&mut self, id: ActorId, by: String) {
+    pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
         let Some(actor) = self.actors.actors.get_mut(&id) else {
             if self.actors.never.insert(id, by).is_none() {
                 self.actors.never_order.push_back(id);
@@ -655,12 +463,12 @@ impl State {
     }
 
     /// The creator of these actors is gone.
-    pub(super) fn actors_orphaned_by(&mut self, process: ProcessId) {
+    pub(in crate::state) fn actors_orphaned_by(&mut self, process: ProcessId) {
         let orphans = self.actors.by_owner.get(&process).cloned().unwrap_or_default();
         self.end_actors(orphans, |spec| Error::OwnerDied { object: spec.handle, owner: process });
     }
 
-    pub(super) fn actors_of_job_end(&mut self, job: JobId) {
+    pub(in crate::state) fn actors_of_job_end(&mut self, job: JobId) {
         let mut mine = self.actors.by_job.get(&job).cloned().unwrap_or_default();
         mine.retain(|id| self.actors.spec(*id).is_some_and(|spec| !spec.detached));
         self.end_actors(mine, |_| Error::ActorEnded { by: "the end of its job".into() });
@@ -678,21 +486,11 @@ impl State {
     }
 
     /// A node that is drained gives its actors to others. A life that ends so costs none.
-    pub(super) fn move_actor(&mut self, id: ActorId, lease: LeaseId, why: &str) {
+    pub(in crate::state) fn move_actor(&mut self, id: ActorId, lease: LeaseId, why: &str) {
         let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
         if actor.restarts_left > 0 && actor.restarts_left != u32::MAX && actor.terminating.is_none() {
             actor.restarts_left += 1;
         }
         self.live_again_or_die(id, Error::ActorEnded { by: format!("the draining of its node ({why})") });
-    }
-}
-
-/// Takes `value` out of the set under `key`, and the set away when it is empty.
-fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V) {
-    if let Some(set) = sets.get_mut(&key) {
-        set.remove(&value);
-        if set.is_empty() {
-            sets.remove(&key);
-        }
     }
 }

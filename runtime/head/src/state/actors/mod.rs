@@ -1,0 +1,221 @@
+//! The lives of actors, and their names.
+//!
+//! ```text
+//!   Pending ──placed──▶ Starting ──constructor──▶ Alive ──process ends──▶ Pending (restarts left) or Dead
+//! ```
+
+mod lives;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorInfo, ActorSpec, ActorState, Address, ScopedName};
+use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
+
+use super::Millis;
+use super::facts::Fact;
+use super::shapes::ShapeId;
+
+/// Dead actors that are remembered, so that whoever asks late learns the cause.
+const TOMBSTONES: usize = 10_000;
+/// Failures to start its worker process, one after another, after which an actor is given up. They are the
+/// node's failures and cost it no restart.
+const GIVE_UP_AFTER: u32 = 3;
+/// A life that was shorter than this counts as quick; the first quick one is followed by the next at once.
+const QUICK_MS: Millis = 1_000;
+/// The pause after the second quick life in a row; it doubles with each further one, up to the limit.
+const PAUSE_MS: Millis = 100;
+const PAUSE_LIMIT_MS: Millis = 10_000;
+
+enum Phase {
+    /// Waits for a node with room. `after` is why its last life ended, if it had one.
+    Pending {
+        after: Option<Error>,
+    },
+    /// A lease was granted; the process or the constructor is not there yet.
+    Starting {
+        lease: LeaseId,
+        node: NodeId,
+        process: Option<(Address, u32)>,
+    },
+    Alive {
+        lease: LeaseId,
+        node: NodeId,
+        address: Address,
+        pid: u32,
+    },
+    Dead(Error),
+}
+
+struct Actor {
+    spec: Arc<ActorSpec>,
+    /// What it needs to be placed; only while it is pending.
+    shape: Option<ShapeId>,
+    phase: Phase,
+    /// Since when it is in this phase.
+    since: Millis,
+    incarnation: Incarnation,
+    restarts_left: u32,
+    /// Worker processes that could not be started, since one could.
+    failures: u32,
+    /// When it was placed last.
+    placed_at: Millis,
+    /// Lives in a row that were quick.
+    quick: u32,
+    /// It rests until then.
+    not_before: Millis,
+    /// It is to end in order, because of this.
+    terminating: Option<String>,
+    watchers: BTreeSet<ProcessId>,
+}
+
+#[derive(Default)]
+pub(super) struct Actors {
+    actors: BTreeMap<ActorId, Actor>,
+    names: BTreeMap<ScopedName, ActorId>,
+    /// Those that rest before their next life, by when they are done.
+    resting: BTreeSet<(Millis, ActorId)>,
+    /// Those that end with their creator.
+    by_owner: BTreeMap<ProcessId, BTreeSet<ActorId>>,
+    /// Those that are not dead.
+    by_job: BTreeMap<JobId, BTreeSet<ActorId>>,
+    watched_by: BTreeMap<ProcessId, BTreeSet<ActorId>>,
+    dead: VecDeque<ActorId>,
+    /// Given up before they were asked for: the two words come on different ways.
+    never: BTreeMap<ActorId, String>,
+    never_order: VecDeque<ActorId>,
+}
+
+/// An actor for people.
+pub(super) struct Row<'a> {
+    pub spec: &'a Arc<ActorSpec>,
+    pub state: &'static str,
+    pub node: Option<NodeId>,
+    pub pid: Option<u32>,
+    pub restarts: u32,
+}
+
+/// What an actor does, for people.
+pub(super) enum Standing<'a> {
+    Pending { after: Option<&'a Error> },
+    Resting { until: Millis, quick: u32, after: Option<&'a Error> },
+    Starting { node: NodeId, lease: LeaseId, has_process: bool },
+    Alive { lease: LeaseId },
+    Dead { cause: &'a Error },
+}
+
+impl Actors {
+    pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
+        let actor = self.actors.get(&id)?;
+        let standing = match &actor.phase {
+            Phase::Pending { after } if self.resting.contains(&(actor.not_before, id)) => {
+                Standing::Resting { until: actor.not_before, quick: actor.quick, after: after.as_ref() }
+            }
+            Phase::Pending { after } => Standing::Pending { after: after.as_ref() },
+            Phase::Starting { lease, node, process } => {
+                Standing::Starting { node: *node, lease: *lease, has_process: process.is_some() }
+            }
+            Phase::Alive { lease, .. } => Standing::Alive { lease: *lease },
+            Phase::Dead(cause) => Standing::Dead { cause },
+        };
+        Some((&actor.spec, standing, actor.since))
+    }
+
+    pub(super) fn unwatch(&mut self, process: ProcessId) {
+        for id in self.watched_by.remove(&process).unwrap_or_default() {
+            if let Some(actor) = self.actors.get_mut(&id) {
+                actor.watchers.remove(&process);
+            }
+        }
+    }
+
+    pub(super) fn spec(&self, id: ActorId) -> Option<&Arc<ActorSpec>> {
+        self.actors.get(&id).map(|actor| &actor.spec)
+    }
+
+    /// The job of every actor that is not dead.
+    pub(super) fn jobs_of_living(&self) -> impl Iterator<Item = JobId> {
+        self.by_job.iter().flat_map(|(job, actors)| std::iter::repeat_n(*job, actors.len()))
+    }
+
+    /// What must be written down of them.
+    pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
+        let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
+        let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
+        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation))
+    }
+
+    /// What a pending actor waits to be placed with.
+    pub(super) fn shape_of(&self, id: ActorId) -> Option<ShapeId> {
+        self.actors.get(&id)?.shape
+    }
+
+    /// When the first that rests is done.
+    pub(super) fn rest_ends(&self) -> Option<Millis> {
+        self.resting.first().map(|(until, _)| *until)
+    }
+
+    /// Arguments that dead actors hold on to.
+    #[cfg(test)]
+    pub(super) fn arguments_kept(&self) -> usize {
+        let dead = self.actors.values().filter(|actor| matches!(actor.phase, Phase::Dead(_)));
+        dead.map(|actor| actor.spec.args.len()).sum()
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.actors.values().filter_map(|actor| {
+            let (state, node, pid) = match &actor.phase {
+                Phase::Pending { after: None } => ("starting", None, None),
+                Phase::Pending { after: Some(_) } => ("restarting", None, None),
+                Phase::Starting { node, process, .. } => {
+                    ("starting", Some(*node), process.as_ref().map(|(_, pid)| *pid))
+                }
+                Phase::Alive { node, pid, .. } => ("alive", Some(*node), Some(*pid)),
+                Phase::Dead(_) => return None,
+            };
+            Some(Row { spec: &actor.spec, state, node, pid, restarts: actor.incarnation.0 })
+        })
+    }
+}
+
+fn info(spec: &ActorSpec) -> ActorInfo {
+    ActorInfo {
+        id: spec.id,
+        class: spec.class,
+        class_name: spec.class_name.clone(),
+        handle: spec.handle,
+        owner: spec.owner.clone(),
+        detached: spec.detached,
+    }
+}
+
+impl Actor {
+    fn shown(&self) -> ActorState {
+        match &self.phase {
+            Phase::Pending { after: Some(cause) } => ActorState::Restarting { cause: Box::new(cause.clone()) },
+            Phase::Pending { after: None } | Phase::Starting { .. } => ActorState::Starting,
+            Phase::Alive { address, .. } => {
+                ActorState::Alive { address: address.clone(), incarnation: self.incarnation }
+            }
+            Phase::Dead(cause) => ActorState::Dead { cause: Box::new(cause.clone()) },
+        }
+    }
+
+    fn lease(&self) -> Option<LeaseId> {
+        match &self.phase {
+            Phase::Starting { lease, .. } | Phase::Alive { lease, .. } => Some(*lease),
+            Phase::Pending { .. } | Phase::Dead(_) => None,
+        }
+    }
+}
+
+/// Takes `value` out of the set under `key`, and the set away when it is empty.
+fn remove_from<K: Ord, V: Ord>(sets: &mut BTreeMap<K, BTreeSet<V>>, key: K, value: V) {
+    if let Some(set) = sets.get_mut(&key) {
+        set.remove(&value);
+        if set.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
