@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::stream::{SelectAll, StreamExt};
-use wingbeat::{Error, get_all};
+use wingbeat::{Bundle, Error, PlacementGroup, get_all, placement_group};
 
 use crate::environment::{self, Place, Shared};
 use crate::error::TrainError;
@@ -14,25 +14,53 @@ use crate::trainer::{Backend, Plan};
 
 /// How long a group may take to be placed. Longer means that the resources are not there.
 const PLACE_LIMIT: Duration = Duration::from_secs(60);
+/// A bundle must reserve something.
+const LEAST_CPUS: f64 = 0.0001;
 /// How long stopped ranks may take to end by themselves.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A group that has been placed, in the order of its ranks.
 pub(crate) struct Group {
     ranks: Vec<(RankHandle, Description)>,
+    /// What they run in: a bundle a rank, all reserved at once or none.
+    reserved: PlacementGroup,
 }
 
 impl Group {
     /// Places all ranks, or none.
     pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
         let missing = |why: String| TrainError::NotEnoughResources { workers: plan.workers, each: plan.each(), why };
-        let room = room_in_all(plan).await?;
-        if room < plan.workers {
-            return Err(missing(format!("the whole cluster, were it idle, has room for {room}")));
+        let mut bundle = Bundle::new().num_cpus(plan.cpus_per_worker.max(LEAST_CPUS));
+        if plan.gpus_per_worker > 0.0 {
+            bundle = bundle.num_gpus(plan.gpus_per_worker);
+        }
+        let reserved = match placement_group(vec![bundle; plan.workers as usize]).await {
+            Ok(reserved) => reserved,
+            Err(error @ Error::Infeasible { .. }) => return Err(missing(error.to_string())),
+            Err(error) => return Err(error.into()),
+        };
+        let placed = Self::start(plan, &reserved).await;
+        let Ok(ranks) = placed else {
+            let _ = reserved.remove().await;
+            return Err(match placed {
+                Err(Unplaced::TooLong(why)) => missing(why),
+                Err(Unplaced::Failed(error)) => error.into(),
+                Ok(_) => missing("it was placed".into()),
+            });
+        };
+        Ok(Group { ranks, reserved })
+    }
+
+    /// Waits for the bundles, and starts an actor in each.
+    async fn start(plan: &Plan, reserved: &PlacementGroup) -> Result<Vec<(RankHandle, Description)>, Unplaced> {
+        match reserved.ready().get_timeout(PLACE_LIMIT).await {
+            Ok(()) => {}
+            Err(Error::TimedOut { .. }) => return Err(Unplaced::TooLong(why_not_placed(reserved).await)),
+            Err(error) => return Err(error.into()),
         }
         let handles: Vec<RankHandle> = (0..plan.workers)
-            .map(|_| {
-                let mut options = Rank::options().num_cpus(plan.cpus_per_worker);
+            .map(|index| {
+                let mut options = Rank::options().num_cpus(plan.cpus_per_worker).in_bundle(reserved, index);
                 if plan.gpus_per_worker > 0.0 {
                     options = options.num_gpus(plan.gpus_per_worker);
                 }
@@ -41,26 +69,17 @@ impl Group {
             .collect();
         let asked: Vec<_> =
             handles.iter().map(|rank| rank.describe(plan.python.clone(), plan.target.clone())).collect();
-        let described = tokio::time::timeout(PLACE_LIMIT, get_all(&asked)).await;
-        let descriptions = match described {
-            Ok(Ok(descriptions)) => descriptions,
-            Ok(Err(Error::ActorDied { cause, .. })) if matches!(*cause, Error::Infeasible { .. }) => {
-                return Err(missing(cause.to_string()));
-            }
-            Ok(Err(error)) => return Err(error.into()),
-            Err(_) => {
-                let placed = asked.iter().filter(|description| description.is_ready()).count();
-                let limit = PLACE_LIMIT.as_secs();
-                return Err(missing(format!(
-                    "only {placed} of them could be placed within {limit} s; `wingbeat status` shows who holds the rest"
-                )));
-            }
-        };
+        let descriptions = get_all(&asked).await?;
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
         let mut ranks: Vec<Option<(RankHandle, Description)>> =
             handles.into_iter().zip(descriptions).map(Some).collect();
-        let order = environment::rank_order(&places);
-        Ok(Group { ranks: order.into_iter().filter_map(|i| ranks[i].take()).collect() })
+        Ok(environment::rank_order(&places).into_iter().filter_map(|i| ranks[i].take()).collect())
+    }
+
+    /// Ends the ranks' actors, and gives back what was reserved for them.
+    pub(crate) async fn release(self) {
+        // It fails only when the head is gone, and then nothing is reserved any more.
+        let _ = self.reserved.remove().await;
     }
 
     /// Whether every node can run what is to be run.
@@ -207,15 +226,28 @@ impl Group {
     }
 }
 
-/// How many ranks all nodes together could hold if nothing else ran.
-async fn room_in_all(plan: &Plan) -> Result<u32, TrainError> {
-    let state = wingbeat::Session::current()?.cluster_state().await?;
-    let fit = |has: f64, needs: f64| if needs > 0.0 { (has / needs).floor() } else { f64::INFINITY };
-    let room = state.nodes.iter().map(|node| {
-        let has = |name: &str| node.info.resources.get(name).as_f64();
-        fit(has("CPU"), plan.cpus_per_worker).min(fit(has("GPU"), plan.gpus_per_worker)) as u32
-    });
-    Ok(room.fold(0, u32::saturating_add))
+/// Why a group has no ranks yet.
+enum Unplaced {
+    /// Its bundles were not placed in time.
+    TooLong(String),
+    Failed(Error),
+}
+
+impl From<Error> for Unplaced {
+    fn from(error: Error) -> Self {
+        Unplaced::Failed(error)
+    }
+}
+
+/// What a group that was not placed in time waits for.
+async fn why_not_placed(reserved: &PlacementGroup) -> String {
+    let limit = PLACE_LIMIT.as_secs();
+    let explained = match wingbeat::Session::current() {
+        Ok(session) => session.why(reserved.id()).await.ok(),
+        Err(_) => None,
+    };
+    let explained = explained.map(|why| [why.reasons, why.holders].concat().join("; ")).unwrap_or_default();
+    format!("they could not all be placed within {limit} s: {explained}")
 }
 
 fn place_of(description: &Description) -> Place {

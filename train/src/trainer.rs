@@ -227,8 +227,12 @@ impl TorchTrainer {
 
     async fn attempt(&self, attempt: u32, run_id: &str) -> Result<(), TrainError> {
         let group = Group::place(&self.plan).await?;
-        group.check(&self.plan)?;
-        group.run(&self.plan, attempt, run_id).await
+        let outcome = match group.check(&self.plan) {
+            Ok(()) => group.run(&self.plan, attempt, run_id).await,
+            Err(error) => Err(error),
+        };
+        group.release().await;
+        outcome
     }
 }
 

@@ -132,7 +132,7 @@ fn what_is_missing_is_named() {
     // Each would fit, and all of them never do.
     let (result, _) = run(TorchTrainer::script(&script).workers(3).python(system_python()));
     match result.unwrap_err() {
-        TrainError::NotEnoughResources { workers: 3, why, .. } => assert!(why.contains("has room for 2"), "{why}"),
+        TrainError::NotEnoughResources { workers: 3, why, .. } => assert!(why.contains("have 2 CPU of the 3"), "{why}"),
         other => panic!("{other}"),
     }
     // An interpreter that is isolated from every installed package.

@@ -31,7 +31,7 @@ use wingbeat_net::services::{
 use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
-const SHORT: Millis = 25;
+const SHORT: Duration = Duration::from_millis(25);
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
@@ -118,6 +118,14 @@ impl Shell {
 
     fn step(&self, event: Event) {
         self.change(|state, now| ((), state.step(now, event)));
+        self.note_time();
+    }
+
+    /// Has the time looked at, if something depends on it now.
+    fn note_time(&self) {
+        if self.inside.lock().state.next_tick().is_some() {
+            self.ticks.notify_one();
+        }
     }
 
     /// Changes the state, and does what follows from it. Also answers with the number of what must be written down.
@@ -127,17 +135,13 @@ impl Shell {
         let facts = inside.state.take_facts();
         let number = self.journal.as_ref().filter(|_| !facts.is_empty()).map(|journal| journal.write(facts));
         inside.perform(actions);
-        let ticks = inside.state.next_tick().is_some();
-        drop(inside);
-        if ticks {
-            self.ticks.notify_one();
-        }
         (answer, number)
     }
 
     /// As [`Shell::change`]; whoever asked is told only when what must survive is safe.
     async fn change_durably<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> Result<R, Error> {
         let (answer, number) = self.change(change);
+        self.note_time();
         if let (Some(journal), Some(number)) = (&self.journal, number) {
             journal.is_written(number).await?;
         }
@@ -149,18 +153,17 @@ impl Shell {
         let ticking = async {
             loop {
                 let next = self.inside.lock().state.next_tick();
-                match next {
+                match next.map(Duration::from_millis) {
                     None => self.ticks.notified().await,
-                    Some(millis) => {
-                        let time = tokio::time::sleep(Duration::from_millis(millis));
-                        if millis <= SHORT {
-                            time.await;
-                        } else {
-                            // Something may happen that makes the next tick come sooner.
-                            let _ = tokio::time::timeout(Duration::from_millis(millis), self.ticks.notified()).await;
-                        }
-                        self.step(Event::Tick);
+                    Some(time) if time <= SHORT => {
+                        tokio::time::sleep(time).await;
+                        self.change(|state, now| ((), state.step(now, Event::Tick)));
                     }
+                    // Something may happen that makes the tick come sooner.
+                    Some(time) => match tokio::time::timeout(time, self.ticks.notified()).await {
+                        Ok(()) => {}
+                        Err(_) => drop(self.change(|state, now| ((), state.step(now, Event::Tick)))),
+                    },
                 }
             }
         };
@@ -442,7 +445,7 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
-        self.shell.change(|state, now| state.drain(now, node, within_ms, why, stops)).0
+        self.shell.change_durably(|state, now| state.drain(now, node, within_ms, why, stops)).await?
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {

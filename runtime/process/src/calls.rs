@@ -322,3 +322,7 @@ impl Calls {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "calls_tests.rs"]
+mod tests;

@@ -1,0 +1,169 @@
+//! The order of calls, whatever happens between.
+
+use proptest::prelude::*;
+use wingbeat_core::spec::{MachineId, Outputs};
+use wingbeat_core::{FunctionId, ProcessId};
+
+use super::*;
+
+const ACTOR: ActorId = ActorId(7);
+
+/// What may happen to one caller's calls.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A call; whether its arguments are there, and how often it may be tried again.
+    Call(bool, u32),
+    /// The arguments of one of those that wait are there now.
+    Resolve(usize),
+    /// One of those that were sent returns.
+    Return(usize),
+    /// The actor's process ends, and another life begins.
+    Restart,
+    /// The connection breaks; the head says later what became of it.
+    Break,
+    Cancel(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (any::<bool>(), 0..3u32).prop_map(|(resolved, retries)| Step::Call(resolved, retries)),
+        4 => any::<usize>().prop_map(Step::Resolve),
+        4 => any::<usize>().prop_map(Step::Return),
+        1 => Just(Step::Restart),
+        1 => Just(Step::Break),
+        1 => any::<usize>().prop_map(Step::Cancel),
+    ];
+    proptest::collection::vec(step, 0..120)
+}
+
+fn address(life: u32) -> Address {
+    let process = ProcessId(100 + u64::from(life));
+    Address { process, machine: MachineId(1), unix: String::new(), tcp: None }
+}
+
+fn task(seq: u64) -> TaskId {
+    TaskId { owner: ProcessId(1), seq }
+}
+
+fn call(seq: u64, resolved: bool, retries: u32) -> Call {
+    let spec = TaskSpec {
+        id: task(seq),
+        function: FunctionId(1),
+        name: None,
+        args: Vec::new(),
+        outputs: Outputs::Fixed(1),
+        attempt: 0,
+        group: None,
+        parent: None,
+    };
+    Call { spec: Arc::new(spec), name: Name::Path("call"), resolved, retries, cancelled: false, held: Held::new() }
+}
+
+/// One caller and one actor.
+#[derive(Default)]
+struct Bench {
+    calls: Calls,
+    life: u32,
+    /// What each life was sent, in order.
+    sent: Vec<Vec<u64>>,
+    /// What was sent to this life and has not returned.
+    running: Vec<u64>,
+    /// Calls whose arguments are not there.
+    unresolved: Vec<u64>,
+    failed: Vec<u64>,
+    returned: Vec<u64>,
+}
+
+impl Bench {
+    fn take_in(&mut self, out: Vec<Action>) {
+        for action in out {
+            match action {
+                Action::Push { incarnation, calls, .. } => {
+                    self.sent.resize(self.sent.len().max(incarnation.0 as usize + 1), Vec::new());
+                    for call in calls {
+                        self.sent[incarnation.0 as usize].push(call.id.seq);
+                        self.running.push(call.id.seq);
+                    }
+                }
+                Action::Fail { call, .. } => self.failed.push(call.spec.id.seq),
+                _ => {}
+            }
+        }
+    }
+
+    fn with(&mut self, change: impl FnOnce(&mut Calls, &mut Vec<Action>)) {
+        let mut out = Vec::new();
+        change(&mut self.calls, &mut out);
+        self.calls.settle(ACTOR, &mut out);
+        self.take_in(out);
+    }
+
+    fn alive(&mut self) {
+        let state = ActorState::Alive { address: address(self.life), incarnation: Incarnation(self.life) };
+        self.with(|calls, out| calls.actor_is(ACTOR, state, out));
+    }
+}
+
+proptest! {
+    /// Each life is sent the calls of one caller in the order in which they were made, each at most once, and every call
+    /// returns or fails.
+    #[test]
+    fn calls_of_one_caller_are_sent_in_order_in_every_life(steps in steps()) {
+        let class: Arc<str> = "Counter".into();
+        let mut bench = Bench::default();
+        bench.alive();
+        let mut made = 0;
+        for step in steps {
+            match step {
+                Step::Call(resolved, retries) => {
+                    made += 1;
+                    if !resolved {
+                        bench.unresolved.push(made);
+                    }
+                    let class = class.clone();
+                    bench.with(|calls, out| calls.submit(ACTOR, &class, call(made, resolved, retries), out));
+                }
+                Step::Resolve(which) if !bench.unresolved.is_empty() => {
+                    let at = which % bench.unresolved.len();
+                    let seq = bench.unresolved.swap_remove(at);
+                    bench.with(|calls, _| calls.resolved(ACTOR, task(seq), |_| {}));
+                }
+                Step::Return(which) if !bench.running.is_empty() => {
+                    let seq = bench.running.swap_remove(which % bench.running.len());
+                    let worker = address(bench.life).process;
+                    if bench.calls.finished(worker, task(seq)).is_some() {
+                        bench.returned.push(seq);
+                    }
+                    bench.with(|_, _| {});
+                }
+                Step::Restart => {
+                    bench.running.clear();
+                    let cause = Box::new(Error::NoSession);
+                    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+                    bench.life += 1;
+                    bench.alive();
+                }
+                Step::Break => {
+                    let worker = address(bench.life).process;
+                    bench.with(|calls, _| calls.connection_lost(worker));
+                }
+                Step::Cancel(which) if made > 0 => {
+                    let seq = which as u64 % made + 1;
+                    bench.with(|calls, out| {
+                        calls.cancel(task(seq), false, out);
+                    });
+                }
+                _ => {}
+            }
+            for life in &bench.sent {
+                prop_assert!(life.is_sorted_by(|a, b| a < b), "a life was sent {life:?}");
+            }
+        }
+        // Everything that is still open ends with the actor.
+        let cause = Box::new(Error::NoSession);
+        bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Dead { cause }, out));
+        let mut done: Vec<u64> = bench.failed.iter().chain(&bench.returned).copied().collect();
+        done.sort_unstable();
+        prop_assert_eq!(done, (1..=made).collect::<Vec<_>>());
+    }
+}
