@@ -269,17 +269,23 @@ impl State {
             }
             kind.0.push(index);
         }
+        let nodes = self.nodes.len();
         for (kind, (bundles, room)) in &kinds {
-            let count = bundles.len();
-            let nodes = self.nodes.len();
-            explanation.reasons.push(format!("{count} bundles of {kind}: {room} of {nodes} nodes have room for one"));
+            explanation.reasons.push(match bundles.len() {
+                1 => format!("a bundle of {kind}: {room} of {nodes} nodes have room for it"),
+                count => format!("{count} bundles of {kind}: {room} of {nodes} nodes have room for one"),
+            });
         }
         use wingbeat_core::spec::PlacementStrategy::{Pack, Spread, StrictPack, StrictSpread};
-        explanation.reasons.push(match group.spec.strategy {
-            StrictPack => "all of them must fit on one node together".into(),
-            StrictSpread => format!("each needs a node of its own, and {} nodes have room for any", with_room.len()),
-            Pack | Spread => "they do not all fit at the same time".into(),
-        });
+        match group.spec.strategy {
+            _ if group.missing().count() == 1 => {}
+            StrictPack => explanation.reasons.push("all of them must fit on one node together".into()),
+            StrictSpread => {
+                let text = format!("each needs a node of its own, and {} nodes have room for any", with_room.len());
+                explanation.reasons.push(text);
+            }
+            Pack | Spread => explanation.reasons.push("they do not all fit at the same time".into()),
+        }
         let missing = |node: &&Node| !with_room.contains(&node.info.id) || group.spec.strategy == StrictPack;
         let nodes: Vec<&Node> = self.nodes.iter().filter(missing).collect();
         let (_, sum) = self.groups.asked(id)?;
@@ -485,7 +491,9 @@ impl State {
                 let Some(placed) = group.placed.get(*index as usize).and_then(Option::as_ref) else { continue };
                 if let Some(amount) = wants(&placed.taken.resources) {
                     let held = self.held_by_lease(node.info.id, &placed.taken.resources, &placed.taken.devices);
-                    found.push((amount, format!("{} ({id}) reserves {held} on {}", group.spec.title(), title(node))));
+                    let job = self.jobs.get(&group.spec.job).map(|job| format!(" of job {}", job.spec.name));
+                    let (who, job) = (group.spec.title(), job.unwrap_or_default());
+                    found.push((amount, format!("{who}{job} reserves {held} on {}", title(node))));
                 }
             }
         }
