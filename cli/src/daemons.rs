@@ -155,12 +155,12 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
             eprintln!("wingbeat worker: {}; ending what runs here", why?);
             Ok(())
         }
-        why = node.ended() => match why.as_str() {
-            "the cluster was stopped" => {
+        ended = node.ended() => match ended {
+            Ok(why) => {
                 eprintln!("wingbeat worker: {why}");
                 Ok(())
             }
-            _ => Err(anyhow::anyhow!("{why}; start this worker again when the head is back")),
+            Err(why) => Err(anyhow::anyhow!("{why}; start this worker again when the head is back")),
         },
     };
     node.shut_down();

@@ -221,7 +221,7 @@ impl Shell {
         let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().cloned().collect();
         let told = async {
             for link in links {
-                link.send(NodeMessage::Stop);
+                link.send(NodeMessage::Stop("the cluster was stopped".into()));
                 link.flushed().await;
             }
         };

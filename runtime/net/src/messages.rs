@@ -325,8 +325,8 @@ pub enum NodeMessage {
         /// The job.
         job: JobId,
     },
-    /// From the head: the cluster is being stopped.
-    Stop,
+    /// From the head: the daemon is to end in order, because of this.
+    Stop(String),
     /// From the head: start worker processes ahead of need.
     Prestart {
         /// Of this job, of which the node was told before.

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -96,13 +97,17 @@ impl NodeHandle {
         self.daemon.id
     }
 
-    /// Waits until the daemon has ended, and says why.
-    pub async fn ended(&self) -> String {
+    /// Waits until the daemon has ended, and says why: because it was told to, or else the error.
+    ///
+    /// # Errors
+    /// It had to end.
+    pub async fn ended(&self) -> Result<String, String> {
         let mut ended = self.daemon.ended.subscribe();
-        match ended.wait_for(Option::is_some).await {
+        let why = match ended.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
             Err(_) => "it was dropped".into(),
-        }
+        };
+        if self.daemon.was_told_to_end.load(Ordering::Acquire) { Ok(why) } else { Err(why) }
     }
 
     /// Ends the daemon and every worker process, and waits for them. Blocks.
@@ -192,6 +197,8 @@ pub(crate) struct Daemon {
     executables: executables::Executables,
     connections: Mutex<Vec<Connection>>,
     ended: tokio::sync::watch::Sender<Option<String>>,
+    /// Whether it ends because somebody wanted it to.
+    was_told_to_end: AtomicBool,
     cpus: usize,
     listen_ip: Option<std::net::IpAddr>,
     gpus: Gpus,
@@ -238,6 +245,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         executables: executables::Executables::default(),
         connections: Mutex::default(),
         ended: tokio::sync::watch::Sender::new(None),
+        was_told_to_end: AtomicBool::new(false),
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
         listen_ip: config.listen.map(|listen| listen.ip()),
         gpus: config.gpus.clone(),
@@ -286,6 +294,12 @@ impl Daemon {
             () = work => {}
             _ = ended.wait_for(Option::is_some) => {}
         }
+    }
+
+    /// The head wants it to end.
+    fn told_to_end(&self, why: &str) {
+        self.was_told_to_end.store(true, Ordering::Release);
+        self.end(why);
     }
 
     fn end(&self, why: &str) {
@@ -731,7 +745,7 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::EndLease { .. }
             | NodeMessage::DrainActor { .. }
             | NodeMessage::EndJob { .. }
-            | NodeMessage::Stop
+            | NodeMessage::Stop(_)
             | NodeMessage::Prestart { .. }
     )
 }

@@ -75,7 +75,7 @@ impl Daemon {
             NodeMessage::EndLease { lease, kill } => self.end_lease(lease, kill),
             NodeMessage::DrainActor { lease, by } => self.drain(lease, by),
             NodeMessage::EndJob { job } => self.end_job(job),
-            NodeMessage::Stop => self.end("the cluster was stopped"),
+            NodeMessage::Stop(why) => self.told_to_end(&why),
             NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::Unpin(objects) => {
                 for object in objects {

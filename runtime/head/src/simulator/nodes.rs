@@ -129,7 +129,7 @@ impl World {
                     self.schedule(delay, Happening::Gone(node, lease));
                 }
             }
-            NodeMessage::Stop => self.schedule(1, Happening::Lost(node)),
+            NodeMessage::Stop(_) => self.schedule(1, Happening::Lost(node)),
             _ => {}
         }
         Ok(())

@@ -89,11 +89,12 @@ impl State {
         if !self.draining.contains(&id) {
             return;
         }
-        let is_empty = self.nodes.get(id).is_some_and(|node| {
-            node.leases.is_empty() && node.bundles.is_empty() && node.draining.as_ref().is_some_and(|drain| drain.stops)
-        });
-        if is_empty {
-            self.order(id, NodeMessage::Stop);
+        let Some(node) = self.nodes.get(id).filter(|node| node.leases.is_empty() && node.bundles.is_empty()) else {
+            return;
+        };
+        if let Some(drain) = node.draining.as_ref().filter(|drain| drain.stops) {
+            let why = format!("it was drained ({})", drain.why);
+            self.order(id, NodeMessage::Stop(why));
         }
     }
 }

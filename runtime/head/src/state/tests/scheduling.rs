@@ -192,7 +192,7 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
     bench.step(Event::Ended(lease));
     bench.step(Event::Ended(life));
     let stopped =
-        bench.ordered.iter().any(|(node, message)| *node == NodeId(1) && matches!(message, NodeMessage::Stop));
+        bench.ordered.iter().any(|(node, message)| *node == NodeId(1) && matches!(message, NodeMessage::Stop(_)));
     assert!(stopped, "nothing is left on it: {:?}", bench.ordered);
 }
 
