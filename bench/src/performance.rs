@@ -25,6 +25,12 @@ pub(crate) fn write(dir: &Path, report: &Report) -> Result<()> {
     for row in report.rows() {
         writeln!(page, "| {} |", row.join(" | "))?;
     }
+    page.push_str(
+        "\n`decisions_*` are leases that the head's state machine granted, had started, took back and ended, one thread, no\n\
+         network; `placement_group_create_remove` goes through a head that writes each group to its journal before it says\n\
+         that it knows it. For comparison, what Ray publishes of its own releases, over a cluster: 394 tasks/s,\n\
+         551 actors/s, and 19 placement groups/s made and removed.\n",
+    );
     page.push_str("\n## Growth\n\nWhat one operation costs, the best of three, in microseconds.\n");
     for (number, growth) in growth::all()?.iter().enumerate() {
         let image = format!("growth-{}.svg", number + 1);
