@@ -168,15 +168,10 @@ impl PlacementGroup {
         self.spec.bundles.len()
     }
 
-    /// A ref that is there when all bundles have their places. It fails when the group can never be placed or is removed.
-    pub fn ready(&self) -> ObjectRef<()> {
+    /// The node of each bundle, in order, as soon as all have one. It fails when the group can never be placed or is
+    /// removed. A bundle whose node dies gets another, so ask again where that matters.
+    pub fn ready(&self) -> ObjectRef<Vec<NodeId>> {
         ObjectRef::new(self.session.placement_group_ready(self.spec.id))
-    }
-
-    /// The node of each bundle, in order; none while not all have one, or before somebody asked for
-    /// [`PlacementGroup::ready`].
-    pub fn nodes(&self) -> Option<Vec<NodeId>> {
-        self.session.placement_group_nodes(self.spec.id)
     }
 
     /// Removes the group: what runs in it is ended, and what it reserved is free again. No error if it is gone already.

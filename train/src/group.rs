@@ -54,7 +54,7 @@ impl Group {
     /// Waits for the bundles, and starts an actor in each.
     async fn start(plan: &Plan, reserved: &PlacementGroup) -> Result<Vec<(RankHandle, Description)>, Unplaced> {
         match reserved.ready().get_timeout(PLACE_LIMIT).await {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(Error::TimedOut { .. }) => return Err(Unplaced::TooLong(why_not_placed(reserved).await)),
             Err(error) => return Err(error.into()),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use wingbeat_core::PlacementGroupId;
-use wingbeat_core::codec::Payload;
+use wingbeat_core::codec::encode_value;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{
     BundleSpec, PlacementGroupSpec, PlacementGroupState, PlacementStrategy, ScopedName, Shape, Strategy,
@@ -75,10 +75,17 @@ impl Process {
 
 /// What a ref to the readiness of a group gives.
 fn ready_value(state: &PlacementGroupState) -> ObjectValue {
-    match state {
-        PlacementGroupState::Gone { cause } => ObjectValue::Failed(cause.clone()),
-        // The unit encodes to nothing.
-        _ => ObjectValue::Inline(Packed { bytes: Payload::default(), refs: None }),
+    let nodes = match state {
+        PlacementGroupState::Gone { cause } => return ObjectValue::Failed(cause.clone()),
+        PlacementGroupState::Placed { nodes } => nodes,
+        PlacementGroupState::Pending => &Vec::new(),
+    };
+    match encode_value(nodes) {
+        Ok(encoded) => ObjectValue::Inline(Packed::plain(encoded.into_bytes())),
+        Err(error) => {
+            let what = "the nodes of a placement group".into();
+            ObjectValue::Failed(Box::new(Error::Encode { what, why: error.0 }))
+        }
     }
 }
 
@@ -135,7 +142,7 @@ impl Session {
         self.ask_head(move |head| async move { head.find_placement_group(mux::within(HEAD_LIMIT), name).await }).await?
     }
 
-    /// A ref to nothing, that is there when all bundles of the group have their places. Answers at once.
+    /// A ref to the node of each bundle of the group, that is there when all have one. Answers at once.
     pub fn placement_group_ready(&self, id: PlacementGroupId) -> Handle {
         let process = self.process();
         if process.is_shut_down() {
@@ -157,14 +164,6 @@ impl Session {
             process.tell_head(HeadMessage::WatchPlacementGroup(id));
         }
         handle
-    }
-
-    /// The nodes of a group's bundles, in order, when it is placed.
-    pub fn placement_group_nodes(&self, id: PlacementGroupId) -> Option<Vec<wingbeat_core::NodeId>> {
-        match self.process().groups.groups.lock().get(&id)?.state.as_ref()? {
-            PlacementGroupState::Placed { nodes } => Some(nodes.clone()),
-            _ => None,
-        }
     }
 
     /// The shape of what is submitted here: in the placement group that captures it, unless it says where it is to be.
