@@ -12,11 +12,12 @@ It adds to plain Python what a rank's supervisor needs:
   format. A file that the script has written there itself (torchelastic's `@record`) stays.
 - The process is killed when its rank actor ends. WINGBEAT_RANK_PARENT holds the actor's process id.
   What the script has started is not in its hands: the node's guard process ends that.
+- It writes the stacks of all its threads to WINGBEAT_STACKS when the signal comes that this names.
 - It exits with 1 after an exception, with what SystemExit says, and with 130 after
   KeyboardInterrupt, also where torch would abort while Python finalizes (see `leave`).
 
-The Rust library embeds this one file: it imports the standard library alone, and late, since every
-cold start pays for it.
+It imports the standard library alone, and late, since every cold start pays for it. `_warm` runs a forked rank
+with it.
 """
 
 import os
@@ -25,6 +26,7 @@ import sys
 PARENT = "WINGBEAT_RANK_PARENT"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 INTERRUPTED = 128 + 2  # what a shell calls SIGINT
+STACKS = "WINGBEAT_STACKS"  # SIGNAL:PATH
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 SIGKILL = 9
 
@@ -34,8 +36,18 @@ def main():
     if len(sys.argv) < 2:
         sys.exit("usage: python -m wingbeat._rank_main (script.py | -m module) [argument ...]")
     del sys.argv[0]
+    code = run()
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    leave(code)
+
+
+def run():
+    """Runs what sys.argv says, and answers with the exit code."""
     before = error_file_state()
     try:
+        find_package()
+        tell_stacks()
         if sys.argv[0] == "-m" and len(sys.argv) > 1:
             run_module_as_main(sys.argv.pop(1))
         else:
@@ -51,7 +63,25 @@ def main():
         if error_file_state() == before:
             write_error_file(error)
         code = 1
-    leave(code)
+    return code
+
+
+def find_package():
+    """Lets the script import `wingbeat` from where this file is, unless another one is installed."""
+    own = globals().get("__file__")
+    if own is not None:
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(own))))
+
+
+def tell_stacks():
+    """Makes a signal write the stacks of all threads, also while one is stuck outside of Python."""
+    stacks = os.environ.pop(STACKS, None)
+    if stacks is None:
+        return
+    import faulthandler
+
+    number, path = stacks.split(":", 1)
+    faulthandler.register(int(number), file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
 def tie_to_parent():
@@ -169,14 +199,12 @@ def write_error_file(error):
 
 
 def leave(code):
-    """Ends the process as Python would: waits for threads, runs exit handlers, flushes.
+    """Ends the process as Python would: waits for threads, runs exit handlers, flushes; but before Python finalizes.
 
-    With torch loaded it stops there, before Python finalizes. A gloo thread that lets go of the last
-    collective's tensor asks for the interpreter, and if that is finalizing the process aborts: a
-    finished rank then looks crashed (pytorch/pytorch#190489).
+    A gloo thread that lets go of the last collective's tensor asks for the interpreter, and if that is finalizing the
+    process aborts: a finished rank then looks crashed (pytorch/pytorch#190489). And a forked process would go on in
+    what called it.
     """
-    if "torch" not in sys.modules:
-        sys.exit(code)
     import atexit
     import threading
 

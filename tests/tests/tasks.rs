@@ -16,6 +16,20 @@ fn square(x: u64) -> u64 {
 }
 
 #[wingbeat::remote]
+fn write_to_a_pipe_that_nobody_reads() -> bool {
+    use std::io::Write;
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.write_all(b"x").is_err()
+}
+
+#[test]
+fn a_broken_pipe_is_an_error_in_a_task_as_in_any_program() {
+    let _local = Local::start(1);
+    assert!(write_to_a_pipe_that_nobody_reads::remote().get_blocking().unwrap());
+}
+
+#[wingbeat::remote]
 async fn add(a: u64, b: u64) -> u64 {
     tokio::task::yield_now().await;
     a + b

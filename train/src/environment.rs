@@ -2,6 +2,7 @@
 //! (<https://docs.pytorch.org/docs/stable/elastic/run.html>, "Environment Variables").
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,28 @@ pub(crate) struct Environment {
     pub set: BTreeMap<String, String>,
     /// Set only where the actor's environment has nothing.
     pub unless_set: BTreeMap<String, String>,
+}
+
+impl Environment {
+    /// Gives it to a command.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        for (name, value) in &self.unless_set {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
+        command.envs(&self.set);
+    }
+
+    /// All of it, with that of this process. A variable that is not UTF-8 cannot be sent, and is left out.
+    pub(crate) fn complete(&self) -> BTreeMap<String, String> {
+        let own =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let mut all = self.unless_set.clone();
+        all.extend(own);
+        all.extend(self.set.clone());
+        all
+    }
 }
 
 /// Where a rank is.
@@ -29,6 +52,7 @@ pub(crate) struct Shared {
     pub master_addr: String,
     pub master_port: u16,
     pub run_id: String,
+    pub role: String,
     pub restarts: u32,
     pub max_restarts: u32,
     pub backend: &'static str,
@@ -71,7 +95,7 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         set("NODE_RANK", group_rank.to_string());
         set("GROUP_WORLD_SIZE", nodes.len().to_string());
         set("ROLE_RANK", rank.to_string());
-        set("ROLE_NAME", "default".into());
+        set("ROLE_NAME", shared.role.clone());
         set("ROLE_WORLD_SIZE", world.to_string());
         set("MASTER_ADDR", shared.master_addr.clone());
         set("MASTER_PORT", shared.master_port.to_string());
@@ -114,6 +138,7 @@ mod tests {
             master_addr: "10.0.0.1".into(),
             master_port: 29500,
             run_id: "run".into(),
+            role: "default".into(),
             restarts: 0,
             max_restarts: 2,
             backend: "nccl",

@@ -9,6 +9,8 @@ pub struct PythonError {
     pub message: String,
     /// The whole traceback.
     pub traceback: String,
+    /// The exception of a Python function, pickled, where it could be.
+    pub pickled: Option<Vec<u8>>,
 }
 
 /// Why a training run did not succeed.
@@ -89,12 +91,44 @@ pub enum TrainError {
         /// What became of its actor.
         cause: Box<wingbeat::Error>,
     },
+    /// The ranks had done nothing for too long; they were stopped.
+    #[error("nothing was printed or reported for {seconds} s ({lagging} kept the others waiting)")]
+    Hangs {
+        /// For how long.
+        seconds: u64,
+        /// Who kept the others waiting.
+        lagging: String,
+    },
+    /// The port of the ranks' store is somebody else's.
+    #[error("port {port} of {node}, where rank 0 was to listen, is taken")]
+    PortTaken {
+        /// The port.
+        port: u16,
+        /// Rank 0's node.
+        node: String,
+    },
+    /// The run was stopped from outside.
+    #[error("the run was stopped")]
+    Stopped,
     /// What was asked for makes no sense.
     #[error("{0}")]
     Invalid(String),
     /// The runtime failed.
     #[error(transparent)]
     Runtime(#[from] wingbeat::Error),
+}
+
+impl TrainError {
+    /// Whether another attempt may go better.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            TrainError::RankFailed { .. }
+                | TrainError::RankLost { .. }
+                | TrainError::Hangs { .. }
+                | TrainError::Runtime(_)
+        )
+    }
 }
 
 fn shown(error: Option<&PythonError>, stderr: &[String]) -> String {

@@ -1,103 +1,127 @@
-//! One attempt: actors placed, environment made, ranks run to their end.
+//! The actors of one attempt: placed, described, checked, and let go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use futures::stream::{SelectAll, StreamExt};
-use wingbeat::{Bundle, Error, PlacementGroup, get_all, placement_group};
+use futures::future::join_all;
+use wingbeat::{Bundle, Error, PlacementGroup, PlacementStrategy, get_all, placement_group};
 
-use crate::environment::{self, Place, Shared};
+use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
-use crate::process::{Event, Launch, Outcome, Target};
-use crate::rank::{Description, Rank, RankHandle};
-use crate::trainer::{Backend, Plan};
+use crate::process::Target;
+use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
+use crate::trainer::{Layout, Plan};
+use crate::warm;
 
 /// How long a group may take to be placed. Longer means that the resources are not there.
 const PLACE_LIMIT: Duration = Duration::from_secs(60);
 /// A bundle must reserve something.
 const LEAST_CPUS: f64 = 0.0001;
-/// How long stopped ranks may take to end by themselves.
-const GRACE: Duration = Duration::from_secs(5);
+
+/// A rank that has been placed.
+pub(crate) struct Member {
+    pub handle: RankHandle,
+    pub at: Description,
+    /// The socket of the warm Python that it is forked from.
+    pub warm: Option<String>,
+}
 
 /// A group that has been placed, in the order of its ranks.
 pub(crate) struct Group {
-    ranks: Vec<(RankHandle, Description)>,
-    /// What they run in: a bundle a rank, all reserved at once or none.
+    pub ranks: Vec<Member>,
+    /// What they run in, all reserved at once or none.
     reserved: PlacementGroup,
 }
 
 impl Group {
-    /// Places all ranks, or none.
+    /// Places all ranks, or none, and sees to it that every node can run what is to be run.
     pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
-        let missing = |why: String| TrainError::NotEnoughResources { workers: plan.workers, each: plan.each(), why };
-        let mut bundle = Bundle::new().num_cpus(plan.cpus_per_worker.max(LEAST_CPUS));
-        if plan.gpus_per_worker > 0.0 {
-            bundle = bundle.num_gpus(plan.gpus_per_worker);
-        }
-        let reserved = match placement_group(vec![bundle; plan.workers as usize]).await {
+        let missing = |why: String| TrainError::NotEnoughResources { workers: plan.ranks(), each: plan.each(), why };
+        let (bundles, strategy) = match plan.layout {
+            Layout::Ranks(count) => (vec![bundle(plan, 1); count as usize], PlacementStrategy::Pack),
+            Layout::Nodes { nodes, each } => {
+                (vec![bundle(plan, each); nodes as usize], PlacementStrategy::StrictSpread)
+            }
+        };
+        let reserved = match placement_group(bundles).strategy(strategy).await {
             Ok(reserved) => reserved,
             Err(error @ Error::Infeasible { .. }) => return Err(missing(error.to_string())),
             Err(error) => return Err(error.into()),
         };
-        let placed = Self::start(plan, &reserved).await;
-        let Ok(ranks) = placed else {
-            let _ = reserved.remove().await;
-            return Err(match placed {
-                Err(Unplaced::TooLong(why)) => missing(why),
-                Err(Unplaced::Failed(error)) => error.into(),
-                Ok(_) => missing("it was placed".into()),
-            });
+        let started = Self::start(plan, &reserved).await;
+        let ready = match started {
+            Ok(ranks) => {
+                let mut group = Group { ranks, reserved: reserved.clone() };
+                group.prepare(plan).await.map(|()| group)
+            }
+            Err(Unplaced::TooLong(why)) => Err(missing(why)),
+            Err(Unplaced::Failed(error)) => Err(error.into()),
         };
-        Ok(Group { ranks, reserved })
+        if ready.is_err() {
+            let _ = reserved.remove().await;
+        }
+        ready
     }
 
-    /// Waits for the bundles, and starts an actor in each.
-    async fn start(plan: &Plan, reserved: &PlacementGroup) -> Result<Vec<(RankHandle, Description)>, Unplaced> {
+    /// Waits for the bundles, and starts the actors in them.
+    async fn start(plan: &Plan, reserved: &PlacementGroup) -> Result<Vec<Member>, Unplaced> {
         match reserved.ready().get_timeout(PLACE_LIMIT).await {
             Ok(_) => {}
             Err(Error::TimedOut { .. }) => return Err(Unplaced::TooLong(why_not_placed(reserved).await)),
             Err(error) => return Err(error.into()),
         }
-        let handles: Vec<RankHandle> = (0..plan.workers)
+        let bundle_of = |index: u32| match plan.layout {
+            Layout::Ranks(_) => index,
+            Layout::Nodes { each, .. } => index / each.max(1),
+        };
+        let handles: Vec<RankHandle> = (0..plan.ranks())
             .map(|index| {
-                let mut options = Rank::options().num_cpus(plan.cpus_per_worker).in_bundle(reserved, index);
+                let mut options = Rank::options().num_cpus(plan.cpus_per_worker).in_bundle(reserved, bundle_of(index));
                 if plan.gpus_per_worker > 0.0 {
                     options = options.num_gpus(plan.gpus_per_worker);
                 }
                 options.remote()
             })
             .collect();
-        let asked: Vec<_> =
-            handles.iter().map(|rank| rank.describe(plan.python.clone(), plan.target.clone())).collect();
+        let wanted = Wanted {
+            python: plan.python.clone(),
+            // What is not looked for there need not travel there yet.
+            target: match &plan.target {
+                Target::Function(_) => Target::Function(Vec::new()),
+                target => target.clone(),
+            },
+            env: Environment { set: plan.env.clone(), ..Environment::default() },
+            warm: plan.warm && !matches!(plan.target, Target::Program(_)),
+        };
+        let asked: Vec<_> = handles.iter().map(|rank| rank.describe(wanted.clone())).collect();
         let descriptions = get_all(&asked).await?;
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
-        let mut ranks: Vec<Option<(RankHandle, Description)>> =
-            handles.into_iter().zip(descriptions).map(Some).collect();
-        Ok(environment::rank_order(&places).into_iter().filter_map(|i| ranks[i].take()).collect())
+        let members = handles.into_iter().zip(descriptions).map(|(handle, at)| {
+            let warm = wanted.warm.then(|| at.kind.socket(at.node));
+            Member { handle, at, warm }
+        });
+        let mut members: Vec<Option<Member>> = members.map(Some).collect();
+        Ok(environment::rank_order(&places).into_iter().filter_map(|i| members[i].take()).collect())
     }
 
-    /// Ends the ranks' actors, and gives back what was reserved for them.
-    pub(crate) async fn release(self) {
-        // It fails only when the head is gone, and then nothing is reserved any more.
-        let _ = self.reserved.remove().await;
-    }
-
-    /// Whether every node can run what is to be run.
-    pub(crate) fn check(&self, plan: &Plan) -> Result<(), TrainError> {
+    /// Checks what every node needs, and has nodes start their warm Pythons.
+    async fn prepare(&mut self, plan: &Plan) -> Result<(), TrainError> {
+        if let (Target::Script(script), Some(lacks)) =
+            (&plan.target, self.ranks.iter().map(|rank| &rank.at).find(|at| !at.has_script))
+        {
+            let (node, working_dir) = (lacks.hostname.clone(), lacks.working_dir.clone());
+            return Err(TrainError::ScriptNotFound { script: script.display().to_string(), node, working_dir });
+        }
+        self.warm_up(plan).await;
         let mut versions = BTreeSet::new();
-        for (_, description) in &self.ranks {
-            let node = description.hostname.clone();
-            if let Target::Script(script) = &plan.target
-                && !description.has_script
-            {
-                let (script, working_dir) = (script.display().to_string(), description.working_dir.clone());
-                return Err(TrainError::ScriptNotFound { script, node, working_dir });
-            }
-            match &description.python {
-                Ok(version) => versions.insert((version.clone(), node)),
-                Err(why) => {
+        for Member { at, .. } in &self.ranks {
+            let node = at.hostname.clone();
+            match &at.python {
+                Some(Ok(version)) => versions.insert((version.clone(), node)),
+                Some(Err(why)) => {
                     return Err(TrainError::PythonNotFound { python: plan.python.clone(), node, why: why.clone() });
                 }
+                None => false,
             };
         }
         let distinct: BTreeSet<&String> = versions.iter().map(|(version, _)| version).collect();
@@ -108,121 +132,57 @@ impl Group {
         Ok(())
     }
 
-    /// Runs all ranks to their end. The first that fails ends the others, and is the error.
-    pub(crate) async fn run(&self, plan: &Plan, attempt: u32, run_id: &str) -> Result<(), TrainError> {
-        let Some((first, at)) = self.ranks.first() else { return Ok(()) };
-        let port = first.free_port().get().await?;
-        let one_node = self.ranks.iter().all(|(_, other)| other.node == at.node);
-        let has_gpus = self.ranks.iter().any(|(_, rank)| !rank.gpus.is_empty());
-        let shared = Shared {
-            master_addr: if one_node {
-                "127.0.0.1".into()
-            } else {
-                at.ip.clone().unwrap_or_else(|| "127.0.0.1".into())
-            },
-            master_port: port,
-            run_id: run_id.to_owned(),
-            restarts: attempt,
-            max_restarts: plan.max_failures,
-            backend: match plan.backend {
-                Backend::Nccl => "nccl",
-                Backend::Auto if has_gpus => "nccl",
-                Backend::Auto | Backend::Gloo => "gloo",
-            },
-        };
-        let places: Vec<Place> = self.ranks.iter().map(|(_, description)| place_of(description)).collect();
-        let environments = environment::of_ranks(&places, &shared, &plan.env);
-        let mut events = SelectAll::new();
-        for (rank, ((handle, _), env)) in self.ranks.iter().zip(environments).enumerate() {
-            let launch =
-                Launch { python: plan.python.clone(), target: plan.target.clone(), args: plan.args.clone(), env };
-            events.push(handle.run(launch).map(move |event| (rank, event)));
+    /// Starts the warm Pythons that are missing. Ranks whose node has none after that start cold.
+    async fn warm_up(&mut self, plan: &Plan) {
+        let mut missing: BTreeMap<String, &Member> = BTreeMap::new();
+        for rank in self.ranks.iter().filter(|rank| rank.at.python.is_none()) {
+            missing.extend(rank.warm.clone().map(|socket| (socket, rank)));
         }
-        let mut left = self.ranks.len();
-        let mut failures = Vec::new();
-        let told = self.hear(plan, &mut events, &mut left, &mut failures, true).await;
-        if told.is_ok() && failures.is_empty() {
-            return Ok(());
-        }
-        // Nobody is left behind when this returns: the next attempt needs the same devices. What was on its way is
-        // heard, too: a rank that printed much may have failed first and be heard of last.
-        for at_once in [false, true] {
-            let stopping: Vec<_> = self.ranks.iter().map(|(handle, _)| handle.stop(at_once)).collect();
-            let rest = async {
-                // An actor that is gone took its rank with it.
-                for stopped in &stopping {
-                    let _ = stopped.get().await;
-                }
-                while left > 0 && self.hear(plan, &mut events, &mut left, &mut failures, false).await.is_err() {}
+        let started = join_all(missing.into_iter().map(async |(socket, rank)| {
+            let started = match warm::start_on(rank.at.node, rank.at.kind.clone(), socket.clone()).await {
+                Ok(started) => Some(started.0),
+                Err(_) => None,
             };
-            if tokio::time::timeout(GRACE, rest).await.is_ok() {
-                break;
-            }
-        }
-        told?;
-        // What ended because it was asked to is no cause. Nodes' clocks differ by less than ranks usually do.
-        let first = failures.into_iter().min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us));
-        first.map_or(Ok(()), |(rank, outcome)| Err(self.failure(plan, rank, outcome)))
-    }
-
-    /// Shows what ranks print until all have ended; or, with `until_failure`, one has failed.
-    async fn hear<S>(
-        &self,
-        plan: &Plan,
-        events: &mut SelectAll<S>,
-        left: &mut usize,
-        failures: &mut Vec<(usize, Outcome)>,
-        until_failure: bool,
-    ) -> Result<(), TrainError>
-    where
-        S: futures::Stream<Item = (usize, wingbeat::Result<Event>)> + Unpin,
-    {
-        while *left > 0 && (failures.is_empty() || !until_failure) {
-            let Some((rank, event)) = events.next().await else {
-                let missing = std::mem::take(left);
-                let why = format!("{missing} of {} ranks ended without saying how", self.ranks.len());
-                return Err(Error::Io { what: "running the group".into(), why }.into());
-            };
-            match event {
-                Ok(Event::Line(line)) => (plan.on_output)(rank as u32, &line),
-                Ok(Event::Ended(outcome)) => {
-                    *left -= 1;
-                    if !outcome.is_success() {
-                        failures.push((rank, outcome));
-                    }
+            let (version, is_warm) = match started {
+                Some(version) => (Some(version), true),
+                None => {
+                    (rank.handle.version(plan.python.clone()).get().await.ok().map(|Version(version)| version), false)
                 }
-                Err(error) => {
-                    *left -= 1;
-                    let node = self.hostname(rank);
-                    return Err(TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) });
+            };
+            (socket, version, is_warm)
+        }));
+        for (socket, version, is_warm) in started.await {
+            for rank in self.ranks.iter_mut().filter(|rank| rank.warm.as_ref() == Some(&socket)) {
+                rank.at.python.clone_from(&version);
+                if !is_warm {
+                    rank.warm = None;
                 }
             }
         }
-        Ok(())
     }
 
-    fn hostname(&self, rank: usize) -> String {
-        self.ranks.get(rank).map(|(_, description)| description.hostname.clone()).unwrap_or_default()
+    /// Ends the ranks' actors, and gives back what was reserved for them.
+    pub(crate) async fn release(self) {
+        // It fails only when the head is gone, and then nothing is reserved any more.
+        let _ = self.reserved.remove().await;
     }
 
-    fn failure(&self, plan: &Plan, rank: usize, outcome: Outcome) -> TrainError {
-        // The exception itself: a library may print the words about something optional.
-        let no_torch = "ModuleNotFoundError: No module named 'torch'";
-        let lacks_torch = match &outcome.error {
-            Some(error) => error.message == no_torch,
-            None => outcome.stderr.last().is_some_and(|line| line == no_torch),
-        };
-        if lacks_torch {
-            return TrainError::TorchMissing { rank: rank as u32, python: plan.python.clone() };
-        }
-        TrainError::RankFailed {
-            rank: rank as u32,
-            node: self.hostname(rank),
-            exit: outcome.shown(),
-            code: outcome.code,
-            python_error: outcome.error.map(Box::new),
-            stderr: outcome.stderr,
-        }
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.ranks.iter().map(|rank| place_of(&rank.at)).collect()
+    }
+
+    pub(crate) fn hostname(&self, rank: usize) -> String {
+        self.ranks.get(rank).map(|rank| rank.at.hostname.clone()).unwrap_or_default()
+    }
+}
+
+/// What `ranks` ranks need.
+fn bundle(plan: &Plan, ranks: u32) -> Bundle {
+    let ranks = f64::from(ranks);
+    let bundle = Bundle::new().num_cpus((plan.cpus_per_worker * ranks).max(LEAST_CPUS));
+    match plan.gpus_per_worker > 0.0 {
+        true => bundle.num_gpus(plan.gpus_per_worker * ranks),
+        false => bundle,
     }
 }
 

@@ -1,10 +1,11 @@
 //! Groups of ranked actors that run distributed PyTorch.
 //!
 //! - [`TorchTrainer`]: what to run, on how many ranks; `fit()` runs it.
-//! - `rank`: the actor of one rank, which supervises one Python process.
-//! - `group`: one attempt: actors placed, environment made, ranks run to their end.
-//! - `environment`: the environment of every rank, as torchrun defines it.
-//! - `process`: a Python process, from its start to its end.
+//! - `group`: the ranks' actors: placed, checked, and let go.
+//! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts.
+//! - `environment`: the environment of every rank, as torchrun defines it; `ports`: where they meet.
+//! - `rank`: the actor of one rank, which supervises one Python process (`process`).
+//! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
 //!
 //! ```no_run
 //! use wingbeat_train::TorchTrainer;
@@ -17,13 +18,22 @@
 //! # }
 //! ```
 
+mod attempt;
 mod environment;
 mod error;
 mod group;
+mod hang;
+mod package;
+mod ports;
 mod process;
 mod rank;
+mod reports;
+mod shown;
+mod stopper;
 mod trainer;
+mod warm;
 
 pub use error::{PythonError, TrainError};
 pub use process::Line;
+pub use stopper::Stopper;
 pub use trainer::{Backend, TorchTrainer, TrainResult};

@@ -1,13 +1,16 @@
 //! The actor of one rank.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
 use futures::Stream;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::process::{self, Event, Launch, Running, Target};
+use crate::environment::Environment;
+use crate::ports;
+use crate::process::{self, Answer, Answers, Event, Launch, Running, Target};
+use crate::warm::Kind;
 
 /// What a rank's actor says about where it is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,61 +25,99 @@ pub(crate) struct Description {
     pub gpus: Vec<u32>,
     /// Whether the script is there.
     pub has_script: bool,
-    /// Python's version, or why it does not run.
-    pub python: Result<String, String>,
+    /// Python's version, or why it does not run; none if the node's warm Python is not there yet to tell.
+    pub python: Option<Result<String, String>>,
+    /// What its warm Python is.
+    pub kind: Kind,
     /// Its working directory.
     pub working_dir: String,
 }
 
-pub(crate) struct Rank {
-    running: Running,
+/// What a rank's actor is asked about.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    pub python: String,
+    pub target: Target,
+    /// What the user sets.
+    pub env: Environment,
+    /// Whether to fork it from a warm Python.
+    pub warm: bool,
 }
 
-#[wingbeat::actor(max_concurrency = 4)]
+pub(crate) struct Rank {
+    running: Running,
+    answers: Answers,
+}
+
+#[wingbeat::actor(max_concurrency = 8)]
 impl Rank {
     pub(crate) fn new() -> Self {
-        Rank { running: Running::default() }
+        Rank { running: Running::default(), answers: Answers::default() }
     }
 
     /// Where it is, and whether what it is to run is there.
-    pub(crate) fn describe(&self, python: String, target: Target) -> Description {
+    pub(crate) fn describe(&self, wanted: Wanted) -> Description {
         let session = wingbeat::Session::current().ok();
         let process = session.as_ref().map(|session| session.process());
         let storage = process.and_then(|process| process.storage());
-        let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let node = storage.map_or(0, |storage| storage.node().0);
+        let kind = Kind::of(&wanted.python, &wanted.env.complete());
+        let warm = wanted.warm.then(|| kind.socket(node));
         Description {
-            node: storage.map_or(0, |storage| storage.node().0),
-            hostname,
+            node,
+            hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             ip: process.and_then(|process| process.address().tcp).map(|tcp| tcp.ip().to_string()),
             gpus: wingbeat::gpu_ids(),
-            has_script: match &target {
+            has_script: match &wanted.target {
                 Target::Script(script) => script.is_file(),
-                Target::Module(_) => true,
+                Target::Module(_) | Target::Program(_) | Target::Function(_) => true,
             },
-            python: version_of(&python),
+            python: match warm {
+                _ if matches!(wanted.target, Target::Program(_)) => Some(Ok(String::new())),
+                Some(socket) => process::hello(&socket).and_then(Result::ok).map(Ok),
+                None => Some(version_of(&wanted.python)),
+            },
+            kind,
             working_dir: std::env::current_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
         }
     }
 
+    /// The version of this Python.
+    pub(crate) fn version(&self, python: String) -> Version {
+        Version(version_of(&python))
+    }
+
     /// A port that is free now. A port lost to somebody else before it is used fails the attempt.
     pub(crate) fn free_port(&self) -> Result<u16, String> {
-        let listener = TcpListener::bind("0.0.0.0:0").and_then(|listener| listener.local_addr());
-        listener.map(|address| address.port()).map_err(|error| error.to_string())
+        ports::free().map_err(|error| error.to_string())
     }
 
     /// Runs the script to its end. Dropping the stream ends it.
     pub(crate) fn run(&self, launch: Launch) -> impl Stream<Item = Event> {
-        process::start(launch, &self.running)
+        process::start(launch, &self.running, &self.answers)
+    }
+
+    /// Answers what the script has reported.
+    pub(crate) fn answer(&self, report: u64, answer: Answer) {
+        self.answers.give(report, answer);
+    }
+
+    /// What the process does now: the stacks of its threads.
+    pub(crate) fn stacks(&self) -> String {
+        self.running.stacks()
     }
 
     /// Asks what runs to end; with `at_once`, ends it.
     pub(crate) fn stop(&self, at_once: bool) {
-        let signal = if at_once { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM };
-        self.running.signal(signal);
+        self.running.stop(if at_once { Signal::KILL } else { Signal::TERM });
     }
 }
 
-fn version_of(python: &str) -> Result<String, String> {
+/// Python's version, or why it does not run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Version(pub Result<String, String>);
+
+pub(crate) fn version_of(python: &str) -> Result<String, String> {
     let script = "import sys; print('.'.join(map(str, sys.version_info[:2])))";
     let path = Path::new(python);
     let output = Command::new(path).args(["-c", script]).output().map_err(|error| error.to_string())?;

@@ -2,14 +2,19 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::attempt::Finished;
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::process::{Line, Target};
+use crate::stopper::Stopper;
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
+
+/// How often a run looks for another port when rank 0 has found its own taken.
+const PORTS_LOST: u32 = 5;
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
 ///
@@ -29,22 +34,50 @@ pub enum Backend {
 }
 
 type OnOutput = Arc<dyn Fn(u32, &Line) + Send + Sync>;
+type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
+type OnReport = Arc<dyn Fn(&BTreeMap<String, f64>) + Send + Sync>;
+
+/// How ranks lie on nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// As many, on as few nodes as can be.
+    Ranks(u32),
+    /// As many nodes, with as many ranks on each.
+    Nodes { nodes: u32, each: u32 },
+}
 
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,
     pub args: Vec<String>,
-    pub workers: u32,
+    pub layout: Layout,
     pub cpus_per_worker: f64,
     pub gpus_per_worker: f64,
     pub python: String,
     pub env: BTreeMap<String, String>,
+    pub role: String,
+    pub run_id: Option<String>,
+    pub master_port: Option<u16>,
+    pub warm: bool,
     pub max_failures: u32,
+    pub grace: Duration,
+    pub hang_timeout: Duration,
+    pub restart_on_hang: bool,
     pub backend: Backend,
+    pub stopper: Stopper,
     pub on_output: OnOutput,
+    pub on_notice: OnNotice,
+    pub on_report: OnReport,
 }
 
 impl Plan {
+    pub(crate) fn ranks(&self) -> u32 {
+        match self.layout {
+            Layout::Ranks(ranks) => ranks,
+            Layout::Nodes { nodes, each } => nodes.saturating_mul(each),
+        }
+    }
+
     pub(crate) fn each(&self) -> String {
         match self.gpus_per_worker {
             0.0 => format!("{} CPU", self.cpus_per_worker),
@@ -94,6 +127,10 @@ pub struct TrainResult {
     pub attempts: u32,
     /// Seconds from `fit()` to its end.
     pub seconds: f64,
+    /// The last metrics that rank 0 reported.
+    pub metrics: BTreeMap<String, f64>,
+    /// What a Python function returned, pickled, by rank; see [`TorchTrainer::python_function`].
+    pub returned: BTreeMap<u32, Vec<u8>>,
 }
 
 impl TorchTrainer {
@@ -101,13 +138,23 @@ impl TorchTrainer {
         let plan = Plan {
             target,
             args: Vec::new(),
-            workers: 1,
+            layout: Layout::Ranks(1),
             cpus_per_worker: 1.0,
             gpus_per_worker: 0.0,
             python: String::new(),
             env: BTreeMap::new(),
+            role: "default".into(),
+            run_id: None,
+            master_port: None,
+            warm: true,
             max_failures: 0,
+            grace: Duration::from_secs(30),
+            hang_timeout: Duration::from_secs(600),
+            restart_on_hang: false,
             backend: Backend::Auto,
+            stopper: Stopper::new(),
+            on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
+            on_report: Arc::new(|_| {}),
             on_output: Arc::new(|rank, line| {
                 // Training goes on when nobody reads any more, as under `| head`.
                 let _ = if line.is_stderr {
@@ -134,6 +181,17 @@ impl TorchTrainer {
         Self::new(Target::Module(name.to_owned()))
     }
 
+    /// Runs any program, as `torchrun --no-python` does.
+    pub fn program(name: &str) -> Self {
+        Self::new(Target::Program(name.to_owned()))
+    }
+
+    /// Calls a Python function. `pickled` is two pickles, as `wingbeat.torch` writes them: what the function's module is
+    /// found with, and the function with its arguments.
+    pub fn python_function(pickled: Vec<u8>) -> Self {
+        Self::new(Target::Function(pickled))
+    }
+
     /// Arguments of the script.
     pub fn args<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.plan.args = args.into_iter().map(Into::into).collect();
@@ -142,7 +200,13 @@ impl TorchTrainer {
 
     /// Number of ranks; 1 if nothing is said.
     pub fn workers(mut self, workers: u32) -> Self {
-        self.plan.workers = workers;
+        self.plan.layout = Layout::Ranks(workers);
+        self
+    }
+
+    /// Number of nodes, and of ranks on each of them, instead of [`TorchTrainer::workers`].
+    pub fn nodes(mut self, nodes: u32, each: u32) -> Self {
+        self.plan.layout = Layout::Nodes { nodes, each };
         self
     }
 
@@ -176,6 +240,44 @@ impl TorchTrainer {
         self
     }
 
+    /// How long ranks have to end after SIGTERM when the run is stopped; 30 s if nothing is said. When one has failed,
+    /// the others have half a second.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.plan.grace = grace;
+        self
+    }
+
+    /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting; 10 minutes
+    /// if nothing is said. With `restart`, that is a failure then.
+    pub fn hang_timeout(mut self, after: Duration, restart: bool) -> Self {
+        (self.plan.hang_timeout, self.plan.restart_on_hang) = (after, restart);
+        self
+    }
+
+    /// Starts every rank as a new process, instead of forking it from one that has torch imported.
+    pub fn cold(mut self) -> Self {
+        self.plan.warm = false;
+        self
+    }
+
+    /// The run's id, told to scripts as `TORCHELASTIC_RUN_ID`; one that no other run has if nothing is said.
+    pub fn run_id(mut self, id: &str) -> Self {
+        self.plan.run_id = Some(id.to_owned());
+        self
+    }
+
+    /// The name of the ranks' role, told to scripts as `ROLE_NAME`; `default` if nothing is said.
+    pub fn role(mut self, role: &str) -> Self {
+        self.plan.role = role.to_owned();
+        self
+    }
+
+    /// The port where rank 0 listens, instead of a free one.
+    pub fn master_port(mut self, port: u16) -> Self {
+        self.plan.master_port = Some(port);
+        self
+    }
+
     /// What carries tensors between ranks.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.plan.backend = backend;
@@ -188,12 +290,29 @@ impl TorchTrainer {
         self
     }
 
+    /// What to do with what the run has to say about itself, instead of printing it to standard error.
+    pub fn on_notice(mut self, show: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.plan.on_notice = Arc::new(show);
+        self
+    }
+
+    /// What to do with rank 0's metrics, each time that all ranks have reported.
+    pub fn on_report(mut self, show: impl Fn(&BTreeMap<String, f64>) + Send + Sync + 'static) -> Self {
+        self.plan.on_report = Arc::new(show);
+        self
+    }
+
+    /// A way to end the run from elsewhere.
+    pub fn stopper(&self) -> Stopper {
+        self.plan.stopper.clone()
+    }
+
     /// Runs it.
     ///
     /// # Errors
     /// The group cannot be placed, a node lacks the script or the interpreter, or a rank failed more often than allowed.
     pub async fn fit(mut self) -> Result<TrainResult, TrainError> {
-        if self.plan.workers == 0 {
+        if self.plan.ranks() == 0 {
             return Err(TrainError::Invalid("a training run needs at least one worker".into()));
         }
         self.plan.python = self.python.take().unwrap_or_else(default_python);
@@ -202,35 +321,41 @@ impl TorchTrainer {
             *script = std::path::absolute(&script).unwrap_or_else(|_| script.clone());
         }
         let begun = Instant::now();
-        let run_id = format!("wingbeat-{}", std::process::id());
-        let mut attempt = 0;
+        let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
+        let (mut failures, mut ports_lost) = (0, 0);
         loop {
-            let outcome = self.attempt(attempt, &run_id).await;
-            attempt += 1;
-            match outcome {
-                Ok(()) => {
+            let error = match self.attempt(failures, &run_id).await {
+                Ok(Finished { metrics, returned }) => {
                     let seconds = begun.elapsed().as_secs_f64();
-                    return Ok(TrainResult { ranks: self.plan.workers, attempts: attempt, seconds });
+                    return Ok(TrainResult {
+                        ranks: self.plan.ranks(),
+                        attempts: failures + 1,
+                        seconds,
+                        metrics,
+                        returned,
+                    });
                 }
-                Err(error @ (TrainError::RankFailed { .. } | TrainError::RankLost { .. } | TrainError::Runtime(_)))
-                    if attempt <= self.plan.max_failures =>
-                {
-                    eprintln!(
-                        "wingbeat: attempt {attempt} of {} failed, trying again: {error}",
-                        self.plan.max_failures + 1
-                    );
+                Err(error) => error,
+            };
+            match &error {
+                // Nobody's fault, and soon seen: it is no failure of the run.
+                TrainError::PortTaken { .. } if self.plan.master_port.is_none() && ports_lost < PORTS_LOST => {
+                    ports_lost += 1;
+                    (self.plan.on_notice)(&format!("{error}; trying another port"));
                 }
-                Err(error) => return Err(error),
+                error if error.may_pass() && failures < self.plan.max_failures => {
+                    failures += 1;
+                    let of = self.plan.max_failures + 1;
+                    (self.plan.on_notice)(&format!("attempt {failures} of {of} failed, trying again: {error}"));
+                }
+                _ => return Err(error),
             }
         }
     }
 
-    async fn attempt(&self, attempt: u32, run_id: &str) -> Result<(), TrainError> {
+    async fn attempt(&self, attempt: u32, run_id: &str) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
-        let outcome = match group.check(&self.plan) {
-            Ok(()) => group.run(&self.plan, attempt, run_id).await,
-            Err(error) => Err(error),
-        };
+        let outcome = group.run(&self.plan, attempt, run_id).await;
         group.release().await;
         outcome
     }

@@ -28,6 +28,8 @@ extern "C" fn enter() {
         if ours {
             std::env::remove_var(TUNABLES.0);
         }
+        // What Rust does before `main`: writing to a pipe that nobody reads is an error, and not the end.
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
     }
     let outcome = std::panic::catch_unwind(|| run(&value));
     let code = match outcome {

@@ -1,0 +1,70 @@
+"""What a rank runs that was given a Python function: calls it, and tells what it returned or raised.
+
+    python .../wingbeat/_rank_main.py .../wingbeat/_function.py FILE
+
+FILE holds two pickles: a dict with `sys_path` (where the driver finds its modules) and `returns` ("first" or "all", the
+ranks whose value is wanted), and the function with its arguments.
+"""
+
+import os
+import pickle
+import sys
+
+
+def main():
+    with open(sys.argv[1], "rb") as file:
+        about = pickle.load(file)
+        sys.path += [path for path in about["sys_path"] if path not in sys.path and os.path.exists(path)]
+        try:
+            function, args, kwargs = pickle.load(file)
+        except ModuleNotFoundError as error:
+            if error.name == "cloudpickle":
+                raise RuntimeError(
+                    f"{sys.executable} has no cloudpickle, and functions travel with it; "
+                    f"install it there: {sys.executable} -m pip install cloudpickle"
+                ) from None
+            raise
+    del sys.argv[1:]
+    try:
+        value = function(*args, **kwargs)
+    except Exception as error:
+        tell("raised", error)
+        raise
+    if about["returns"] == "all" or os.environ["RANK"] == "0":
+        tell("returned", value)
+
+
+def tell(kind, value):
+    from wingbeat.train import _connection
+
+    try:
+        pickled = pickle_portably(value)
+    except Exception as error:
+        if kind == "raised":
+            return  # its traceback tells
+        message = f"what the function returned, a {type(value).__qualname__}, cannot be pickled: {error}"
+        raise TypeError(message) from error
+    _connection().ask({"kind": kind}, pickled)
+
+
+def pickle_portably(value):
+    """Pickles a value so that a process without a GPU can read it: tensors come from the CPU."""
+    import io
+
+    import cloudpickle
+
+    torch = sys.modules.get("torch")
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, item):
+            if torch is not None and isinstance(item, torch.Tensor) and item.device.type != "cpu":
+                return item.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return super().reducer_override(item)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getbuffer()
+
+
+if __name__ == "__main__":
+    main()

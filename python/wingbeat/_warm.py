@@ -1,0 +1,342 @@
+"""The parent from which ranks are forked: a Python that has imported torch and waits.
+
+    python path/to/wingbeat/_warm.py SOCKET IDLE_SECONDS [MODULE ...]
+
+A node has one for each Python environment. It listens on the abstract unix socket SOCKET and ends when nobody has
+asked for anything for IDLE_SECONDS, or when its interpreter or installed packages change. It answers each connection
+with one line of JSON, `{"python": "3.11"}` or `{"refused": "why"}`, and then takes one request: a line of JSON with
+
+    args    what to run, as Python takes it: a script and its arguments, or -m, a module and its arguments
+    env     its whole environment
+    cwd     its working directory
+
+and, with it, the descriptors of its standard output and standard error. A keeper process is forked, and from that the
+rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the rank for its stacks), and says
+`{"status": …}`, the wait status, when the rank has ended and everything that the rank has started with it. A
+connection that closes ends the rank.
+
+What a fork shares, a rank must not see: it gets its own environment, arguments, working directory, signals, streams,
+seeds and thread counts, and a `__main__` that multiprocessing's children find again. What has been imported before
+the fork has read its settings by then, so a parent serves only ranks that agree on those; that is the caller's to
+see to. Nothing here runs a tensor operation, initializes CUDA or starts a thread, and before each fork that is checked.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+
+# What importing torch alone leaves for later, and nearly every script needs: imported while nobody waits.
+LATER = ("torch._dynamo",)
+# How long nobody must have asked for anything before that.
+QUIET_SECONDS = 2.0
+REQUEST_LIMIT = 64 << 20
+ASK_STACKS = 255
+# What CDLL(None).prctl takes, <linux/prctl.h>.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main():
+    name, idle, modules = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+    tie_to_parent(int(os.environ.pop("WINGBEAT_RANK_PARENT")))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind("\0" + name)
+    except OSError as error:
+        sys.exit(f"cannot listen: {error}")
+    listener.listen(128)
+    print("listening", flush=True)
+    # Connections wait from here on: whoever is served first has waited for the imports, not for a way to ask.
+    load(modules)
+    serve(listener, idle, fingerprint())
+
+
+def load(modules):
+    import importlib
+
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            # A script that needs it says so itself, and one that does not runs.
+            print(f"not imported: {module}: {error}", file=sys.stderr, flush=True)
+
+
+def serve(listener, idle, made_of):
+    import gc
+
+    gc.collect()
+    gc.freeze()  # a collection in a rank would write to, and so copy, what it shares
+    later = list(LATER) if "torch" in sys.modules else []
+    children = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's business when they end
+    while True:
+        ready, _, _ = select.select([listener], [], [], QUIET_SECONDS if later else idle)
+        if not ready:
+            if not later:
+                return
+            signal.signal(signal.SIGCHLD, children)
+            load(later)
+            later = []
+            gc.collect()
+            gc.freeze()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            continue
+        connection, _ = listener.accept()
+        with connection:
+            if not is_ours(connection):
+                continue
+            changed = fingerprint() != made_of
+            refused = "its packages or its interpreter have changed" if changed else why_not_fork()
+            try:
+                answer = {"refused": refused} if refused else {"python": "%d.%d" % sys.version_info[:2]}
+                say(connection, answer)
+                if not refused:
+                    connection.settimeout(60)
+                    request, streams = receive(connection)
+                    connection.settimeout(None)
+                    if request is not None:
+                        fork_keeper(listener, connection, request, streams)
+            except (OSError, ValueError) as error:
+                # Whoever asked is gone, or has made no sense; others are not to suffer from it.
+                print(f"a request failed: {error}", file=sys.stderr, flush=True)
+            if changed:
+                return
+
+
+def is_ours(connection):
+    """Whether the other side is this user's: anybody on the machine may connect."""
+    ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", ucred)[1] == os.geteuid()
+
+
+def fingerprint():
+    """Changes with the interpreter and with what is installed."""
+    marks = []
+    for path in [sys.executable, *sys.path[1:]]:
+        try:
+            stat = os.stat(path)
+            marks.append((path, stat.st_ino, stat.st_mtime_ns))
+        except OSError:
+            marks.append((path, 0, 0))
+    return marks
+
+
+def why_not_fork():
+    """Why no rank can be forked from here: only the thread that forks goes on in the child."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        names = [open(f"/proc/self/task/{thread}/comm").read().strip() for thread in threads]
+        return f"an imported module has started threads ({', '.join(sorted(names))})"
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
+            return f"an imported module has opened {path}"
+    return None
+
+
+def say(connection, message):
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive(connection):
+    """The request and the two streams that came with it; None if the other side left."""
+    data, streams = b"", []
+    while not data.endswith(b"\n"):
+        part, fds, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+        streams += fds
+        if not part:
+            break
+        data += part
+        if len(data) > REQUEST_LIMIT:
+            raise ValueError("a request is too large")
+    if data.endswith(b"\n") and len(streams) == 2:
+        return json.loads(data), streams
+    for stream in streams:
+        os.close(stream)
+    return None, []
+
+
+def fork_keeper(listener, connection, request, streams):
+    parent = os.getpid()
+    if os.fork() == 0:
+        try:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            tie_to_parent(parent)
+            keeper = os.getpid()
+            rank = os.fork()
+            if rank == 0:
+                connection.close()
+                tie_to_parent(keeper)
+                run(request, streams)  # does not return
+            keep(connection, rank, streams, int(request["env"].get("WINGBEAT_STACKS", "0").split(":")[0]))
+        finally:
+            os._exit(70)
+    for stream in streams:
+        os.close(stream)
+
+
+def prctl(option, value):
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def tie_to_parent(parent):
+    """Has the kernel kill this process when its parent ends."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before prctl, which will then never fire
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def keep(connection, rank, streams, stacks_signal):
+    """Supervises a rank to its end, and ends with it. Everything that the rank starts stays below this process."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for stream in streams:
+        os.close(stream)
+    try:
+        os.setpgid(rank, rank)  # as the rank itself does: whoever comes first
+    except OSError:
+        pass
+    ended = os.pidfd_open(rank)
+    say(connection, {"pid": rank})
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    poll.register(ended, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if ended in ready:
+            break
+        if connection.fileno() in ready:
+            try:
+                signals = connection.recv(64)
+            except OSError:
+                signals = b""
+            if not signals:
+                poll.unregister(connection)
+                signals = bytes([signal.SIGKILL])
+            for number in signals:  # the rank is not reaped yet, so that nobody else has its id
+                if number == ASK_STACKS:
+                    os.kill(rank, stacks_signal)
+                else:
+                    os.killpg(rank, number)
+    try:
+        os.killpg(rank, signal.SIGKILL)
+    except OSError:
+        pass  # the rank was alone
+    _, status = os.waitpid(rank, 0)
+    while True:
+        left = children()
+        if not left:
+            break
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    try:
+        say(connection, {"status": status})
+    except OSError:
+        pass  # whoever asked is gone
+    os._exit(0)
+
+
+def children():
+    """What is below this process; nothing else reaps it."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def run(request, streams):
+    """Makes this process a fresh one, as far as a script can see, and runs what was asked for."""
+    import _rank_main
+
+    try:
+        renew(request, streams)
+        sys.modules.pop("_rank_main", None)
+        sys.argv = list(request["args"])
+        if hasattr(sys, "orig_argv"):
+            sys.orig_argv = [sys.executable, *sys.argv]
+        code = _rank_main.run()
+    except BaseException as error:
+        _rank_main.show(error)
+        code = 1
+    _rank_main.leave(code)
+
+
+def renew(request, streams):
+    import time
+
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (streams[0], 1), (streams[1], 2)):
+        os.dup2(source, target)
+        os.close(source)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    time.tzset()
+    renew_seeds()
+    renew_multiprocessing(request["cwd"])
+    renew_threads()
+
+
+def renew_seeds():
+    """Python's own generator has been seeded again by the fork; torch's is the same constant in every new process."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+
+
+def renew_multiprocessing(cwd):
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = cwd  # where its children look for a relative `__main__`
+        process.current_process().authkey = os.urandom(32)
+
+
+def renew_threads():
+    """The libraries have read how many threads they are to use in the parent, where nothing is set but OpenBLAS's."""
+    openmp = count_of("OMP_NUM_THREADS", None)
+    wanted = count_of("MKL_NUM_THREADS", openmp)
+    torch = sys.modules.get("torch")
+    if torch is not None and wanted is not None:
+        torch.set_num_threads(wanted)
+    set_openblas(count_of("OPENBLAS_NUM_THREADS", openmp) or len(os.sched_getaffinity(0)))
+
+
+def count_of(variable, default):
+    text = os.environ.get(variable, "").split(",")[0].strip()
+    return int(text) if text.isdigit() and int(text) > 0 else default
+
+
+def set_openblas(count):
+    """Each of numpy and scipy brings an OpenBLAS of its own, with names of its own."""
+    import ctypes
+
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(None, 5)[-1].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64", "64"):
+                function = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if function is not None:
+                    function(count)
+
+
+if __name__ == "__main__":
+    main()

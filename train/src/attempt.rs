@@ -1,0 +1,296 @@
+//! One attempt: the ranks run to their end, or until the first of them fails.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::stream::{SelectAll, Stream, StreamExt};
+use wingbeat::Error;
+
+use crate::environment::{self, Shared};
+use crate::error::TrainError;
+use crate::group::Group;
+use crate::hang;
+use crate::process::{Answer, Event, Launch, Outcome, Report};
+use crate::reports::{Reports, Step};
+use crate::shown;
+use crate::trainer::{Backend, Plan};
+
+/// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
+/// agree on.
+const GRACE: Duration = Duration::from_millis(500);
+/// How long ranks that were killed may take to be gone.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long a rank may keep others waiting in a report before it is named.
+const REPORT_LIMIT: Duration = Duration::from_secs(60);
+
+/// What came of an attempt that succeeded.
+#[derive(Debug, Default)]
+pub(crate) struct Finished {
+    /// Rank 0's last metrics.
+    pub metrics: BTreeMap<String, f64>,
+    /// What each rank's function returned, pickled, where that was wanted.
+    pub returned: BTreeMap<u32, Vec<u8>>,
+}
+
+type Events<S> = SelectAll<S>;
+type Heard = (usize, wingbeat::Result<Event>);
+
+struct Attempt<'a> {
+    plan: &'a Plan,
+    group: &'a Group,
+    /// How many have not ended.
+    left: usize,
+    failures: Vec<(usize, Outcome)>,
+    /// What functions raised.
+    raised: BTreeMap<usize, Vec<u8>>,
+    reports: Reports,
+    finished: Finished,
+    /// Since when nobody has done anything that can be seen.
+    quiet_since: Instant,
+    was_named: bool,
+    was_hanging: bool,
+}
+
+impl Group {
+    /// Runs all ranks to their end. The first that fails ends the others, and is the error.
+    pub(crate) async fn run(&self, plan: &Plan, attempt: u32, run_id: &str) -> Result<Finished, TrainError> {
+        let port = self.port(plan).await?;
+        let mut events = self.launch(plan, attempt, run_id, port);
+        let mut attempt = Attempt {
+            plan,
+            group: self,
+            left: self.ranks.len(),
+            failures: Vec::new(),
+            raised: BTreeMap::new(),
+            reports: Reports::of(self.ranks.len()),
+            finished: Finished::default(),
+            quiet_since: Instant::now(),
+            was_named: false,
+            was_hanging: false,
+        };
+        let told = attempt.until_failure(&mut events).await;
+        if told.is_ok() && attempt.failures.is_empty() {
+            return Ok(attempt.finished);
+        }
+        let grace = match &told {
+            Err(TrainError::Stopped) => plan.grace,
+            _ => GRACE,
+        };
+        attempt.stop(&mut events, grace).await;
+        told?;
+        Err(attempt.first_failure(port))
+    }
+
+    async fn port(&self, plan: &Plan) -> Result<u16, TrainError> {
+        match (plan.master_port, self.ranks.first()) {
+            (Some(port), _) => Ok(port),
+            (None, Some(first)) => Ok(first.handle.free_port().get().await?),
+            (None, None) => Ok(0),
+        }
+    }
+
+    /// Starts every rank.
+    fn launch(
+        &self,
+        plan: &Plan,
+        attempt: u32,
+        run_id: &str,
+        port: u16,
+    ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
+        let mut events = SelectAll::new();
+        let Some(first) = self.ranks.first() else { return events };
+        let one_node = self.ranks.iter().all(|rank| rank.at.node == first.at.node);
+        let has_gpus = self.ranks.iter().any(|rank| !rank.at.gpus.is_empty());
+        let local = || "127.0.0.1".to_owned();
+        let shared = Shared {
+            master_addr: if one_node { local() } else { first.at.ip.clone().unwrap_or_else(local) },
+            master_port: port,
+            run_id: run_id.to_owned(),
+            role: plan.role.clone(),
+            restarts: attempt,
+            max_restarts: plan.max_failures,
+            backend: match plan.backend {
+                Backend::Nccl => "nccl",
+                Backend::Auto if has_gpus => "nccl",
+                Backend::Auto | Backend::Gloo => "gloo",
+            },
+        };
+        let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
+        for (index, (rank, env)) in self.ranks.iter().zip(environments).enumerate() {
+            let launch = Launch {
+                python: plan.python.clone(),
+                target: plan.target.clone(),
+                args: plan.args.clone(),
+                env,
+                warm: rank.warm.clone(),
+            };
+            events.push(rank.handle.run(launch).map(move |event| (index, event)));
+        }
+        events
+    }
+}
+
+impl Attempt<'_> {
+    /// Hears the ranks until all have ended or one has failed, and looks after those who wait.
+    async fn until_failure<S: Stream<Item = Heard> + Unpin>(
+        &mut self,
+        events: &mut Events<S>,
+    ) -> Result<(), TrainError> {
+        while self.left > 0 && self.failures.is_empty() {
+            let stopped = self.plan.stopper.stopped();
+            let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
+            tokio::select! {
+                biased;
+                heard = events.next() => self.hear(heard)?,
+                () = stopped => return Err(TrainError::Stopped),
+                () = look => self.look().await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt
+    /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
+    /// heard of last.
+    async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
+        for (at_once, limit) in [(false, grace), (true, KILL_LIMIT)] {
+            let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(at_once)).collect();
+            let rest = async {
+                // An actor that is gone took its rank with it.
+                for stopped in &stopping {
+                    let _ = stopped.get().await;
+                }
+                while self.left > 0 {
+                    let _ = self.hear(events.next().await);
+                }
+            };
+            if tokio::time::timeout(limit, rest).await.is_ok() {
+                break;
+            }
+        }
+    }
+
+    fn hear(&mut self, heard: Option<Heard>) -> Result<(), TrainError> {
+        let Some((rank, event)) = heard else {
+            let missing = std::mem::take(&mut self.left);
+            let why = format!("{missing} of {} ranks ended without saying how", self.group.ranks.len());
+            return Err(Error::Io { what: "running the group".into(), why }.into());
+        };
+        self.quiet_since = Instant::now();
+        (self.was_named, self.was_hanging) = (false, false);
+        match event {
+            Ok(Event::Line(line)) => (self.plan.on_output)(rank as u32, &line),
+            Ok(Event::Report(report)) => {
+                let step = self.reports.report(rank, report);
+                self.answer(step);
+            }
+            Ok(Event::Returned(value)) => drop(self.finished.returned.insert(rank as u32, value)),
+            Ok(Event::Raised(error)) => drop(self.raised.insert(rank, error)),
+            Ok(Event::Ended(outcome)) => {
+                self.left -= 1;
+                if !outcome.is_success() {
+                    self.failures.push((rank, outcome));
+                }
+                let step = self.reports.end(rank);
+                self.answer(step);
+            }
+            Err(error) => {
+                self.left -= 1;
+                let node = self.group.hostname(rank);
+                return Err(TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) });
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, step: Step) {
+        let (reports, answer) = match step {
+            Step::Wait => return,
+            Step::Complete(reports) => {
+                if let Some(first) = reports.get(&0) {
+                    self.finished.metrics.clone_from(&first.metrics);
+                    (self.plan.on_report)(&first.metrics);
+                }
+                (reports, Answer(Ok(None)))
+            }
+            Step::Refuse(reports, why) => (reports, Answer(Err(why))),
+        };
+        for (rank, Report { id, .. }) in reports {
+            if let Some(member) = self.group.ranks.get(rank) {
+                // One that is gone needs no answer.
+                drop(member.handle.answer(id, answer.clone()));
+            }
+        }
+    }
+
+    /// How long it may be quiet before somebody looks.
+    fn patience(&self) -> Duration {
+        match self.reports.missing().is_empty() || self.was_named {
+            true if self.was_hanging => Duration::from_secs(u64::from(u32::MAX)),
+            true => self.plan.hang_timeout,
+            false => REPORT_LIMIT.min(self.plan.hang_timeout),
+        }
+    }
+
+    /// Nothing has been heard for long: says who is waited for.
+    async fn look(&mut self) -> Result<(), TrainError> {
+        let missing = self.reports.missing();
+        let quiet = self.quiet_since.elapsed();
+        if !missing.is_empty() && !self.was_named {
+            self.was_named = true;
+            let seconds = quiet.as_secs();
+            (self.plan.on_notice)(&format!(
+                "the others have waited {seconds} s for the report of {}",
+                shown::ranks(&missing)
+            ));
+        }
+        if quiet < self.plan.hang_timeout || self.was_hanging {
+            return Ok(());
+        }
+        self.was_hanging = true;
+        let asked: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stacks()).collect();
+        let mut stacks = Vec::new();
+        for asked in asked {
+            stacks.push(asked.get_timeout(KILL_LIMIT).await.unwrap_or_else(|error| format!("no stacks: {error}")));
+        }
+        let described = hang::describe(&stacks, &missing, quiet);
+        (self.plan.on_notice)(&described.text);
+        match self.plan.restart_on_hang {
+            true => Err(TrainError::Hangs { seconds: quiet.as_secs(), lagging: shown::ranks(&described.lagging) }),
+            false => Ok(()),
+        }
+    }
+
+    /// What ended because it was asked to is no cause. Nodes' clocks differ by less than ranks usually do.
+    fn first_failure(&mut self, port: u16) -> TrainError {
+        let failures = std::mem::take(&mut self.failures);
+        let first = failures.into_iter().min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us));
+        let Some((rank, outcome)) = first else { return TrainError::Stopped };
+        // The exception itself: a library may print the words about something optional.
+        let no_torch = "ModuleNotFoundError: No module named 'torch'";
+        let lacks_torch = match &outcome.error {
+            Some(error) => error.message == no_torch,
+            None => outcome.stderr.last().is_some_and(|line| line == no_torch),
+        };
+        if lacks_torch {
+            return TrainError::TorchMissing { rank: rank as u32, python: self.plan.python.clone() };
+        }
+        // Where torch's store of rank 0 was to listen.
+        let is_taken = |text: &str| text.contains("EADDRINUSE") && text.contains(&port.to_string());
+        if rank == 0 && outcome.error.as_ref().is_some_and(|error| is_taken(&error.message)) {
+            return TrainError::PortTaken { port, node: self.group.hostname(0) };
+        }
+        let python_error = outcome.error.clone().map(|mut error| {
+            error.pickled = self.raised.remove(&rank);
+            Box::new(error)
+        });
+        TrainError::RankFailed {
+            rank: rank as u32,
+            node: self.group.hostname(rank),
+            exit: outcome.shown(),
+            code: outcome.code,
+            python_error,
+            stderr: outcome.stderr,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Who keeps the others waiting, told from the stacks of all ranks.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::shown;
+
+/// Where ranks wait for each other.
+const WAITS: [&str; 4] =
+    ["torch/distributed/distributed_c10d.py", "torch/autograd/graph.py", "wingbeat/train.py", "torch/cuda/__init__.py"];
+/// Lines of a stack that are shown of each rank.
+const LINES: usize = 6;
+
+/// What is known about ranks that have stopped.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Described {
+    pub lagging: Vec<usize>,
+    pub text: String,
+}
+
+/// Who lags: those who are not where ranks wait for each other, while others are; else those whose report is missing.
+pub(crate) fn describe(stacks: &[String], missing: &[usize], quiet: Duration) -> Described {
+    let waits = |stack: &str| innermost(stack).any(|line| WAITS.iter().any(|place| line.contains(place)));
+    let mut lagging: Vec<usize> = (0..stacks.len()).filter(|rank| !waits(&stacks[*rank])).collect();
+    if lagging.is_empty() || lagging.len() == stacks.len() {
+        lagging = missing.to_vec();
+    }
+    let mut text = format!("no rank has printed or reported anything for {} s", quiet.as_secs());
+    let _ = match lagging.as_slice() {
+        [] => write!(text, "; they wait for each other, or all work"),
+        lagging => write!(text, "; {} keeps the others waiting", shown::ranks(lagging)),
+    };
+    for (rank, stack) in stacks.iter().enumerate() {
+        let _ = write!(text, "\n  rank {rank} is in");
+        for line in innermost(stack) {
+            let _ = write!(text, "\n    {line}");
+        }
+    }
+    Described { lagging, text }
+}
+
+/// The innermost frames of the main thread, which Python shows last.
+fn innermost(stack: &str) -> impl Iterator<Item = &str> {
+    let main = stack.rfind("(most recent call first)").map_or(stack, |at| &stack[at..]);
+    let lines = if main.len() == stack.len() { main.lines().skip(0) } else { main.lines().skip(1) };
+    lines.map(str::trim).filter(|line| !line.is_empty()).take(LINES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_that_is_not_in_a_collective_keeps_the_others_waiting() {
+        let waits = "Thread 0x01 (most recent call first):\n  File \"/x/threading.py\", line 1 in wait\n\nCurrent thread 0x02 (most recent call first):\n  File \"/lib/torch/distributed/distributed_c10d.py\", line 9 in all_reduce\n  File \"train.py\", line 3 in step\n";
+        let works = "Current thread 0x02 (most recent call first):\n  File \"train.py\", line 7 in load\n";
+        let described = describe(&[waits.into(), works.into()], &[], Duration::from_secs(60));
+        assert_eq!(described.lagging, [1]);
+        assert!(described.text.contains("rank 1 keeps the others waiting"), "{}", described.text);
+        assert!(described.text.contains("line 7 in load"));
+    }
+
+    #[test]
+    fn nobody_is_named_where_all_do_the_same() {
+        let described = describe(&["x".into(), "x".into()], &[], Duration::from_secs(1));
+        assert!(described.lagging.is_empty() && described.text.contains("or all work"));
+        assert_eq!(describe(&["x".into(), "x".into()], &[1], Duration::from_secs(1)).lagging, [1]);
+    }
+}

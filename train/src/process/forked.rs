@@ -1,0 +1,121 @@
+//! A fork of the node's warm Python (`python/wingbeat/_warm.py` has the protocol).
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Error, ErrorKind, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::pipe::{PipeFlags, pipe_with};
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::{Event, Exit, Reach, Running, now_us, output};
+use crate::environment::Environment;
+
+/// What the warm Python and its keepers say.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Said {
+    python: Option<String>,
+    refused: Option<String>,
+    pid: Option<u32>,
+    status: Option<i32>,
+}
+
+/// The version of the Python that listens there; none if nobody does. Waits while it imports.
+pub(crate) fn hello(name: &str) -> Option<Result<String, String>> {
+    let mut warm = Warm::connect(name).ok()?;
+    match warm.hear() {
+        Ok(Said { python: Some(version), .. }) => Some(Ok(version)),
+        Ok(Said { refused: Some(why), .. }) => Some(Err(why)),
+        _ => None,
+    }
+}
+
+/// A rank that has been forked.
+pub(super) struct Rank {
+    warm: Warm,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+impl Rank {
+    pub(super) fn fork(name: &str, line: &[String], env: &Environment) -> std::io::Result<Rank> {
+        let mut warm = Warm::connect(name)?;
+        if let Some(why) = warm.hear()?.refused {
+            return Err(Error::other(why));
+        }
+        let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+        let cwd = std::env::current_dir()?;
+        let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
+        warm.ask(&request, [their_stdout, their_stderr])?;
+        match warm.hear()?.pid {
+            Some(_) => Ok(Rank { warm, stdout, stderr }),
+            None => Err(Error::other("the warm Python did not fork a rank")),
+        }
+    }
+
+    /// Sees it to its end.
+    pub(super) fn follow(
+        mut self,
+        running: &Running,
+        stacks: PathBuf,
+        events: &mpsc::Sender<Event>,
+    ) -> std::io::Result<Exit> {
+        let keeper = self.warm.stream.get_ref().as_fd().try_clone_to_owned()?;
+        running.started(Reach::Keeper(keeper), stacks);
+        output::follow(Some(File::from(self.stdout)), Some(File::from(self.stderr)), events, || {
+            // A keeper that is gone took its rank with it.
+            let status = self.warm.hear().ok().and_then(|said| said.status).unwrap_or(libc::SIGKILL);
+            let ended_us = now_us();
+            let was_stopped = running.ended();
+            let status = ExitStatus::from_raw(status);
+            let (code, signal) = (status.code(), status.signal());
+            Ok(Exit { code, signal, stderr: VecDeque::new(), was_stopped, ended_us })
+        })
+    }
+}
+
+struct Warm {
+    stream: BufReader<UnixStream>,
+}
+
+impl Warm {
+    fn connect(name: &str) -> std::io::Result<Warm> {
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        // Anybody on the machine may have taken the name.
+        if rustix::net::sockopt::socket_peercred(&stream)?.uid != rustix::process::geteuid() {
+            return Err(Error::new(ErrorKind::PermissionDenied, "another user listens there"));
+        }
+        Ok(Warm { stream: BufReader::new(stream) })
+    }
+
+    fn hear(&mut self) -> std::io::Result<Said> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Err(Error::new(ErrorKind::UnexpectedEof, "the warm Python has ended"));
+        }
+        serde_json::from_str(&line).map_err(Error::other)
+    }
+
+    /// Sends a request, and its streams with the first byte.
+    fn ask(&mut self, request: &serde_json::Value, streams: [OwnedFd; 2]) -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(request)?;
+        text.push(b'\n');
+        let fds = [streams[0].as_fd(), streams[1].as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        let mut stream = self.stream.get_ref();
+        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        stream.write_all(text.get(sent..).unwrap_or_default())
+    }
+}

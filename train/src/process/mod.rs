@@ -1,0 +1,371 @@
+//! One Python process, from its start to its end.
+//!
+//! It is forked from the node's warm Python, or spawned where there is none. A thread of its own sees it through: its
+//! output, what it says over its socket, and its end arrive as events. Dropping the stream of events ends it and what
+//! it has started.
+//!
+//! - `output`: its lines.
+//! - `spawned`: a new Python.
+//! - `forked`: a fork of the warm one.
+//! - `socket`: what a script says with `wingbeat.train`.
+
+mod forked;
+mod output;
+mod socket;
+mod spawned;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use futures::Stream;
+use rustix::process::{Pid, Signal};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+pub(crate) use forked::hello;
+pub(crate) use socket::{Answer, Answers, Report};
+
+use crate::environment::Environment;
+use crate::error::PythonError;
+use crate::package;
+
+/// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would.
+const EVENTS: usize = 1024;
+/// The byte that makes a keeper ask its rank for its stacks.
+const ASK_STACKS: u8 = 255;
+/// Python writes its stacks at once: two looks of the same length are the end.
+const STACKS_STEP: std::time::Duration = std::time::Duration::from_millis(20);
+const STACKS_LIMIT: std::time::Duration = std::time::Duration::from_secs(3);
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
+/// What a rank runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Launch {
+    pub python: String,
+    pub target: Target,
+    pub args: Vec<String>,
+    pub env: Environment,
+    /// The socket of the node's warm Python, if it is to be forked from that.
+    pub warm: Option<String>,
+}
+
+/// What to run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Target {
+    Script(PathBuf),
+    Module(String),
+    /// Any executable.
+    Program(String),
+    /// A pickled Python function and its arguments.
+    Function(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+/// A line that a rank printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Whether to standard error.
+    pub is_stderr: bool,
+    /// The line, without its end.
+    pub text: String,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub error: Option<PythonError>,
+    pub stderr: Vec<String>,
+    /// Whether it had been asked to end: then its end says nothing about it.
+    pub was_stopped: bool,
+    /// When it ended, in microseconds since the epoch by its node's clock; 0 if it could not be started.
+    pub ended_us: u64,
+}
+
+impl Outcome {
+    pub(crate) fn is_success(&self) -> bool {
+        self.code == Some(0)
+    }
+
+    pub(crate) fn shown(&self) -> String {
+        match (self.code, self.signal) {
+            (_, Some(signal)) => format!("was killed by signal {signal}"),
+            (Some(code), None) => format!("exited with code {code}"),
+            (None, None) => "could not be started".into(),
+        }
+    }
+}
+
+/// What happens to a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Event {
+    Line(Line),
+    /// It waits for an answer to its report.
+    Report(Report),
+    /// What its function gave, pickled.
+    Returned(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// What its function raised, pickled.
+    Raised(#[serde(with = "serde_bytes")] Vec<u8>),
+    Ended(Outcome),
+}
+
+/// The process of a rank, as those see it who may end it.
+#[derive(Clone, Default)]
+pub(crate) struct Running(Arc<Mutex<State>>);
+
+/// Who can send signals to it.
+enum Reach {
+    /// Its process group, whose leader is not reaped yet: until then nobody else has its id.
+    Group(Pid),
+    /// Its keeper.
+    Keeper(OwnedFd),
+}
+
+impl Reach {
+    /// It may have ended just now, so that nobody is there any more.
+    fn signal(&self, signal: Signal) {
+        match self {
+            Reach::Group(group) => drop(rustix::process::kill_process_group(*group, signal)),
+            Reach::Keeper(keeper) => tell(keeper, signal.as_raw() as u8),
+        }
+    }
+
+    /// Has the process itself, and nothing that it has started, write its stacks.
+    fn ask_stacks(&self) {
+        match self {
+            // SAFETY: a call without memory. The process is not reaped yet.
+            Reach::Group(leader) => unsafe {
+                libc::kill(leader.as_raw_nonzero().get(), stacks_signal());
+            },
+            Reach::Keeper(keeper) => tell(keeper, ASK_STACKS),
+        }
+    }
+}
+
+/// A keeper that is gone needs to be told nothing.
+fn tell(keeper: &OwnedFd, byte: u8) {
+    let _ = rustix::net::send(keeper, &[byte], rustix::net::SendFlags::NOSIGNAL);
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Starting,
+    /// It was asked to end before it was there.
+    Cancelled,
+    Runs {
+        reach: Reach,
+        /// Where it writes its stacks.
+        stacks: PathBuf,
+        was_stopped: bool,
+    },
+    Ended,
+}
+
+impl Running {
+    /// Asks the whole process group to end, by this signal.
+    pub(crate) fn stop(&self, signal: Signal) {
+        match &mut *self.state() {
+            State::Runs { reach, was_stopped, .. } => {
+                reach.signal(signal);
+                *was_stopped = true;
+            }
+            state @ State::Starting => *state = State::Cancelled,
+            State::Cancelled | State::Ended => {}
+        }
+    }
+
+    /// What all threads of the process do now, as Python tells it. Says why where it does not.
+    pub(crate) fn stacks(&self) -> String {
+        let (path, before) = {
+            let state = self.state();
+            let State::Runs { reach, stacks, .. } = &*state else { return "it does not run".into() };
+            let before = std::fs::metadata(stacks).map_or(0, |file| file.len());
+            reach.ask_stacks();
+            (stacks.clone(), before)
+        };
+        let begun = std::time::Instant::now();
+        let mut last = before;
+        loop {
+            std::thread::sleep(STACKS_STEP);
+            let now = std::fs::metadata(&path).map_or(0, |file| file.len());
+            if now > before && now == last {
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                return text.get(before as usize..).unwrap_or(&text).to_owned();
+            }
+            if begun.elapsed() > STACKS_LIMIT {
+                return "it does not tell its stacks: it is not Python, or has not begun yet".into();
+            }
+            last = now;
+        }
+    }
+
+    fn started(&self, reach: Reach, stacks: PathBuf) {
+        let mut state = self.state();
+        let was_stopped = matches!(*state, State::Cancelled);
+        if was_stopped {
+            reach.signal(Signal::KILL);
+        }
+        *state = State::Runs { reach, stacks, was_stopped };
+    }
+
+    /// It has ended, and so does what is left of it. Answers whether it had been asked to.
+    fn ended(&self) -> bool {
+        match std::mem::replace(&mut *self.state(), State::Ended) {
+            State::Runs { reach, was_stopped, .. } => {
+                reach.signal(Signal::KILL);
+                was_stopped
+            }
+            _ => false,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct KillOnDrop(Running);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        self.0.stop(Signal::KILL);
+    }
+}
+
+/// Starts a process; [`Event::Ended`] is the last of its events.
+pub(crate) fn start(launch: Launch, running: &Running, answers: &Answers) -> impl Stream<Item = Event> + Send + use<> {
+    let (events, receiver) = mpsc::channel(EVENTS);
+    let guard = KillOnDrop(running.clone());
+    let (running, answers) = (running.clone(), answers.clone());
+    let started = std::thread::Builder::new().name("rank".into()).spawn(move || {
+        let outcome = supervise(&launch, &running, &answers, &events).unwrap_or_else(|error| Outcome {
+            stderr: vec![format!("cannot run {}: {error}", launch.python)],
+            ..Outcome::default()
+        });
+        // Nobody listens any more when the stream was dropped.
+        let _ = events.blocking_send(Event::Ended(outcome));
+    });
+    let failed = started.err().map(|error| Outcome { stderr: vec![error.to_string()], ..Outcome::default() });
+    futures::stream::unfold((receiver, guard, failed), |(mut receiver, guard, mut failed)| async move {
+        let event = match failed.take() {
+            Some(outcome) => Event::Ended(outcome),
+            None => receiver.recv().await?,
+        };
+        Some((event, (receiver, guard, failed)))
+    })
+}
+
+/// How a process ended, by whoever waited for it.
+struct Exit {
+    code: Option<i32>,
+    signal: Option<i32>,
+    stderr: VecDeque<String>,
+    was_stopped: bool,
+    ended_us: u64,
+}
+
+fn supervise(
+    launch: &Launch,
+    running: &Running,
+    answers: &Answers,
+    events: &mpsc::Sender<Event>,
+) -> std::io::Result<Outcome> {
+    let dir = tempfile::Builder::new().prefix("wingbeat-rank-").tempdir()?;
+    let mut env = launch.env.clone();
+    let error_file = match env.set.get(ERROR_FILE) {
+        Some(users) => PathBuf::from(users),
+        None => dir.path().join("error.json"),
+    };
+    env.set.insert(ERROR_FILE.into(), error_file.display().to_string());
+    let stacks = dir.path().join("stacks.txt");
+    env.set.insert("WINGBEAT_STACKS".into(), format!("{}:{}", stacks_signal(), stacks.display()));
+    let before = modified(&error_file);
+    let command = command_line(launch, dir.path())?;
+    let socket = socket::Listener::bind()?;
+    env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
+    let exit = socket.serve(answers, events, || {
+        let warm = launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env));
+        match warm {
+            Some(Ok(rank)) => rank.follow(running, stacks, events),
+            Some(Err(why)) => {
+                let text = format!("wingbeat: this rank starts cold: {why}");
+                let _ = events.blocking_send(Event::Line(Line { is_stderr: true, text }));
+                spawned::run(launch, &command, &env, running, stacks, events)
+            }
+            None => spawned::run(launch, &command, &env, running, stacks, events),
+        }
+    })?;
+    let is_new = modified(&error_file) != before;
+    let told = is_new.then(|| std::fs::read_to_string(&error_file).ok()).flatten();
+    Ok(Outcome {
+        code: exit.code,
+        signal: exit.signal,
+        error: told.as_deref().and_then(parse_error),
+        stderr: exit.stderr.into(),
+        was_stopped: exit.was_stopped,
+        ended_us: exit.ended_us,
+    })
+}
+
+/// What Python is to run, as it takes it; of a program, what it is to be called with.
+fn command_line(launch: &Launch, dir: &Path) -> std::io::Result<Vec<String>> {
+    let mut line = match &launch.target {
+        Target::Script(script) => vec![script.display().to_string()],
+        Target::Module(module) => vec!["-m".into(), module.clone()],
+        Target::Program(program) => vec![program.clone()],
+        Target::Function(pickled) => {
+            let path = dir.join("function.pickle");
+            std::fs::write(&path, pickled)?;
+            let script = package::folder()?.join("_function.py");
+            vec![script.display().to_string(), path.display().to_string()]
+        }
+    };
+    line.extend(launch.args.iter().cloned());
+    Ok(line)
+}
+
+/// The signal that asks Python for its stacks: one that nobody else uses.
+fn stacks_signal() -> i32 {
+    libc::SIGRTMAX() - 3
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+fn now_us() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+/// Reads torchelastic's error file, with the exception's type that `_rank_main` adds.
+fn parse_error(text: &str) -> Option<PythonError> {
+    let json: serde_json::Value = serde_json::from_str(text).ok()?;
+    let inner = &json["message"];
+    let traceback = inner["extraInfo"]["py_callstack"].as_str().unwrap_or_default();
+    // A script that writes the file itself may leave the text alone.
+    let message = inner["message"].as_str().or(inner.as_str()).unwrap_or_default();
+    Some(PythonError {
+        kind: json["type"].as_str().unwrap_or("Exception").to_owned(),
+        message: message.to_owned(),
+        traceback: if traceback.is_empty() { message.to_owned() } else { traceback.to_owned() },
+        pickled: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn torchelastics_error_file_is_understood() {
+        let text = r#"{"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback…", "timestamp": "1"}}, "type": "ValueError"}"#;
+        let error = parse_error(text).unwrap();
+        assert_eq!((error.kind.as_str(), error.message.as_str()), ("ValueError", "ValueError: no"));
+        assert_eq!(parse_error(r#"{"message": "plain words"}"#).unwrap().traceback, "plain words");
+        assert_eq!(parse_error("not json"), None);
+    }
+}

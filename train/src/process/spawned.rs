@@ -1,0 +1,73 @@
+//! A new Python. The thread that spawned it waits for it: its parent-death signal fires when that thread ends.
+
+use std::collections::VecDeque;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, WaitId, WaitIdOptions};
+use tokio::sync::mpsc;
+
+use super::{Event, Exit, Launch, Reach, Running, Target, now_us, output};
+use crate::environment::Environment;
+use crate::package;
+
+pub(super) fn run(
+    launch: &Launch,
+    line: &[String],
+    env: &Environment,
+    running: &Running,
+    stacks: PathBuf,
+    events: &mpsc::Sender<Event>,
+) -> std::io::Result<Exit> {
+    let mut command = match &launch.target {
+        Target::Program(program) => {
+            let mut command = Command::new(program);
+            command.args(line.get(1..).unwrap_or_default());
+            command
+        }
+        _ => {
+            let mut command = Command::new(&launch.python);
+            command.arg(package::folder()?.join("_rank_main.py")).args(line);
+            command.env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
+            command
+        }
+    };
+    env.apply(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn()?;
+    let told = follow(&mut child, running, stacks, events);
+    if told.is_err() {
+        running.ended();
+        let _ = child.kill();
+    }
+    let status = child.wait()?;
+    told.map(|exit| Exit { code: status.code(), signal: status.signal(), ..exit })
+}
+
+/// Tells what the process prints until it ends, and leaves it to be reaped. What it started may hold its pipes open for
+/// longer, and is not waited for.
+fn follow(
+    child: &mut Child,
+    running: &Running,
+    stacks: PathBuf,
+    events: &mpsc::Sender<Event>,
+) -> std::io::Result<Exit> {
+    let id = Pid::from_child(child);
+    running.started(Reach::Group(id), stacks);
+    output::follow(child.stdout.take(), child.stderr.take(), events, || {
+        wait_unreaped(id)?;
+        let ended_us = now_us();
+        let was_stopped = running.ended();
+        Ok(Exit { code: None, signal: None, stderr: VecDeque::new(), was_stopped, ended_us })
+    })
+}
+
+fn wait_unreaped(id: Pid) -> std::io::Result<()> {
+    loop {
+        match rustix::process::waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(drop).map_err(Into::into),
+        }
+    }
+}

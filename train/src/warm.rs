@@ -1,0 +1,181 @@
+//! A node's warm Python: a process with torch imported, from which ranks are forked.
+//!
+//! Its actor is detached: it outlives the run that asked for it first, and ends when it has been idle for long. Ranks
+//! reach it by a socket whose name says what it is, so that no run has to be told about another's.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+use wingbeat::{Error, NodeId};
+
+use crate::package;
+use crate::rank;
+
+/// Where the actors are named.
+const NAMESPACE: &str = "wingbeat-train";
+/// How long a warm Python may go unused.
+const IDLE_SECONDS: u32 = 600;
+/// What nearly every script imports.
+const MODULES: [&str; 4] = ["torch", "torch.distributed", "torch.nn.parallel", "numpy"];
+/// Further modules to import, with commas between.
+const MORE_MODULES: &str = "WINGBEAT_WARM_IMPORTS";
+/// Variables that are read when Python starts or when a module is imported begin with one of these.
+const READ_AT_START: [&str; 21] = [
+    "PYTHON",
+    "LD_",
+    "TORCH",
+    "PYTORCH",
+    "CUDA_",
+    "MALLOC_",
+    "GLIBC_",
+    "LC_",
+    "LANG",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "HF_",
+    "TRANSFORMERS_",
+    "XDG_",
+    "HOME",
+    "PATH",
+    "VIRTUAL_ENV",
+    "CONDA_",
+    "WINGBEAT_WARM_",
+];
+/// And these, of them, are read later, or set again in the fork.
+const READ_LATER: [&str; 6] = [
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+];
+
+/// What a warm Python is: two ranks that agree on it can be forked from one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kind {
+    python: String,
+    settings: BTreeMap<String, String>,
+    modules: Vec<String>,
+}
+
+impl Kind {
+    /// That of a rank with this interpreter and environment.
+    pub(crate) fn of(python: &str, environment: &BTreeMap<String, String>) -> Kind {
+        let settings = environment
+            .iter()
+            .filter(|(name, _)| starts_with_any(name, &READ_AT_START) && !starts_with_any(name, &READ_LATER))
+            .map(|(name, value)| (name.clone(), value.clone()));
+        let more = environment.get(MORE_MODULES).map(String::as_str).unwrap_or_default();
+        let more = more.split(',').map(str::trim).filter(|name| !name.is_empty());
+        Kind {
+            python: python.to_owned(),
+            settings: settings.collect(),
+            modules: MODULES.into_iter().chain(more).map(str::to_owned).collect(),
+        }
+    }
+
+    /// The name of its socket on a node.
+    pub(crate) fn socket(&self, node: u64) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(package::identity().as_bytes());
+        for text in [&self.python].into_iter().chain(&self.modules) {
+            hasher.update(text.as_bytes()).update(&[0]);
+        }
+        for (name, value) in &self.settings {
+            hasher.update(name.as_bytes()).update(b"=").update(value.as_bytes()).update(&[0]);
+        }
+        let hash = hasher.finalize().to_hex();
+        format!("wingbeat-python-{node:016x}-{}", &hash.as_str()[..16])
+    }
+}
+
+/// The version of a warm Python, or why there is none.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Started(pub Result<String, String>);
+
+/// The actor of a warm Python.
+pub(crate) struct WarmPython {
+    started: Started,
+}
+
+#[wingbeat::actor]
+impl WarmPython {
+    pub(crate) fn new(kind: Kind, socket: String) -> Self {
+        let version = rank::version_of(&kind.python);
+        WarmPython { started: Started(version.and_then(|version| spawn(&kind, &socket).map(|()| version))) }
+    }
+
+    /// Whether ranks can connect now; they wait until it has imported what it is to.
+    pub(crate) fn started(&self) -> Started {
+        self.started.clone()
+    }
+}
+
+/// Starts it, by a thread that waits for it: its parent-death signal fires when that thread ends. This process ends
+/// with it.
+fn spawn(kind: &Kind, socket: &str) -> Result<(), String> {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let (kind, socket) = (kind.clone(), socket.to_owned());
+    let waiting = std::thread::Builder::new().name("warm-python".into()).spawn(move || {
+        let started = start(&kind, &socket).and_then(|mut child| {
+            let mut line = String::new();
+            if let Some(stdout) = child.stdout.take() {
+                BufReader::new(stdout).read_line(&mut line)?;
+            }
+            Ok((line.trim() == "listening", child))
+        });
+        match started {
+            Ok((listens, mut child)) => {
+                let _ = sender.send(listens.then_some(()).ok_or_else(|| "it ended before it listened".to_owned()));
+                let _ = child.wait();
+                // Nothing is left for this actor, and its name is to be free for the next one.
+                std::process::exit(0);
+            }
+            Err(error) => drop(sender.send(Err(error.to_string()))),
+        }
+    });
+    waiting.map_err(|error| error.to_string())?;
+    receiver.recv().unwrap_or_else(|_| Err("its thread has ended".into()))
+}
+
+fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
+    let script = package::folder()?.join("_warm.py");
+    let mut command = Command::new(&kind.python);
+    command.arg("-u").arg(script).arg(socket).arg(IDLE_SECONDS.to_string()).args(&kind.modules);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if starts_with_any(&name, &READ_AT_START) || name == "OMP_NUM_THREADS" {
+            command.env_remove(&*name);
+        }
+    }
+    // Threads that a library starts when it is imported would not be there in a fork.
+    command.envs(&kind.settings).env("OPENBLAS_NUM_THREADS", "1");
+    command.env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0).spawn()
+}
+
+fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Has a node start its warm Python, unless it has one.
+pub(crate) async fn start_on(node: u64, kind: Kind, socket: String) -> Result<Started, Error> {
+    let made = WarmPython::options()
+        .name(&socket)
+        .namespace(NAMESPACE)
+        .detached()
+        .num_cpus(0.0)
+        .on_node(NodeId(node), false)
+        .remote(kind, socket.clone());
+    match made.started().get().await {
+        Ok(started) => Ok(started),
+        // Another run was first.
+        Err(_) => WarmPython::named_in(NAMESPACE, &socket).await?.started().get().await,
+    }
+}
