@@ -90,7 +90,7 @@ pub(crate) fn token_for(ip: Option<IpAddr>, file: Option<&std::path::Path>) -> R
     Ok(token::own()?)
 }
 
-async fn asked_to_end() -> Result<&'static str> {
+pub(crate) async fn asked_to_end() -> Result<&'static str> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {

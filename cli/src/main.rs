@@ -2,7 +2,10 @@
 
 mod cluster;
 mod daemons;
+mod devices;
+mod rank_logs;
 mod sizes;
+mod torchrun;
 mod train;
 mod why;
 
@@ -34,7 +37,9 @@ enum Command {
     Drain(why::DrainArgs),
     Quota(why::QuotaArgs),
     Stop(cluster::StopArgs),
+    Devices(devices::DevicesArgs),
     Train(train::TrainArgs),
+    Torchrun(torchrun::TorchrunArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,7 +69,9 @@ fn main() -> ExitCode {
             Command::Drain(args) => why::drain(args).await,
             Command::Quota(args) => why::quota(args).await,
             Command::Stop(args) => cluster::stop(args).await,
+            Command::Devices(args) => devices::devices(&args),
             Command::Train(args) => return train::train(args).await,
+            Command::Torchrun(args) => return torchrun::torchrun(args).await,
         }
         .map(|()| ExitCode::SUCCESS)
     });

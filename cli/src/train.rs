@@ -1,13 +1,20 @@
 //! `wingbeat train`.
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
-use wingbeat_train::{Backend, TorchTrainer, TrainError};
+use wingbeat::Session;
+use wingbeat_train::{Backend, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
-use crate::sizes;
+use crate::{daemons, rank_logs, sizes};
+
+/// The exit code of a run that was stopped: what a shell calls SIGTERM.
+const STOPPED: u8 = 128 + 15;
 
 /// Run a PyTorch script on several ranks, with the environment that torchrun gives.
 ///
@@ -44,6 +51,30 @@ pub(crate) struct TrainArgs {
     /// How often the group may be started again after a failure.
     #[arg(long, default_value_t = 0)]
     max_failures: u32,
+    /// Start every rank as a new process, instead of forking it from one that has torch imported.
+    #[arg(long)]
+    cold: bool,
+    /// How long ranks have to save what they have, after SIGTERM, when the run is stopped.
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    grace: Duration,
+    /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting.
+    #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
+    hang_timeout: Duration,
+    /// A run that hangs has failed, and is started again if it may.
+    #[arg(long)]
+    restart_on_hang: bool,
+    /// Number of nodes, with --workers ranks on each.
+    #[arg(long)]
+    nodes: Option<u32>,
+    /// Show what ranks print without their numbers.
+    #[arg(long)]
+    unprefixed: bool,
+    /// SCRIPT is a file with a pickled function, as `wingbeat.torch` writes it.
+    #[arg(long, hide = true)]
+    function: bool,
+    /// A folder for what functions return, and for why a run failed.
+    #[arg(long, hide = true)]
+    results: Option<PathBuf>,
     /// What carries tensors: auto, nccl or gloo.
     #[arg(long, default_value = "auto", value_parser = ["auto", "nccl", "gloo"])]
     backend: String,
@@ -52,60 +83,148 @@ pub(crate) struct TrainArgs {
     address: Option<String>,
     /// File with the cluster's token; else as for `wingbeat head`.
     #[arg(long)]
-    token_file: Option<std::path::PathBuf>,
+    token_file: Option<PathBuf>,
 }
 
 pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
-    let mut init = match &args.address {
-        Some(address) => wingbeat::init_at(address),
-        None => wingbeat::init(),
-    };
-    if let Some(token) = token::given(args.token_file.as_deref())? {
-        init = init.token(token.reveal());
-    }
+    let mut init = session(args.address.as_deref(), args.token_file.as_deref())?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
     if args.address.is_none() {
-        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        init = init.num_cpus(cpus.max((f64::from(args.workers) * args.cpus_per_worker).ceil() as u32));
-        init = init.num_gpus((f64::from(args.workers) * args.gpus_per_worker).ceil() as u32);
+        init = init.num_cpus(cpus_for(args.workers, args.cpus_per_worker));
     }
-    let session = init.name("wingbeat train").await?;
-    let mut trainer = if args.module { TorchTrainer::module(&args.script) } else { TorchTrainer::script(&args.script) };
+    let mut trainer = match (args.function, args.module) {
+        (true, _) => {
+            let pickled = std::fs::read(&args.script).with_context(|| format!("reading {}", args.script))?;
+            TorchTrainer::python_function(pickled)
+        }
+        (false, true) => TorchTrainer::module(&args.script),
+        (false, false) => TorchTrainer::script(&args.script),
+    };
     trainer = trainer
         .args(args.args)
         .workers(args.workers)
         .cpus_per_worker(args.cpus_per_worker)
         .gpus_per_worker(args.gpus_per_worker)
         .max_failures(args.max_failures)
+        .grace(args.grace)
+        .hang_timeout(args.hang_timeout, args.restart_on_hang)
         .backend(match args.backend.as_str() {
             "nccl" => Backend::Nccl,
             "gloo" => Backend::Gloo,
             _ => Backend::Auto,
         });
+    if let Some(nodes) = args.nodes {
+        trainer = trainer.nodes(nodes, args.workers);
+    }
+    if args.unprefixed {
+        trainer = trainer.on_output(|_, line| rank_logs::show(line.is_stderr, &line.text));
+    }
+    if args.cold {
+        trainer = trainer.cold();
+    }
     if let Some(python) = args.python {
         trainer = trainer.python(python);
     }
     for (name, value) in &args.env {
         trainer = trainer.env(name, value);
     }
-    let outcome = trainer.fit().await;
-    session.shutdown().await;
-    match outcome {
-        Ok(result) => {
+    let session = init.name("wingbeat train").await?;
+    match run(trainer, &session).await {
+        End::Done(result) => {
+            if let Some(dir) = &args.results {
+                for (rank, pickled) in &result.returned {
+                    std::fs::write(dir.join(format!("returned-{rank}.pickle")), pickled)?;
+                }
+            }
             eprintln!(
-                "wingbeat train: {} ranks done in {:.1} s, attempt {}",
-                result.ranks, result.seconds, result.attempts
+                "wingbeat train: {} ranks done in {:.1} s, attempt {}{}",
+                result.ranks,
+                result.seconds,
+                result.attempts,
+                shown(&result.metrics)
             );
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => {
+        End::Failed(error) => {
             eprintln!("error: {error}");
+            if let Some(dir) = &args.results {
+                std::fs::write(dir.join("error.json"), described(&error).to_string())?;
+                if let TrainError::RankFailed { python_error: Some(raised), .. } = &error
+                    && let Some(pickled) = &raised.pickled
+                {
+                    std::fs::write(dir.join("raised.pickle"), pickled)?;
+                }
+            }
             // The script's own exit code is what a caller of the script would see.
             let code = match &error {
                 TrainError::RankFailed { code: Some(code), .. } => u8::try_from(*code).unwrap_or(1),
+                TrainError::Stopped => STOPPED,
                 _ => 1,
             };
             Ok(ExitCode::from(code.max(1)))
         }
     }
+}
+
+/// How a run has ended.
+pub(crate) enum End {
+    Done(TrainResult),
+    Failed(TrainError),
+}
+
+/// Runs it, stops it when the user or the system asks for that, and leaves the cluster.
+pub(crate) async fn run(trainer: TorchTrainer, session: &Session) -> End {
+    let stopper = trainer.stopper();
+    let signals = tokio::spawn(async move {
+        // The second signal is not waited for: whoever sends it wants this process gone.
+        match daemons::asked_to_end().await {
+            Ok(name) => eprintln!("wingbeat: {name}; the ranks may save what they have"),
+            Err(_) => std::future::pending().await,
+        }
+        stopper.stop();
+        let _ = daemons::asked_to_end().await;
+        std::process::exit(i32::from(STOPPED));
+    });
+    let outcome = trainer.fit().await;
+    signals.abort();
+    session.shutdown().await;
+    match outcome {
+        Ok(result) => End::Done(result),
+        Err(error) => End::Failed(error),
+    }
+}
+
+/// How to join the cluster at an address, or to start one that lives as long as the command.
+pub(crate) fn session(address: Option<&str>, token_file: Option<&Path>) -> Result<wingbeat::Init> {
+    let mut init = match address {
+        Some(address) => wingbeat::init_at(address),
+        None => wingbeat::init(),
+    };
+    if let Some(token) = token::given(token_file)? {
+        init = init.token(token.reveal());
+    }
+    Ok(init)
+}
+
+/// CPUs of a cluster for these ranks alone: those of the machine, or as many as they ask for.
+pub(crate) fn cpus_for(ranks: u32, each: f64) -> u32 {
+    let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    there.max((f64::from(ranks) * each).ceil() as u32)
+}
+
+fn shown(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().fold(String::new(), |text, (name, value)| format!("{text}, {name} {value:.4}"))
+}
+
+/// An error as `wingbeat.torch` reads it.
+fn described(error: &TrainError) -> serde_json::Value {
+    let rank = match error {
+        TrainError::RankFailed { rank, .. } | TrainError::RankLost { rank, .. } => Some(*rank),
+        _ => None,
+    };
+    let traceback = match error {
+        TrainError::RankFailed { python_error: Some(raised), .. } => Some(&raised.traceback),
+        _ => None,
+    };
+    serde_json::json!({ "message": error.to_string(), "rank": rank, "traceback": traceback })
 }

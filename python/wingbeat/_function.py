@@ -24,7 +24,7 @@ def main():
                     f"install it there: {sys.executable} -m pip install cloudpickle"
                 ) from None
             raise
-    del sys.argv[1:]
+    del sys.argv[1]
     try:
         value = function(*args, **kwargs)
     except Exception as error:

@@ -70,7 +70,9 @@ def find_package():
     """Lets the script import `wingbeat` from where this file is, unless another one is installed."""
     own = globals().get("__file__")
     if own is not None:
-        sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(own))))
+        root = os.path.dirname(os.path.dirname(os.path.abspath(own)))
+        if root not in sys.path:
+            sys.path.append(root)
 
 
 def tell_stacks():

@@ -41,6 +41,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main():
+    import _rank_main  # noqa: F401  before its folder, whose other files are no modules to be found, leaves the path
+
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     name, idle, modules = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     tie_to_parent(int(os.environ.pop("WINGBEAT_RANK_PARENT")))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

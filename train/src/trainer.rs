@@ -35,6 +35,7 @@ pub enum Backend {
 
 type OnOutput = Arc<dyn Fn(u32, &Line) + Send + Sync>;
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
+type OnAttempt = Arc<dyn Fn(u32) + Send + Sync>;
 type OnReport = Arc<dyn Fn(&BTreeMap<String, f64>) + Send + Sync>;
 
 /// How ranks lie on nodes.
@@ -68,6 +69,7 @@ pub(crate) struct Plan {
     pub on_output: OnOutput,
     pub on_notice: OnNotice,
     pub on_report: OnReport,
+    pub on_attempt: OnAttempt,
 }
 
 impl Plan {
@@ -155,6 +157,7 @@ impl TorchTrainer {
             stopper: Stopper::new(),
             on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
             on_report: Arc::new(|_| {}),
+            on_attempt: Arc::new(|_| {}),
             on_output: Arc::new(|rank, line| {
                 // Training goes on when nobody reads any more, as under `| head`.
                 let _ = if line.is_stderr {
@@ -302,6 +305,12 @@ impl TorchTrainer {
         self
     }
 
+    /// What to do when an attempt begins, with its number from 0.
+    pub fn on_attempt(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.plan.on_attempt = Arc::new(tell);
+        self
+    }
+
     /// A way to end the run from elsewhere.
     pub fn stopper(&self) -> Stopper {
         self.plan.stopper.clone()
@@ -355,6 +364,7 @@ impl TorchTrainer {
 
     async fn attempt(&self, attempt: u32, run_id: &str) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
+        (self.plan.on_attempt)(attempt);
         let outcome = group.run(&self.plan, attempt, run_id).await;
         group.release().await;
         outcome

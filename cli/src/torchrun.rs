@@ -1,0 +1,263 @@
+//! `wingbeat torchrun`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use wingbeat_train::TorchTrainer;
+use wingbeat_worker::join;
+
+use crate::rank_logs::{RankLogs, Streams};
+use crate::train::{End, run};
+
+/// Run a script as torchrun does, with torchrun's own flags, on this machine or on a cluster.
+///
+/// On the cluster at --address or $WINGBEAT_ADDRESS, it is called once, and not on every node; without either, or with
+/// --standalone, on this machine.
+///
+///     wingbeat torchrun --nproc-per-node 2 train.py --epochs 3
+///     wingbeat torchrun --nnodes 2 --nproc-per-node gpu --address 10.0.0.1:6420 -m package.train
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct TorchrunArgs {
+    /// Number of nodes.
+    #[arg(long, default_value = "1")]
+    nnodes: String,
+    /// Ranks on each node: a number, gpu, cpu, or auto for the GPUs if there are any and else the CPUs.
+    #[arg(long, alias = "nproc_per_node", default_value = "1")]
+    nproc_per_node: String,
+    /// The run's id, as TORCHELASTIC_RUN_ID.
+    #[arg(long, alias = "rdzv_id")]
+    rdzv_id: Option<String>,
+    /// How ranks would find each other; Wingbeat tells them, whichever this is.
+    #[arg(long, alias = "rdzv_backend", default_value = "c10d", value_parser = ["c10d", "static"])]
+    rdzv_backend: String,
+    /// Only this machine, as localhost:PORT; 0 for a free port.
+    #[arg(long, alias = "rdzv_endpoint")]
+    rdzv_endpoint: Option<String>,
+    /// On this machine, also when $WINGBEAT_ADDRESS names a cluster.
+    #[arg(long)]
+    standalone: bool,
+    /// How often the group may be started again after a failure.
+    #[arg(long, alias = "max_restarts", default_value_t = 0)]
+    max_restarts: u32,
+    /// Taken, and not needed: Wingbeat hears at once when a rank ends.
+    #[arg(long, alias = "monitor_interval", hide_default_value = true, default_value_t = 0.1)]
+    monitor_interval: f64,
+    /// Scripts are started as new processes, or forked from one with torch imported.
+    #[arg(long, alias = "start_method", default_value = "spawn", value_parser = ["spawn"])]
+    start_method: String,
+    /// The name of the ranks' role.
+    #[arg(long, default_value = "default")]
+    role: String,
+    /// Run SCRIPT as a module, as `python -m` does.
+    #[arg(long, short = 'm')]
+    module: bool,
+    /// Run SCRIPT itself, without Python.
+    #[arg(long, alias = "no_python", conflicts_with = "module")]
+    no_python: bool,
+    /// Taken for torchrun's sake: SCRIPT is run as __main__ anyway.
+    #[arg(long, alias = "run_path")]
+    run_path: bool,
+    /// Where to write what ranks print: DIR/RUN/attempt_N/RANK/stdout.log and stderr.log.
+    #[arg(long, alias = "log_dir")]
+    log_dir: Option<PathBuf>,
+    /// What goes to files instead of the terminal: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:3.
+    #[arg(long, short = 'r', default_value = "0")]
+    redirects: Streams,
+    /// What goes to files and to the terminal, each line with its rank; as for --redirects.
+    #[arg(long, short = 't', default_value = "0")]
+    tee: Streams,
+    /// Only these local ranks' lines are shown, as 0,1.
+    #[arg(long, alias = "local_ranks_filter", value_delimiter = ',')]
+    local_ranks_filter: Vec<u32>,
+    /// Only 0: on a cluster, torchrun is called once.
+    #[arg(long, alias = "node_rank", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
+    node_rank: u32,
+    /// Only this machine: on a cluster, ranks are told where rank 0 is.
+    #[arg(long, alias = "master_addr", default_value = "127.0.0.1", value_parser = ["127.0.0.1", "localhost", "::1"])]
+    master_addr: String,
+    /// The port where rank 0 listens; 0 for a free one.
+    #[arg(long, alias = "master_port", default_value_t = 0)]
+    master_port: u16,
+    /// GPUs of each rank; else 1 where ranks are counted by GPUs.
+    #[arg(long)]
+    gpus_per_rank: Option<f64>,
+    /// CPUs that each rank reserves.
+    #[arg(long, default_value_t = 1.0)]
+    cpus_per_rank: f64,
+    /// The interpreter; else $WINGBEAT_PYTHON, .venv/bin/python, or python3.
+    #[arg(long)]
+    python: Option<String>,
+    /// Start every rank as a new process, instead of forking it from one that has torch imported.
+    #[arg(long)]
+    cold: bool,
+    /// The head of a cluster, as host:port.
+    #[arg(long, env = join::ADDRESS_VARIABLE, conflicts_with = "standalone")]
+    address: Option<String>,
+    /// File with the cluster's token; else as for `wingbeat head`.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
+    /// The script, module or program, and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT [ARGS]")]
+    command: Vec<String>,
+}
+
+/// Ranks on each node, and their GPUs.
+#[derive(Debug, PartialEq)]
+struct PerNode {
+    ranks: u32,
+    gpus: f64,
+}
+
+pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
+    let nodes = nodes(&args.nnodes)?;
+    let address = args.address.clone().filter(|_| !args.standalone);
+    if address.is_none() && nodes != 1 {
+        bail!("--nnodes {nodes} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
+    }
+    let port = port(&args)?;
+    let mut init = crate::train::session(address.as_deref(), args.token_file.as_deref())?;
+    if address.is_none() {
+        // On this machine, ranks are what the machine is for: as many as asked can run at once.
+        let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);
+        init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank));
+    }
+    let session = init.name("wingbeat torchrun").await?;
+    let per_node = per_node(&args, &session, nodes).await;
+    let per_node = match per_node {
+        Ok(per_node) => per_node,
+        Err(error) => {
+            session.shutdown().await;
+            return Err(error);
+        }
+    };
+    let Some((script, rest)) = args.command.split_first() else { bail!("there is nothing to run") };
+    let trainer = match (args.module, args.no_python) {
+        (true, _) => TorchTrainer::module(script),
+        (_, true) => TorchTrainer::program(script),
+        _ => TorchTrainer::script(script),
+    };
+    let run_id = args.rdzv_id.clone().unwrap_or_else(|| format!("{:016x}", std::process::id()));
+    let logs = RankLogs::new(
+        args.log_dir.as_deref(),
+        &run_id,
+        per_node.ranks,
+        args.redirects.clone(),
+        args.tee.clone(),
+        args.local_ranks_filter.clone(),
+        args.role.clone(),
+    )?;
+    let logs = Arc::new(Mutex::new(logs));
+    let (of_lines, of_attempts) = (logs.clone(), logs.clone());
+    let mut trainer = trainer
+        .args(rest)
+        .nodes(nodes, per_node.ranks)
+        .cpus_per_worker(args.cpus_per_rank)
+        .gpus_per_worker(per_node.gpus)
+        .max_failures(args.max_restarts)
+        .role(&args.role)
+        .run_id(&run_id)
+        .on_attempt(move |attempt| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(attempt))
+        .on_output(move |rank, line| of_lines.lock().unwrap_or_else(PoisonError::into_inner).line(rank, line));
+    if let Some(port) = port {
+        trainer = trainer.master_port(port);
+    }
+    if let Some(python) = &args.python {
+        trainer = trainer.python(python);
+    }
+    if args.cold {
+        trainer = trainer.cold();
+    }
+    let outcome = run(trainer, &session).await;
+    if let Some(dir) = logs.lock().unwrap_or_else(PoisonError::into_inner).dir() {
+        eprintln!("wingbeat torchrun: what ranks printed is in {}", dir.display());
+    }
+    Ok(match outcome {
+        End::Done(_) => ExitCode::SUCCESS,
+        // As torchrun, which tells no more by its code.
+        End::Failed(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn nodes(text: &str) -> Result<u32> {
+    if let Some((least, most)) = text.split_once(':')
+        && least != most
+    {
+        bail!("--nnodes {text} asks for a number of nodes that may change, which is not there; name one number");
+    }
+    let number = text.split(':').next().unwrap_or(text);
+    let nodes = number.parse().ok().filter(|nodes| *nodes > 0);
+    nodes.with_context(|| format!("--nnodes {text} is not a number of nodes"))
+}
+
+fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
+    let mut port = args.master_port;
+    if let Some(endpoint) = &args.rdzv_endpoint {
+        let (host, number) = endpoint.rsplit_once(':').unwrap_or((endpoint, "0"));
+        if !["localhost", "127.0.0.1", "::1", "[::1]", ""].contains(&host) {
+            bail!(
+                "--rdzv-endpoint {endpoint} is for agents that are started on every node; here, `wingbeat worker` runs \
+                 there, and torchrun is called once, with the head's --address"
+            );
+        }
+        port = number.parse().with_context(|| format!("--rdzv-endpoint {endpoint} has no port"))?;
+    }
+    Ok((port != 0).then_some(port))
+}
+
+/// What `--nproc-per-node` means on these nodes.
+async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) -> Result<PerNode> {
+    let text = args.nproc_per_node.as_str();
+    if let Ok(ranks) = text.parse::<u32>() {
+        if ranks == 0 {
+            bail!("--nproc-per-node 0 runs nothing");
+        }
+        return Ok(PerNode { ranks, gpus: args.gpus_per_rank.unwrap_or(0.0) });
+    }
+    let state = tokio::time::timeout(Duration::from_secs(30), session.cluster_state()).await??;
+    let mut there: Vec<(u32, u32)> = state
+        .nodes
+        .iter()
+        .map(|node| (whole(&node.info.resources, "GPU"), whole(&node.info.resources, "CPU")))
+        .collect();
+    there.sort_unstable_by(|a, b| b.cmp(a));
+    there.truncate(nodes as usize);
+    let of = |kind: &str, counts: Vec<u32>| match counts.as_slice() {
+        [first, rest @ ..] if rest.iter().all(|other| other == first) && *first > 0 => Ok(*first),
+        [] | [0, ..] => bail!("--nproc-per-node {text}: there is no {kind}"),
+        counts => bail!("--nproc-per-node {text}: nodes differ, with {counts:?} {kind}s; name a number"),
+    };
+    let gpus: Vec<u32> = there.iter().map(|(gpus, _)| *gpus).collect();
+    let cpus: Vec<u32> = there.iter().map(|(_, cpus)| *cpus).collect();
+    let has_gpus = gpus.iter().any(|gpus| *gpus > 0);
+    match text {
+        "gpu" => Ok(PerNode { ranks: of("GPU", gpus)?, gpus: args.gpus_per_rank.unwrap_or(1.0) }),
+        "auto" if has_gpus => Ok(PerNode { ranks: of("GPU", gpus)?, gpus: args.gpus_per_rank.unwrap_or(1.0) }),
+        "cpu" | "auto" => Ok(PerNode { ranks: of("CPU", cpus)?, gpus: args.gpus_per_rank.unwrap_or(0.0) }),
+        _ => bail!("--nproc-per-node {text} is none of: a number, gpu, cpu, auto"),
+    }
+}
+
+fn whole(resources: &wingbeat_core::resources::ResourceSet, name: &str) -> u32 {
+    resources.get(name).to_string().parse::<f64>().unwrap_or(0.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_nodes_are_fixed() {
+        assert_eq!(nodes("2").unwrap(), 2);
+        assert_eq!(nodes("2:2").unwrap(), 2);
+        assert!(nodes("1:2").unwrap_err().to_string().contains("may change"));
+        assert!(nodes("0").is_err() && nodes("x").is_err());
+    }
+}

@@ -1,0 +1,267 @@
+"""Distributed PyTorch from a Python program: Spark's TorchDistributor, without Spark.
+
+    from wingbeat.torch import TorchDistributor
+
+    def main(rate):
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        ...
+        return model.state_dict()
+
+    state = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(main, 0.1)
+
+The signatures and defaults are pyspark's. What differs: any rank's failure is the run's failure, the value is always
+rank 0's, and a file that ends with an error raises one.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+__all__ = ["DeepspeedTorchDistributor", "TorchDistributor", "TrainingError"]
+
+
+class TrainingError(RuntimeError):
+    """A run failed. `rank` is the rank that failed first, if one did."""
+
+    def __init__(self, message, rank=None):
+        super().__init__(message)
+        self.rank = rank
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in a rank: where it was raised there."""
+
+    def __init__(self, rank, text):
+        super().__init__(rank, text)
+        self.rank, self.text = rank, text
+
+    def __str__(self):
+        return f"in rank {self.rank}:\n\n{self.text}"
+
+
+class TorchDistributor:
+    """Runs a function or a script on several ranks.
+
+    num_processes: how many. local_mode: on this machine; else on the cluster whose head is at $WINGBEAT_ADDRESS.
+    use_gpu: each rank gets a GPU of its own, the one with its LOCAL_RANK; more ranks than GPUs on this machine are
+    reduced to those, with a warning. max_failures: how often the group is started again. warm: fork ranks from a
+    process with torch imported.
+
+    Raises ValueError if num_processes is not positive, and RuntimeError if GPUs are asked for where none are.
+    """
+
+    def __init__(self, num_processes=1, local_mode=True, use_gpu=True, *, max_failures=0, warm=True, env=None):
+        if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
+            raise ValueError(f"num_processes has to be a positive integer, and is {num_processes!r}")
+        if not local_mode and not os.environ.get("WINGBEAT_ADDRESS"):
+            raise RuntimeError(
+                "local_mode=False runs on a cluster: set WINGBEAT_ADDRESS to its head's host:port "
+                "(`wingbeat head` prints it)"
+            )
+        if local_mode and use_gpu:
+            there = local_gpus()
+            if there == 0:
+                raise RuntimeError("use_gpu=True, and this machine has no GPU; use_gpu=False trains on CPUs")
+            if num_processes > there:
+                warnings.warn(
+                    f"num_processes is {num_processes}, and this machine has {there} GPUs: "
+                    f"num_processes is reduced to {there}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                num_processes = there
+        self.num_processes = num_processes
+        self.local_mode = local_mode
+        self.use_gpu = use_gpu
+        self.max_failures = max_failures
+        self.warm = warm
+        self.env = dict(env or {})
+
+    def run(self, train_object, *args, return_all=False, **kwargs):
+        """Runs `train_object(*args, **kwargs)` on every rank, or the script of this path with these arguments.
+
+        Returns what rank 0's function returned, or with return_all, a list of what each rank's did; None for a script.
+        Raises the exception of the first rank that failed, with its remote traceback as the cause, or TrainingError.
+        """
+        if callable(train_object):
+            return self._run_function(train_object, args, kwargs, return_all, ())
+        if kwargs:
+            raise ValueError(f"a script takes no keyword arguments: {', '.join(kwargs)}")
+        path = os.fspath(train_object)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"the script {path} does not exist")
+        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            # A script's errors are described there, too.
+            self._train(["--results", folder, path], map(str, args), folder)
+
+    def _run_function(self, function, args, kwargs, return_all, options):
+        import cloudpickle
+
+        about = {"sys_path": sys.path, "returns": "all" if return_all else "first"}
+        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            file = os.path.join(folder, "function.pickle")
+            with open(file, "wb") as out:
+                pickle.dump(about, out)
+                try:
+                    cloudpickle.dump((function, args, kwargs), out)
+                except Exception as error:
+                    raise TypeError(_who_cannot_be_sent(function, args, kwargs, error)) from error
+            self._train(["--function", "--results", folder, file], options, folder)
+            ranks = range(self.num_processes) if return_all else [0]
+            values = [_load(os.path.join(folder, f"returned-{rank}.pickle")) for rank in ranks]
+        return values if return_all else values[0]
+
+    def _layout(self):
+        return ["--workers", str(self.num_processes)]
+
+    def _train(self, what, args, folder):
+        command = [binary(), "train", *self._layout(), "--python", sys.executable]
+        command += ["--gpus-per-worker", "1" if self.use_gpu else "0", "--max-failures", str(self.max_failures)]
+        command += ["--unprefixed", *([] if self.warm else ["--cold"])]
+        for name, value in self.env.items():
+            command += ["--env", f"{name}={value}"]
+        env = dict(os.environ)
+        if self.local_mode:
+            env.pop("WINGBEAT_ADDRESS", None)
+        code = _run([*command, *what, "--", *args], env)
+        if code != 0:
+            _raise(folder, code)
+
+
+class DeepspeedTorchDistributor(TorchDistributor):
+    """As TorchDistributor, for scripts and functions that use DeepSpeed: on nnodes machines, with numGpus ranks each.
+
+    deepspeedConfig: a dict, or the path of a JSON file. They are called with `--deepspeed --deepspeed_config PATH`
+    after their arguments; a function finds those in sys.argv.
+    """
+
+    def __init__(self, numGpus=1, nnodes=1, localMode=True, useGpu=True, deepspeedConfig=None, **more):
+        for name, value in (("numGpus", numGpus), ("nnodes", nnodes)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} has to be a positive integer, and is {value!r}")
+        if localMode and nnodes != 1:
+            raise ValueError(f"localMode=True is on one node, and nnodes is {nnodes}")
+        if deepspeedConfig is not None and not isinstance(deepspeedConfig, (dict, str, os.PathLike)):
+            raise TypeError("deepspeedConfig has to be a dict or a path")
+        super().__init__(numGpus * nnodes, localMode, useGpu, **more)
+        self.nnodes = nnodes
+        self.deepspeed_config = deepspeedConfig
+
+    def run(self, train_object, *args, return_all=False, **kwargs):
+        """As TorchDistributor.run."""
+        with tempfile.TemporaryDirectory(prefix="wingbeat-deepspeed-") as folder:
+            options = ["--deepspeed"]
+            if isinstance(self.deepspeed_config, dict):
+                path = os.path.join(folder, "deepspeed.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(self.deepspeed_config, file)
+                options += ["--deepspeed_config", path]
+            elif self.deepspeed_config is not None:
+                options += ["--deepspeed_config", os.path.abspath(os.fspath(self.deepspeed_config))]
+            if callable(train_object):
+                return self._run_function(train_object, args, kwargs, return_all, options)
+            return super().run(train_object, *args, *options, **kwargs)
+
+    def _layout(self):
+        return ["--nodes", str(self.nnodes), "--workers", str(self.num_processes // self.nnodes)]
+
+
+def binary():
+    """The `wingbeat` command: $WINGBEAT_BIN, the one that was installed with this package, or one on the PATH."""
+    given = os.environ.get("WINGBEAT_BIN")
+    beside = Path(sysconfig.get_path("scripts"), "wingbeat")
+    found = given or (str(beside) if beside.exists() else shutil.which("wingbeat"))
+    if found is None:
+        raise RuntimeError("the `wingbeat` command is not installed; `pip install wingbeat` brings it")
+    return found
+
+
+def local_gpus():
+    """How many GPUs this machine has, of those that this process may use."""
+    told = subprocess.run([binary(), "devices", "--json"], stdout=subprocess.PIPE, check=True).stdout
+    return len(json.loads(told))
+
+
+def _run(command, env):
+    """Runs a command, and shows its output where this program's goes, which in a notebook is no file."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+
+    def show(source, target):
+        for line in source:
+            target.write(line)
+            target.flush()
+
+    threads = [
+        threading.Thread(target=show, args=pair, daemon=True)
+        for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        code = process.wait()
+    except BaseException:  # Ctrl-C: the ranks are not to outlive it
+        process.terminate()
+        process.wait()
+        raise
+    for thread in threads:
+        thread.join()
+    return code
+
+
+def _load(path):
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
+def _raise(folder, code):
+    try:
+        with open(os.path.join(folder, "error.json"), encoding="utf-8") as file:
+            told = json.load(file)
+    except OSError:
+        raise TrainingError(f"the run ended with code {code}; its output above says why") from None
+    rank, traceback = told.get("rank"), told.get("traceback")
+    cause = RemoteTraceback(rank, traceback) if traceback else None
+    try:
+        error = _load(os.path.join(folder, "raised.pickle"))
+    except Exception:  # there is none, or its class is not to be had here
+        error = TrainingError(told["message"], rank)
+    raise error from cause
+
+
+def _who_cannot_be_sent(function, args, kwargs, error):
+    """Names the part of a call that cannot be pickled."""
+    import cloudpickle
+
+    def fails(value):
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return True
+        return False
+
+    name = getattr(function, "__qualname__", repr(function))
+    parts = [(f"argument {number}", value) for number, value in enumerate(args)]
+    parts += [(f"argument {key!r}", value) for key, value in kwargs.items()]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        cells = getattr(function, "__closure__", None) or ()
+        for variable, cell in zip(code.co_freevars, cells):
+            try:
+                parts.append((f"variable {variable!r}", cell.cell_contents))
+            except ValueError:
+                pass  # not assigned yet
+        names = function.__globals__
+        parts += [(f"global {variable!r}", names[variable]) for variable in code.co_names if variable in names]
+    for part, value in parts:
+        if fails(value):
+            return f"{name} cannot be sent to ranks: its {part}, a {type(value).__qualname__}, cannot be pickled: {error}"
+    return f"{name} cannot be sent to ranks: {error}"
