@@ -96,7 +96,7 @@ pub(crate) struct TorchrunArgs {
     #[arg(long)]
     cold: bool,
     /// The head of a cluster, as host:port.
-    #[arg(long, env = join::ADDRESS_VARIABLE, conflicts_with = "standalone")]
+    #[arg(long, env = join::ADDRESS_VARIABLE)]
     address: Option<String>,
     /// File with the cluster's token; else as for `wingbeat head`.
     #[arg(long)]
@@ -114,6 +114,11 @@ struct PerNode {
 }
 
 pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
+    let Some((script, rest)) = args.command.split_first() else { bail!("there is nothing to run") };
+    // Everything after the script is its own, so that what comes in its place is not seen as a flag.
+    if script.starts_with('-') {
+        bail!("unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured");
+    }
     let nodes = nodes(&args.nnodes)?;
     let address = args.address.clone().filter(|_| !args.standalone);
     if address.is_none() && nodes != 1 {
@@ -135,7 +140,6 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
             return Err(error);
         }
     };
-    let Some((script, rest)) = args.command.split_first() else { bail!("there is nothing to run") };
     let trainer = match (args.module, args.no_python) {
         (true, _) => TorchTrainer::module(script),
         (_, true) => TorchTrainer::program(script),

@@ -27,24 +27,29 @@ def main():
     del sys.argv[1]
     try:
         value = function(*args, **kwargs)
+        if about["returns"] == "all" or os.environ["RANK"] == "0":
+            tell("returned", pickle_value(value))
     except Exception as error:
-        tell("raised", error)
+        try:
+            pickled = pickle_portably(error)
+        except Exception:
+            raise error from None  # its traceback tells
+        tell("raised", pickled)
         raise
-    if about["returns"] == "all" or os.environ["RANK"] == "0":
-        tell("returned", value)
 
 
-def tell(kind, value):
+def tell(kind, pickled):
     from wingbeat.train import _connection
 
-    try:
-        pickled = pickle_portably(value)
-    except Exception as error:
-        if kind == "raised":
-            return  # its traceback tells
-        message = f"what the function returned, a {type(value).__qualname__}, cannot be pickled: {error}"
-        raise TypeError(message) from error
     _connection().ask({"kind": kind}, pickled)
+
+
+def pickle_value(value):
+    try:
+        return pickle_portably(value)
+    except Exception as error:
+        what = f"what the function returned, a {type(value).__qualname__}"
+        raise TypeError(f"{what}, cannot be pickled: {error}") from error
 
 
 def pickle_portably(value):

@@ -44,6 +44,7 @@ def main():
 
 def run():
     """Runs what sys.argv says, and answers with the exit code."""
+    sys.orig_argv = [sys.executable, *sys.argv]
     before = error_file_state()
     try:
         find_package()
@@ -71,7 +72,8 @@ def find_package():
     own = globals().get("__file__")
     if own is not None:
         root = os.path.dirname(os.path.dirname(os.path.abspath(own)))
-        if root not in sys.path:
+        # The first is the script's folder, or is about to be.
+        if root not in sys.path[0 if keeps_path() else 1 :]:
             sys.path.append(root)
 
 
@@ -106,7 +108,7 @@ def run_as_main(script):
     from types import ModuleType
 
     path = os.path.abspath(script)
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    if not keeps_path():
         # The script's folder, in place of what -m, -c or this file's own path has put there.
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     loader = SourceFileLoader("__main__", path)
@@ -124,11 +126,16 @@ def run_module_as_main(name):
     import runpy
     from types import ModuleType
 
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    if not keeps_path():
         sys.path[0] = os.getcwd()
     # What `python -m` calls. It runs the module in the namespace of `__main__`, which must not be this one.
     sys.modules["__main__"] = ModuleType("__main__")
     runpy._run_module_as_main(name)
+
+
+def keeps_path():
+    """Whether Python was told to look in no folder of the script's."""
+    return sys.flags.isolated or getattr(sys.flags, "safe_path", False)
 
 
 def code_of(error):
@@ -190,12 +197,10 @@ def write_error_file(error):
         },
         "type": name,
     }
-    part = f"{path}.{os.getpid()}.part"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8") as file:
             json.dump(report, file)
-        os.replace(part, path)  # a reader sees all of it or nothing
     except OSError as problem:
         print(f"wingbeat: cannot write {ERROR_FILE}: {problem}", file=sys.stderr)
 

@@ -4,7 +4,7 @@
 
 A node has one for each Python environment. It listens on the abstract unix socket SOCKET and ends when nobody has
 asked for anything for IDLE_SECONDS, or when its interpreter or installed packages change. It answers each connection
-with one line of JSON, `{"python": "3.11"}` or `{"refused": "why"}`, and then takes one request: a line of JSON with
+with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
 
     args    what to run, as Python takes it: a script and its arguments, or -m, a module and its arguments
     env     its whole environment
@@ -95,7 +95,7 @@ def serve(listener, idle, made_of):
             changed = fingerprint() != made_of
             refused = "its packages or its interpreter have changed" if changed else why_not_fork()
             try:
-                answer = {"refused": refused} if refused else {"python": "%d.%d" % sys.version_info[:2]}
+                answer = {"refused": refused, "retires": changed} if refused else {"python": "%d.%d" % sys.version_info[:2]}
                 say(connection, answer)
                 if not refused:
                     connection.settimeout(60)
@@ -265,8 +265,6 @@ def run(request, streams):
         renew(request, streams)
         sys.modules.pop("_rank_main", None)
         sys.argv = list(request["args"])
-        if hasattr(sys, "orig_argv"):
-            sys.orig_argv = [sys.executable, *sys.argv]
         code = _rank_main.run()
     except BaseException as error:
         _rank_main.show(error)
@@ -295,10 +293,13 @@ def renew(request, streams):
 
 
 def renew_seeds():
-    """Python's own generator has been seeded again by the fork; torch's is the same constant in every new process."""
+    """As in new processes, no two ranks have the same. Python's own generator has been seeded again by the fork."""
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # torch.seed() would look for devices
 
 
 def renew_multiprocessing(cwd):

@@ -102,6 +102,8 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         set("TORCHELASTIC_RUN_ID", shared.run_id.clone());
         set("TORCHELASTIC_RESTART_COUNT", shared.restarts.to_string());
         set("TORCHELASTIC_MAX_RESTARTS", shared.max_restarts.to_string());
+        // What torchrun itself ends ranks on; scripts may look.
+        set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT".into());
         // Rank 0 hosts the store: there is no agent that would.
         set("TORCHELASTIC_USE_AGENT_STORE", "False".into());
         set("WINGBEAT_BACKEND", shared.backend.to_owned());

@@ -8,13 +8,16 @@ use wingbeat::{Bundle, Error, PlacementGroup, PlacementStrategy, get_all, placem
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
-use crate::process::Target;
+use crate::process::{Greeting, Target};
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
 use crate::trainer::{Layout, Plan};
 use crate::warm;
 
 /// How long a group may take to be placed. Longer means that the resources are not there.
 const PLACE_LIMIT: Duration = Duration::from_secs(60);
+/// How often, and how fast, a warm Python is asked for in place of one that is about to end.
+const WARM_TRIES: u32 = 20;
+const WARM_PAUSE: Duration = Duration::from_millis(50);
 /// A bundle must reserve something.
 const LEAST_CPUS: f64 = 0.0001;
 
@@ -139,15 +142,11 @@ impl Group {
             missing.extend(rank.warm.clone().map(|socket| (socket, rank)));
         }
         let started = join_all(missing.into_iter().map(async |(socket, rank)| {
-            let started = match warm::start_on(rank.at.node, rank.at.kind.clone(), socket.clone()).await {
-                Ok(started) => Some(started.0),
-                Err(_) => None,
-            };
-            let (version, is_warm) = match started {
-                Some(version) => (Some(version), true),
-                None => {
-                    (rank.handle.version(plan.python.clone()).get().await.ok().map(|Version(version)| version), false)
-                }
+            let version = start_warm(rank, &socket).await;
+            let is_warm = version.is_some();
+            let version = match version {
+                Some(version) => Some(version),
+                None => rank.handle.version(plan.python.clone()).get().await.ok().map(|Version(version)| version),
             };
             (socket, version, is_warm)
         }));
@@ -174,6 +173,24 @@ impl Group {
     pub(crate) fn hostname(&self, rank: usize) -> String {
         self.ranks.get(rank).map(|rank| rank.at.hostname.clone()).unwrap_or_default()
     }
+}
+
+/// Has a rank's node start its warm Python: its version, or why it does not run; none if it cannot be had.
+async fn start_warm(rank: &Member, socket: &str) -> Option<Result<String, String>> {
+    for _ in 0..WARM_TRIES {
+        match warm::start_on(rank.at.node, rank.at.kind.clone(), socket).await {
+            Ok(warm::Started(Err(why))) => return Some(Err(why)),
+            Ok(warm::Started(Ok(_))) | Err(Error::ActorDied { .. }) => {}
+            Err(_) => return None,
+        }
+        match rank.handle.greet(socket.to_owned()).get().await.ok()? {
+            Greeting::Ready(version) => return Some(Ok(version)),
+            Greeting::Refuses => return None,
+            // The one that was there is about to end, and its name with it.
+            Greeting::Gone => tokio::time::sleep(WARM_PAUSE).await,
+        }
+    }
+    None
 }
 
 /// What `ranks` ranks need.

@@ -41,9 +41,9 @@ pub(crate) fn describe(stacks: &[String], missing: &[usize], quiet: Duration) ->
 
 /// The innermost frames of the main thread, which Python shows last.
 fn innermost(stack: &str) -> impl Iterator<Item = &str> {
-    let main = stack.rfind("(most recent call first)").map_or(stack, |at| &stack[at..]);
-    let lines = if main.len() == stack.len() { main.lines().skip(0) } else { main.lines().skip(1) };
-    lines.map(str::trim).filter(|line| !line.is_empty()).take(LINES)
+    let header = stack.rfind("(most recent call first)");
+    let main = header.and_then(|at| stack[at..].split_once('\n')).map_or(stack, |(_, frames)| frames);
+    main.lines().map(str::trim).filter(|line| !line.is_empty()).take(LINES)
 }
 
 #[cfg(test)]

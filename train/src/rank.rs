@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
 use crate::ports;
-use crate::process::{self, Answer, Answers, Event, Launch, Running, Target};
+use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Target};
 use crate::warm::Kind;
 
 /// What a rank's actor says about where it is.
@@ -74,12 +74,21 @@ impl Rank {
             },
             python: match warm {
                 _ if matches!(wanted.target, Target::Program(_)) => Some(Ok(String::new())),
-                Some(socket) => process::hello(&socket).and_then(Result::ok).map(Ok),
+                Some(socket) => match process::greet(&socket) {
+                    Greeting::Ready(version) => Some(Ok(version)),
+                    Greeting::Refuses => Some(version_of(&wanted.python)),
+                    Greeting::Gone => None,
+                },
                 None => Some(version_of(&wanted.python)),
             },
             kind,
             working_dir: std::env::current_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
         }
+    }
+
+    /// What the node's warm Python says.
+    pub(crate) fn greet(&self, socket: String) -> Greeting {
+        process::greet(&socket)
     }
 
     /// The version of this Python.

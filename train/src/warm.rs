@@ -165,17 +165,17 @@ fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
 }
 
 /// Has a node start its warm Python, unless it has one.
-pub(crate) async fn start_on(node: u64, kind: Kind, socket: String) -> Result<Started, Error> {
+pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Started, Error> {
     let made = WarmPython::options()
-        .name(&socket)
+        .name(socket)
         .namespace(NAMESPACE)
         .detached()
         .num_cpus(0.0)
         .on_node(NodeId(node), false)
-        .remote(kind, socket.clone());
+        .remote(kind, socket.to_owned());
     match made.started().get().await {
         Ok(started) => Ok(started),
         // Another run was first.
-        Err(_) => WarmPython::named_in(NAMESPACE, &socket).await?.started().get().await,
+        Err(_) => WarmPython::named_in(NAMESPACE, socket).await?.started().get().await,
     }
 }

@@ -23,6 +23,7 @@ pub(crate) fn run(release: bool) -> Result<()> {
     step("tests", tests.env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))?;
     let mut pytest = Command::new(&python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
+    pytest.env("WINGBEAT_BIN", &binary);
     step("python tests", &mut pytest)?;
     Ok(())
 }

@@ -8,14 +8,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::ExitStatus;
+
+use std::sync::Arc;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use super::scratch::Scratch;
 use super::{Event, Exit, Reach, Running, now_us, output};
 use crate::environment::Environment;
 
@@ -25,17 +27,28 @@ use crate::environment::Environment;
 struct Said {
     python: Option<String>,
     refused: Option<String>,
+    retires: bool,
     pid: Option<u32>,
     status: Option<i32>,
 }
 
-/// The version of the Python that listens there; none if nobody does. Waits while it imports.
-pub(crate) fn hello(name: &str) -> Option<Result<String, String>> {
-    let mut warm = Warm::connect(name).ok()?;
-    match warm.hear() {
-        Ok(Said { python: Some(version), .. }) => Some(Ok(version)),
-        Ok(Said { refused: Some(why), .. }) => Some(Err(why)),
-        _ => None,
+/// What a warm Python says to who greets it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Greeting {
+    /// It forks ranks, and is of this version.
+    Ready(String),
+    /// It is there, and forks no rank; ranks start cold, and say why.
+    Refuses,
+    /// It is not there, or is about to end.
+    Gone,
+}
+
+/// Greets the Python that listens there. Waits while it imports.
+pub(crate) fn greet(name: &str) -> Greeting {
+    match Warm::connect(name).and_then(|mut warm| warm.hear()) {
+        Ok(Said { python: Some(version), .. }) => Greeting::Ready(version),
+        Ok(Said { refused: Some(_), retires: false, .. }) => Greeting::Refuses,
+        _ => Greeting::Gone,
     }
 }
 
@@ -67,7 +80,7 @@ impl Rank {
     pub(super) fn follow(
         mut self,
         running: &Running,
-        stacks: PathBuf,
+        stacks: Arc<Scratch>,
         events: &mpsc::Sender<Event>,
     ) -> std::io::Result<Exit> {
         let keeper = self.warm.stream.get_ref().as_fd().try_clone_to_owned()?;

@@ -7,10 +7,12 @@
 //! - `output`: its lines.
 //! - `spawned`: a new Python.
 //! - `forked`: a fork of the warm one.
+//! - `scratch`: files in memory.
 //! - `socket`: what a script says with `wingbeat.train`.
 
 mod forked;
 mod output;
+mod scratch;
 mod socket;
 mod spawned;
 
@@ -25,12 +27,13 @@ use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-pub(crate) use forked::hello;
+pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
 
 use crate::environment::Environment;
 use crate::error::PythonError;
 use crate::package;
+use scratch::Scratch;
 
 /// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would.
 const EVENTS: usize = 1024;
@@ -159,7 +162,7 @@ enum State {
     Runs {
         reach: Reach,
         /// Where it writes its stacks.
-        stacks: PathBuf,
+        stacks: Arc<Scratch>,
         was_stopped: bool,
     },
     Ended,
@@ -180,10 +183,10 @@ impl Running {
 
     /// What all threads of the process do now, as Python tells it. Says why where it does not.
     pub(crate) fn stacks(&self) -> String {
-        let (path, before) = {
+        let (stacks, before) = {
             let state = self.state();
             let State::Runs { reach, stacks, .. } = &*state else { return "it does not run".into() };
-            let before = std::fs::metadata(stacks).map_or(0, |file| file.len());
+            let before = stacks.len();
             reach.ask_stacks();
             (stacks.clone(), before)
         };
@@ -191,10 +194,9 @@ impl Running {
         let mut last = before;
         loop {
             std::thread::sleep(STACKS_STEP);
-            let now = std::fs::metadata(&path).map_or(0, |file| file.len());
+            let now = stacks.len();
             if now > before && now == last {
-                let text = std::fs::read_to_string(&path).unwrap_or_default();
-                return text.get(before as usize..).unwrap_or(&text).to_owned();
+                return stacks.read(before).unwrap_or_else(|error| error.to_string());
             }
             if begun.elapsed() > STACKS_LIMIT {
                 return "it does not tell its stacks: it is not Python, or has not begun yet".into();
@@ -203,7 +205,7 @@ impl Running {
         }
     }
 
-    fn started(&self, reach: Reach, stacks: PathBuf) {
+    fn started(&self, reach: Reach, stacks: Arc<Scratch>) {
         let mut state = self.state();
         let was_stopped = matches!(*state, State::Cancelled);
         if was_stopped {
@@ -274,17 +276,15 @@ fn supervise(
     answers: &Answers,
     events: &mpsc::Sender<Event>,
 ) -> std::io::Result<Outcome> {
-    let dir = tempfile::Builder::new().prefix("wingbeat-rank-").tempdir()?;
     let mut env = launch.env.clone();
-    let error_file = match env.set.get(ERROR_FILE) {
-        Some(users) => PathBuf::from(users),
-        None => dir.path().join("error.json"),
+    let error = ErrorFile::of(&mut env)?;
+    let stacks = Arc::new(Scratch::new("stacks")?);
+    env.set.insert("WINGBEAT_STACKS".into(), format!("{}:{}", stacks_signal(), stacks.path()));
+    let function = match &launch.target {
+        Target::Function(pickled) => Some(Scratch::with("function", pickled)?),
+        _ => None,
     };
-    env.set.insert(ERROR_FILE.into(), error_file.display().to_string());
-    let stacks = dir.path().join("stacks.txt");
-    env.set.insert("WINGBEAT_STACKS".into(), format!("{}:{}", stacks_signal(), stacks.display()));
-    let before = modified(&error_file);
-    let command = command_line(launch, dir.path())?;
+    let command = command_line(launch, function.as_ref())?;
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
     let exit = socket.serve(answers, events, || {
@@ -299,12 +299,10 @@ fn supervise(
             None => spawned::run(launch, &command, &env, running, stacks, events),
         }
     })?;
-    let is_new = modified(&error_file) != before;
-    let told = is_new.then(|| std::fs::read_to_string(&error_file).ok()).flatten();
     Ok(Outcome {
         code: exit.code,
         signal: exit.signal,
-        error: told.as_deref().and_then(parse_error),
+        error: error.read().as_deref().and_then(parse_error),
         stderr: exit.stderr.into(),
         was_stopped: exit.was_stopped,
         ended_us: exit.ended_us,
@@ -312,20 +310,43 @@ fn supervise(
 }
 
 /// What Python is to run, as it takes it; of a program, what it is to be called with.
-fn command_line(launch: &Launch, dir: &Path) -> std::io::Result<Vec<String>> {
-    let mut line = match &launch.target {
-        Target::Script(script) => vec![script.display().to_string()],
-        Target::Module(module) => vec!["-m".into(), module.clone()],
-        Target::Program(program) => vec![program.clone()],
-        Target::Function(pickled) => {
-            let path = dir.join("function.pickle");
-            std::fs::write(&path, pickled)?;
-            let script = package::folder()?.join("_function.py");
-            vec![script.display().to_string(), path.display().to_string()]
+fn command_line(launch: &Launch, function: Option<&Scratch>) -> std::io::Result<Vec<String>> {
+    let mut line = match (&launch.target, function) {
+        (Target::Script(script), _) => vec![script.display().to_string()],
+        (Target::Module(module), _) => vec!["-m".into(), module.clone()],
+        (Target::Program(program), _) => vec![program.clone()],
+        (Target::Function(_), function) => {
+            let script = package::folder()?.join("_function.py").display().to_string();
+            [script].into_iter().chain(function.map(Scratch::path)).collect()
         }
     };
     line.extend(launch.args.iter().cloned());
     Ok(line)
+}
+
+/// Where a rank tells its error: where the user wants it, or nowhere that anybody else sees.
+enum ErrorFile {
+    Users { path: PathBuf, before: Option<SystemTime> },
+    Own(Scratch),
+}
+
+impl ErrorFile {
+    fn of(env: &mut Environment) -> std::io::Result<ErrorFile> {
+        if let Some(path) = env.set.get(ERROR_FILE).map(PathBuf::from) {
+            return Ok(ErrorFile::Users { before: modified(&path), path });
+        }
+        let own = Scratch::new("error")?;
+        env.set.insert(ERROR_FILE.into(), own.path());
+        Ok(ErrorFile::Own(own))
+    }
+
+    fn read(&self) -> Option<String> {
+        match self {
+            ErrorFile::Users { path, before } if modified(path) != *before => std::fs::read_to_string(path).ok(),
+            ErrorFile::Users { .. } => None,
+            ErrorFile::Own(own) => own.read(0).ok().filter(|text| !text.is_empty()),
+        }
+    }
 }
 
 /// The signal that asks Python for its stacks: one that nobody else uses.

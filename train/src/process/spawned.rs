@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+use std::sync::Arc;
 
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::sync::mpsc;
 
+use super::scratch::Scratch;
 use super::{Event, Exit, Launch, Reach, Running, Target, now_us, output};
 use crate::environment::Environment;
 use crate::package;
@@ -17,7 +19,7 @@ pub(super) fn run(
     line: &[String],
     env: &Environment,
     running: &Running,
-    stacks: PathBuf,
+    stacks: Arc<Scratch>,
     events: &mpsc::Sender<Event>,
 ) -> std::io::Result<Exit> {
     let mut command = match &launch.target {
@@ -50,7 +52,7 @@ pub(super) fn run(
 fn follow(
     child: &mut Child,
     running: &Running,
-    stacks: PathBuf,
+    stacks: Arc<Scratch>,
     events: &mpsc::Sender<Event>,
 ) -> std::io::Result<Exit> {
     let id = Pid::from_child(child);

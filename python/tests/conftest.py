@@ -1,0 +1,101 @@
+"""What tests of the whole system share: the `wingbeat` command, and a cluster of one node."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# Only a hang reaches it: every wait is for an event.
+DEADLINE_SECONDS = 300
+
+
+def _environment(**more):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("WINGBEAT_", "PYTHON", "TORCHELASTIC"))}
+    return {**inherited, "PYTHONPATH": str(PACKAGE), **more}
+
+
+@pytest.fixture(scope="session")
+def binary():
+    built = os.environ.get("WINGBEAT_BIN") or str(PACKAGE.parent / "target/debug/wingbeat")
+    if not os.path.exists(built):
+        pytest.fail(f"{built} is not there: `cargo xtask test` builds it, or `cargo build -p wingbeat-cli`")
+    return built
+
+
+@pytest.fixture(scope="session")
+def environment(binary):
+    """The environment of a user who has Wingbeat, and no cluster."""
+    return _environment(WINGBEAT_BIN=binary, WINGBEAT_PYTHON=sys.executable)
+
+
+@pytest.fixture(scope="session")
+def cluster(binary, environment, tmp_path_factory):
+    """The environment of a user of a cluster with one node of 4 CPUs: its warm Python serves all tests."""
+    token = tmp_path_factory.mktemp("cluster") / "token"
+    token.write_text("of these tests alone, and not short\n")
+    token.chmod(0o600)
+    env = {**environment, "WINGBEAT_TOKEN_FILE": str(token)}
+    daemons = []
+
+    def start(*arguments):
+        daemon = subprocess.Popen([binary, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        daemons.append(daemon)
+        return daemon.stdout.readline()
+
+    try:
+        address = re.search(r"listening at (\S+)", start("head", "--port", "0"))[1]
+        assert "joined" in start("worker", "--head", address, "--num-cpus", "4")
+        yield {**env, "WINGBEAT_ADDRESS": address}
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait()
+            daemon.stdout.close()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a file into the test's folder."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(binary):
+    """Runs the `wingbeat` command to its end."""
+
+    def run(*arguments, env, cwd=None, code=0):
+        done = subprocess.run(
+            [binary, *map(str, arguments)], env=env, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        )
+        if code is not None:
+            assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs a program as a user would."""
+
+    def python(text, env, code=0):
+        path = tmp_path / "program.py"
+        path.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, path], env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return python

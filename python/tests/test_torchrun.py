@@ -1,0 +1,177 @@
+"""`wingbeat torchrun` beside torchrun, and unmodified programs of others."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+DUMP = textwrap.dedent("""
+    import json, os, sys
+    names = sorted(name for name in os.environ if name.startswith((
+        "RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCH", "OMP_", "NODE_RANK")))
+    with open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+        json.dump({name: os.environ[name] for name in names}, file)
+""")
+# What differs from run to run, or on purpose: rank 0 hosts the store.
+DIFFER = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"}
+
+
+def test_the_environment_is_torchrun_s(run, write, environment, tmp_path):
+    script = write("dump.py", DUMP)
+    torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "--rdzv-id", "job"]
+    options = ["--max-restarts", "3", "--role", "trainer"]
+    subprocess.run([*torchrun, *options, script, "theirs"], env=environment, cwd=tmp_path, check=True)
+    run("torchrun", *torchrun[1:], *options, script, "ours", env=environment, cwd=tmp_path)
+    for rank in (0, 1):
+        theirs, ours = (json.loads((tmp_path / f"{who}-{rank}.json").read_text()) for who in ("theirs", "ours"))
+        assert ours.pop("NODE_RANK") == "0"
+        assert set(theirs) <= set(ours), set(theirs) - set(ours)
+        for name in set(theirs) - DIFFER:
+            assert ours[name] == theirs[name], name
+        assert ours["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_underscores_and_modules_and_programs_are_taken(run, write, cluster, tmp_path):
+    write("said.py", "import sys\nprint('said', *sys.argv[1:])\n")
+    done = run("torchrun", "--nproc_per_node=2", "-m", "said", "--x", "-m", env=cluster, cwd=tmp_path)
+    assert done.stdout == "said --x -m\n" * 2
+    done = run("torchrun", "--standalone", "--no-python", "--nproc-per-node", "2", "sh", "-c", "echo $LOCAL_RANK", env=cluster)
+    assert sorted(done.stdout.split()) == ["0", "1"]
+
+
+def test_what_ranks_print_goes_to_files_and_is_teed(run, write, cluster, tmp_path):
+    script = write("prints.py", "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n")
+    options = ("--nproc-per-node", "2", "--log-dir", "logs", "--rdzv-id", "job", "-r", "0:1", "--tee", "1:3")
+    done = run("torchrun", *options, script, env=cluster, cwd=tmp_path)
+    (folder,) = (tmp_path / "logs").iterdir()
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.log")}
+    assert files == {
+        "attempt_0/0/stdout.log": "out 0\n",
+        "attempt_0/1/stdout.log": "out 1\n",
+        "attempt_0/1/stderr.log": "err\n",
+    }
+    assert done.stdout == "[default1]:out 1\n"
+    assert folder.name.startswith("job_")
+    done = run("torchrun", "--nproc-per-node", "2", "--local-ranks-filter", "1", script, env=cluster)
+    assert done.stdout == "out 1\n"
+
+
+def test_it_ends_as_torchrun_does(run, write, cluster):
+    script = write("fails.py", "import sys\nsys.exit(3)\n")
+    assert "exited with code 3" in run("torchrun", script, env=cluster, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--nnodes", "1:2"], "may change"),
+        (["--nnodes", "2", "--standalone"], "needs a cluster"),
+        (["--nproc-per-node", "gpu"], "there is no GPU"),
+        (["--nproc-per-node", "many"], "none of: a number, gpu, cpu, auto"),
+        (["--rdzv-endpoint", "elsewhere:29500"], "started on every node"),
+        (["--node-rank", "1"], "0..=0"),
+        (["--rdzv-backend", "etcd"], "possible values"),
+        (["--virtual-local-rank"], "unexpected argument"),
+        (["--nnodes", "3"], "cannot place"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(options, says, run, write, cluster):
+    done = run("torchrun", *options, write("script.py", ""), env=cluster, code=None)
+    assert done.returncode != 0 and says in done.stderr, done.stderr
+
+
+def test_ranks_as_many_as_cpus(run, write, cluster):
+    script = write("world.py", "import os\nprint(os.environ['WORLD_SIZE'])\n")
+    assert run("torchrun", "--nproc-per-node", "auto", script, env=cluster).stdout == "4\n" * 4
+
+
+FSDP = """
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = (model(torch.ones(4, 8)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0], losses
+    print("learned")
+    dist.destroy_process_group()
+"""
+TENSOR_PARALLEL = """
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    expected = model(torch.ones(2, 8))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    assert torch.allclose(model(torch.ones(2, 8)), expected, atol=1e-5)
+    print("learned")
+    dist.destroy_process_group()
+"""
+LIGHTNING = """
+    import warnings; warnings.filterwarnings("ignore")
+    import logging; logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    import torch, pytorch_lightning as pl
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+        def training_step(self, batch, _):
+            return self.layer(batch[0]).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 8)), batch_size=4)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Model(), data)
+    assert trainer.world_size == 2 and trainer.global_step == 4, (trainer.world_size, trainer.global_step)
+    print("learned")
+"""
+TRANSFORMERS = """
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 16
+        def __getitem__(self, index):
+            ids = torch.arange(8) % 32
+            return {"input_ids": ids, "labels": ids}
+    arguments = TrainingArguments(output_dir="out", max_steps=4, per_device_train_batch_size=2, use_cpu=True,
+                                  report_to=[], save_strategy="no", disable_tqdm=True)
+    trainer = Trainer(model=model, args=arguments, train_dataset=Data())
+    trainer.train()
+    assert arguments.world_size == 2 and trainer.state.global_step == 4
+    print("learned")
+"""
+
+
+@pytest.mark.parametrize("text", [FSDP, TENSOR_PARALLEL, LIGHTNING, TRANSFORMERS], ids=["fsdp2", "tensor_parallel", "lightning", "transformers"])
+def test_programs_run_unmodified(text, run, write, cluster, tmp_path):
+    script = write("program.py", textwrap.dedent(text))
+    done = run("torchrun", "--nproc-per-node", "2", script, env=cluster, cwd=tmp_path)
+    assert done.stdout.count("learned") == 2, done.stdout + done.stderr
+
+
+def test_accelerate_s_own_test_passes(run, cluster):
+    import accelerate.test_utils
+
+    script = Path(accelerate.test_utils.__file__).parent / "scripts/test_script.py"
+    env = {**cluster, "ACCELERATE_USE_CPU": "true"}
+    done = run("torchrun", "--nproc-per-node", "2", script, env=env)
+    assert "Training yielded the same results" in done.stdout

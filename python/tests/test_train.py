@@ -1,0 +1,104 @@
+"""`wingbeat.train` in a script, inside and outside of a run."""
+
+import json
+import textwrap
+
+import pytest
+
+from wingbeat import train
+
+
+def test_outside_of_a_run_a_script_is_the_only_rank(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "WINGBEAT_RANK_SOCKET", "WINGBEAT_CHECKPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    context = train.get_context()
+    assert (context.world_rank, context.world_size, context.local_rank, context.restart_count) == (0, 1, 0, 0)
+    assert train.get_checkpoint() is None
+    train.report({"loss": 1})
+    monkeypatch.setenv("WINGBEAT_CHECKPOINT", "")
+    train.report({"loss": 1}, checkpoint=tmp_path)
+    assert train.get_checkpoint().path == str(tmp_path)
+    with pytest.raises(KeyError, match="no dataset 'train'"):
+        train.get_dataset_shard()
+
+
+def test_a_metric_is_a_number():
+    import torch
+
+    train.report({"loss": torch.tensor(0.5), "nan": float("nan")})
+    for bad in ("0.5", None, [1], torch.ones(2)):
+        with pytest.raises(TypeError, match="the metric 'loss' is a .*, not a number"):
+            train.report({"loss": bad})
+    with pytest.raises(FileNotFoundError):
+        train.report({}, checkpoint="/no/such/folder")
+
+
+def test_reports_wait_for_all_ranks_and_the_last_is_the_run_s(run, write, cluster):
+    script = write(
+        "reports.py",
+        textwrap.dedent("""
+            import os, sys
+            from wingbeat import train
+            rank = train.get_context().world_rank
+            for step in range(3):
+                train.report({"step": step, "rank": rank, "big": float("inf")})
+        """),
+    )
+    done = run("train", "-n", "2", script, env=cluster)
+    assert "big inf" in done.stderr and "rank 0.0000" in done.stderr and "step 2.0000" in done.stderr
+
+
+def test_a_rank_that_ends_early_fails_the_reports_of_others(run, write, cluster):
+    script = write(
+        "early.py",
+        "import os, sys\nfrom wingbeat import train\n"
+        "if os.environ['RANK'] == '1':\n    sys.exit(0)\n"
+        "train.report({'x': 1})\n",
+    )
+    done = run("train", "-n", "2", script, env=cluster, code=1)
+    assert "ReportError: rank 1 ended without this report" in done.stderr
+
+
+def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster):
+    script = write(
+        "hangs.py",
+        textwrap.dedent("""
+            import os, signal
+            from wingbeat import train
+            def load_batch():
+                signal.pause()
+            if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                load_batch()
+            train.report({"x": 1})
+        """),
+    )
+    options = ("--cold", "--hang-timeout", "2s", "--restart-on-hang", "--max-failures", "1")
+    done = run("train", "-n", "2", *options, script, env=cluster)
+    assert "rank 1 keeps the others waiting" in done.stderr
+    assert "in load_batch" in done.stderr and "waited" in done.stderr
+    assert "attempt 2" in done.stderr
+
+
+def test_a_run_that_is_stopped_lets_scripts_save(write, binary, cluster, tmp_path):
+    import signal
+    import subprocess
+
+    script = write(
+        "saves.py",
+        textwrap.dedent("""
+            import signal, sys
+            def save(*_):
+                open("saved", "w").close()
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, save)
+            print("ready", flush=True)
+            while True:
+                signal.pause()
+        """),
+    )
+    run = subprocess.Popen([binary, "train", script], env=cluster, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert "ready" in run.stdout.readline()
+    run.send_signal(signal.SIGTERM)
+    run.stdout.read()
+    assert run.wait() == 143 and (tmp_path / "saved").exists()
+    run.stdout.close()

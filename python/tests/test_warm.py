@@ -1,0 +1,108 @@
+"""A forked rank cannot tell itself from a new Python."""
+
+import json
+import textwrap
+
+FACTS = textwrap.dedent("""
+    import atexit, json, multiprocessing, os, signal, sys, threading
+    import numpy, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return index
+
+    if __name__ == "__main__":
+        ours = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "WINGBEAT_RANK_SOCKET", "WINGBEAT_PROCESS")
+        with open("/proc/self/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+        facts = {
+            "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "flags": str(sys.flags),
+            "is_main": sys.modules["__main__"].__dict__ is globals(), "cwd": os.getcwd(), "umask": os.umask(0o22),
+            "environment": {name: value for name, value in os.environ.items() if name not in ours},
+            "threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads(),
+            "running": threading.active_count(), "has_cuda": torch.cuda.is_initialized(),
+            "encodings": [sys.stdout.encoding, sys.stdin.encoding, sys.getfilesystemencoding()],
+            "buffering": [sys.stdout.line_buffering, sys.stdout.write_through],
+            "leads_its_group": os.getpgid(0) == os.getpid(),
+            "ignored": status["SigIgn"], "blocked": status["SigBlk"],
+            "handlers": {number: str(signal.getsignal(number)) for number in (2, 13, 15, 17)},
+        }
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            facts["spawned_cwd"] = pool.apply(os.getcwd)
+        loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+        facts["loaded"] = [int(number) for number in loader]
+        seeds = [torch.initial_seed(), int(numpy.random.randint(1 << 30)), os.urandom(4).hex()]
+        atexit.register(lambda: print("left", flush=True))
+        with open(f"{sys.argv[1]}-{os.environ['RANK']}", "w") as file:
+            json.dump([facts, seeds], file)
+""")
+
+
+def test_what_a_script_sees_is_the_same_warm_and_cold(run, write, cluster, tmp_path):
+    script = write("facts.py", FACTS)
+    told = {}
+    for start, options in (("warm", []), ("cold", ["--cold"])):
+        done = run("train", "-n", "2", *options, script, "--", "told", env=cluster, cwd=tmp_path)
+        assert done.stdout.count("left") == 2, "exit handlers run"
+        told[start] = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in (0, 1)]
+    for rank in (0, 1):
+        assert told["warm"][rank][0] == told["cold"][rank][0]
+    for start in told:
+        for mine, theirs in zip(told[start][0][1], told[start][1][1]):
+            assert mine != theirs, f"{start} ranks have seeds of their own"
+
+
+def test_results_do_not_differ(run, write, cluster, tmp_path):
+    script = write(
+        "learns.py",
+        textwrap.dedent("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            torch.manual_seed(dist.get_rank())
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(torch.randn(16, 8)).square().mean().backward()
+                optimizer.step()
+            print(dist.get_rank(), [value.item().hex() for value in model.module.weight[0]])
+            dist.destroy_process_group()
+        """),
+    )
+    warm = run("train", "-n", "2", script, env=cluster)
+    cold = run("train", "-n", "2", "--cold", script, env=cluster)
+    assert sorted(warm.stdout.splitlines()) == sorted(cold.stdout.splitlines())
+
+
+def test_settings_that_are_read_at_import_get_a_parent_of_their_own(run, write, cluster):
+    script = write("debug.py", "import torch.distributed as dist\nprint(dist.get_debug_level())\n")
+    assert "OFF" in run("train", script, env=cluster).stdout
+    assert "DETAIL" in run("train", "--env", "TORCH_DISTRIBUTED_DEBUG=DETAIL", script, env=cluster).stdout
+
+
+def test_thread_counts_are_the_rank_s_own(run, write, cluster):
+    script = write(
+        "threads.py",
+        "import numpy, threadpoolctl, torch\n"
+        "counts = {info['num_threads'] for info in threadpoolctl.threadpool_info()}\n"
+        "print(torch.get_num_threads(), sorted(counts))\n",
+    )
+    assert "3 [3]" in run("train", "--env", "OMP_NUM_THREADS=3", script, env=cluster).stdout
+    assert "1 [1]" in run("train", "-n", "2", script, env=cluster).stdout
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(run, write, cluster, tmp_path):
+    script = write(
+        "leaves.py",
+        "import os, subprocess\n"
+        "lock = os.open('lock', os.O_CREAT | os.O_RDWR)\n"
+        "subprocess.Popen(['flock', 'lock', 'sleep', '1000'], start_new_session=True)\n",
+    )
+    run("train", script, env=cluster, cwd=tmp_path)
+    import fcntl
+
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits, if anybody has it
