@@ -1,0 +1,441 @@
+//! The operations of a group.
+
+use wingbeat::block_on;
+
+use crate::element::{Element, Op, bytes_of, bytes_of_mut};
+use crate::error::{CollectiveError, Result};
+use crate::header::{Header, Kind, SIZE};
+use crate::meeting::{Meeting, MeetingHandle, Told};
+use crate::mesh::{Card, Member, Mesh, own_ip};
+use crate::ring;
+use crate::shared::Shared;
+
+/// What carries data between members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Shared memory where all members are on one machine, and TCP otherwise.
+    #[default]
+    Auto,
+    /// TCP, also on one machine.
+    Tcp,
+}
+
+/// A member's view of its group. Its operations block until this member has done its part.
+///
+/// After an error the group is of no use: every later operation is [`CollectiveError::Broken`], and the others find this
+/// member gone once it is dropped.
+///
+/// ```no_run
+/// # use wingbeat_collective::{CollectiveError, Group, MeetingHandle, Op};
+/// fn average(meeting: &MeetingHandle, rank: u32, gradients: &mut [f32]) -> Result<(), CollectiveError> {
+///     let mut group = Group::join(meeting, rank)?;
+///     group.all_reduce(gradients, Op::Avg)
+/// }
+/// ```
+pub struct Group {
+    mesh: Mesh,
+    shared: Option<Shared>,
+    sequence: u64,
+    is_broken: bool,
+}
+
+impl Group {
+    /// Comes to a meeting, and waits for the other members, up to a minute.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Missing`], or another has this rank, or the system refuses a socket.
+    pub fn join(meeting: &MeetingHandle, rank: u32) -> Result<Group> {
+        Self::join_with(meeting, rank, Transport::Auto)
+    }
+
+    /// As [`Group::join`], with what is to carry the data. All members say the same.
+    ///
+    /// # Errors
+    /// As [`Group::join`].
+    pub fn join_with(meeting: &MeetingHandle, rank: u32, transport: Transport) -> Result<Group> {
+        let member = Member::new(own_ip(), transport == Transport::Auto)?;
+        let told = block_on(meeting.come(rank, member.card()).get());
+        match told.map_err(|error| CollectiveError::io("meeting the other members", error))? {
+            Told::All(cards) => Self::of(member, rank, &cards),
+            Told::Refused(why) => Err(CollectiveError::Invalid(why)),
+            Told::Missing(missing) => Err(CollectiveError::Missing {
+                missing: missing.len() as u32,
+                members: missing.last().map_or(0, |last| last + 1),
+                first: missing.first().copied().unwrap_or_default(),
+                seconds: Meeting::LIMIT.as_secs(),
+            }),
+        }
+    }
+
+    pub(crate) fn of(member: Member, rank: u32, cards: &[Card]) -> Result<Group> {
+        let mesh = member.connect(rank, cards)?;
+        let shared = if mesh.share && cards.len() > 1 { Some(Shared::new(&mesh)?) } else { None };
+        Ok(Group { mesh, shared, sequence: 0, is_broken: false })
+    }
+
+    /// This member's rank.
+    pub fn rank(&self) -> u32 {
+        self.mesh.rank
+    }
+
+    /// The number of members.
+    pub fn size(&self) -> u32 {
+        self.mesh.members() as u32
+    }
+
+    /// Waits until all members have come as far.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else.
+    pub fn barrier(&mut self) -> Result<()> {
+        let header = self.header::<u8>(Kind::Barrier, 0, None, None)?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.barrier(mesh, &header),
+            None => ring::agree(mesh, &header),
+        })
+    }
+
+    /// Reduces the data of all members, element by element, into every member's: the same bits at all of them.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else.
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<()> {
+        let header = self.header::<T>(Kind::AllReduce, data.len(), Some(op), None)?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.all_reduce(mesh, &header, data, op),
+            None => ring::agree(mesh, &header).and_then(|()| ring::all_reduce(mesh, data, op)),
+        })
+    }
+
+    /// Reduces the data of all members into the root's; the others' stays as it is.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or there is no such root.
+    pub fn reduce<T: Element>(&mut self, data: &mut [T], op: Op, root: u32) -> Result<()> {
+        let header = self.header::<T>(Kind::Reduce, data.len(), Some(op), Some(root))?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.reduce(mesh, &header, data, op, root),
+            None => ring::agree(mesh, &header).and_then(|()| ring::reduce(mesh, data, op, root)),
+        })
+    }
+
+    /// Gives the root's data to all members.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or there is no such root.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: u32) -> Result<()> {
+        let header = self.header::<T>(Kind::Broadcast, data.len(), None, Some(root))?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.broadcast(mesh, &header, data, root),
+            None => ring::agree(mesh, &header).and_then(|()| ring::broadcast(mesh, data, root)),
+        })
+    }
+
+    /// Puts the parts of all members behind each other, in the order of ranks: `all` is as long as all parts together.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or `all` is of another length.
+    pub fn all_gather<T: Element>(&mut self, mine: &[T], all: &mut [T]) -> Result<()> {
+        self.is_whole("all", all.len(), mine.len())?;
+        let header = self.header::<T>(Kind::AllGather, mine.len(), None, None)?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.all_gather(mesh, &header, mine, all),
+            None => ring::agree(mesh, &header).and_then(|()| ring::all_gather(mesh, mine, all)),
+        })
+    }
+
+    /// Reduces a part for each member: `all` has one for each, in the order of ranks, and `mine` becomes this member's.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or `all` is of another length.
+    pub fn reduce_scatter<T: Element>(&mut self, all: &[T], mine: &mut [T], op: Op) -> Result<()> {
+        self.is_whole("all", all.len(), mine.len())?;
+        let header = self.header::<T>(Kind::ReduceScatter, mine.len(), Some(op), None)?;
+        let members = self.size();
+        self.run(|mesh, shared| match shared {
+            Some(shared) => {
+                shared.all_to_all(mesh, &header, all, |rank, range, theirs| match rank {
+                    0 => mine[range].copy_from_slice(theirs),
+                    _ => T::combine(op, &mut mine[range], theirs),
+                })?;
+                if op == Op::Avg {
+                    T::divide(mine, members);
+                }
+                Ok(())
+            }
+            None => ring::agree(mesh, &header).and_then(|()| ring::reduce_scatter(mesh, all, mine, op)),
+        })
+    }
+
+    /// Gives each member the part that each other has for it: `out` has one for each, in the order of ranks, and `into`
+    /// gets one from each.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or a length is not a multiple of the number of members.
+    pub fn all_to_all<T: Element>(&mut self, out: &[T], into: &mut [T]) -> Result<()> {
+        let each = out.len() / self.mesh.members();
+        self.is_whole("out", out.len(), each)?;
+        self.is_whole("into", into.len(), each)?;
+        let header = self.header::<T>(Kind::AllToAll, each, None, None)?;
+        self.run(|mesh, shared| match shared {
+            Some(shared) => shared.all_to_all(mesh, &header, out, |rank, range, theirs| {
+                into[rank * each..][range].copy_from_slice(theirs);
+            }),
+            None => ring::agree(mesh, &header).and_then(|()| ring::all_to_all(mesh, out, into)),
+        })
+    }
+
+    /// Sends data to one other member, which calls [`Group::recv`].
+    ///
+    /// # Errors
+    /// It is gone, or there is no such member.
+    pub fn send<T: Element>(&mut self, data: &[T], to: u32) -> Result<()> {
+        let header = self.header::<T>(Kind::Send, data.len(), None, Some(to))?;
+        self.run(|mesh, _| {
+            mesh.send_all(to, &header.to_bytes())?;
+            mesh.send_all(to, bytes_of(data))
+        })
+    }
+
+    /// Receives what one other member sends with [`Group::send`], of the same type and length.
+    ///
+    /// # Errors
+    /// It is gone, sends something else, or there is no such member.
+    pub fn recv<T: Element>(&mut self, data: &mut [T], from: u32) -> Result<()> {
+        let own = self.rank();
+        let header = self.header::<T>(Kind::Send, data.len(), None, Some(own))?;
+        self.run(|mesh, _| {
+            let mut theirs = [0; SIZE];
+            mesh.recv_all(from, &mut theirs)?;
+            header.check(&Header::from_bytes(theirs), from, own)?;
+            mesh.recv_all(from, bytes_of_mut(data))
+        })
+    }
+
+    /// What is called next.
+    fn header<T: Element>(&mut self, kind: Kind, count: usize, op: Option<Op>, root: Option<u32>) -> Result<Header> {
+        if self.is_broken {
+            return Err(CollectiveError::Broken);
+        }
+        if let Some(root) = root.filter(|root| *root >= self.size()) {
+            return Err(CollectiveError::Invalid(format!("there is no rank {root} in a group of {}", self.size())));
+        }
+        // What only two of them call is not counted.
+        let counts = kind != Kind::Send;
+        self.sequence += u64::from(counts);
+        Ok(Header::new::<T>(if counts { self.sequence } else { 0 }, kind, count, op, root))
+    }
+
+    fn is_whole(&self, name: &str, length: usize, part: usize) -> Result<()> {
+        match length == part * self.mesh.members() {
+            true => Ok(()),
+            false => Err(CollectiveError::Invalid(format!(
+                "`{name}` has {length} elements, and {} members with {part} each need {}",
+                self.mesh.members(),
+                part * self.mesh.members()
+            ))),
+        }
+    }
+
+    fn run(&mut self, operation: impl FnOnce(&Mesh, Option<&mut Shared>) -> Result<()>) -> Result<()> {
+        let done = operation(&self.mesh, self.shared.as_mut());
+        self.is_broken = done.is_err();
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{bf16, f16};
+
+    /// Members, each on a thread of its own, that do the same.
+    fn members<R: Send>(count: u32, shares: bool, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
+        let members: Vec<Member> =
+            (0..count).map(|_| Member::new(IpAddr::V4(Ipv4Addr::LOCALHOST), shares).unwrap()).collect();
+        let cards: Vec<Card> = members.iter().map(Member::card).collect();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = members
+                .into_iter()
+                .enumerate()
+                .map(|(rank, member)| {
+                    let (cards, work) = (&cards, &work);
+                    scope.spawn(move || work(&mut Group::of(member, rank as u32, cards).unwrap()))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    /// What member `rank` has at `index`.
+    fn value(rank: u32, index: usize) -> i64 {
+        (i64::from(rank) + 1) * (index as i64 % 7 + 1)
+    }
+
+    fn all_operations(count: u32, shares: bool, length: usize) {
+        let sum = |index: usize| (0..count).map(|rank| value(rank, index)).sum::<i64>();
+        members(count, shares, |group| {
+            let rank = group.rank();
+            let mine: Vec<i64> = (0..length).map(|index| value(rank, index)).collect();
+            let summed: Vec<i64> = (0..length).map(sum).collect();
+
+            let mut data = mine.clone();
+            group.all_reduce(&mut data, Op::Sum).unwrap();
+            assert_eq!(data, summed);
+
+            let mut data = mine.clone();
+            group.all_reduce(&mut data, Op::Max).unwrap();
+            assert!(data.iter().enumerate().all(|(index, max)| *max == value(count - 1, index)));
+
+            let mut data: Vec<f32> = mine.iter().map(|value| *value as f32).collect();
+            group.all_reduce(&mut data, Op::Avg).unwrap();
+            assert!(data.iter().zip(&summed).all(|(mean, sum)| (mean - *sum as f32 / count as f32).abs() < 1e-3));
+
+            let root = count - 1;
+            let mut data = mine.clone();
+            group.reduce(&mut data, Op::Sum, root).unwrap();
+            assert_eq!(data, if rank == root { summed.clone() } else { mine.clone() });
+
+            let mut data = mine.clone();
+            group.broadcast(&mut data, root).unwrap();
+            assert!(data.iter().enumerate().all(|(index, got)| *got == value(root, index)));
+
+            let mut all = vec![0; length * count as usize];
+            group.all_gather(&mine, &mut all).unwrap();
+            for other in 0..count {
+                let part = &all[other as usize * length..][..length];
+                assert!(part.iter().enumerate().all(|(index, got)| *got == value(other, index)));
+            }
+
+            // Part `to` of member `from`'s is `value(from, index) * 10 + to`.
+            let out: Vec<i64> = (0..count)
+                .flat_map(|to| (0..length).map(move |index| value(rank, index) * 10 + i64::from(to)))
+                .collect();
+            let mut into = vec![0; out.len()];
+            group.all_to_all(&out, &mut into).unwrap();
+            for from in 0..count {
+                let part = &into[from as usize * length..][..length];
+                let right = |(index, got): (usize, &i64)| *got == value(from, index) * 10 + i64::from(rank);
+                assert!(part.iter().enumerate().all(right));
+            }
+
+            let mut part = vec![0; length];
+            group.reduce_scatter(&out, &mut part, Op::Sum).unwrap();
+            let right = |(index, got): (usize, &i64)| *got == sum(index) * 10 + i64::from(rank * count);
+            assert!(part.iter().enumerate().all(right));
+
+            if count > 1 {
+                let (next, before) = ((rank + 1) % count, (rank + count - 1) % count);
+                let mut got = vec![0; length.min(1000)];
+                let short = &mine[..got.len()];
+                // Around the ring, one after the other.
+                if rank == 0 {
+                    group.send(short, next).unwrap();
+                    group.recv(&mut got, before).unwrap();
+                } else {
+                    group.recv(&mut got, before).unwrap();
+                    group.send(short, next).unwrap();
+                }
+                assert!(got.iter().enumerate().all(|(index, got)| *got == value(before, index)));
+            }
+            group.barrier().unwrap();
+        });
+    }
+
+    #[test]
+    fn all_operations_in_shared_memory_and_over_tcp() {
+        for shares in [true, false] {
+            for count in [1, 2, 3, 5] {
+                for length in [0, 1, 7, 100_003] {
+                    all_operations(count, shares, length);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_number_of_members_and_any_length(count in 1u32..6, shares: bool, length in 0usize..200_000) {
+            all_operations(count, shares, length);
+        }
+
+        #[test]
+        fn every_member_has_the_same_bits(count in 2u32..6, shares: bool, data in proptest::collection::vec(-1e3f32..1e3, 1..5000)) {
+            let results = members(count, shares, |group| {
+                let rank = group.rank() as f32;
+                let mut mine: Vec<f32> = data.iter().map(|value| value * (1.1 + rank)).collect();
+                group.all_reduce(&mut mine, Op::Sum).unwrap();
+                mine.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+            });
+            prop_assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+        }
+    }
+
+    #[test]
+    fn half_precision_is_reduced() {
+        members(2, true, |group| {
+            let mut data = [f16::from_f32(1.5); 3];
+            group.all_reduce(&mut data, Op::Sum).unwrap();
+            assert_eq!(data, [f16::from_f32(3.0); 3]);
+            let mut data = [bf16::from_f32(2.0); 3];
+            group.all_reduce(&mut data, Op::Product).unwrap();
+            assert_eq!(data, [bf16::from_f32(4.0); 3]);
+        });
+    }
+
+    #[test]
+    fn what_does_not_match_is_named_at_every_member() {
+        for shares in [true, false] {
+            let errors = members(2, shares, |group| match group.rank() {
+                0 => group.all_reduce(&mut [1.0f32; 8], Op::Sum).unwrap_err().to_string(),
+                _ => group.broadcast(&mut [1.0f64; 4], 0).unwrap_err().to_string(),
+            });
+            assert!(errors[0].starts_with("rank 1 calls broadcast of 4 f64 at root 0"), "{errors:?}");
+            assert!(errors[1].starts_with("rank 0 calls all_reduce of 8 f32 (sum)"), "{errors:?}");
+        }
+        members(2, true, |group| {
+            let length = 4 + group.rank() as usize;
+            assert!(matches!(group.all_reduce(&mut vec![0u8; length], Op::Sum), Err(CollectiveError::Mismatch { .. })));
+            assert_eq!(group.barrier(), Err(CollectiveError::Broken));
+        });
+    }
+
+    #[test]
+    fn a_member_that_leaves_is_named() {
+        for shares in [true, false] {
+            let errors = members(3, shares, |group| match group.rank() {
+                1 => None,
+                _ => Some(group.all_reduce(&mut vec![1.0f32; 1 << 20], Op::Sum).unwrap_err()),
+            });
+            assert_eq!(errors[0], Some(CollectiveError::PeerLost { rank: 1 }));
+            assert!(matches!(errors[2], Some(CollectiveError::PeerLost { .. })));
+        }
+    }
+
+    #[test]
+    fn who_has_done_its_part_may_leave() {
+        for shares in [true, false] {
+            for _ in 0..50 {
+                members(3, shares, |group| group.all_reduce(&mut vec![1u32; 70_000], Op::Sum).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn bad_lengths_and_roots_are_refused_before_anything_is_sent() {
+        members(2, true, |group| {
+            let refused = |result: Result<()>| matches!(result, Err(CollectiveError::Invalid(_)));
+            assert!(refused(group.broadcast(&mut [0u8], 2)));
+            assert!(refused(group.all_gather(&[0u8; 2], &mut [0; 3])));
+            assert!(refused(group.all_to_all(&[0u8; 3], &mut [0; 3])));
+            let own = group.rank();
+            assert!(refused(group.send(&[0u8], own)));
+        });
+    }
+}

@@ -1,0 +1,308 @@
+//! A connection from every member to every other.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+use crate::error::{CollectiveError, Result};
+
+/// How long the connections may take once all members are there.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// How often who waits looks whether somebody is gone.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long nothing may move while somebody is gone, before that is why: who has done its part may leave.
+const STALL: Duration = Duration::from_secs(1);
+
+/// How a member is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Card {
+    /// Members with the same share memory and unix sockets; none if this one wants no such thing.
+    machine: Option<String>,
+    unix: String,
+    tcp: SocketAddr,
+    /// Whoever connects shows that it has this card.
+    secret: [u8; 16],
+}
+
+/// A member that others can connect to.
+pub(crate) struct Member {
+    unix: UnixListener,
+    tcp: TcpListener,
+    card: Card,
+}
+
+impl Member {
+    /// `shares`: whether it may share memory with others of its machine.
+    pub(crate) fn new(ip: IpAddr, shares: bool) -> Result<Member> {
+        let io = |error: std::io::Error| CollectiveError::io("listening for other members", error);
+        let name = format!("wingbeat-group-{}-{:016x}", std::process::id(), rand::random::<u64>());
+        let address = UnixAddr::from_abstract_name(&name).map_err(io)?;
+        let unix = UnixListener::bind_addr(&address).map_err(io)?;
+        let tcp = TcpListener::bind((ip, 0)).map_err(io)?;
+        let card = Card {
+            machine: shares.then(machine),
+            unix: name,
+            tcp: tcp.local_addr().map_err(io)?,
+            secret: rand::random(),
+        };
+        Ok(Member { unix, tcp, card })
+    }
+
+    pub(crate) fn card(&self) -> Card {
+        self.card.clone()
+    }
+
+    /// Connects to all others: to those of lower rank, and from those of higher.
+    pub(crate) fn connect(self, rank: u32, cards: &[Card]) -> Result<Mesh> {
+        let until = Instant::now() + CONNECT_LIMIT;
+        let mut peers: Vec<Option<OwnedFd>> = cards.iter().map(|_| None).collect();
+        for (peer, card) in cards.iter().enumerate().take(rank as usize) {
+            peers[peer] = Some(self.call(card, rank)?);
+        }
+        let mut awaited = cards.len().saturating_sub(rank as usize + 1);
+        while awaited > 0 {
+            let (peer, stream) = self.answer(cards.len(), until)?;
+            if peer as usize > rank as usize && peers[peer as usize].is_none() {
+                peers[peer as usize] = Some(stream);
+                awaited -= 1;
+            }
+        }
+        for peer in peers.iter().flatten() {
+            rustix::io::ioctl_fionbio(peer, true)
+                .map_err(|error| CollectiveError::io("making a socket wait", error))?;
+        }
+        let share = cards.iter().all(|card| card.machine.is_some() && card.machine == cards[0].machine);
+        Ok(Mesh { rank, peers, share })
+    }
+
+    fn call(&self, card: &Card, rank: u32) -> Result<OwnedFd> {
+        let io = |error: std::io::Error| CollectiveError::io("connecting to another member", error);
+        let stream: OwnedFd = if card.machine.is_some() && card.machine == self.card.machine {
+            let address = UnixAddr::from_abstract_name(&card.unix).map_err(io)?;
+            UnixStream::connect_addr(&address).map_err(io)?.into()
+        } else {
+            let stream = TcpStream::connect_timeout(&card.tcp, CONNECT_LIMIT).map_err(io)?;
+            stream.set_nodelay(true).map_err(io)?;
+            stream.into()
+        };
+        let mut greeting = [0; 20];
+        greeting[..16].copy_from_slice(&card.secret);
+        greeting[16..].copy_from_slice(&rank.to_le_bytes());
+        let sent = rustix::net::send(&stream, &greeting, SendFlags::NOSIGNAL);
+        match sent {
+            Ok(20) => Ok(stream),
+            Ok(_) => Err(CollectiveError::io("greeting another member", "it took part of it")),
+            Err(error) => Err(CollectiveError::io("greeting another member", error)),
+        }
+    }
+
+    /// The next member that connects.
+    fn answer(&self, members: usize, until: Instant) -> Result<(u32, OwnedFd)> {
+        loop {
+            let mut fds = [PollFd::new(&self.unix, PollFlags::IN), PollFd::new(&self.tcp, PollFlags::IN)];
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(CollectiveError::io("waiting for other members to connect", "they did not in 20 s"));
+            }
+            match poll(&mut fds, Some(&timespec(left))) {
+                Err(Errno::INTR) | Ok(0) => continue,
+                Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
+                Ok(_) => {}
+            }
+            let (by_unix, by_tcp) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+            let accepted = [
+                by_unix.then(|| self.unix.accept().ok().map(|(stream, _)| OwnedFd::from(stream))),
+                by_tcp.then(|| {
+                    let (stream, _) = self.tcp.accept().ok()?;
+                    stream.set_nodelay(true).ok()?;
+                    Some(OwnedFd::from(stream))
+                }),
+            ];
+            for stream in accepted.into_iter().flatten().flatten() {
+                if let Some(rank) = self.greeted(&stream, left).filter(|rank| (*rank as usize) < members) {
+                    return Ok((rank, stream));
+                }
+            }
+        }
+    }
+
+    /// Who connected, if it has this member's card.
+    fn greeted(&self, stream: &OwnedFd, limit: Duration) -> Option<u32> {
+        let mut greeting = [0; 20];
+        let mut read = 0;
+        while read < greeting.len() {
+            let mut fds = [PollFd::new(stream, PollFlags::IN)];
+            if poll(&mut fds, Some(&timespec(limit.min(Duration::from_secs(2))))).ok()? == 0 {
+                return None;
+            }
+            match rustix::net::recv(stream, &mut greeting[read..], RecvFlags::empty()).ok()? {
+                (0, _) => return None,
+                (count, _) => read += count,
+            }
+        }
+        let knows: bool = greeting[..16].ct_eq(&self.card.secret).into();
+        knows.then(|| u32::from_le_bytes([greeting[16], greeting[17], greeting[18], greeting[19]]))
+    }
+}
+
+/// Names what shares memory and the names of unix sockets.
+fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    format!("{}/{}/{}", boot.trim(), network.display(), rustix::process::geteuid().as_raw())
+}
+
+/// Where members of other machines reach this process.
+pub(crate) fn own_ip() -> IpAddr {
+    let session = wingbeat::Session::current().ok();
+    let tcp = session.and_then(|session| session.process().address().tcp);
+    tcp.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |tcp| tcp.ip())
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+/// The connections of one member.
+pub(crate) struct Mesh {
+    pub rank: u32,
+    peers: Vec<Option<OwnedFd>>,
+    /// Whether all members are on one machine, and may share memory.
+    pub share: bool,
+}
+
+/// What a transfer has done.
+pub(crate) enum Moved {
+    Bytes(usize),
+    /// Nothing can move now.
+    Blocked,
+}
+
+impl Mesh {
+    pub(crate) fn members(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(crate) fn peer(&self, rank: u32) -> Result<BorrowedFd<'_>> {
+        let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
+        peer.map(AsFd::as_fd)
+            .ok_or_else(|| CollectiveError::Invalid(format!("rank {} cannot send to itself", self.rank)))
+    }
+
+    /// Sends what can be sent now.
+    pub(crate) fn try_send(&self, to: u32, bytes: &[u8]) -> Result<Moved> {
+        match rustix::net::send(self.peer(to)?, bytes, SendFlags::NOSIGNAL) {
+            Ok(count) => Ok(Moved::Bytes(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(CollectiveError::PeerLost { rank: to }),
+            Err(error) => Err(CollectiveError::io("sending to another member", error)),
+        }
+    }
+
+    /// Reads what is there.
+    pub(crate) fn try_recv(&self, from: u32, bytes: &mut [u8]) -> Result<Moved> {
+        let wanted = bytes.len();
+        match rustix::net::recv(self.peer(from)?, bytes, RecvFlags::empty()) {
+            Ok((0, _)) if wanted > 0 => Err(CollectiveError::PeerLost { rank: from }),
+            Ok((count, _)) => Ok(Moved::Bytes(count)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
+            Err(Errno::CONNRESET) => Err(CollectiveError::PeerLost { rank: from }),
+            Err(error) => Err(CollectiveError::io("hearing from another member", error)),
+        }
+    }
+
+    /// Waits until one of these can move; an error once nothing has moved since `since` and somebody is gone.
+    pub(crate) fn wait(&self, to: Option<u32>, from: Option<u32>, since: Instant) -> Result<()> {
+        let mut fds = Vec::with_capacity(2);
+        if let Some(to) = to {
+            fds.push(PollFd::from_borrowed_fd(self.peer(to)?, PollFlags::OUT));
+        }
+        if let Some(from) = from {
+            fds.push(PollFd::from_borrowed_fd(self.peer(from)?, PollFlags::IN));
+        }
+        match poll(&mut fds, Some(&timespec(LOOK))) {
+            Ok(1..) | Err(Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
+        }
+        match self.gone().first() {
+            Some(rank) if since.elapsed() > STALL => Err(CollectiveError::PeerLost { rank: *rank }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whose connections are closed.
+    pub(crate) fn gone(&self) -> Vec<u32> {
+        let there: Vec<(u32, &OwnedFd)> =
+            self.peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank as u32, peer.as_ref()?))).collect();
+        let mut fds: Vec<PollFd<'_>> = there.iter().map(|(_, peer)| PollFd::new(*peer, PollFlags::RDHUP)).collect();
+        if poll(&mut fds, Some(&timespec(Duration::ZERO))).is_err() {
+            return Vec::new();
+        }
+        let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        there.iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|((rank, _), _)| *rank).collect()
+    }
+
+    pub(crate) fn send_all(&self, to: u32, mut bytes: &[u8]) -> Result<()> {
+        let mut since = Instant::now();
+        while !bytes.is_empty() {
+            match self.try_send(to, bytes)? {
+                Moved::Bytes(count) => {
+                    bytes = &bytes[count..];
+                    since = Instant::now();
+                }
+                Moved::Blocked => self.wait(Some(to), None, since)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn recv_all(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
+        let mut since = Instant::now();
+        let mut read = 0;
+        while read < bytes.len() {
+            match self.try_recv(from, &mut bytes[read..])? {
+                Moved::Bytes(count) => {
+                    read += count;
+                    since = Instant::now();
+                }
+                Moved::Blocked => self.wait(None, Some(from), since)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends to one and hears from another at once, so that none waits for the other to begin.
+    pub(crate) fn exchange(&self, to: u32, out: &[u8], from: u32, into: &mut [u8]) -> Result<()> {
+        let (mut sent, mut read, mut since) = (0, 0, Instant::now());
+        while sent < out.len() || read < into.len() {
+            let mut moved = false;
+            if sent < out.len()
+                && let Moved::Bytes(count) = self.try_send(to, &out[sent..])?
+            {
+                sent += count;
+                moved = true;
+            }
+            if read < into.len()
+                && let Moved::Bytes(count) = self.try_recv(from, &mut into[read..])?
+            {
+                read += count;
+                moved = true;
+            }
+            if moved {
+                since = Instant::now();
+            } else {
+                self.wait((sent < out.len()).then_some(to), (read < into.len()).then_some(from), since)?;
+            }
+        }
+        Ok(())
+    }
+}
