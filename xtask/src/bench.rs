@@ -35,7 +35,7 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         &mut cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
     )?;
     let mut command = Command::new(root.join("target/release/wingbeat-bench"));
-    command.env("WINGBEAT_BIN", root.join("target/release/wingbeat"));
+    command.env("WINGBEAT_BIN", root.join("target/release/wingbeat")).env("WINGBEAT_PYTHON", python::interpreter()?);
     let dir = tempfile::tempdir()?;
     if !bench.peers.is_empty() {
         let python = python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;

@@ -2,6 +2,8 @@
 
 mod actors;
 mod cluster;
+mod collective;
+mod launch;
 mod mixed;
 mod objects;
 pub(crate) mod scheduler;
@@ -74,4 +76,13 @@ rows! {
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
     alone node_to_node = cluster::node_to_node, limit_tcp;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
+    alone limit_gloo = collective::limit_gloo;
+    cluster allreduce_64MiB = collective::allreduce_64mib, limit_gloo;
+    alone limit_torchrun = launch::limit_torchrun;
+    alone launch_2_ranks_cold = launch::launch_2_ranks_cold, limit_torchrun;
+    alone launch_2_ranks_warm = launch::launch_2_ranks_warm, limit_torchrun;
+    alone limit_torchrun_relaunch = launch::limit_torchrun_relaunch;
+    alone relaunch_after_failure = launch::relaunch_after_failure, limit_torchrun_relaunch;
+    alone relaunch_after_node_loss = launch::relaunch_after_node_loss;
+    alone steps_beside_torchrun = launch::steps_beside_torchrun;
 }
