@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{Backend, Best, Keep, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::{daemons, rank_logs, sizes};
@@ -63,6 +63,15 @@ pub(crate) struct TrainArgs {
     /// A run that hangs has failed, and is started again if it may.
     #[arg(long)]
     restart_on_hang: bool,
+    /// Where checkpoints are stored, and gone on from: a folder that all nodes share, or s3://…, gs://…, az://….
+    #[arg(long)]
+    storage: Option<String>,
+    /// How many of the newest checkpoints are kept.
+    #[arg(long, default_value_t = 2)]
+    keep: usize,
+    /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
+    #[arg(long, value_parser = best)]
+    keep_best: Option<Best>,
     /// Number of nodes, with --workers ranks on each.
     #[arg(long)]
     nodes: Option<u32>,
@@ -113,6 +122,10 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
             "gloo" => Backend::Gloo,
             _ => Backend::Auto,
         });
+    if let Some(url) = &args.storage {
+        trainer = trainer.storage(url);
+    }
+    trainer = trainer.keep(Keep { newest: args.keep, best: args.keep_best.clone() });
     if let Some(nodes) = args.nodes {
         trainer = trainer.nodes(nodes, args.workers);
     }
@@ -143,6 +156,12 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
                 result.attempts,
                 shown(&result.metrics)
             );
+            if let Some(checkpoint) = &result.checkpoint {
+                eprintln!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
+            }
+            if let Some(best) = &result.best_checkpoint {
+                eprintln!("wingbeat train: the best is {}", best.url);
+            }
             Ok(ExitCode::SUCCESS)
         }
         End::Failed(error) => {
@@ -210,6 +229,16 @@ pub(crate) fn session(address: Option<&str>, token_file: Option<&Path>) -> Resul
 pub(crate) fn cpus_for(ranks: u32, each: f64) -> u32 {
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
     there.max((f64::from(ranks) * each).ceil() as u32)
+}
+
+fn best(text: &str) -> Result<Best, String> {
+    let (metric, more) = match text.rsplit_once(':') {
+        Some((metric, "min")) => (metric, false),
+        Some((metric, "max")) => (metric, true),
+        Some((_, other)) => return Err(format!("{other:?} is neither min nor max")),
+        None => (text, true),
+    };
+    Ok(Best { metric: metric.to_owned(), more })
 }
 
 fn shown(metrics: &BTreeMap<String, f64>) -> String {

@@ -102,3 +102,45 @@ def test_a_run_that_is_stopped_lets_scripts_save(write, binary, cluster, tmp_pat
     run.stdout.read()
     assert run.wait() == 143 and (tmp_path / "saved").exists()
     run.stdout.close()
+
+
+CHECKPOINTS = textwrap.dedent("""
+    import json, os, signal
+    from wingbeat import train
+    context = train.get_context()
+    start = 0
+    if checkpoint := train.get_checkpoint():
+        start = json.load(open(os.path.join(checkpoint, "state.json")))["step"] + 1
+        assert sorted(os.listdir(checkpoint))[:2] == ["complete.json", "rank-0"], os.listdir(checkpoint)
+    print("starts at", start, flush=True)
+    for step in range(start, 4):
+        folder = f"work-{context.world_rank}"
+        os.makedirs(f"{folder}", exist_ok=True)
+        open(f"{folder}/rank-{context.world_rank}", "w").close()
+        if context.world_rank == 0:
+            json.dump({"step": step}, open(f"{folder}/state.json", "w"))
+        if step == 2 and context.restart_count == 0 and context.world_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train.report({"step": step, "loss": abs(step - 1)}, checkpoint=folder)
+""")
+
+
+def test_a_restart_goes_on_from_the_newest_complete_checkpoint(run, write, cluster, tmp_path):
+    script = write("saves.py", CHECKPOINTS)
+    options = ("-n", "2", "--max-failures", "1", "--storage", "store", "--keep", "1", "--keep-best", "loss:min")
+    done = run("train", *options, script, env=cluster, cwd=tmp_path)
+    assert done.stdout.count("starts at 0") == 2 and done.stdout.count("starts at 2") == 2
+    kept = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "store").iterdir()}
+    files = ["complete.json", "rank-0", "rank-1", "state.json"]
+    assert kept == {"checkpoint_000002": files, "checkpoint_000004": files}
+    assert "the newest checkpoint is" in done.stderr and "the best is" in done.stderr
+    done = run("train", *options, script, env=cluster, cwd=tmp_path)
+    assert done.stdout.count("starts at 4") == 2, "the next run goes on, too"
+
+
+def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, cluster):
+    script = write("never.py", "print('trained')\n")
+    done = run("train", "--storage", "/proc/nowhere", script, env=cluster, code=1)
+    assert "cannot make /proc/nowhere" in done.stderr and "trained" not in done.stdout
+    script = write("reports.py", "from wingbeat import train\ntrain.report({}, checkpoint=__file__)\n")
+    assert "give it --storage" in run("train", script, env=cluster, code=1).stderr

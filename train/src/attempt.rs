@@ -1,18 +1,21 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use futures::stream::{SelectAll, Stream, StreamExt};
-use wingbeat::Error;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, SelectAll, Stream, StreamExt};
+use wingbeat::{Error, get_all};
 
 use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::hang;
 use crate::process::{Answer, Event, Launch, Outcome, Report};
+use crate::rank::RankHandle;
 use crate::reports::{Reports, Step};
 use crate::shown;
+use crate::storage::Storage;
 use crate::trainer::{Backend, Plan};
 
 /// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
@@ -38,6 +41,10 @@ type Heard = (usize, wingbeat::Result<Event>);
 struct Attempt<'a> {
     plan: &'a Plan,
     group: &'a Group,
+    /// Where checkpoints go to, and the number of the next.
+    storage: Option<(&'a Storage, u64)>,
+    /// Checkpoints that are being written, and who waits for them.
+    saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// How many have not ended.
     left: usize,
     failures: Vec<(usize, Outcome)>,
@@ -51,14 +58,32 @@ struct Attempt<'a> {
     was_hanging: bool,
 }
 
+/// What came of writing a checkpoint, and the reports that are answered with it.
+type Saved = (BTreeMap<usize, Report>, Result<(), String>);
+
 impl Group {
     /// Runs all ranks to their end. The first that fails ends the others, and is the error.
-    pub(crate) async fn run(&self, plan: &Plan, attempt: u32, run_id: &str) -> Result<Finished, TrainError> {
+    pub(crate) async fn run(
+        &self,
+        plan: &Plan,
+        attempt: u32,
+        run_id: &str,
+        storage: Option<&Storage>,
+    ) -> Result<Finished, TrainError> {
         let port = self.port(plan).await?;
-        let mut events = self.launch(plan, attempt, run_id, port);
+        let (storage, checkpoints) = match storage {
+            Some(storage) => {
+                let next = storage.next().await.map_err(TrainError::Storage)?;
+                (Some((storage, next)), self.newest_checkpoint(plan, storage).await?)
+            }
+            None => (None, Vec::new()),
+        };
+        let mut events = self.launch(plan, attempt, run_id, port, &checkpoints);
         let mut attempt = Attempt {
             plan,
             group: self,
+            storage,
+            saves: FuturesUnordered::new(),
             left: self.ranks.len(),
             failures: Vec::new(),
             raised: BTreeMap::new(),
@@ -89,6 +114,15 @@ impl Group {
         }
     }
 
+    /// Where each rank finds the newest checkpoint on its node, by rank; empty if there is none.
+    async fn newest_checkpoint(&self, plan: &Plan, storage: &Storage) -> Result<Vec<String>, TrainError> {
+        let all = storage.checkpoints().await.map_err(TrainError::Storage)?;
+        let (Some(newest), Some(url)) = (all.last(), &plan.storage) else { return Ok(Vec::new()) };
+        let url = absolute(url);
+        let fetched: Vec<_> = self.ranks.iter().map(|rank| rank.handle.fetch(url.clone(), newest.clone())).collect();
+        Ok(get_all(&fetched).await?)
+    }
+
     /// Starts every rank.
     fn launch(
         &self,
@@ -96,6 +130,7 @@ impl Group {
         attempt: u32,
         run_id: &str,
         port: u16,
+        checkpoints: &[String],
     ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
         let mut events = SelectAll::new();
         let Some(first) = self.ranks.first() else { return events };
@@ -116,7 +151,10 @@ impl Group {
             },
         };
         let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
-        for (index, (rank, env)) in self.ranks.iter().zip(environments).enumerate() {
+        for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
+            if let Some(checkpoint) = checkpoints.get(index) {
+                env.set.insert("WINGBEAT_CHECKPOINT".into(), checkpoint.clone());
+            }
             let launch = Launch {
                 python: plan.python.clone(),
                 target: plan.target.clone(),
@@ -142,6 +180,10 @@ impl Attempt<'_> {
             tokio::select! {
                 biased;
                 heard = events.next() => self.hear(heard)?,
+                Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
+                    self.quiet_since = Instant::now();
+                    self.tell(reports, &Answer(saved.map(|()| None)));
+                }
                 () = stopped => return Err(TrainError::Stopped),
                 () = look => self.look().await?,
             }
@@ -204,17 +246,34 @@ impl Attempt<'_> {
     }
 
     fn answer(&mut self, step: Step) {
-        let (reports, answer) = match step {
-            Step::Wait => return,
+        match step {
+            Step::Wait => {}
+            Step::Refuse(reports, why) => self.tell(reports, &Answer(Err(why))),
             Step::Complete(reports) => {
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
                     (self.plan.on_report)(&first.metrics);
                 }
-                (reports, Answer(Ok(None)))
+                if reports.values().all(|report| report.checkpoint.is_none()) {
+                    return self.tell(reports, &Answer(Ok(None)));
+                }
+                match &mut self.storage {
+                    Some((storage, next)) => {
+                        let number = *next;
+                        *next += 1;
+                        let save = save(self.plan, self.group, storage, number, &reports);
+                        self.saves.push(Box::pin(async move { (reports, save.await) }));
+                    }
+                    None => {
+                        let why = "a checkpoint was reported, and the run has nowhere to store it; give it --storage";
+                        self.tell(reports, &Answer(Err(why.into())));
+                    }
+                }
             }
-            Step::Refuse(reports, why) => (reports, Answer(Err(why))),
-        };
+        }
+    }
+
+    fn tell(&self, reports: BTreeMap<usize, Report>, answer: &Answer) {
         for (rank, Report { id, .. }) in reports {
             if let Some(member) = self.group.ranks.get(rank) {
                 // One that is gone needs no answer.
@@ -292,5 +351,41 @@ impl Attempt<'_> {
             python_error,
             stderr: outcome.stderr,
         }
+    }
+}
+
+/// As ranks understand it, whose working directory may be another.
+fn absolute(url: &str) -> String {
+    match url.contains("://") {
+        true => url.to_owned(),
+        false => std::path::absolute(url).map_or_else(|_| url.to_owned(), |path| path.display().to_string()),
+    }
+}
+
+/// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
+fn save(
+    plan: &Plan,
+    group: &Group,
+    storage: &Storage,
+    number: u64,
+    reports: &BTreeMap<usize, Report>,
+) -> impl Future<Output = Result<(), String>> + Send + use<> {
+    let url = plan.storage.as_deref().map(absolute).unwrap_or_default();
+    let (storage, keep) = (storage.clone(), plan.keep.clone());
+    let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
+    let parts: Vec<(RankHandle, String)> = reports
+        .iter()
+        .filter_map(|(rank, report)| Some((group.ranks.get(*rank)?.handle.clone(), report.checkpoint.clone()?)))
+        .collect();
+    async move {
+        let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.files(path.clone())).collect();
+        let mut names = BTreeSet::new();
+        let mut writing = Vec::new();
+        for ((handle, path), files) in parts.iter().zip(get_all(&listed).await.map_err(|error| error.to_string())?) {
+            let own: Vec<String> = files.into_iter().filter(|name| names.insert(name.clone())).collect();
+            writing.push(handle.upload(url.clone(), number, path.clone(), own));
+        }
+        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
+        storage.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)
     }
 }

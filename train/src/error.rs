@@ -107,6 +107,9 @@ pub enum TrainError {
         /// Rank 0's node.
         node: String,
     },
+    /// Checkpoints cannot be stored or read.
+    #[error("the storage of checkpoints: {0}")]
+    Storage(String),
     /// The run was stopped from outside.
     #[error("the run was stopped")]
     Stopped,

@@ -5,6 +5,7 @@
 //! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts.
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports`: where they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
+//! - `storage`: checkpoints.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
 //!
 //! ```no_run
@@ -30,10 +31,12 @@ mod rank;
 mod reports;
 mod shown;
 mod stopper;
+mod storage;
 mod trainer;
 mod warm;
 
 pub use error::{PythonError, TrainError};
 pub use process::Line;
 pub use stopper::Stopper;
+pub use storage::{Best, Checkpoint, Keep};
 pub use trainer::{Backend, TorchTrainer, TrainResult};

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use futures::Stream;
 use rustix::process::Signal;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::environment::Environment;
 use crate::ports;
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Target};
+use crate::storage::{self, Checkpoint, Storage};
 use crate::warm::Kind;
 
 /// What a rank's actor says about where it is.
@@ -47,12 +49,14 @@ pub(crate) struct Wanted {
 pub(crate) struct Rank {
     running: Running,
     answers: Answers,
+    /// Where it has the checkpoint that its script goes on from, if that had to be fetched.
+    copy: OnceLock<tempfile::TempDir>,
 }
 
 #[wingbeat::actor(max_concurrency = 8)]
 impl Rank {
     pub(crate) fn new() -> Self {
-        Rank { running: Running::default(), answers: Answers::default() }
+        Rank { running: Running::default(), answers: Answers::default(), copy: OnceLock::new() }
     }
 
     /// Where it is, and whether what it is to run is there.
@@ -109,6 +113,32 @@ impl Rank {
     /// Answers what the script has reported.
     pub(crate) fn answer(&self, report: u64, answer: Answer) {
         self.answers.give(report, answer);
+    }
+
+    /// The files of a checkpoint that the script has made, by their paths in it.
+    pub(crate) fn files(&self, path: String) -> Result<Vec<String>, String> {
+        storage::files_of(Path::new(&path)).map_err(|error| format!("{path}: {error}"))
+    }
+
+    /// Writes files of a checkpoint into the run's storage.
+    pub(crate) async fn upload(
+        &self,
+        url: String,
+        number: u64,
+        from: String,
+        files: Vec<String>,
+    ) -> Result<(), String> {
+        Storage::open(&url)?.upload(number, Path::new(&from), &files).await
+    }
+
+    /// Fetches a checkpoint: where it is on this node.
+    pub(crate) async fn fetch(&self, url: String, checkpoint: Checkpoint) -> Result<String, String> {
+        let made = tempfile::Builder::new().prefix("wingbeat-checkpoint-").tempdir();
+        let copy = made.map_err(|error| error.to_string())?;
+        let storage = Storage::open(&url)?;
+        let at = storage.fetch(&checkpoint, copy.path()).await?.display().to_string();
+        let _ = self.copy.set(copy);
+        Ok(at)
     }
 
     /// What the process does now: the stacks of its threads.

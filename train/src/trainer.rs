@@ -9,6 +9,7 @@ use crate::error::TrainError;
 use crate::group::Group;
 use crate::process::{Line, Target};
 use crate::stopper::Stopper;
+use crate::storage::{Checkpoint, Keep, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
@@ -65,6 +66,8 @@ pub(crate) struct Plan {
     pub hang_timeout: Duration,
     pub restart_on_hang: bool,
     pub backend: Backend,
+    pub storage: Option<String>,
+    pub keep: Keep,
     pub stopper: Stopper,
     pub on_output: OnOutput,
     pub on_notice: OnNotice,
@@ -131,6 +134,10 @@ pub struct TrainResult {
     pub seconds: f64,
     /// The last metrics that rank 0 reported.
     pub metrics: BTreeMap<String, f64>,
+    /// The newest checkpoint of the run's storage.
+    pub checkpoint: Option<Checkpoint>,
+    /// The best one, where [`TorchTrainer::keep`] says what that is.
+    pub best_checkpoint: Option<Checkpoint>,
     /// What a Python function returned, pickled, by rank; see [`TorchTrainer::python_function`].
     pub returned: BTreeMap<u32, Vec<u8>>,
 }
@@ -154,6 +161,8 @@ impl TorchTrainer {
             hang_timeout: Duration::from_secs(600),
             restart_on_hang: false,
             backend: Backend::Auto,
+            storage: None,
+            keep: Keep::default(),
             stopper: Stopper::new(),
             on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
             on_report: Arc::new(|_| {}),
@@ -287,6 +296,19 @@ impl TorchTrainer {
         self
     }
 
+    /// Where checkpoints are stored: a folder that all nodes share, or a URL of S3 (`s3://bucket/path`), GCS (`gs:`) or
+    /// Azure (`az:`), with their usual settings in the environment. The next run there goes on from the newest one.
+    pub fn storage(mut self, url: &str) -> Self {
+        self.plan.storage = Some(url.to_owned());
+        self
+    }
+
+    /// Which checkpoints are kept; the two newest if nothing is said.
+    pub fn keep(mut self, keep: Keep) -> Self {
+        self.plan.keep = keep;
+        self
+    }
+
     /// What to do with a line that a rank printed, instead of printing it with its rank.
     pub fn on_output(mut self, show: impl Fn(u32, &Line) + Send + Sync + 'static) -> Self {
         self.plan.on_output = Arc::new(show);
@@ -329,18 +351,30 @@ impl TorchTrainer {
             // Ranks run in the driver's working directory, or where it does not exist, in another.
             *script = std::path::absolute(&script).unwrap_or_else(|_| script.clone());
         }
+        let storage = match &self.plan.storage {
+            Some(url) => Some(Storage::open(url).map_err(TrainError::Storage)?),
+            None => None,
+        };
+        if let Some(storage) = &storage {
+            storage.probe().await.map_err(TrainError::Storage)?;
+        }
         let begun = Instant::now();
         let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
         let (mut failures, mut ports_lost) = (0, 0);
         loop {
-            let error = match self.attempt(failures, &run_id).await {
+            let error = match self.attempt(failures, &run_id, storage.as_ref()).await {
                 Ok(Finished { metrics, returned }) => {
-                    let seconds = begun.elapsed().as_secs_f64();
+                    let checkpoints = match &storage {
+                        Some(storage) => storage.checkpoints().await.map_err(TrainError::Storage)?,
+                        None => Vec::new(),
+                    };
                     return Ok(TrainResult {
                         ranks: self.plan.ranks(),
                         attempts: failures + 1,
-                        seconds,
+                        seconds: begun.elapsed().as_secs_f64(),
                         metrics,
+                        best_checkpoint: self.plan.keep.best(&checkpoints).cloned(),
+                        checkpoint: checkpoints.into_iter().last(),
                         returned,
                     });
                 }
@@ -362,10 +396,10 @@ impl TorchTrainer {
         }
     }
 
-    async fn attempt(&self, attempt: u32, run_id: &str) -> Result<Finished, TrainError> {
+    async fn attempt(&self, attempt: u32, run_id: &str, storage: Option<&Storage>) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
         (self.plan.on_attempt)(attempt);
-        let outcome = group.run(&self.plan, attempt, run_id).await;
+        let outcome = group.run(&self.plan, attempt, run_id, storage).await;
         group.release().await;
         outcome
     }

@@ -1,0 +1,352 @@
+//! Checkpoints in a folder, or in S3, GCS and Azure.
+//!
+//! A checkpoint is a folder `checkpoint_000007` of the run's storage. Ranks write their files there, and when all have,
+//! the driver writes `complete.json`: a checkpoint without it is none, so that one that was cut short is never seen.
+
+use std::collections::BTreeMap;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use futures::StreamExt;
+use object_store::buffered::BufWriter;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use url::Url;
+
+const PREFIX: &str = "checkpoint_";
+const COMPLETE: &str = "complete.json";
+const PROBE: &str = ".wingbeat-probe";
+
+/// A complete checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Checkpoints of a run are numbered in the order in which they were reported.
+    pub number: u64,
+    /// Where it is.
+    pub url: String,
+    /// Rank 0's metrics when it was reported.
+    pub metrics: BTreeMap<String, f64>,
+    /// Its files, by their path in it.
+    pub files: Vec<String>,
+}
+
+/// What says that a checkpoint is complete.
+#[derive(Debug, Serialize, Deserialize)]
+struct Complete {
+    /// Numbers as text: JSON has no infinity.
+    metrics: BTreeMap<String, String>,
+    files: Vec<String>,
+}
+
+/// Which checkpoints are kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// The newest of them, at least one.
+    pub newest: usize,
+    /// And the best one by this metric.
+    pub best: Option<Best>,
+}
+
+/// What makes a checkpoint the best.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Best {
+    /// The metric.
+    pub metric: String,
+    /// Whether more is better.
+    pub more: bool,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Keep { newest: 2, best: None }
+    }
+}
+
+impl Keep {
+    /// The best of these; none if no metric was named, or none has it.
+    pub(crate) fn best<'a>(&self, checkpoints: &'a [Checkpoint]) -> Option<&'a Checkpoint> {
+        let Best { metric, more } = self.best.as_ref()?;
+        let value = |checkpoint: &&Checkpoint| {
+            let value = checkpoint.metrics.get(metric).copied().filter(|value| !value.is_nan())?;
+            Some(if *more { value } else { -value })
+        };
+        let of = checkpoints.iter().filter(|checkpoint| value(checkpoint).is_some());
+        of.max_by(|a, b| value(a).unwrap_or(f64::MIN).total_cmp(&value(b).unwrap_or(f64::MIN)))
+    }
+
+    /// Those that are not kept, of all, in the order of their numbers.
+    fn outdated<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
+        let best = self.best(checkpoints).map(|best| best.number);
+        let old = checkpoints.len().saturating_sub(self.newest.max(1));
+        checkpoints[..old].iter().filter(|checkpoint| Some(checkpoint.number) != best).collect()
+    }
+}
+
+/// Why the storage did not do what it was asked to.
+pub(crate) type Result<T> = std::result::Result<T, String>;
+
+/// Where a run stores its checkpoints.
+#[derive(Clone)]
+pub(crate) struct Storage {
+    url: Url,
+    store: Arc<dyn ObjectStore>,
+    root: Path,
+}
+
+impl Storage {
+    /// `url`: a folder, or what `object_store` knows: `file:`, `s3:`, `gs:`, `az:`, … with its settings in the
+    /// environment.
+    pub(crate) fn open(url: &str) -> Result<Storage> {
+        let url = match Url::parse(url) {
+            Ok(url) if url.scheme().len() > 1 => url,
+            _ => {
+                let folder = std::path::absolute(url).map_err(|error| format!("{url}: {error}"))?;
+                Url::from_directory_path(&folder).map_err(|()| format!("{} is no folder", folder.display()))?
+            }
+        };
+        if url.scheme() == "file" {
+            let folder = url.to_file_path().map_err(|()| format!("{url} is no folder"))?;
+            std::fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        }
+        let settings = std::env::vars().map(|(name, value)| (name.to_lowercase(), value));
+        let (store, root) = object_store::parse_url_opts(&url, settings).map_err(|error| {
+            let cloud = "for S3, GCS and Azure, build with `--features cloud`";
+            let hint = if cfg!(feature = "cloud") { String::new() } else { format!(" ({cloud})") };
+            format!("{url}: {error}{hint}")
+        })?;
+        Ok(Storage { url, store: store.into(), root })
+    }
+
+    /// Whether it can be written to: found out before anything is trained.
+    pub(crate) async fn probe(&self) -> Result<()> {
+        let probe = self.root.clone().join(PROBE);
+        let failed = |error: object_store::Error| format!("{} cannot be written: {error}", self.url);
+        self.store.put(&probe, "wingbeat".into()).await.map_err(failed)?;
+        self.store.delete(&probe).await.map_err(failed)
+    }
+
+    /// The complete checkpoints, in the order of their numbers.
+    pub(crate) async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {
+        let mut found = Vec::new();
+        for (number, _) in self.folders().await? {
+            let file = self.folder(number).join(COMPLETE);
+            let bytes = match self.store.get(&file).await {
+                Ok(there) => there.bytes().await.map_err(|error| self.failed(&error))?,
+                Err(object_store::Error::NotFound { .. }) => continue,
+                Err(error) => return Err(self.failed(&error)),
+            };
+            let Complete { metrics, files } =
+                serde_json::from_slice(&bytes).map_err(|error| format!("{file} in {}: {error}", self.url))?;
+            let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
+            found.push(Checkpoint { number, url: self.url_of(number), metrics, files });
+        }
+        Ok(found)
+    }
+
+    /// The number of the next one. What was left incomplete is removed.
+    pub(crate) async fn next(&self) -> Result<u64> {
+        let complete: Vec<u64> = self.checkpoints().await?.into_iter().map(|checkpoint| checkpoint.number).collect();
+        for (number, files) in self.folders().await? {
+            if !complete.contains(&number) {
+                self.remove(&files).await?;
+            }
+        }
+        Ok(complete.last().map_or(1, |last| last + 1))
+    }
+
+    /// Writes files of this node into a checkpoint: `files` are paths within `from`, or it is one file itself.
+    pub(crate) async fn upload(&self, number: u64, from: &FilePath, files: &[String]) -> Result<()> {
+        for name in files {
+            let source = if from.is_file() { from.to_owned() } else { from.join(name) };
+            let failed = |error: std::io::Error| format!("{}: {error}", source.display());
+            let mut file = tokio::fs::File::open(&source).await.map_err(failed)?;
+            let mut writer = BufWriter::new(self.store.clone(), self.file(number, name)?);
+            tokio::io::copy(&mut file, &mut writer).await.map_err(failed)?;
+            writer.shutdown().await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Says that a checkpoint is complete, and removes those that are not kept any more.
+    pub(crate) async fn complete(
+        &self,
+        number: u64,
+        metrics: &BTreeMap<String, f64>,
+        files: Vec<String>,
+        keep: &Keep,
+    ) -> Result<Vec<Checkpoint>> {
+        let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
+        let text = serde_json::to_vec(&Complete { metrics, files }).map_err(|error| error.to_string())?;
+        let file = self.folder(number).join(COMPLETE);
+        self.store.put(&file, text.into()).await.map_err(|error| self.failed(&error))?;
+        let all = self.checkpoints().await?;
+        let outdated: Vec<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
+        for (number, files) in self.folders().await? {
+            if outdated.contains(&number) {
+                self.remove(&files).await?;
+            }
+        }
+        Ok(all.into_iter().filter(|checkpoint| !outdated.contains(&checkpoint.number)).collect())
+    }
+
+    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy in `into`.
+    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint, into: &FilePath) -> Result<PathBuf> {
+        if let Ok(root) = self.url.to_file_path() {
+            let folder = root.join(name_of(checkpoint.number));
+            if folder.join(COMPLETE).exists() {
+                return Ok(folder);
+            }
+            return Err(format!("{} is not on this node; a folder that all nodes share is needed", folder.display()));
+        }
+        for name in &checkpoint.files {
+            let target = into.join(name);
+            let failed = |error: std::io::Error| format!("{}: {error}", target.display());
+            if let Some(folder) = target.parent() {
+                std::fs::create_dir_all(folder).map_err(failed)?;
+            }
+            let there = self.store.get(&self.file(checkpoint.number, name)?).await;
+            let mut stream = there.map_err(|error| self.failed(&error))?.into_stream();
+            let mut file = tokio::fs::File::create(&target).await.map_err(failed)?;
+            while let Some(bytes) = stream.next().await {
+                file.write_all(&bytes.map_err(|error| self.failed(&error))?).await.map_err(failed)?;
+            }
+            file.flush().await.map_err(failed)?;
+        }
+        Ok(into.to_owned())
+    }
+
+    /// The numbered folders, with what is in them.
+    async fn folders(&self) -> Result<BTreeMap<u64, Vec<Path>>> {
+        let mut folders: BTreeMap<u64, Vec<Path>> = BTreeMap::new();
+        let mut list = self.store.list(Some(&self.root));
+        while let Some(object) = list.next().await {
+            let object = object.map_err(|error| self.failed(&error))?;
+            let number = object
+                .location
+                .prefix_match(&self.root)
+                .and_then(|mut parts| parts.next()?.as_ref().strip_prefix(PREFIX)?.parse::<u64>().ok());
+            if let Some(number) = number {
+                folders.entry(number).or_default().push(object.location);
+            }
+        }
+        Ok(folders)
+    }
+
+    /// Removes a checkpoint's files; first of all what says that it is complete.
+    async fn remove(&self, files: &[Path]) -> Result<()> {
+        let (complete, others): (Vec<_>, Vec<_>) =
+            files.iter().partition(|file| file.filename().is_some_and(|name| name == COMPLETE));
+        for file in complete.into_iter().chain(others) {
+            match self.store.delete(file).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.failed(&error)),
+            }
+        }
+        // A folder of this machine does not go with its files.
+        if let (Ok(root), Some(number)) = (
+            self.url.to_file_path(),
+            files.first().and_then(|file| file.prefix_match(&self.root)?.next().map(|part| part.as_ref().to_owned())),
+        ) {
+            let _ = std::fs::remove_dir_all(root.join(number));
+        }
+        Ok(())
+    }
+
+    fn folder(&self, number: u64) -> Path {
+        self.root.clone().join(name_of(number))
+    }
+
+    fn file(&self, number: u64, name: &str) -> Result<Path> {
+        let within = Path::parse(name).map_err(|error| error.to_string())?;
+        Ok(self.folder(number).parts().chain(within.parts()).collect())
+    }
+
+    fn url_of(&self, number: u64) -> String {
+        format!("{}/{}", self.url.as_str().trim_end_matches('/'), name_of(number))
+    }
+
+    fn failed(&self, error: &object_store::Error) -> String {
+        format!("{}: {error}", self.url)
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("{PREFIX}{number:06}")
+}
+
+/// The files of a folder, by their paths in it; of a file, its name.
+pub(crate) fn files_of(path: &FilePath) -> std::io::Result<Vec<String>> {
+    if path.is_file() {
+        return Ok(path.file_name().map(|name| name.to_string_lossy().into_owned()).into_iter().collect());
+    }
+    let mut files = Vec::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else if let Ok(name) = entry.path().strip_prefix(path) {
+                files.push(name.to_string_lossy().into_owned());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(number: u64, loss: f64) -> Checkpoint {
+        let metrics = BTreeMap::from([("loss".to_owned(), loss)]);
+        Checkpoint { number, url: String::new(), metrics, files: Vec::new() }
+    }
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        let all = [checkpoint(1, 0.5), checkpoint(2, 0.1), checkpoint(3, f64::NAN), checkpoint(4, 0.7)];
+        let numbers = |keep: Keep| keep.outdated(&all).iter().map(|old| old.number).collect::<Vec<_>>();
+        assert_eq!(numbers(Keep { newest: 2, best: None }), [1, 2]);
+        assert_eq!(numbers(Keep { newest: 0, best: None }), [1, 2, 3], "one is always kept");
+        let best = |more| Some(Best { metric: "loss".into(), more });
+        assert_eq!(numbers(Keep { newest: 1, best: best(false) }), [1, 3]);
+        assert_eq!(numbers(Keep { newest: 1, best: best(true) }), [1, 2, 3]);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_complete_is_not_there() {
+        let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir(files.path().join("sub")).unwrap();
+        std::fs::write(files.path().join("sub/rank 0.bin"), b"weights").unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        storage.probe().await.unwrap();
+        let names = files_of(files.path()).unwrap();
+        storage.upload(1, files.path(), &names).await.unwrap();
+        assert!(storage.checkpoints().await.unwrap().is_empty());
+        assert_eq!(storage.next().await.unwrap(), 1, "what was cut short is removed");
+        assert!(storage.folders().await.unwrap().is_empty());
+
+        for number in 1..=3 {
+            storage.upload(number, files.path(), &names).await.unwrap();
+            let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
+            storage.complete(number, &metrics, names.clone(), &Keep::default()).await.unwrap();
+        }
+        let kept = storage.checkpoints().await.unwrap();
+        assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(kept[1].metrics["loss"], f64::INFINITY);
+        let at = storage.fetch(&kept[1], files.path()).await.unwrap();
+        assert_eq!(std::fs::read(at.join("sub/rank 0.bin")).unwrap(), b"weights");
+        assert_eq!(storage.next().await.unwrap(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_storage_that_cannot_be_written_is_named() {
+        assert!(Storage::open("/proc/none/such").err().unwrap().contains("cannot make /proc/none/such"));
+        let error = Storage::open("nothing://there").err().unwrap();
+        assert!(error.contains("nothing://there"), "{error}");
+    }
+}
