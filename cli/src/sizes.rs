@@ -24,6 +24,16 @@ pub(crate) fn resource(text: &str) -> Result<(String, f64), String> {
     Ok((name.to_owned(), value))
 }
 
+/// `N`, or `LEAST:MOST`.
+pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
+    let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least <= most => Ok((least, most)),
+        _ => Err(format!("`{text}` is neither a number above 0 nor LEAST:MOST")),
+    }
+}
+
 /// `key=value`.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
@@ -44,6 +54,8 @@ mod tests {
         assert_eq!(bytes("2GiB"), Ok(2 << 30));
         assert_eq!(bytes("1.5KiB"), Ok(1536));
         assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!((range("2"), range("1:4")), (Ok((2, 2)), Ok((1, 4))));
+        assert!(range("0").is_err() && range("4:1").is_err() && range("x").is_err());
         assert!(bytes("many").is_err());
         assert!(bytes("3 elephants").is_err());
         assert_eq!(shown(1536), "1.5 KiB");

@@ -11,6 +11,7 @@ use wingbeat_train::TorchTrainer;
 use wingbeat_worker::join;
 
 use crate::rank_logs::{RankLogs, Streams};
+use crate::sizes;
 use crate::train::{End, run};
 
 /// Run a script as torchrun does, with torchrun's own flags, on this machine or on a cluster.
@@ -23,9 +24,9 @@ use crate::train::{End, run};
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TorchrunArgs {
-    /// Number of nodes.
-    #[arg(long, default_value = "1")]
-    nnodes: String,
+    /// Number of nodes; LEAST:MOST for as many as there are.
+    #[arg(long, default_value = "1", value_parser = sizes::range)]
+    nnodes: (u32, u32),
     /// Ranks on each node: a number, gpu, cpu, or auto for the GPUs if there are any and else the CPUs.
     #[arg(long, alias = "nproc_per_node", default_value = "1")]
     nproc_per_node: String,
@@ -119,10 +120,10 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if script.starts_with('-') {
         bail!("unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured");
     }
-    let nodes = nodes(&args.nnodes)?;
+    let (least, nodes) = args.nnodes;
     let address = args.address.clone().filter(|_| !args.standalone);
-    if address.is_none() && nodes != 1 {
-        bail!("--nnodes {nodes} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
+    if address.is_none() && least != 1 {
+        bail!("--nnodes {least} needs a cluster: name its head with --address or ${}", join::ADDRESS_VARIABLE);
     }
     let port = port(&args)?;
     let mut init = crate::train::session(address.as_deref(), args.token_file.as_deref())?;
@@ -160,6 +161,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     let mut trainer = trainer
         .args(rest)
         .nodes(nodes, per_node.ranks)
+        .elastic(least)
         .cpus_per_worker(args.cpus_per_rank)
         .gpus_per_worker(per_node.gpus)
         .max_failures(args.max_restarts)
@@ -188,17 +190,6 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
             ExitCode::FAILURE
         }
     })
-}
-
-fn nodes(text: &str) -> Result<u32> {
-    if let Some((least, most)) = text.split_once(':')
-        && least != most
-    {
-        bail!("--nnodes {text} asks for a number of nodes that may change, which is not there; name one number");
-    }
-    let number = text.split(':').next().unwrap_or(text);
-    let nodes = number.parse().ok().filter(|nodes| *nodes > 0);
-    nodes.with_context(|| format!("--nnodes {text} is not a number of nodes"))
 }
 
 fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
@@ -251,17 +242,4 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
 
 fn whole(resources: &wingbeat_core::resources::ResourceSet, name: &str) -> u32 {
     resources.get(name).to_string().parse::<f64>().unwrap_or(0.0) as u32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_of_nodes_are_fixed() {
-        assert_eq!(nodes("2").unwrap(), 2);
-        assert_eq!(nodes("2:2").unwrap(), 2);
-        assert!(nodes("1:2").unwrap_err().to_string().contains("may change"));
-        assert!(nodes("0").is_err() && nodes("x").is_err());
-    }
 }

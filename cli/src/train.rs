@@ -30,9 +30,9 @@ pub(crate) struct TrainArgs {
     /// Arguments of the script, after --.
     #[arg(last = true)]
     args: Vec<String>,
-    /// Number of ranks.
-    #[arg(long, short = 'n', default_value_t = 1)]
-    workers: u32,
+    /// Number of ranks; LEAST:MOST for as many as fit.
+    #[arg(long, short = 'n', default_value = "1", value_parser = sizes::range)]
+    workers: (u32, u32),
     /// CPUs of each rank.
     #[arg(long, default_value_t = 1.0)]
     cpus_per_worker: f64,
@@ -72,9 +72,9 @@ pub(crate) struct TrainArgs {
     /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
     #[arg(long, value_parser = best)]
     keep_best: Option<Best>,
-    /// Number of nodes, with --workers ranks on each.
-    #[arg(long)]
-    nodes: Option<u32>,
+    /// Number of nodes, with --workers ranks on each; LEAST:MOST for as many as there are.
+    #[arg(long, value_parser = sizes::range)]
+    nodes: Option<(u32, u32)>,
     /// Show what ranks print without their numbers.
     #[arg(long)]
     unprefixed: bool,
@@ -99,7 +99,7 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     let mut init = session(args.address.as_deref(), args.token_file.as_deref())?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
     if args.address.is_none() {
-        init = init.num_cpus(cpus_for(args.workers, args.cpus_per_worker));
+        init = init.num_cpus(cpus_for(args.workers.1, args.cpus_per_worker));
     }
     let mut trainer = match (args.function, args.module) {
         (true, _) => {
@@ -111,7 +111,8 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     };
     trainer = trainer
         .args(args.args)
-        .workers(args.workers)
+        .workers(args.workers.1)
+        .elastic(args.workers.0)
         .cpus_per_worker(args.cpus_per_worker)
         .gpus_per_worker(args.gpus_per_worker)
         .max_failures(args.max_failures)
@@ -126,8 +127,8 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         trainer = trainer.storage(url);
     }
     trainer = trainer.keep(Keep { newest: args.keep, best: args.keep_best.clone() });
-    if let Some(nodes) = args.nodes {
-        trainer = trainer.nodes(nodes, args.workers);
+    if let Some((least, most)) = args.nodes {
+        trainer = trainer.nodes(most, args.workers.1).elastic(least);
     }
     if args.unprefixed {
         trainer = trainer.on_output(|_, line| rank_logs::show(line.is_stderr, &line.text));

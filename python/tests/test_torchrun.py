@@ -68,7 +68,7 @@ def test_it_ends_as_torchrun_does(run, write, cluster):
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--nnodes", "1:2"], "may change"),
+        (["--nnodes", "2:1"], "LEAST:MOST"),
         (["--nnodes", "2", "--standalone"], "needs a cluster"),
         (["--nproc-per-node", "gpu"], "there is no GPU"),
         (["--nproc-per-node", "many"], "none of: a number, gpu, cpu, auto"),

@@ -23,12 +23,16 @@ use crate::trainer::{Backend, Plan};
 const GRACE: Duration = Duration::from_millis(500);
 /// How long ranks that were killed may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How often an elastic group that could be larger looks whether there is room.
+const GROWTH_LOOK: Duration = Duration::from_secs(2);
 /// How long a rank may keep others waiting in a report before it is named.
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of an attempt that succeeded.
 #[derive(Debug, Default)]
 pub(crate) struct Finished {
+    /// How many ranks there were.
+    pub ranks: u32,
     /// Rank 0's last metrics.
     pub metrics: BTreeMap<String, f64>,
     /// What each rank's function returned, pickled, where that was wanted.
@@ -56,6 +60,10 @@ struct Attempt<'a> {
     quiet_since: Instant,
     was_named: bool,
     was_hanging: bool,
+    /// When an elastic group looks next whether there is room for more ranks.
+    next_growth: Instant,
+    /// How many ranks it is to have when its next checkpoint is there.
+    grows_to: Option<u32>,
 }
 
 /// What came of writing a checkpoint, and the reports that are answered with it.
@@ -88,7 +96,9 @@ impl Group {
             failures: Vec::new(),
             raised: BTreeMap::new(),
             reports: Reports::of(self.ranks.len()),
-            finished: Finished::default(),
+            finished: Finished { ranks: self.ranks.len() as u32, ..Finished::default() },
+            next_growth: Instant::now() + GROWTH_LOOK,
+            grows_to: None,
             quiet_since: Instant::now(),
             was_named: false,
             was_hanging: false,
@@ -98,7 +108,7 @@ impl Group {
             return Ok(attempt.finished);
         }
         let grace = match &told {
-            Err(TrainError::Stopped) => plan.grace,
+            Err(TrainError::Stopped | TrainError::Grows { .. }) => plan.grace,
             _ => GRACE,
         };
         attempt.stop(&mut events, grace).await;
@@ -182,13 +192,33 @@ impl Attempt<'_> {
                 heard = events.next() => self.hear(heard)?,
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
+                    let is_saved = saved.is_ok();
                     self.tell(reports, &Answer(saved.map(|()| None)));
+                    if let Some(ranks) = self.grows_to.filter(|_| is_saved) {
+                        return Err(TrainError::Grows { ranks });
+                    }
                 }
+                () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => self.grow().await?,
                 () = stopped => return Err(TrainError::Stopped),
                 () = look => self.look().await?,
             }
         }
         Ok(())
+    }
+
+    fn may_grow(&self) -> bool {
+        self.plan.scaling.is_elastic() && self.grows_to.is_none() && self.group.ranks.len() < self.plan.ranks() as usize
+    }
+
+    /// Looks whether there is room for more ranks.
+    async fn grow(&mut self) -> Result<(), TrainError> {
+        self.next_growth = Instant::now() + GROWTH_LOOK;
+        self.grows_to = self.group.room_for(self.plan).await;
+        match self.grows_to {
+            // What has been done since the last checkpoint would be lost.
+            Some(ranks) if self.storage.is_none() => Err(TrainError::Grows { ranks }),
+            _ => Ok(()),
+        }
     }
 
     /// Asks those who are left to end, and then ends them. Nobody is left behind when this returns: the next attempt

@@ -110,6 +110,12 @@ pub enum TrainError {
     /// Checkpoints cannot be stored or read.
     #[error("the storage of checkpoints: {0}")]
     Storage(String),
+    /// The group is to start again with more ranks. It is never the end of a run.
+    #[error("there is room for {ranks} ranks; starting again with them")]
+    Grows {
+        /// How many there is room for.
+        ranks: u32,
+    },
     /// The run was stopped from outside.
     #[error("the run was stopped")]
     Stopped,

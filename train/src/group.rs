@@ -1,16 +1,18 @@
 //! The actors of one attempt: placed, described, checked, and let go.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use wingbeat::{Bundle, Error, PlacementGroup, PlacementStrategy, get_all, placement_group};
+use wingbeat::{Bundle, Error, PlacementGroup, PlacementStrategy, Session, get_all, placement_group};
+use wingbeat_core::resources::ResourceSet;
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
 use crate::process::{Greeting, Target};
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
-use crate::trainer::{Layout, Plan};
+use crate::scaling::Scaling;
+use crate::trainer::Plan;
 use crate::warm;
 
 /// How long a group may take to be placed. Longer means that the resources are not there.
@@ -18,6 +20,9 @@ const PLACE_LIMIT: Duration = Duration::from_secs(60);
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
 const WARM_TRIES: u32 = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(50);
+/// How long an elastic group waits for what is not free now.
+const ELASTIC_WAIT: Duration = Duration::from_secs(3);
+const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
 /// A bundle must reserve something.
 const LEAST_CPUS: f64 = 0.0001;
 
@@ -32,6 +37,8 @@ pub(crate) struct Member {
 /// A group that has been placed, in the order of its ranks.
 pub(crate) struct Group {
     pub ranks: Vec<Member>,
+    /// How many units of [`crate::scaling::Scaling`] it is.
+    units: u32,
     /// What they run in, all reserved at once or none.
     reserved: PlacementGroup,
 }
@@ -40,21 +47,20 @@ impl Group {
     /// Places all ranks, or none, and sees to it that every node can run what is to be run.
     pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
         let missing = |why: String| TrainError::NotEnoughResources { workers: plan.ranks(), each: plan.each(), why };
-        let (bundles, strategy) = match plan.layout {
-            Layout::Ranks(count) => (vec![bundle(plan, 1); count as usize], PlacementStrategy::Pack),
-            Layout::Nodes { nodes, each } => {
-                (vec![bundle(plan, each); nodes as usize], PlacementStrategy::StrictSpread)
-            }
+        let units = units(plan).await?;
+        let (bundles, strategy) = match plan.scaling.per_node {
+            None => (vec![bundle(plan, 1); units as usize], PlacementStrategy::Pack),
+            Some(each) => (vec![bundle(plan, each); units as usize], PlacementStrategy::StrictSpread),
         };
         let reserved = match placement_group(bundles).strategy(strategy).await {
             Ok(reserved) => reserved,
             Err(error @ Error::Infeasible { .. }) => return Err(missing(error.to_string())),
             Err(error) => return Err(error.into()),
         };
-        let started = Self::start(plan, &reserved).await;
+        let started = Self::start(plan, units, &reserved).await;
         let ready = match started {
             Ok(ranks) => {
-                let mut group = Group { ranks, reserved: reserved.clone() };
+                let mut group = Group { ranks, units, reserved: reserved.clone() };
                 group.prepare(plan).await.map(|()| group)
             }
             Err(Unplaced::TooLong(why)) => Err(missing(why)),
@@ -67,17 +73,14 @@ impl Group {
     }
 
     /// Waits for the bundles, and starts the actors in them.
-    async fn start(plan: &Plan, reserved: &PlacementGroup) -> Result<Vec<Member>, Unplaced> {
+    async fn start(plan: &Plan, units: u32, reserved: &PlacementGroup) -> Result<Vec<Member>, Unplaced> {
         match reserved.ready().get_timeout(PLACE_LIMIT).await {
             Ok(_) => {}
             Err(Error::TimedOut { .. }) => return Err(Unplaced::TooLong(why_not_placed(reserved).await)),
             Err(error) => return Err(error.into()),
         }
-        let bundle_of = |index: u32| match plan.layout {
-            Layout::Ranks(_) => index,
-            Layout::Nodes { each, .. } => index / each.max(1),
-        };
-        let handles: Vec<RankHandle> = (0..plan.ranks())
+        let bundle_of = |index: u32| index / plan.scaling.per_node.unwrap_or(1).max(1);
+        let handles: Vec<RankHandle> = (0..plan.scaling.ranks_of(units))
             .map(|index| {
                 let mut options = Rank::options().num_cpus(plan.cpus_per_worker).in_bundle(reserved, bundle_of(index));
                 if plan.gpus_per_worker > 0.0 {
@@ -166,6 +169,22 @@ impl Group {
         let _ = self.reserved.remove().await;
     }
 
+    /// How many ranks it could have instead, if that is more.
+    pub(crate) async fn room_for(&self, plan: &Plan) -> Option<u32> {
+        let more =
+            Scaling { most: plan.scaling.most.checked_sub(self.units).filter(|more| *more > 0)?, ..plan.scaling };
+        // What it holds is not free, and whatever else is, is room for more; but nodes of its own count once.
+        let own: BTreeSet<u64> = match plan.scaling.per_node {
+            Some(_) => self.ranks.iter().map(|rank| rank.at.node).collect(),
+            None => BTreeSet::new(),
+        };
+        let (free, _) = resources(&own).await.ok()?;
+        match more.fits(&free, &plan.resources()) {
+            0 => None,
+            more => Some(plan.scaling.ranks_of(self.units + more)),
+        }
+    }
+
     pub(crate) fn places(&self) -> Vec<Place> {
         self.ranks.iter().map(|rank| place_of(&rank.at)).collect()
     }
@@ -191,6 +210,32 @@ async fn start_warm(rank: &Member, socket: &str) -> Option<Result<String, String
         }
     }
     None
+}
+
+/// What is free on the nodes that take new work, but for these, and what they have in all.
+async fn resources(without: &BTreeSet<u64>) -> Result<(Vec<ResourceSet>, Vec<ResourceSet>), Error> {
+    let state = Session::current()?.cluster_state().await?;
+    let open = state.nodes.into_iter().filter(|node| node.draining.is_none() && !without.contains(&node.info.id.0));
+    Ok(open.map(|node| (node.available, node.info.resources)).unzip())
+}
+
+/// With how many units to begin. What the last attempt held is free again soon, and waited for; what was lost is not.
+async fn units(plan: &Plan) -> Result<u32, Error> {
+    let scaling = plan.scaling;
+    if !scaling.is_elastic() {
+        return Ok(scaling.most);
+    }
+    let begun = Instant::now();
+    loop {
+        let (free, total) = resources(&BTreeSet::new()).await?;
+        let now = scaling.fits(&free, &plan.resources());
+        match scaling.choose(&free, &total, &plan.resources()) {
+            Some(units) => return Ok(units),
+            // The group waits for its least, and says for what.
+            None if begun.elapsed() > ELASTIC_WAIT => return Ok(now.max(scaling.least)),
+            None => tokio::time::sleep(ELASTIC_PAUSE).await,
+        }
+    }
 }
 
 /// What `ranks` ranks need.
@@ -219,7 +264,7 @@ impl From<Error> for Unplaced {
 /// What a group that was not placed in time waits for.
 async fn why_not_placed(reserved: &PlacementGroup) -> String {
     let limit = PLACE_LIMIT.as_secs();
-    let explained = match wingbeat::Session::current() {
+    let explained = match Session::current() {
         Ok(session) => session.why(reserved.id()).await.ok(),
         Err(_) => None,
     };

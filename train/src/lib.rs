@@ -29,6 +29,7 @@ mod ports;
 mod process;
 mod rank;
 mod reports;
+mod scaling;
 mod shown;
 mod stopper;
 mod storage;

@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wingbeat_core::resources::{Amount, ResourceSet};
+
 use crate::attempt::Finished;
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::process::{Line, Target};
+use crate::scaling::Scaling;
 use crate::stopper::Stopper;
 use crate::storage::{Checkpoint, Keep, Storage};
 
@@ -39,20 +42,11 @@ type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
 type OnAttempt = Arc<dyn Fn(u32) + Send + Sync>;
 type OnReport = Arc<dyn Fn(&BTreeMap<String, f64>) + Send + Sync>;
 
-/// How ranks lie on nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// As many, on as few nodes as can be.
-    Ranks(u32),
-    /// As many nodes, with as many ranks on each.
-    Nodes { nodes: u32, each: u32 },
-}
-
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,
     pub args: Vec<String>,
-    pub layout: Layout,
+    pub scaling: Scaling,
     pub cpus_per_worker: f64,
     pub gpus_per_worker: f64,
     pub python: String,
@@ -76,11 +70,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The most ranks that there may be.
     pub(crate) fn ranks(&self) -> u32 {
-        match self.layout {
-            Layout::Ranks(ranks) => ranks,
-            Layout::Nodes { nodes, each } => nodes.saturating_mul(each),
-        }
+        self.scaling.ranks_of(self.scaling.most)
+    }
+
+    /// What a rank holds.
+    pub(crate) fn resources(&self) -> ResourceSet {
+        let amount = |value: f64| Amount::new(value).unwrap_or_default();
+        ResourceSet::new().with("CPU", amount(self.cpus_per_worker)).with("GPU", amount(self.gpus_per_worker))
     }
 
     pub(crate) fn each(&self) -> String {
@@ -147,7 +145,7 @@ impl TorchTrainer {
         let plan = Plan {
             target,
             args: Vec::new(),
-            layout: Layout::Ranks(1),
+            scaling: Scaling { least: 1, most: 1, per_node: None },
             cpus_per_worker: 1.0,
             gpus_per_worker: 0.0,
             python: String::new(),
@@ -212,13 +210,21 @@ impl TorchTrainer {
 
     /// Number of ranks; 1 if nothing is said.
     pub fn workers(mut self, workers: u32) -> Self {
-        self.plan.layout = Layout::Ranks(workers);
+        self.plan.scaling = Scaling { least: workers, most: workers, per_node: None };
+        self
+    }
+
+    /// The least number of ranks, or nodes: as many as fit are started, up to what [`TorchTrainer::workers`] or
+    /// [`TorchTrainer::nodes`] says. The group starts again with fewer when a node is lost, and with more when there is
+    /// room for them: at its next checkpoint, if it has a storage, and else at once.
+    pub fn elastic(mut self, least: u32) -> Self {
+        self.plan.scaling.least = least;
         self
     }
 
     /// Number of nodes, and of ranks on each of them, instead of [`TorchTrainer::workers`].
     pub fn nodes(mut self, nodes: u32, each: u32) -> Self {
-        self.plan.layout = Layout::Nodes { nodes, each };
+        self.plan.scaling = Scaling { least: nodes, most: nodes, per_node: Some(each) };
         self
     }
 
@@ -346,6 +352,10 @@ impl TorchTrainer {
         if self.plan.ranks() == 0 {
             return Err(TrainError::Invalid("a training run needs at least one worker".into()));
         }
+        let Scaling { least, most, .. } = self.plan.scaling;
+        if least == 0 || least > most {
+            return Err(TrainError::Invalid(format!("there are to be at least {least} and at most {most} workers")));
+        }
         self.plan.python = self.python.take().unwrap_or_else(default_python);
         if let Target::Script(script) = &mut self.plan.target {
             // Ranks run in the driver's working directory, or where it does not exist, in another.
@@ -363,13 +373,13 @@ impl TorchTrainer {
         let (mut failures, mut ports_lost) = (0, 0);
         loop {
             let error = match self.attempt(failures, &run_id, storage.as_ref()).await {
-                Ok(Finished { metrics, returned }) => {
+                Ok(Finished { ranks, metrics, returned }) => {
                     let checkpoints = match &storage {
                         Some(storage) => storage.checkpoints().await.map_err(TrainError::Storage)?,
                         None => Vec::new(),
                     };
                     return Ok(TrainResult {
-                        ranks: self.plan.ranks(),
+                        ranks,
                         attempts: failures + 1,
                         seconds: begun.elapsed().as_secs_f64(),
                         metrics,
@@ -386,6 +396,7 @@ impl TorchTrainer {
                     ports_lost += 1;
                     (self.plan.on_notice)(&format!("{error}; trying another port"));
                 }
+                TrainError::Grows { .. } => (self.plan.on_notice)(&error.to_string()),
                 error if error.may_pass() && failures < self.plan.max_failures => {
                     failures += 1;
                     let of = self.plan.max_failures + 1;

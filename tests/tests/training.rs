@@ -1,0 +1,85 @@
+//! Training runs of a cluster whose nodes come and go, with scripts that need no torch.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use wingbeat_tests::TestCluster;
+
+/// `wingbeat train` of a script, with its output.
+struct Run {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Run {
+    fn start(cluster: &TestCluster, options: &[&str], script: &str) -> Run {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("script.py");
+        std::fs::write(&file, script).unwrap();
+        let mut command: Command = cluster.command().unwrap();
+        command.args(["train", "--address", cluster.address(), "--unprefixed", "--cold"]).args(options).arg(file);
+        command.env("WINGBEAT_PYTHON", std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into()));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Run { child, lines, _dir: dir }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
+    }
+
+    /// What is left of its output, once it has succeeded.
+    fn end(mut self) -> Vec<String> {
+        let left = self.lines.by_ref().map(Result::unwrap).collect();
+        assert!(self.child.wait().unwrap().success());
+        left
+    }
+}
+
+/// Says how many ranks there are, and ends if there are as many as argv says; else waits to be stopped.
+fn waits_unless(ranks: u32) -> String {
+    format!(
+        "import os, signal\nworld = os.environ['WORLD_SIZE']\nprint('of', world, flush=True)\nif world != '{ranks}':\n    signal.pause()\n"
+    )
+}
+
+#[test]
+fn a_group_goes_on_with_fewer_ranks_when_a_node_is_lost() {
+    let mut cluster = TestCluster::start(2, 1).unwrap();
+    let mut run = Run::start(&cluster, &["--workers", "1:2", "--max-failures", "1"], &waits_unless(1));
+    assert_eq!((run.line(), run.line()), ("of 2".into(), "of 2".into()));
+    cluster.kill_node(1).unwrap();
+    assert_eq!(run.end(), ["of 1"]);
+}
+
+#[test]
+fn a_group_grows_when_there_is_room() {
+    let mut cluster = TestCluster::start(1, 1).unwrap();
+    let mut run = Run::start(&cluster, &["--workers", "1:2"], &waits_unless(2));
+    assert_eq!(run.line(), "of 1");
+    cluster.add_node(&["--num-cpus", "1"]).unwrap();
+    assert_eq!(run.end(), ["of 2", "of 2"]);
+}
+
+#[test]
+fn nodes_are_units_too_and_have_ranks_of_their_own() {
+    let cluster = TestCluster::start(2, 2).unwrap();
+    let script =
+        "import os\nprint(*[os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'GROUP_RANK', 'LOCAL_WORLD_SIZE')])\n";
+    let mut lines = Run::start(&cluster, &["--nodes", "1:3", "--workers", "2"], script).end();
+    lines.sort();
+    assert_eq!(lines, ["0 0 0 2", "1 1 0 2", "2 0 1 2", "3 1 1 2"]);
+}
+
+#[test]
+fn a_lost_rank_s_group_starts_again_elsewhere() {
+    let mut cluster = TestCluster::start(2, 1).unwrap();
+    let script = "import os, signal\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    signal.pause()\n";
+    let mut run = Run::start(&cluster, &["--workers", "2", "--max-failures", "1"], script);
+    assert_eq!((run.line(), run.line()), ("attempt 0".into(), "attempt 0".into()));
+    cluster.add_node(&["--num-cpus", "1"]).unwrap();
+    cluster.kill_node(0).unwrap();
+    assert_eq!(run.end(), ["attempt 1", "attempt 1"]);
+}
