@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs inside the driver's namespace when the test starts itself again there.
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
@@ -38,11 +39,13 @@ struct Hosts {
 
 impl Hosts {
     fn new(count: usize) -> Option<Hosts> {
-        let id = std::process::id();
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        // Tests of one program run beside each other. Names of interfaces have 15 letters.
+        let id = std::process::id() % 100_000 * 10 + MADE.fetch_add(1, Ordering::Relaxed);
         let hosts = Hosts {
             names: (0..count).map(|i| format!("wb{id}-{i}")).collect(),
-            bridge: format!("wb{}", id % 100_000),
-            subnet: (id % 200) as u8,
+            bridge: format!("wb{id}"),
+            subnet: (id % 250) as u8,
         };
         let bridge = &hosts.bridge;
         if !ip(&format!("link add {bridge} type bridge")) || !ip(&format!("link set {bridge} up")) {
@@ -72,6 +75,26 @@ impl Hosts {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]).arg(program);
         command
+    }
+}
+
+const TOKEN: &str = "a token for several hosts";
+
+impl Hosts {
+    /// A head on the first, where there is no node, and a node of one CPU on each other: the head's address.
+    fn cluster(&self) -> (String, Vec<Ended>) {
+        let wingbeat = wingbeat_tests::binary().unwrap();
+        let head = self.address(0);
+        let mut command = self.on(0, &wingbeat);
+        command.args(["head", "--host", &head, "--port", "6420"]).env("WINGBEAT_TOKEN", TOKEN);
+        let mut daemons = vec![start(&mut command, "listening").0];
+        let address = format!("{head}:6420");
+        for host in 1..self.names.len() {
+            let mut command = self.on(host, &wingbeat);
+            command.args(["worker", "--head", &address, "--num-cpus", "1", "--object-store-memory", "128MiB"]);
+            daemons.push(start(command.env("WINGBEAT_TOKEN", TOKEN), "joined").0);
+        }
+        (address, daemons)
     }
 }
 
@@ -111,24 +134,12 @@ fn work_and_objects_cross_machines_that_share_nothing() {
         eprintln!("skipped: needs root and `ip` for network namespaces");
         return;
     };
-    let wingbeat = wingbeat_tests::binary().unwrap();
-    let token = "a token for three hosts";
-    let head = hosts.address(0);
-    let mut command = hosts.on(0, &wingbeat);
-    let (_head, _) =
-        start(command.args(["head", "--host", &head, "--port", "6420"]).env("WINGBEAT_TOKEN", token), "listening");
-    let address = format!("{head}:6420");
-    let mut nodes = Vec::new();
-    for host in 1..3 {
-        let mut command = hosts.on(host, &wingbeat);
-        command.args(["worker", "--head", &address, "--num-cpus", "1", "--object-store-memory", "128MiB"]);
-        nodes.push(start(command.env("WINGBEAT_TOKEN", token), "joined"));
-    }
+    let (address, _daemons) = hosts.cluster();
     // The driver is this test, on the head's machine, where there is no node.
     let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
     driver.args(["--exact", "work_and_objects_cross_machines_that_share_nothing", "--nocapture"]);
     let output =
-        driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", token).env("WINGBEAT_ADDRESS", &address).output().unwrap();
+        driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_ADDRESS", &address).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }
@@ -151,4 +162,36 @@ fn inside() {
     assert_eq!(object.view_blocking().unwrap().len(), 3_000_000);
     assert_eq!(sum::remote(vec![1u8; 2_000_000]).get_blocking().unwrap(), 2_000_000);
     wingbeat::shutdown_blocking();
+}
+
+#[test]
+fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
+    let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
+    let Some(hosts) = Hosts::new(3).filter(|_| python.exists()) else {
+        eprintln!("skipped: needs root and `ip` for network namespaces, and the .venv that `cargo xtask test` makes");
+        return;
+    };
+    // Each has another interface that leads nowhere, as a bridge of containers.
+    for name in &hosts.names {
+        assert!(ip(&format!("-n {name} link add docker0 type bridge")));
+        assert!(ip(&format!("-n {name} addr add 172.17.0.1/16 dev docker0")));
+        assert!(ip(&format!("-n {name} link set docker0 up")));
+    }
+    let (address, _daemons) = hosts.cluster();
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script.py");
+    let text = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nones = torch.ones(1 << 20)\ndist.all_reduce(ones)\nassert ones[0] == 2\nprint(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'], os.environ['MASTER_ADDR'])\n";
+    std::fs::write(&script, text).unwrap();
+    let mut train = hosts.on(0, &wingbeat_tests::binary().unwrap());
+    train.args(["train", "--nodes", "2", "--unprefixed", "--address", &address]).arg(&script);
+    let output = train.env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_PYTHON", &python).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    let masters = [hosts.address(1), hosts.address(2)];
+    let of = |host: usize| {
+        let interface = format!("i{}", &hosts.names[host][2..]);
+        masters.clone().map(|master| format!("{interface} ={interface} {master}"))
+    };
+    assert!(of(1).contains(&lines[0]) && of(2).contains(&lines[1]), "{lines:?}");
 }

@@ -1,7 +1,7 @@
 //! Training runs of a cluster whose nodes come and go, with scripts that need no torch.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 use wingbeat_tests::TestCluster;
@@ -21,7 +21,7 @@ impl Run {
         let mut command: Command = cluster.command().unwrap();
         command.args(["train", "--address", cluster.address(), "--unprefixed", "--cold"]).args(options).arg(file);
         command.env("WINGBEAT_PYTHON", std::env::var("WINGBEAT_PYTHON").unwrap_or_else(|_| "python3".into()));
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Run { child, lines, _dir: dir }
     }
@@ -31,10 +31,17 @@ impl Run {
     }
 
     /// What is left of its output, once it has succeeded.
-    fn end(mut self) -> Vec<String> {
+    fn end(self) -> Vec<String> {
+        self.end_with_notices().0
+    }
+
+    /// And what it said about itself.
+    fn end_with_notices(mut self) -> (Vec<String>, String) {
         let left = self.lines.by_ref().map(Result::unwrap).collect();
-        assert!(self.child.wait().unwrap().success());
-        left
+        let mut told = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{told}");
+        (left, told)
     }
 }
 
@@ -51,7 +58,9 @@ fn a_group_goes_on_with_fewer_ranks_when_a_node_is_lost() {
     let mut run = Run::start(&cluster, &["--workers", "1:2", "--max-failures", "1"], &waits_unless(1));
     assert_eq!((run.line(), run.line()), ("of 2".into(), "of 2".into()));
     cluster.kill_node(1).unwrap();
-    assert_eq!(run.end(), ["of 1"]);
+    let (left, told) = run.end_with_notices();
+    assert_eq!(left, ["of 1"]);
+    assert!(told.contains("was lost with its node"), "{told}");
 }
 
 #[test]

@@ -52,6 +52,8 @@ struct Attempt<'a> {
     /// How many have not ended.
     left: usize,
     failures: Vec<(usize, Outcome)>,
+    /// Ranks whose actors are gone.
+    lost: Vec<(usize, Error)>,
     /// What functions raised.
     raised: BTreeMap<usize, Vec<u8>>,
     reports: Reports,
@@ -86,7 +88,8 @@ impl Group {
             }
             None => (None, Vec::new()),
         };
-        let mut events = self.launch(plan, attempt, run_id, port, &checkpoints);
+        let interfaces = self.interfaces().await?;
+        let mut events = self.launch(plan, attempt, run_id, port, &checkpoints, &interfaces);
         let mut attempt = Attempt {
             plan,
             group: self,
@@ -94,6 +97,7 @@ impl Group {
             saves: FuturesUnordered::new(),
             left: self.ranks.len(),
             failures: Vec::new(),
+            lost: Vec::new(),
             raised: BTreeMap::new(),
             reports: Reports::of(self.ranks.len()),
             finished: Finished { ranks: self.ranks.len() as u32, ..Finished::default() },
@@ -104,7 +108,7 @@ impl Group {
             was_hanging: false,
         };
         let told = attempt.until_failure(&mut events).await;
-        if told.is_ok() && attempt.failures.is_empty() {
+        if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
             return Ok(attempt.finished);
         }
         let grace = match &told {
@@ -121,6 +125,19 @@ impl Group {
             (Some(port), _) => Ok(port),
             (None, Some(first)) => Ok(first.handle.free_port().get().await?),
             (None, None) => Ok(0),
+        }
+    }
+
+    /// The interface over which each rank reaches the others, if they are on several machines.
+    async fn interfaces(&self) -> Result<Vec<Option<String>>, TrainError> {
+        let Some(first) = self.ranks.first() else { return Ok(Vec::new()) };
+        let several = self.ranks.iter().any(|rank| rank.at.ip != first.at.ip);
+        match first.at.ip.as_ref().and_then(|ip| ip.parse::<std::net::IpAddr>().ok()).filter(|_| several) {
+            Some(ip) => {
+                let asked: Vec<_> = self.ranks.iter().map(|rank| rank.handle.interface_to(ip)).collect();
+                Ok(get_all(&asked).await?)
+            }
+            None => Ok(Vec::new()),
         }
     }
 
@@ -141,6 +158,7 @@ impl Group {
         run_id: &str,
         port: u16,
         checkpoints: &[String],
+        interfaces: &[Option<String>],
     ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
         let mut events = SelectAll::new();
         let Some(first) = self.ranks.first() else { return events };
@@ -162,6 +180,9 @@ impl Group {
         };
         let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
         for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
+            if let Some(Some(interface)) = interfaces.get(index) {
+                env.use_interface(interface);
+            }
             if let Some(checkpoint) = checkpoints.get(index) {
                 env.set.insert("WINGBEAT_CHECKPOINT".into(), checkpoint.clone());
             }
@@ -184,7 +205,7 @@ impl Attempt<'_> {
         &mut self,
         events: &mut Events<S>,
     ) -> Result<(), TrainError> {
-        while self.left > 0 && self.failures.is_empty() {
+        while self.left > 0 && self.failures.is_empty() && self.lost.is_empty() {
             let stopped = self.plan.stopper.stopped();
             let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
             tokio::select! {
@@ -268,8 +289,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 self.left -= 1;
-                let node = self.group.hostname(rank);
-                return Err(TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) });
+                self.lost.push((rank, error));
             }
         }
         Ok(())
@@ -350,8 +370,18 @@ impl Attempt<'_> {
         }
     }
 
+    /// A rank that was lost is why others then fail; but not one that was ended because its group has no place any more.
     /// What ended because it was asked to is no cause. Nodes' clocks differ by less than ranks usually do.
     fn first_failure(&mut self, port: u16) -> TrainError {
+        let ended_with_group = |error: &Error| match error {
+            Error::ActorDied { cause, .. } => matches!(**cause, Error::PlacementGroupGone { .. }),
+            _ => false,
+        };
+        self.lost.sort_by_key(|(_, error)| ended_with_group(error));
+        if let Some((rank, error)) = self.lost.drain(..).next() {
+            let node = self.group.hostname(rank);
+            return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
+        }
         let failures = std::mem::take(&mut self.failures);
         let first = failures.into_iter().min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us));
         let Some((rank, outcome)) = first else { return TrainError::Stopped };

@@ -26,6 +26,12 @@ impl Environment {
         command.envs(&self.set);
     }
 
+    /// Has NCCL and gloo speak over this interface, unless the user has chosen one. NCCL takes a bare name for a prefix.
+    pub(crate) fn use_interface(&mut self, name: &str) {
+        self.unless_set.insert("NCCL_SOCKET_IFNAME".into(), format!("={name}"));
+        self.unless_set.insert("GLOO_SOCKET_IFNAME".into(), name.to_owned());
+    }
+
     /// All of it, with that of this process. A variable that is not UTF-8 cannot be sent, and is left out.
     pub(crate) fn complete(&self) -> BTreeMap<String, String> {
         let own =

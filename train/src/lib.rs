@@ -3,7 +3,8 @@
 //! - [`TorchTrainer`]: what to run, on how many ranks; `fit()` runs it.
 //! - `group`: the ranks' actors: placed, checked, and let go.
 //! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts.
-//! - `environment`: the environment of every rank, as torchrun defines it; `ports`: where they meet.
+//! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
+//!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
 //! - `storage`: checkpoints.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
@@ -24,6 +25,7 @@ mod environment;
 mod error;
 mod group;
 mod hang;
+mod interface;
 mod package;
 mod ports;
 mod process;

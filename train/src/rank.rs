@@ -1,5 +1,6 @@
 //! The actor of one rank.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -9,6 +10,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
+use crate::interface;
 use crate::ports;
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Target};
 use crate::storage::{self, Checkpoint, Storage};
@@ -103,6 +105,11 @@ impl Rank {
     /// A port that is free now. A port lost to somebody else before it is used fails the attempt.
     pub(crate) fn free_port(&self) -> Result<u16, String> {
         ports::free().map_err(|error| error.to_string())
+    }
+
+    /// The network interface that leads to rank 0's node.
+    pub(crate) fn interface_to(&self, peer: IpAddr) -> Option<String> {
+        interface::to(peer)
     }
 
     /// Runs the script to its end. Dropping the stream ends it.
