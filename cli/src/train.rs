@@ -81,6 +81,9 @@ pub(crate) struct TrainArgs {
     /// SCRIPT is a file with a pickled function, as `wingbeat.torch` writes it.
     #[arg(long, hide = true)]
     function: bool,
+    /// A dataset NAME=FOLDER, with an Arrow file 0.arrow, 1.arrow, … for each rank.
+    #[arg(long, hide = true, value_parser = sizes::pair)]
+    dataset: Vec<(String, String)>,
     /// A folder for what functions return, and for why a run failed.
     #[arg(long, hide = true)]
     results: Option<PathBuf>,
@@ -143,6 +146,14 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         trainer = trainer.env(name, value);
     }
     let session = init.name("wingbeat train").await?;
+    for (name, folder) in &args.dataset {
+        let of_rank = |rank| {
+            let path = Path::new(folder).join(format!("{rank}.arrow"));
+            let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+            Ok(wingbeat::put(&bytes)?)
+        };
+        trainer = trainer.dataset(name, (0..args.workers.1).map(of_rank).collect::<Result<Vec<_>>>()?);
+    }
     match run(trainer, &session).await {
         End::Done(result) => {
             if let Some(dir) = &args.results {

@@ -173,6 +173,20 @@ def test_more_ranks_than_can_ever_fit_are_refused():
         distributor(64).run(print)
 
 
+def test_each_rank_has_its_own_rows():
+    import pandas
+
+    def main():
+        from wingbeat import train
+
+        shard = train.get_dataset_shard()
+        return shard.column("x").to_pylist(), shard.schema.names
+
+    table = pandas.DataFrame({"x": range(5), "y": list("abcde")})
+    parts = distributor().run_on_dataframe(main, table, return_all=True)
+    assert [part for part, _ in parts] == [[0, 1], [2, 3, 4]] and parts[0][1][:2] == ["x", "y"]
+
+
 def test_deepspeed_gets_its_configuration(tmp_path, write):
     script = write(
         "ds.py",

@@ -103,7 +103,29 @@ class TorchDistributor:
             # A script's errors are described there, too.
             self._train(["--results", folder, path], map(str, args), folder)
 
-    def _run_function(self, function, args, kwargs, return_all, options):
+    def run_on_dataframe(self, train_function, dataframe, *args, return_all=False, **kwargs):
+        """As run, with a table of which each rank has its own rows: `wingbeat.train.get_dataset_shard()` gives them.
+
+        dataframe: a pandas DataFrame, or whatever pyarrow makes a table of. Rank i has the i-th of num_processes parts
+        that differ by one row at most.
+        """
+        import pyarrow
+
+        if isinstance(dataframe, pyarrow.Table):
+            table = dataframe
+        elif hasattr(dataframe, "__arrow_c_stream__"):
+            table = pyarrow.table(dataframe)
+        else:
+            table = pyarrow.Table.from_pandas(dataframe)
+        with tempfile.TemporaryDirectory(prefix="wingbeat-table-") as folder:
+            ends = [table.num_rows * rank // self.num_processes for rank in range(self.num_processes + 1)]
+            for rank, (begin, end) in enumerate(zip(ends, ends[1:])):
+                with pyarrow.ipc.new_file(os.path.join(folder, f"{rank}.arrow"), table.schema) as file:
+                    file.write_table(table.slice(begin, end - begin))
+            datasets = ["--dataset", f"train={folder}"]
+            return self._run_function(train_function, args, kwargs, return_all, (), datasets)
+
+    def _run_function(self, function, args, kwargs, return_all, options, datasets=()):
         import cloudpickle
 
         about = {"sys_path": sys.path, "returns": "all" if return_all else "first"}
@@ -115,7 +137,7 @@ class TorchDistributor:
                     cloudpickle.dump((function, args, kwargs), out)
                 except Exception as error:
                     raise TypeError(_who_cannot_be_sent(function, args, kwargs, error)) from error
-            self._train(["--function", "--results", folder, file], options, folder)
+            self._train(["--function", "--results", folder, *datasets, file], options, folder)
             ranks = range(self.num_processes) if return_all else [0]
             values = [_load(os.path.join(folder, f"returned-{rank}.pickle")) for rank in ranks]
         return values if return_all else values[0]

@@ -11,7 +11,7 @@ use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::hang;
-use crate::process::{Answer, Event, Launch, Outcome, Report};
+use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
 use crate::rank::RankHandle;
 use crate::reports::{Reports, Step};
 use crate::shown;
@@ -193,7 +193,10 @@ impl Group {
                 env,
                 warm: rank.warm.clone(),
             };
-            events.push(rank.handle.run(launch).map(move |event| (index, event)));
+            let shards = plan.datasets.iter().filter_map(|(dataset, shards)| {
+                Some(Shard { dataset: dataset.clone(), bytes: shards.get(index)?.clone() })
+            });
+            events.push(rank.handle.run(launch, shards.collect::<Vec<_>>()).map(move |event| (index, event)));
         }
         events
     }

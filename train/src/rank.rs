@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::environment::Environment;
 use crate::interface;
 use crate::ports;
-use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Target};
+use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
 use crate::storage::{self, Checkpoint, Storage};
 use crate::warm::Kind;
 
@@ -113,8 +113,8 @@ impl Rank {
     }
 
     /// Runs the script to its end. Dropping the stream ends it.
-    pub(crate) fn run(&self, launch: Launch) -> impl Stream<Item = Event> {
-        process::start(launch, &self.running, &self.answers)
+    pub(crate) fn run(&self, launch: Launch, shards: Vec<Shard>) -> impl Stream<Item = Event> {
+        process::start(launch, shards, &self.running, &self.answers)
     }
 
     /// Answers what the script has reported.

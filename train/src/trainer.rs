@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wingbeat::ObjectRef;
 use wingbeat_core::resources::{Amount, ResourceSet};
 
 use crate::attempt::Finished;
@@ -60,6 +61,7 @@ pub(crate) struct Plan {
     pub hang_timeout: Duration,
     pub restart_on_hang: bool,
     pub backend: Backend,
+    pub datasets: BTreeMap<String, Vec<ObjectRef<Vec<u8>>>>,
     pub storage: Option<String>,
     pub keep: Keep,
     pub stopper: Stopper,
@@ -159,6 +161,7 @@ impl TorchTrainer {
             hang_timeout: Duration::from_secs(600),
             restart_on_hang: false,
             backend: Backend::Auto,
+            datasets: BTreeMap::new(),
             storage: None,
             keep: Keep::default(),
             stopper: Stopper::new(),
@@ -302,6 +305,13 @@ impl TorchTrainer {
         self
     }
 
+    /// A dataset, with a part for each rank: an Arrow IPC file each, as `wingbeat.train.get_dataset_shard` reads it. Refs
+    /// to large values are best made once, with `put`.
+    pub fn dataset(mut self, name: &str, shards: Vec<ObjectRef<Vec<u8>>>) -> Self {
+        self.plan.datasets.insert(name.to_owned(), shards);
+        self
+    }
+
     /// Where checkpoints are stored: a folder that all nodes share, or a URL of S3 (`s3://bucket/path`), GCS (`gs:`) or
     /// Azure (`az:`), with their usual settings in the environment. The next run there goes on from the newest one.
     pub fn storage(mut self, url: &str) -> Self {
@@ -355,6 +365,13 @@ impl TorchTrainer {
         let Scaling { least, most, .. } = self.plan.scaling;
         if least == 0 || least > most {
             return Err(TrainError::Invalid(format!("there are to be at least {least} and at most {most} workers")));
+        }
+        for (name, shards) in &self.plan.datasets {
+            if shards.len() != self.plan.ranks() as usize || least < most {
+                let (parts, ranks) = (shards.len(), self.plan.ranks());
+                let why = format!("the dataset {name} has {parts} parts, for {ranks} ranks whose number must not vary");
+                return Err(TrainError::Invalid(why));
+            }
         }
         self.plan.python = self.python.take().unwrap_or_else(default_python);
         if let Target::Script(script) = &mut self.plan.target {

@@ -26,6 +26,7 @@ use futures::Stream;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use wingbeat::ObjectRef;
 
 pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
@@ -64,6 +65,13 @@ pub(crate) enum Target {
     Program(String),
     /// A pickled Python function and its arguments.
     Function(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+/// A rank's part of a dataset: bytes that its script sees as a file in memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Shard {
+    pub dataset: String,
+    pub bytes: ObjectRef<Vec<u8>>,
 }
 
 /// A line that a rank printed.
@@ -239,12 +247,17 @@ impl Drop for KillOnDrop {
 }
 
 /// Starts a process; [`Event::Ended`] is the last of its events.
-pub(crate) fn start(launch: Launch, running: &Running, answers: &Answers) -> impl Stream<Item = Event> + Send + use<> {
+pub(crate) fn start(
+    launch: Launch,
+    shards: Vec<Shard>,
+    running: &Running,
+    answers: &Answers,
+) -> impl Stream<Item = Event> + Send + use<> {
     let (events, receiver) = mpsc::channel(EVENTS);
     let guard = KillOnDrop(running.clone());
     let (running, answers) = (running.clone(), answers.clone());
     let started = std::thread::Builder::new().name("rank".into()).spawn(move || {
-        let outcome = supervise(&launch, &running, &answers, &events).unwrap_or_else(|error| Outcome {
+        let outcome = supervise(&launch, &shards, &running, &answers, &events).unwrap_or_else(|error| Outcome {
             stderr: vec![format!("cannot run {}: {error}", launch.python)],
             ..Outcome::default()
         });
@@ -272,6 +285,7 @@ struct Exit {
 
 fn supervise(
     launch: &Launch,
+    shards: &[Shard],
     running: &Running,
     answers: &Answers,
     events: &mpsc::Sender<Event>,
@@ -284,6 +298,7 @@ fn supervise(
         Target::Function(pickled) => Some(Scratch::with("function", pickled)?),
         _ => None,
     };
+    let shards = shards.iter().map(|shard| shard.open(&mut env)).collect::<std::io::Result<Vec<Scratch>>>()?;
     let command = command_line(launch, function.as_ref())?;
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
@@ -299,6 +314,7 @@ fn supervise(
             None => spawned::run(launch, &command, &env, running, stacks, events),
         }
     })?;
+    drop(shards);
     Ok(Outcome {
         code: exit.code,
         signal: exit.signal,
@@ -307,6 +323,16 @@ fn supervise(
         was_stopped: exit.was_stopped,
         ended_us: exit.ended_us,
     })
+}
+
+impl Shard {
+    /// Puts it where the script finds it.
+    fn open(&self, env: &mut Environment) -> std::io::Result<Scratch> {
+        let bytes = self.bytes.view_blocking().map_err(std::io::Error::other)?;
+        let scratch = Scratch::with("shard", &bytes)?;
+        env.set.insert(format!("WINGBEAT_SHARD_{}", self.dataset), scratch.path());
+        Ok(scratch)
+    }
 }
 
 /// What Python is to run, as it takes it; of a program, what it is to be called with.
