@@ -3,6 +3,7 @@
 mod cluster;
 mod daemons;
 mod devices;
+mod progress;
 mod rank_logs;
 mod sizes;
 mod torchrun;

@@ -167,7 +167,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         .max_failures(args.max_restarts)
         .role(&args.role)
         .run_id(&run_id)
-        .on_attempt(move |attempt| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(attempt))
+        .on_attempt(move |attempt, _| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(attempt))
         .on_output(move |rank, line| of_lines.lock().unwrap_or_else(PoisonError::into_inner).line(rank, line));
     if let Some(port) = port {
         trainer = trainer.master_port(port);

@@ -11,7 +11,8 @@ use wingbeat::Session;
 use wingbeat_train::{Backend, Best, Keep, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
-use crate::{daemons, rank_logs, sizes};
+use crate::progress::Progress;
+use crate::{daemons, sizes};
 
 /// The exit code of a run that was stopped: what a shell calls SIGTERM.
 const STOPPED: u8 = 128 + 15;
@@ -133,9 +134,17 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     if let Some((least, most)) = args.nodes {
         trainer = trainer.nodes(most, args.workers.1).elastic(least);
     }
-    if args.unprefixed {
-        trainer = trainer.on_output(|_, line| rank_logs::show(line.is_stderr, &line.text));
-    }
+    let progress = Progress::new();
+    let (lines, notices, reports, attempts) = (progress.clone(), progress.clone(), progress.clone(), progress.clone());
+    let unprefixed = args.unprefixed;
+    trainer = trainer
+        .on_output(move |rank, line| match unprefixed {
+            true => lines.line(line.is_stderr, &line.text),
+            false => lines.line(line.is_stderr, &format!("[rank {rank}] {}", line.text)),
+        })
+        .on_notice(move |text| notices.notice(text))
+        .on_report(move |metrics| reports.report(metrics))
+        .on_attempt(move |attempt, places| attempts.attempt(attempt, places));
     if args.cold {
         trainer = trainer.cold();
     }
@@ -154,7 +163,9 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         };
         trainer = trainer.dataset(name, (0..args.workers.1).map(of_rank).collect::<Result<Vec<_>>>()?);
     }
-    match run(trainer, &session).await {
+    let end = run(trainer, &session).await;
+    progress.end();
+    match end {
         End::Done(result) => {
             if let Some(dir) = &args.results {
                 for (rank, pickled) in &result.returned {

@@ -13,6 +13,7 @@ use crate::group::Group;
 use crate::hang;
 use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
 use crate::rank::RankHandle;
+use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
 use crate::storage::Storage;
@@ -47,6 +48,8 @@ struct Attempt<'a> {
     group: &'a Group,
     /// Where checkpoints go to, and the number of the next.
     storage: Option<(&'a Storage, u64)>,
+    recorder: Option<Recorder>,
+    number: u32,
     /// Checkpoints that are being written, and who waits for them.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// How many have not ended.
@@ -93,6 +96,8 @@ impl Group {
         let mut attempt = Attempt {
             plan,
             group: self,
+            recorder: storage.map(|(storage, _)| Recorder::new(storage)),
+            number: attempt,
             storage,
             saves: FuturesUnordered::new(),
             left: self.ranks.len(),
@@ -108,7 +113,9 @@ impl Group {
             was_hanging: false,
         };
         let told = attempt.until_failure(&mut events).await;
+        let recorded = attempt.record(true).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
+            recorded?;
             return Ok(attempt.finished);
         }
         let grace = match &told {
@@ -213,7 +220,10 @@ impl Attempt<'_> {
             let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
             tokio::select! {
                 biased;
-                heard = events.next() => self.hear(heard)?,
+                heard = events.next() => {
+                    self.hear(heard)?;
+                    self.record(false).await?;
+                }
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
                     let is_saved = saved.is_ok();
@@ -228,6 +238,14 @@ impl Attempt<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Writes the metrics that are there; unless `all`, once they are many.
+    async fn record(&mut self, all: bool) -> Result<(), TrainError> {
+        match &mut self.recorder {
+            Some(recorder) => recorder.flush(all).await.map_err(TrainError::Storage),
+            None => Ok(()),
+        }
     }
 
     fn may_grow(&self) -> bool {
@@ -306,6 +324,9 @@ impl Attempt<'_> {
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
                     (self.plan.on_report)(&first.metrics);
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.add(self.number, &first.metrics);
+                    }
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     return self.tell(reports, &Answer(Ok(None)));

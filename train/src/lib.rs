@@ -6,7 +6,7 @@
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
-//! - `storage`: checkpoints.
+//! - `storage`: checkpoints; `recorder`: metrics.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
 //!
 //! ```no_run
@@ -30,6 +30,7 @@ mod package;
 mod ports;
 mod process;
 mod rank;
+mod recorder;
 mod reports;
 mod scaling;
 mod shown;
@@ -42,4 +43,4 @@ pub use error::{PythonError, TrainError};
 pub use process::Line;
 pub use stopper::Stopper;
 pub use storage::{Best, Checkpoint, Keep};
-pub use trainer::{Backend, TorchTrainer, TrainResult};
+pub use trainer::{Backend, RankPlace, TorchTrainer, TrainResult};

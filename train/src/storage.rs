@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use futures::StreamExt;
 use object_store::buffered::BufWriter;
@@ -189,6 +190,27 @@ impl Storage {
             }
         }
         Ok(all.into_iter().filter(|checkpoint| !outdated.contains(&checkpoint.number)).collect())
+    }
+
+    /// Whether each [`Storage::append`] makes another object.
+    pub(crate) fn makes_objects(&self) -> bool {
+        self.url.scheme() != "file"
+    }
+
+    /// Adds to a file; where there is none to be added to, as another one beside it.
+    pub(crate) async fn append(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        if let Ok(root) = self.url.to_file_path() {
+            let file = root.join(name);
+            let opened = tokio::fs::OpenOptions::new().create(true).append(true).open(&file).await;
+            let failed = |error: std::io::Error| format!("{}: {error}", file.display());
+            let mut opened = opened.map_err(failed)?;
+            opened.write_all(bytes).await.map_err(failed)?;
+            return opened.flush().await.map_err(failed);
+        }
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let part = self.root.clone().join(format!("{name}.{}", since_epoch.as_millis()));
+        self.store.put(&part, bytes.to_vec().into()).await.map_err(|error| self.failed(&error))?;
+        Ok(())
     }
 
     /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy in `into`.

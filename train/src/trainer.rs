@@ -9,7 +9,7 @@ use wingbeat_core::resources::{Amount, ResourceSet};
 
 use crate::attempt::Finished;
 use crate::error::TrainError;
-use crate::group::Group;
+use crate::group::{Group, Member};
 use crate::process::{Line, Target};
 use crate::scaling::Scaling;
 use crate::stopper::Stopper;
@@ -40,7 +40,7 @@ pub enum Backend {
 
 type OnOutput = Arc<dyn Fn(u32, &Line) + Send + Sync>;
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
-type OnAttempt = Arc<dyn Fn(u32) + Send + Sync>;
+type OnAttempt = Arc<dyn Fn(u32, &[RankPlace]) + Send + Sync>;
 type OnReport = Arc<dyn Fn(&BTreeMap<String, f64>) + Send + Sync>;
 
 #[derive(Clone)]
@@ -142,6 +142,24 @@ pub struct TrainResult {
     pub returned: BTreeMap<u32, Vec<u8>>,
 }
 
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// Its node's name.
+    pub node: String,
+    /// Its devices, by number on that node.
+    pub gpus: Vec<u32>,
+    /// Whether it is forked from a process with torch imported.
+    pub is_warm: bool,
+}
+
+impl RankPlace {
+    fn of(member: &Member) -> RankPlace {
+        let (node, gpus) = (member.at.hostname.clone(), member.at.gpus.clone());
+        RankPlace { node, gpus, is_warm: member.warm.is_some() }
+    }
+}
+
 impl TorchTrainer {
     fn new(target: Target) -> Self {
         let plan = Plan {
@@ -167,7 +185,7 @@ impl TorchTrainer {
             stopper: Stopper::new(),
             on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
             on_report: Arc::new(|_| {}),
-            on_attempt: Arc::new(|_| {}),
+            on_attempt: Arc::new(|_, _| {}),
             on_output: Arc::new(|rank, line| {
                 // Training goes on when nobody reads any more, as under `| head`.
                 let _ = if line.is_stderr {
@@ -343,8 +361,8 @@ impl TorchTrainer {
         self
     }
 
-    /// What to do when an attempt begins, with its number from 0.
-    pub fn on_attempt(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
+    /// What to do when an attempt begins, with its number from 0, and where its ranks are.
+    pub fn on_attempt(mut self, tell: impl Fn(u32, &[RankPlace]) + Send + Sync + 'static) -> Self {
         self.plan.on_attempt = Arc::new(tell);
         self
     }
@@ -426,7 +444,8 @@ impl TorchTrainer {
 
     async fn attempt(&self, attempt: u32, run_id: &str, storage: Option<&Storage>) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
-        (self.plan.on_attempt)(attempt);
+        let places: Vec<RankPlace> = group.ranks.iter().map(RankPlace::of).collect();
+        (self.plan.on_attempt)(attempt, &places);
         let outcome = group.run(&self.plan, attempt, run_id, storage).await;
         group.release().await;
         outcome

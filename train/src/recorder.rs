@@ -1,0 +1,146 @@
+//! A run's metrics in its storage: lines of JSON for programs, and events for TensorBoard.
+//!
+//! TensorBoard's files are TFRecords (a length, its checksum, the bytes, their checksum) of `Event` messages
+//! (tensorflow/core/util/event.proto); the few fields that are needed are written here by hand.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use serde_json::{Map, Value};
+
+use crate::storage::{Result, Storage};
+
+const LINES: &str = "metrics.jsonl";
+/// What is kept back where each write makes another object.
+const BATCH: usize = 64 << 10;
+
+/// Writes the metrics of one attempt.
+pub(crate) struct Recorder {
+    storage: Storage,
+    events_file: String,
+    lines: Vec<u8>,
+    events: Vec<u8>,
+    count: u64,
+}
+
+impl Recorder {
+    pub(crate) fn new(storage: &Storage) -> Recorder {
+        let now = now();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let mut events = Vec::new();
+        record(&mut events, &[double(1, now), text(3, b"brain.Event:2")].concat());
+        Recorder {
+            storage: storage.clone(),
+            events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
+            lines: Vec::new(),
+            events,
+            count: 0,
+        }
+    }
+
+    /// Takes what rank 0 has reported. Its step is the metric `step`, or else how many reports were before it.
+    pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>) {
+        let step = metrics.get("step").map_or(self.count, |step| *step as u64);
+        self.count += 1;
+        let now = now();
+        let mut line = Map::new();
+        line.insert("time".into(), now.into());
+        line.insert("attempt".into(), attempt.into());
+        for (name, value) in metrics {
+            // JSON has no infinity.
+            let number = serde_json::Number::from_f64(*value);
+            line.insert(name.clone(), number.map_or_else(|| Value::String(value.to_string()), Value::Number));
+        }
+        self.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
+        self.lines.push(b'\n');
+        let values: Vec<u8> = metrics
+            .iter()
+            .filter(|(name, _)| *name != "step")
+            .flat_map(|(name, value)| bytes(1, &[text(1, name.as_bytes()), float(2, *value as f32)].concat()))
+            .collect();
+        record(&mut self.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
+    }
+
+    /// Writes what there is; unless `all`, only if it is enough.
+    pub(crate) async fn flush(&mut self, all: bool) -> Result<()> {
+        if self.lines.is_empty() || (!all && self.storage.makes_objects() && self.lines.len() < BATCH) {
+            return Ok(());
+        }
+        self.storage.append(LINES, &std::mem::take(&mut self.lines)).await?;
+        self.storage.append(&self.events_file, &std::mem::take(&mut self.events)).await
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn record(into: &mut Vec<u8>, data: &[u8]) {
+    let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let length = (data.len() as u64).to_le_bytes();
+    into.extend_from_slice(&length);
+    into.extend_from_slice(&masked(&length));
+    into.extend_from_slice(data);
+    into.extend_from_slice(&masked(data));
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+    out
+}
+
+fn double(field: u64, value: f64) -> Vec<u8> {
+    [varint(field << 3 | 1), value.to_le_bytes().to_vec()].concat()
+}
+
+fn float(field: u64, value: f32) -> Vec<u8> {
+    [varint(field << 3 | 5), value.to_le_bytes().to_vec()].concat()
+}
+
+fn number(field: u64, value: u64) -> Vec<u8> {
+    [varint(field << 3), varint(value)].concat()
+}
+
+fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
+    [varint(field << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
+}
+
+fn text(field: u64, value: &[u8]) -> Vec<u8> {
+    bytes(field, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_begin_as_every_file_of_tensorboard_s() {
+        let storage = Storage::open(&std::env::temp_dir().display().to_string()).unwrap();
+        let begin = Recorder::new(&storage).events;
+        // The length of the first event, 24 bytes, its masked checksum, and the tag of its time.
+        assert_eq!(begin[..13], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22, 0x09]);
+        assert_eq!(begin[21..36], *b"\x1a\x0dbrain.Event:2");
+        assert_eq!(begin.len(), 12 + 24 + 4);
+        assert_eq!(varint(300), [0xac, 0x02]);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_lines_of_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let mut recorder = Recorder::new(&storage);
+        recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]));
+        recorder.flush(false).await.unwrap();
+        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY)]));
+        recorder.flush(true).await.unwrap();
+        let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((lines[0]["loss"].as_f64(), lines[0]["step"].as_f64()), (Some(0.5), Some(7.0)));
+        assert_eq!((lines[1]["attempt"].as_u64(), lines[1]["loss"].as_str()), (Some(1), Some("inf")));
+    }
+}
