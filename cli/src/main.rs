@@ -3,6 +3,7 @@
 mod cluster;
 mod daemons;
 mod devices;
+mod doctor;
 mod progress;
 mod rank_logs;
 mod sizes;
@@ -39,6 +40,7 @@ enum Command {
     Quota(why::QuotaArgs),
     Stop(cluster::StopArgs),
     Devices(devices::DevicesArgs),
+    Doctor(doctor::DoctorArgs),
     Train(train::TrainArgs),
     Torchrun(torchrun::TorchrunArgs),
 }
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
             Command::Quota(args) => why::quota(args).await,
             Command::Stop(args) => cluster::stop(args).await,
             Command::Devices(args) => devices::devices(&args),
+            Command::Doctor(args) => return doctor::run(args).await,
             Command::Train(args) => return train::train(args).await,
             Command::Torchrun(args) => return torchrun::torchrun(args).await,
         }

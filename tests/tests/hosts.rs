@@ -195,3 +195,33 @@ fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
     };
     assert!(of(1).contains(&lines[0]) && of(2).contains(&lines[1]), "{lines:?}");
 }
+
+#[test]
+fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
+    let Some(hosts) = Hosts::new(3) else {
+        eprintln!("skipped: needs root and `ip` for network namespaces");
+        return;
+    };
+    let (address, _daemons) = hosts.cluster();
+    let command = |arguments: &[&str]| {
+        let mut command = hosts.on(0, &wingbeat_tests::binary().unwrap());
+        command.args(arguments).args(["--address", &address]).env("WINGBEAT_TOKEN", TOKEN);
+        command.env("WINGBEAT_PYTHON", "python3").output().unwrap()
+    };
+    let healthy = command(&["doctor"]);
+    let told = String::from_utf8_lossy(&healthy.stdout);
+    assert!(healthy.status.success() && told.contains(&hosts.address(2)), "{told}");
+    // The two workers lose their ways to each other, and keep those to the head.
+    for (host, other) in [(1, 2), (2, 1)] {
+        assert!(ip(&format!("-n {} route add unreachable {}/32", hosts.names[host], hosts.address(other))));
+    }
+    let sick = command(&["doctor"]);
+    let told = String::from_utf8_lossy(&sick.stdout).into_owned();
+    let expected =
+        format!("does not reach {} at {}", rustix::system::uname().nodename().to_string_lossy(), hosts.address(2));
+    assert!(!sick.status.success() && told.contains(&expected) && told.contains("open the ports"), "{told}");
+    let script = std::env::current_exe().unwrap();
+    let refused = command(&["train", "--nodes", "2", script.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("the run would not work") && told.contains(&expected), "{told}");
+}

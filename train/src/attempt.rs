@@ -1,6 +1,7 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -11,6 +12,7 @@ use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::hang;
+use crate::preflight::{self, Finding};
 use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
 use crate::rank::RankHandle;
 use crate::recorder::Recorder;
@@ -91,6 +93,7 @@ impl Group {
             }
             None => (None, Vec::new()),
         };
+        self.preflight(plan).await?;
         let interfaces = self.interfaces().await?;
         let mut events = self.launch(plan, attempt, run_id, port, &checkpoints, &interfaces);
         let mut attempt = Attempt {
@@ -135,11 +138,35 @@ impl Group {
         }
     }
 
+    /// Where rank 0 is, if ranks are on several machines.
+    fn master_of_several(&self) -> Option<IpAddr> {
+        let first = self.ranks.first()?;
+        let several = self.ranks.iter().any(|rank| rank.at.ip != first.at.ip);
+        first.at.ip.as_ref().filter(|_| several)?.parse().ok()
+    }
+
+    /// Whether machines reach each other and have the same versions, where there are several.
+    async fn preflight(&self, plan: &Plan) -> Result<(), TrainError> {
+        if self.master_of_several().is_none() {
+            return Ok(());
+        }
+        let of_nodes: BTreeMap<u64, &RankHandle> =
+            self.ranks.iter().rev().map(|rank| (rank.at.node, &rank.handle)).collect();
+        let members: Vec<&RankHandle> = of_nodes.into_values().collect();
+        let (fatal, warnings): (Vec<Finding>, Vec<Finding>) =
+            preflight::examine(&members, &plan.python).await?.findings.into_iter().partition(|found| found.is_fatal);
+        for warning in warnings {
+            (plan.on_notice)(&warning.text);
+        }
+        match fatal.is_empty() {
+            true => Ok(()),
+            false => Err(TrainError::Preflight(fatal.into_iter().map(|found| found.text).collect())),
+        }
+    }
+
     /// The interface over which each rank reaches the others, if they are on several machines.
     async fn interfaces(&self) -> Result<Vec<Option<String>>, TrainError> {
-        let Some(first) = self.ranks.first() else { return Ok(Vec::new()) };
-        let several = self.ranks.iter().any(|rank| rank.at.ip != first.at.ip);
-        match first.at.ip.as_ref().and_then(|ip| ip.parse::<std::net::IpAddr>().ok()).filter(|_| several) {
+        match self.master_of_several() {
             Some(ip) => {
                 let asked: Vec<_> = self.ranks.iter().map(|rank| rank.handle.interface_to(ip)).collect();
                 Ok(get_all(&asked).await?)

@@ -116,6 +116,9 @@ pub enum TrainError {
         /// How many there is room for.
         ranks: u32,
     },
+    /// Something that was found before the run would keep it from working.
+    #[error("the run would not work:\n  {}", .0.join("\n  "))]
+    Preflight(Vec<String>),
     /// The run was stopped from outside.
     #[error("the run was stopped")]
     Stopped,

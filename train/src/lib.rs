@@ -6,6 +6,7 @@
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
+//! - `preflight`: what would go wrong between nodes.
 //! - `storage`: checkpoints; `recorder`: metrics.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
 //!
@@ -28,6 +29,7 @@ mod hang;
 mod interface;
 mod package;
 mod ports;
+mod preflight;
 mod process;
 mod rank;
 mod recorder;
@@ -40,6 +42,7 @@ mod trainer;
 mod warm;
 
 pub use error::{PythonError, TrainError};
+pub use preflight::{Diagnosis, Facts, Finding, doctor};
 pub use process::Line;
 pub use stopper::Stopper;
 pub use storage::{Best, Checkpoint, Keep};

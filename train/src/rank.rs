@@ -1,6 +1,6 @@
 //! The actor of one rank.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::environment::Environment;
 use crate::interface;
 use crate::ports;
+use crate::preflight::{self, Facts};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
 use crate::storage::{self, Checkpoint, Storage};
 use crate::warm::Kind;
@@ -53,12 +54,19 @@ pub(crate) struct Rank {
     answers: Answers,
     /// Where it has the checkpoint that its script goes on from, if that had to be fetched.
     copy: OnceLock<tempfile::TempDir>,
+    /// Where others try to reach it.
+    listener: OnceLock<Option<TcpListener>>,
 }
 
 #[wingbeat::actor(max_concurrency = 8)]
 impl Rank {
     pub(crate) fn new() -> Self {
-        Rank { running: Running::default(), answers: Answers::default(), copy: OnceLock::new() }
+        Rank {
+            running: Running::default(),
+            answers: Answers::default(),
+            copy: OnceLock::new(),
+            listener: OnceLock::new(),
+        }
     }
 
     /// Where it is, and whether what it is to run is there.
@@ -110,6 +118,21 @@ impl Rank {
     /// The network interface that leads to rank 0's node.
     pub(crate) fn interface_to(&self, peer: IpAddr) -> Option<String> {
         interface::to(peer)
+    }
+
+    /// What its node knows of itself.
+    pub(crate) fn facts(&self, python: String) -> Facts {
+        let session = wingbeat::Session::current().ok();
+        let tcp = session.and_then(|session| session.process().address().tcp);
+        let (facts, listener) = preflight::facts(&python, tcp.map(|tcp| tcp.ip()));
+        // Others connect to it while this actor lives.
+        let _ = self.listener.set(listener);
+        facts
+    }
+
+    /// Why other nodes cannot be reached from here; none of those that can.
+    pub(crate) fn reach(&self, others: Vec<Option<SocketAddr>>) -> Vec<Option<String>> {
+        preflight::reach(&others)
     }
 
     /// Runs the script to its end. Dropping the stream ends it.

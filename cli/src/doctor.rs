@@ -1,0 +1,70 @@
+//! `wingbeat doctor`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::{Table, presets};
+use wingbeat_train::{Diagnosis, doctor};
+use wingbeat_worker::join;
+
+use crate::sizes;
+
+/// Find out what would go wrong with training on a cluster's nodes: whether each reaches each other, and their versions,
+/// clocks and shared memory.
+///
+/// A run on several machines does the same before it starts. Ends with 1 if something would keep a run from working.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct DoctorArgs {
+    /// The head of a cluster, as host:port; else this machine.
+    #[arg(long, env = join::ADDRESS_VARIABLE)]
+    address: Option<String>,
+    /// File with the cluster's token; else as for `wingbeat head`.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
+    /// The interpreter that training is to use.
+    #[arg(long, env = "WINGBEAT_PYTHON", default_value = "python3")]
+    python: String,
+}
+
+pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
+    let init = crate::train::session(args.address.as_deref(), args.token_file.as_deref())?;
+    let session = init.name("wingbeat doctor").await?;
+    let diagnosis = doctor(&args.python).await;
+    session.shutdown().await;
+    let diagnosis = diagnosis?;
+    println!("{}", table(&diagnosis));
+    for finding in &diagnosis.findings {
+        println!("{}: {}", if finding.is_fatal { "error" } else { "warning" }, finding.text);
+    }
+    match diagnosis.findings.iter().any(|finding| finding.is_fatal) {
+        true => Ok(ExitCode::FAILURE),
+        false => {
+            if diagnosis.findings.is_empty() {
+                println!("nothing is wrong");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn table(diagnosis: &Diagnosis) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["node", "address", "interface", "python", "torch", "NCCL", "/dev/shm free"]);
+    for facts in &diagnosis.nodes {
+        let version = |name: &str| facts.versions.get(name).cloned().unwrap_or_else(|| "-".into());
+        table.add_row([
+            facts.node.clone(),
+            facts.ip.map_or_else(|| "this machine alone".into(), |ip| ip.to_string()),
+            facts.interface.clone().unwrap_or_else(|| "-".into()),
+            version("python"),
+            version("torch"),
+            version("nccl"),
+            sizes::shown(facts.shm_free),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,243 @@
+//! What would go wrong between nodes, found before it does: by [`doctor`], and before a run on several machines.
+//!
+//! `Facts` are what a node knows of itself, `judge` says what is wrong with them together, and how to mend it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use wingbeat::{NodeId, Session, get_all};
+
+use crate::error::TrainError;
+use crate::interface;
+use crate::rank::{Rank, RankHandle};
+
+/// How long another node may take to answer.
+const REACH_LIMIT: Duration = Duration::from_secs(3);
+/// NCCL and DataLoader workers share memory here; with less than this they fail in ways that do not say so.
+const LEAST_SHM: u64 = 64 << 20;
+/// Clocks that differ by more make logs and first failures hard to put in order.
+const CLOCK_SECONDS: f64 = 2.0;
+
+/// What a node knows of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// Its name.
+    pub node: String,
+    /// Where others reach it; none if only processes of the same machine do.
+    pub ip: Option<IpAddr>,
+    /// The network interface that has it.
+    pub interface: Option<String>,
+    /// Versions of what training needs, by package: `python`, `torch`, `nccl`; what is not installed is not there.
+    pub versions: BTreeMap<String, String>,
+    /// Why its Python does not run, if so.
+    pub python_error: Option<String>,
+    /// Bytes that are free in `/dev/shm`.
+    pub shm_free: u64,
+    /// Seconds that its clock is ahead of the asking one's, as far as the way there lets one know.
+    pub clock_ahead: f64,
+    /// Where it listens while others try to reach it.
+    pub(crate) listens: Option<SocketAddr>,
+}
+
+/// Something that is wrong, where, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Whether a run cannot work with it.
+    pub is_fatal: bool,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What was found out about nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diagnosis {
+    /// Of each node.
+    pub nodes: Vec<Facts>,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+/// What a node knows of itself, and a socket where others can try to reach it.
+pub(crate) fn facts(python: &str, ip: Option<IpAddr>) -> (Facts, Option<TcpListener>) {
+    let script = "import json, sys\nfrom importlib import metadata\nfound = {'python': '.'.join(map(str, sys.version_info[:2]))}\nfor name in metadata.distributions():\n    package = (name.metadata['Name'] or '').lower()\n    if package == 'torch':\n        found['torch'] = name.version\n    elif package.startswith('nvidia-nccl'):\n        found['nccl'] = name.version\nprint(json.dumps(found))";
+    let told = Command::new(python).args(["-c", script]).output();
+    let (versions, python_error) = match told {
+        Ok(output) if output.status.success() => match serde_json::from_slice(&output.stdout) {
+            Ok(versions) => (versions, None),
+            Err(error) => (BTreeMap::new(), Some(error.to_string())),
+        },
+        Ok(output) => (BTreeMap::new(), Some(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+        Err(error) => (BTreeMap::new(), Some(error.to_string())),
+    };
+    let listener = ip.and_then(|ip| TcpListener::bind((ip, 0)).ok());
+    let shm = rustix::fs::statvfs("/dev/shm").map_or(0, |shm| shm.f_bavail * shm.f_frsize);
+    let facts = Facts {
+        node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        ip,
+        interface: ip.and_then(interface::to),
+        versions,
+        python_error,
+        shm_free: shm,
+        clock_ahead: now(),
+        listens: listener.as_ref().and_then(|listener| listener.local_addr().ok()),
+    };
+    (facts, listener)
+}
+
+/// Why others cannot be reached from here; none of those that can.
+pub(crate) fn reach(others: &[Option<SocketAddr>]) -> Vec<Option<String>> {
+    let tried =
+        |other: &SocketAddr| TcpStream::connect_timeout(other, REACH_LIMIT).err().map(|error| error.to_string());
+    std::thread::scope(|scope| {
+        let tries: Vec<_> =
+            others.iter().map(|other| other.as_ref().map(|other| scope.spawn(move || tried(other)))).collect();
+        tries.into_iter().map(|one| one.and_then(|one| one.join().unwrap_or(None))).collect()
+    })
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// What is wrong with nodes together. `unreached[i][j]`: why node i does not reach node j.
+fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut find = |is_fatal, text: String| findings.push(Finding { is_fatal, text });
+    for facts in nodes {
+        let node = &facts.node;
+        if let Some(why) = &facts.python_error {
+            find(true, format!("Python does not run on {node}: {why}; name another with --python or WINGBEAT_PYTHON"));
+        } else if !facts.versions.contains_key("torch") {
+            find(false, format!("{node} has no torch; install it there with pip"));
+        }
+        if facts.shm_free < LEAST_SHM {
+            let mebibytes = facts.shm_free >> 20;
+            let fix = "in a container, start it with --shm-size=1g or more";
+            find(
+                false,
+                format!(
+                    "/dev/shm of {node} has {mebibytes} MiB free, and NCCL and DataLoader workers need more; {fix}"
+                ),
+            );
+        }
+        if facts.clock_ahead.abs() > CLOCK_SECONDS {
+            find(false, format!("the clock of {node} differs by {:.0} s; run an NTP client there", facts.clock_ahead));
+        }
+    }
+    for package in ["python", "torch", "nccl"] {
+        let versions: BTreeSet<&String> = nodes.iter().filter_map(|facts| facts.versions.get(package)).collect();
+        if versions.len() > 1 {
+            let of: Vec<String> = nodes
+                .iter()
+                .filter_map(|facts| Some(format!("{} on {}", facts.versions.get(package)?, facts.node)))
+                .collect();
+            find(
+                true,
+                format!("nodes differ in the version of {package}: {}; install the same everywhere", of.join(", ")),
+            );
+        }
+    }
+    for (from, row) in nodes.iter().zip(unreached) {
+        for (to, why) in nodes.iter().zip(row) {
+            let Some(why) = why else { continue };
+            let ip = to.ip.map(|ip| ip.to_string()).unwrap_or_default();
+            let interface = to.interface.as_deref().unwrap_or("an unknown interface");
+            let fix =
+                "open the ports between the nodes, or start `wingbeat worker` with an address that the others reach";
+            find(true, format!("{} does not reach {} at {ip} ({interface}): {why}; {fix}", from.node, to.node));
+        }
+    }
+    findings
+}
+
+/// Asks the actors of some nodes, and has each try to reach each other.
+pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Diagnosis, TrainError> {
+    let mut nodes = Vec::new();
+    let asked: Vec<_> = members.iter().map(|member| (now(), member.facts(python.to_owned()))).collect();
+    for (sent, asked) in asked {
+        let mut facts = asked.get().await?;
+        // The answer was written between then and now.
+        let (earliest, latest) = (sent, now());
+        facts.clock_ahead = (facts.clock_ahead - latest).max(0.0) + (facts.clock_ahead - earliest).min(0.0);
+        nodes.push(facts);
+    }
+    let listening: Vec<Option<SocketAddr>> = nodes.iter().map(|facts| facts.listens).collect();
+    let tried: Vec<_> = members.iter().map(|member| member.reach(listening.clone())).collect();
+    let unreached = get_all(&tried).await?;
+    let findings = judge(&nodes, &unreached);
+    Ok(Diagnosis { nodes, findings })
+}
+
+/// Examines every node of the session's cluster that takes new work: whether each reaches each other, their versions,
+/// clocks and shared memory. `python`: the interpreter that training is to use.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), wingbeat_train::TrainError> {
+/// wingbeat::init().await?;
+/// for finding in wingbeat_train::doctor("python3").await?.findings {
+///     println!("{}", finding.text);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// The cluster is gone.
+pub async fn doctor(python: &str) -> Result<Diagnosis, TrainError> {
+    let state = Session::current()?.cluster_state().await?;
+    // A driver's own node takes nothing, and has nothing to be examined.
+    let open = state.nodes.iter().filter(|node| node.draining.is_none() && !node.info.resources.get("CPU").is_zero());
+    let nodes: Vec<NodeId> = open.map(|node| node.info.id).collect();
+    let members: Vec<RankHandle> =
+        nodes.iter().map(|node| Rank::options().num_cpus(0.0).on_node(*node, false).remote()).collect();
+    examine(&members.iter().collect::<Vec<_>>(), python).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(node: &str, torch: &str) -> Facts {
+        let versions = BTreeMap::from([("python".into(), "3.11".into()), ("torch".into(), torch.into())]);
+        let ip = Some(IpAddr::from([10, 0, 0, 1]));
+        let interface = Some("eth0".into());
+        Facts { node: node.into(), ip, interface, versions, shm_free: 1 << 30, ..Facts::default() }
+    }
+
+    #[test]
+    fn what_is_right_is_not_mentioned() {
+        assert_eq!(judge(&[facts("a", "2.11"), facts("b", "2.11")], &[vec![None, None], vec![None, None]]), []);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_node_and_how_to_mend_it() {
+        let mut b = Facts { shm_free: 1 << 20, clock_ahead: -60.0, ..facts("b", "2.10") };
+        let unreached = [vec![None, Some("timed out".into())], vec![None, None]];
+        let texts =
+            |findings: Vec<Finding>| findings.into_iter().map(|found| (found.is_fatal, found.text)).collect::<Vec<_>>();
+        let found = texts(judge(&[facts("a", "2.11"), b.clone()], &unreached));
+        assert!(found[0].1.starts_with("/dev/shm of b has 1 MiB free") && !found[0].0);
+        assert!(found[1].1.starts_with("the clock of b differs by -60 s"));
+        assert_eq!(
+            found[2].1,
+            "nodes differ in the version of torch: 2.11 on a, 2.10 on b; install the same everywhere"
+        );
+        assert!(
+            found[3].0 && found[3].1.starts_with("a does not reach b at 10.0.0.1 (eth0): timed out; open the ports")
+        );
+        b.python_error = Some("not found".into());
+        assert!(judge(&[b], &[vec![None]])[0].text.starts_with("Python does not run on b: not found"));
+    }
+
+    #[test]
+    fn who_listens_is_reached_and_who_does_not_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let tried = reach(&[Some(there), None, Some(free)]);
+        assert!(tried[0].is_none() && tried[1].is_none() && tried[2].is_some(), "{tried:?}");
+    }
+}
