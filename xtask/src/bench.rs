@@ -14,7 +14,8 @@ pub(crate) struct Bench {
     /// Only these rows, and the limits that they are compared with.
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// Measure these peers too, in an environment that is made for it (.venv-bench). Known: ray.
+    /// Measure these peers too, in an environment that is made for it (.venv-bench). Known: ray, and for launches
+    /// torchrun (which is always measured), torch_distributor (which needs a JVM) and ray_train.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<String>,
     /// Also write a line of JSON a row to this file.
@@ -27,9 +28,11 @@ pub(crate) struct Bench {
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     let root = root()?;
-    if let Some(unknown) = bench.peers.iter().find(|peer| *peer != "ray") {
-        bail!("unknown peer {unknown}; known: ray");
+    const KNOWN: [&str; 4] = ["ray", "torchrun", "torch_distributor", "ray_train"];
+    if let Some(unknown) = bench.peers.iter().find(|peer| !KNOWN.contains(&peer.as_str())) {
+        bail!("unknown peer {unknown}; known: {}", KNOWN.join(", "));
     }
+    let is_wanted = |name: &str| bench.peers.iter().any(|peer| peer == name);
     step(
         "release build",
         &mut cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
@@ -37,7 +40,12 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
     let mut command = Command::new(root.join("target/release/wingbeat-bench"));
     command.env("WINGBEAT_BIN", root.join("target/release/wingbeat")).env("WINGBEAT_PYTHON", python::interpreter()?);
     let dir = tempfile::tempdir()?;
-    if !bench.peers.is_empty() {
+    if is_wanted("torch_distributor") || is_wanted("ray_train") {
+        python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;
+        let packages = root.join(".venv-bench/lib/python3.11/site-packages");
+        command.env("WINGBEAT_BENCH_PEERS", bench.peers.join(",")).env("WINGBEAT_BENCH_PACKAGES", packages);
+    }
+    if is_wanted("ray") {
         let python = python::environment(".venv-bench", "bench/peers/requirements.txt", true)?;
         let figures = dir.path().join("ray.jsonl");
         let mut peer = Command::new(python);

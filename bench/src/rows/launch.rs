@@ -67,6 +67,32 @@ pub(super) fn limit_torchrun() -> Figures {
     Ok(vec![Figure::of("limit_torchrun", "s", true, launches(5, torchrun)?, Must::Nothing)])
 }
 
+/// Seconds of the runs of a peer's script, but the first; nothing if it was not asked for.
+fn peer(name: &str, row: &'static str) -> Figures {
+    let wanted = std::env::var("WINGBEAT_BENCH_PEERS").unwrap_or_default();
+    if !wanted.split(',').any(|wanted| wanted == name) {
+        return Ok(Vec::new());
+    }
+    let mut command = Command::new(python()?);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/").to_owned() + name + ".py");
+    command.env("PYTHONPATH", std::env::var_os("WINGBEAT_BENCH_PACKAGES").unwrap_or_default());
+    command.env("PYSPARK_PYTHON", python()?).env("PYSPARK_DRIVER_PYTHON", python()?).env("OMP_NUM_THREADS", "1");
+    command.env("RAY_USAGE_STATS_ENABLED", "0").env("PYTHONWARNINGS", "ignore");
+    let (_, printed) = timed(command)?;
+    let seconds: Vec<f64> =
+        printed.lines().filter_map(|line| line.strip_prefix("seconds ")?.parse().ok()).skip(1).collect();
+    ensure!(!seconds.is_empty(), "the script printed {printed:?}");
+    Ok(vec![Figure::of(row, "s", true, seconds, Must::Nothing)])
+}
+
+pub(super) fn limit_torch_distributor() -> Figures {
+    peer("torch_distributor", "limit_torch_distributor")
+}
+
+pub(super) fn limit_ray_train() -> Figures {
+    peer("ray_train", "limit_ray_train")
+}
+
 pub(super) fn launch_2_ranks_cold() -> Figures {
     let cluster = TestCluster::start(1, 2)?;
     let seconds = launches(5, || {

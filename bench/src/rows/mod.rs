@@ -79,8 +79,10 @@ rows! {
     alone limit_gloo = collective::limit_gloo;
     cluster allreduce_64MiB = collective::allreduce_64mib, limit_gloo;
     alone limit_torchrun = launch::limit_torchrun;
+    alone limit_torch_distributor = launch::limit_torch_distributor;
+    alone limit_ray_train = launch::limit_ray_train;
     alone launch_2_ranks_cold = launch::launch_2_ranks_cold, limit_torchrun;
-    alone launch_2_ranks_warm = launch::launch_2_ranks_warm, limit_torchrun;
+    alone launch_2_ranks_warm = launch::launch_2_ranks_warm, limit_torchrun, limit_torch_distributor, limit_ray_train;
     alone limit_torchrun_relaunch = launch::limit_torchrun_relaunch;
     alone relaunch_after_failure = launch::relaunch_after_failure, limit_torchrun_relaunch;
     alone relaunch_after_node_loss = launch::relaunch_after_node_loss;
