@@ -73,6 +73,9 @@ pub(crate) struct TrainArgs {
     /// Also keep the best by a metric: NAME for the largest, NAME:min for the smallest.
     #[arg(long, value_parser = best)]
     keep_best: Option<Best>,
+    /// Ship this folder to the nodes, and run there: for nodes that have no script at its path.
+    #[arg(long)]
+    working_dir: Option<PathBuf>,
     /// Number of nodes, with --workers ranks on each; LEAST:MOST for as many as there are.
     #[arg(long, value_parser = sizes::range)]
     nodes: Option<(u32, u32)>,
@@ -129,6 +132,9 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         });
     if let Some(url) = &args.storage {
         trainer = trainer.storage(url);
+    }
+    if let Some(folder) = &args.working_dir {
+        trainer = trainer.working_dir(folder);
     }
     trainer = trainer.keep(Keep { newest: args.keep, best: args.keep_best.clone() });
     if let Some((least, most)) = args.nodes {

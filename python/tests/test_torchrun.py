@@ -84,6 +84,18 @@ def test_what_cannot_be_honoured_is_an_error(options, says, run, write, cluster)
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
+def test_a_port_that_is_taken_is_said_so(run, write, cluster):
+    import socket
+
+    script = write("joins.py", "import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("torchrun", "--nproc-per-node", "2", "--master-port", port, script, env=cluster, code=1)
+    assert f"port {port} of" in done.stderr and "is taken" in done.stderr
+
+
 def test_ranks_as_many_as_cpus(run, write, cluster):
     script = write("world.py", "import os\nprint(os.environ['WORLD_SIZE'])\n")
     assert run("torchrun", "--nproc-per-node", "auto", script, env=cluster).stdout == "4\n" * 4

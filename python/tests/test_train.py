@@ -130,9 +130,11 @@ def test_a_restart_goes_on_from_the_newest_complete_checkpoint(run, write, clust
     options = ("-n", "2", "--max-failures", "1", "--storage", "store", "--keep", "1", "--keep-best", "loss:min")
     done = run("train", *options, script, env=cluster, cwd=tmp_path)
     assert done.stdout.count("starts at 0") == 2 and done.stdout.count("starts at 2") == 2
-    kept = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "store").iterdir()}
+    kept = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "store").iterdir() if path.is_dir()}
     files = ["complete.json", "rank-0", "rank-1", "state.json"]
     assert kept == {"checkpoint_000002": files, "checkpoint_000004": files}
+    metrics = [json.loads(line) for line in (tmp_path / "store/metrics.jsonl").read_text().splitlines()]
+    assert [(line["attempt"], line["step"]) for line in metrics] == [(0, 0), (0, 1), (1, 2), (1, 3)]
     assert "the newest checkpoint is" in done.stderr and "the best is" in done.stderr
     done = run("train", *options, script, env=cluster, cwd=tmp_path)
     assert done.stdout.count("starts at 4") == 2, "the next run goes on, too"

@@ -106,3 +106,67 @@ def test_what_a_rank_leaves_behind_ends_with_it(run, write, cluster, tmp_path):
 
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits, if anybody has it
+
+
+def test_a_parent_that_cannot_fork_safely_says_why_and_ranks_start_cold(run, write, cluster, tmp_path):
+    write("spins.py", "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='spins').start()\n")
+    script = write("runs.py", "print('ran')\n")
+    more = {"WINGBEAT_WARM_IMPORTS": "spins", "PYTHONPATH": f"{tmp_path}:{cluster['PYTHONPATH']}"}
+    options = [part for name, value in more.items() for part in ("--env", f"{name}={value}")]
+    done = run("train", *options, script, env=cluster)
+    assert "ran" in done.stdout
+    assert "this rank starts cold: an imported module has started threads" in done.stdout + done.stderr
+
+
+def test_a_parent_that_nobody_needs_ends(tmp_path):
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    warm = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
+    env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid())}
+    name = f"wingbeat-test-{os.getpid()}"
+    done = subprocess.run([sys.executable, warm, name, "0.1"], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
+
+
+def test_requests_that_make_no_sense_harm_nobody(tmp_path):
+    import json
+    import os
+    import socket
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    warm = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
+    env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid())}
+    name = f"wingbeat-test-{os.getpid()}-bad"
+    with subprocess.Popen([sys.executable, warm, name, "60"], env=env, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout.readline() == "listening\n"
+
+            def connect():
+                stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                stream.connect("\0" + name)
+                return stream, stream.makefile("r")
+
+            stream, answers = connect()
+            assert "python" in json.loads(answers.readline())
+            stream.close()  # a greeting alone
+            answers.close()
+            stream, answers = connect()
+            answers.readline()
+            read, write = os.pipe()
+            socket.send_fds(stream, [b"no JSON\n"], [write, write])
+            os.close(write)
+            assert os.read(read, 1) == b"", "the streams of a bad request are closed"
+            os.close(read)
+            stream.close()
+            answers.close()
+            stream, answers = connect()
+            assert "python" in json.loads(answers.readline()), "and the next is served"
+            stream.close()
+            answers.close()
+        finally:
+            parent.kill()

@@ -2,7 +2,7 @@
 
     python path/to/wingbeat/_warm.py SOCKET IDLE_SECONDS [MODULE ...]
 
-A node has one for each Python environment. It listens on the abstract unix socket SOCKET and ends when nobody has
+A MODULE that ends with ? need not be there. A node has one for each Python environment. It listens on the abstract unix socket SOCKET and ends when nobody has
 asked for anything for IDLE_SECONDS, or when its interpreter or installed packages change. It answers each connection
 with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
 
@@ -30,7 +30,7 @@ import struct
 import sys
 
 # What importing torch alone leaves for later, and nearly every script needs: imported while nobody waits.
-LATER = ("torch._dynamo",)
+LATER = ("torch._dynamo?",)
 # How long nobody must have asked for anything before that.
 QUIET_SECONDS = 2.0
 REQUEST_LIMIT = 64 << 20
@@ -62,11 +62,13 @@ def load(modules):
     import importlib
 
     for module in modules:
+        name = module.rstrip("?")
         try:
-            importlib.import_module(module)
+            importlib.import_module(name)
         except ImportError as error:
             # A script that needs it says so itself, and one that does not runs.
-            print(f"not imported: {module}: {error}", file=sys.stderr, flush=True)
+            if name == module:
+                print(f"not imported: {name}: {error}", file=sys.stderr, flush=True)
 
 
 def serve(listener, idle, made_of):
@@ -159,11 +161,13 @@ def receive(connection):
         data += part
         if len(data) > REQUEST_LIMIT:
             raise ValueError("a request is too large")
-    if data.endswith(b"\n") and len(streams) == 2:
-        return json.loads(data), streams
-    for stream in streams:
-        os.close(stream)
-    return None, []
+    try:
+        if data.endswith(b"\n") and len(streams) == 2:
+            return json.loads(data), [streams.pop(0), streams.pop(0)]
+        return None, []
+    finally:  # those that nobody takes
+        for stream in streams:
+            os.close(stream)
 
 
 def fork_keeper(listener, connection, request, streams):

@@ -225,3 +225,32 @@ fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("the run would not work") && told.contains(&expected), "{told}");
 }
+
+#[test]
+fn code_is_shipped_to_machines_that_lack_it() {
+    let Some(hosts) = Hosts::new(2) else {
+        eprintln!("skipped: needs root and `ip` for network namespaces");
+        return;
+    };
+    let (address, _daemons) = hosts.cluster();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("part")).unwrap();
+    std::fs::write(dir.path().join("part/of.py"), "word = 'shipped'\n").unwrap();
+    std::fs::write(
+        dir.path().join("train.py"),
+        "import os, sys\nfrom part.of import word\nprint(word, sys.argv, os.getcwd())\n",
+    )
+    .unwrap();
+    let run = |start: &[&str]| {
+        let mut command = hosts.on(0, &wingbeat_tests::binary().unwrap());
+        command.args(["train", "--unprefixed", "--working-dir"]).arg(dir.path()).args(start);
+        command.args(["--address", &address, "train.py", "--", "x"]).env("WINGBEAT_TOKEN", TOKEN);
+        command.arg("y").env("WINGBEAT_PYTHON", "python3");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let cold = run(&["--cold"]);
+    assert!(cold.starts_with("shipped ['train.py', 'x', 'y'] ") && cold.contains("/wingbeat/work-"), "{cold}");
+    assert_eq!(run(&[]), cold, "and a forked rank runs there, too");
+}

@@ -226,6 +226,7 @@ impl Group {
                 args: plan.args.clone(),
                 env,
                 warm: rank.warm.clone(),
+                shipment: plan.shipment.as_ref().map(|(hash, _)| hash.clone()),
             };
             let shards = plan.datasets.iter().filter_map(|(dataset, shards)| {
                 Some(Shard { dataset: dataset.clone(), bytes: shards.get(index)?.clone() })

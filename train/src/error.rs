@@ -122,6 +122,14 @@ pub enum TrainError {
     /// The run was stopped from outside.
     #[error("the run was stopped")]
     Stopped,
+    /// A rank that is a Rust function failed; the others were ended.
+    #[error("rank {rank} failed: {cause}")]
+    FunctionFailed {
+        /// The rank.
+        rank: u32,
+        /// What became of its call.
+        cause: Box<wingbeat::Error>,
+    },
     /// What was asked for makes no sense.
     #[error("{0}")]
     Invalid(String),

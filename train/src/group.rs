@@ -98,7 +98,9 @@ impl Group {
             },
             env: Environment { set: plan.env.clone(), ..Environment::default() },
             warm: plan.warm && !matches!(plan.target, Target::Program(_)),
+            shipment: plan.shipment.as_ref().map(|(hash, _)| hash.clone()),
         };
+        ship(plan, &handles).await?;
         let asked: Vec<_> = handles.iter().map(|rank| rank.describe(wanted.clone())).collect();
         let descriptions = get_all(&asked).await?;
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
@@ -145,7 +147,7 @@ impl Group {
             missing.extend(rank.warm.clone().map(|socket| (socket, rank)));
         }
         let started = join_all(missing.into_iter().map(async |(socket, rank)| {
-            let version = start_warm(rank, &socket).await;
+            let version = start_warm(plan, rank, &socket).await;
             let is_warm = version.is_some();
             let version = match version {
                 Some(version) => Some(version),
@@ -194,8 +196,18 @@ impl Group {
     }
 }
 
+/// Brings the run's working directory to the nodes that lack it.
+async fn ship(plan: &Plan, ranks: &[RankHandle]) -> Result<(), Error> {
+    let Some((hash, shipment)) = &plan.shipment else { return Ok(()) };
+    let asked: Vec<_> = ranks.iter().map(|rank| rank.has(hash.clone())).collect();
+    let there = get_all(&asked).await?;
+    let lacking = ranks.iter().zip(there).filter(|(_, there)| !there);
+    let unpacking: Vec<_> = lacking.map(|(rank, _)| rank.unpack(vec![shipment.clone()])).collect();
+    get_all(&unpacking).await.map(drop)
+}
+
 /// Has a rank's node start its warm Python: its version, or why it does not run; none if it cannot be had.
-async fn start_warm(rank: &Member, socket: &str) -> Option<Result<String, String>> {
+async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<String, String>> {
     for _ in 0..WARM_TRIES {
         match warm::start_on(rank.at.node, rank.at.kind.clone(), socket).await {
             Ok(warm::Started(Err(why))) => return Some(Err(why)),
@@ -204,7 +216,8 @@ async fn start_warm(rank: &Member, socket: &str) -> Option<Result<String, String
         }
         match rank.handle.greet(socket.to_owned()).get().await.ok()? {
             Greeting::Ready(version) => return Some(Ok(version)),
-            Greeting::Refuses => return None,
+            // The rank asks it, too, and says why.
+            Greeting::Refuses => return Some(rank.handle.version(plan.python.clone()).get().await.ok()?.0),
             // The one that was there is about to end, and its name with it.
             Greeting::Gone => tokio::time::sleep(WARM_PAUSE).await,
         }

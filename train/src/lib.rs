@@ -6,9 +6,11 @@
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
+//! - [`Ranks`]: groups whose ranks are Rust functions.
 //! - `preflight`: what would go wrong between nodes.
 //! - `storage`: checkpoints; `recorder`: metrics.
-//! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with.
+//! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with;
+//!   `shipping`: the user's own code.
 //!
 //! ```no_run
 //! use wingbeat_train::TorchTrainer;
@@ -32,9 +34,11 @@ mod ports;
 mod preflight;
 mod process;
 mod rank;
+mod ranks;
 mod recorder;
 mod reports;
 mod scaling;
+mod shipping;
 mod shown;
 mod stopper;
 mod storage;
@@ -44,6 +48,7 @@ mod warm;
 pub use error::{PythonError, TrainError};
 pub use preflight::{Diagnosis, Facts, Finding, doctor};
 pub use process::Line;
+pub use ranks::{RankContext, Ranks};
 pub use stopper::Stopper;
 pub use storage::{Best, Checkpoint, Keep};
 pub use trainer::{Backend, RankPlace, TorchTrainer, TrainResult};

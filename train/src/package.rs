@@ -45,7 +45,8 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
     Ok(package)
 }
 
-fn cache() -> PathBuf {
+/// Where this user's files lie that can be made again.
+pub(crate) fn cache() -> PathBuf {
     let of_user = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     of_user("XDG_CACHE_HOME")
         .or_else(|| Some(of_user("HOME")?.join(".cache")))

@@ -8,12 +8,14 @@ use std::sync::OnceLock;
 use futures::Stream;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use wingbeat::ObjectRef;
 
 use crate::environment::Environment;
 use crate::interface;
 use crate::ports;
 use crate::preflight::{self, Facts};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
+use crate::shipping::{self, Shipment};
 use crate::storage::{self, Checkpoint, Storage};
 use crate::warm::Kind;
 
@@ -47,13 +49,13 @@ pub(crate) struct Wanted {
     pub env: Environment,
     /// Whether to fork it from a warm Python.
     pub warm: bool,
+    /// What it runs in, if that was shipped: its hash.
+    pub shipment: Option<String>,
 }
 
 pub(crate) struct Rank {
     running: Running,
     answers: Answers,
-    /// Where it has the checkpoint that its script goes on from, if that had to be fetched.
-    copy: OnceLock<tempfile::TempDir>,
     /// Where others try to reach it.
     listener: OnceLock<Option<TcpListener>>,
 }
@@ -61,12 +63,7 @@ pub(crate) struct Rank {
 #[wingbeat::actor(max_concurrency = 8)]
 impl Rank {
     pub(crate) fn new() -> Self {
-        Rank {
-            running: Running::default(),
-            answers: Answers::default(),
-            copy: OnceLock::new(),
-            listener: OnceLock::new(),
-        }
+        Rank { running: Running::default(), answers: Answers::default(), listener: OnceLock::new() }
     }
 
     /// Where it is, and whether what it is to run is there.
@@ -83,7 +80,11 @@ impl Rank {
             ip: process.and_then(|process| process.address().tcp).map(|tcp| tcp.ip().to_string()),
             gpus: wingbeat::gpu_ids(),
             has_script: match &wanted.target {
-                Target::Script(script) => script.is_file(),
+                // Within the folder that was shipped, or at a path of this node.
+                Target::Script(script) => match &wanted.shipment {
+                    Some(hash) => shipping::place(hash).join(script).is_file(),
+                    None => script.is_file(),
+                },
                 Target::Module(_) | Target::Program(_) | Target::Function(_) => true,
             },
             python: match warm {
@@ -98,6 +99,20 @@ impl Rank {
             kind,
             working_dir: std::env::current_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
         }
+    }
+
+    /// Has the run's working directory lie on this node.
+    pub(crate) fn unpack(&self, shipment: Vec<ObjectRef<Shipment>>) -> Result<(), String> {
+        for shipment in shipment {
+            let shipment = shipment.get_blocking().map_err(|error| error.to_string())?;
+            shipment.unpack().map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Whether it lies there already.
+    pub(crate) fn has(&self, hash: String) -> bool {
+        shipping::place(&hash).exists()
     }
 
     /// What the node's warm Python says.
@@ -163,12 +178,7 @@ impl Rank {
 
     /// Fetches a checkpoint: where it is on this node.
     pub(crate) async fn fetch(&self, url: String, checkpoint: Checkpoint) -> Result<String, String> {
-        let made = tempfile::Builder::new().prefix("wingbeat-checkpoint-").tempdir();
-        let copy = made.map_err(|error| error.to_string())?;
-        let storage = Storage::open(&url)?;
-        let at = storage.fetch(&checkpoint, copy.path()).await?.display().to_string();
-        let _ = self.copy.set(copy);
-        Ok(at)
+        Ok(Storage::open(&url)?.fetch(&checkpoint).await?.display().to_string())
     }
 
     /// What the process does now: the stacks of its threads.

@@ -213,8 +213,8 @@ impl Storage {
         Ok(())
     }
 
-    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy in `into`.
-    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint, into: &FilePath) -> Result<PathBuf> {
+    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy.
+    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
         if let Ok(root) = self.url.to_file_path() {
             let folder = root.join(name_of(checkpoint.number));
             if folder.join(COMPLETE).exists() {
@@ -222,6 +222,7 @@ impl Storage {
             }
             return Err(format!("{} is not on this node; a folder that all nodes share is needed", folder.display()));
         }
+        let into = copies::make().map_err(|error| format!("making a folder for a checkpoint: {error}"))?;
         for name in &checkpoint.files {
             let target = into.join(name);
             let failed = |error: std::io::Error| format!("{}: {error}", target.display());
@@ -236,7 +237,7 @@ impl Storage {
             }
             file.flush().await.map_err(failed)?;
         }
-        Ok(into.to_owned())
+        Ok(into)
     }
 
     /// The numbered folders, with what is in them.
@@ -296,6 +297,41 @@ impl Storage {
 
 fn name_of(number: u64) -> String {
     format!("{PREFIX}{number:06}")
+}
+
+/// Folders with copies of checkpoints, named by the process that made them. Ranks end without a chance to clean up, so
+/// that the next one on the node removes what those before have left.
+mod copies {
+    use std::path::PathBuf;
+
+    const PREFIX: &str = "wingbeat-checkpoint-";
+
+    pub(super) fn make() -> std::io::Result<PathBuf> {
+        for entry in std::fs::read_dir(std::env::temp_dir())?.flatten() {
+            let name = entry.file_name();
+            let maker =
+                name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+            if maker.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+        let prefix = format!("{PREFIX}{}-", std::process::id());
+        Ok(tempfile::Builder::new().prefix(&prefix).tempdir()?.keep())
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn what_a_dead_process_has_left_is_removed() {
+            let dead = std::env::temp_dir().join(format!("{PREFIX}4194305-x"));
+            std::fs::create_dir_all(&dead).unwrap();
+            let made = make().unwrap();
+            assert!(!dead.exists() && made.exists());
+            std::fs::remove_dir(made).unwrap();
+        }
+    }
 }
 
 /// The files of a folder, by their paths in it; of a file, its name.
@@ -360,7 +396,7 @@ mod tests {
         let kept = storage.checkpoints().await.unwrap();
         assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(kept[1].metrics["loss"], f64::INFINITY);
-        let at = storage.fetch(&kept[1], files.path()).await.unwrap();
+        let at = storage.fetch(&kept[1]).await.unwrap();
         assert_eq!(std::fs::read(at.join("sub/rank 0.bin")).unwrap(), b"weights");
         assert_eq!(storage.next().await.unwrap(), 4);
     }

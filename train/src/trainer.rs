@@ -12,6 +12,7 @@ use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::process::{Line, Target};
 use crate::scaling::Scaling;
+use crate::shipping::Shipment;
 use crate::stopper::Stopper;
 use crate::storage::{Checkpoint, Keep, Storage};
 
@@ -54,6 +55,8 @@ pub(crate) struct Plan {
     pub env: BTreeMap<String, String>,
     pub role: String,
     pub run_id: Option<String>,
+    pub working_dir: Option<PathBuf>,
+    pub shipment: Option<(String, ObjectRef<Shipment>)>,
     pub master_port: Option<u16>,
     pub warm: bool,
     pub max_failures: u32,
@@ -172,6 +175,8 @@ impl TorchTrainer {
             env: BTreeMap::new(),
             role: "default".into(),
             run_id: None,
+            working_dir: None,
+            shipment: None,
             master_port: None,
             warm: true,
             max_failures: 0,
@@ -299,6 +304,13 @@ impl TorchTrainer {
         self
     }
 
+    /// Ships this folder to the nodes, once for each content, and runs there: a relative script is looked for in it. It is
+    /// for code; more than 256 MiB are refused, and what scripts write there is not brought back.
+    pub fn working_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.plan.working_dir = Some(folder.into());
+        self
+    }
+
     /// The run's id, told to scripts as `TORCHELASTIC_RUN_ID`; one that no other run has if nothing is said.
     pub fn run_id(mut self, id: &str) -> Self {
         self.plan.run_id = Some(id.to_owned());
@@ -392,7 +404,10 @@ impl TorchTrainer {
             }
         }
         self.plan.python = self.python.take().unwrap_or_else(default_python);
-        if let Target::Script(script) = &mut self.plan.target {
+        if let Some(folder) = &self.plan.working_dir {
+            let shipment = Shipment::pack(folder).map_err(TrainError::Invalid)?;
+            self.plan.shipment = Some((shipment.hash.clone(), wingbeat::put(&shipment)?));
+        } else if let Target::Script(script) = &mut self.plan.target {
             // Ranks run in the driver's working directory, or where it does not exist, in another.
             *script = std::path::absolute(&script).unwrap_or_else(|_| script.clone());
         }

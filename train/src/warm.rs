@@ -18,8 +18,8 @@ use crate::rank;
 const NAMESPACE: &str = "wingbeat-train";
 /// How long a warm Python may go unused.
 const IDLE_SECONDS: u32 = 600;
-/// What nearly every script imports.
-const MODULES: [&str; 4] = ["torch", "torch.distributed", "torch.nn.parallel", "numpy"];
+/// What nearly every script imports, where it is there.
+const MODULES: [&str; 4] = ["torch?", "torch.distributed?", "torch.nn.parallel?", "numpy?"];
 /// Further modules to import, with commas between.
 const MORE_MODULES: &str = "WINGBEAT_WARM_IMPORTS";
 /// Variables that are read when Python starts or when a module is imported begin with one of these.

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 
 use std::sync::Arc;
@@ -60,14 +61,13 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    pub(super) fn fork(name: &str, line: &[String], env: &Environment) -> std::io::Result<Rank> {
+    pub(super) fn fork(name: &str, line: &[String], env: &Environment, cwd: &Path) -> std::io::Result<Rank> {
         let mut warm = Warm::connect(name)?;
         if let Some(why) = warm.hear()?.refused {
             return Err(Error::other(why));
         }
         let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
         let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-        let cwd = std::env::current_dir()?;
         let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
         warm.ask(&request, [their_stdout, their_stderr])?;
         match warm.hear()?.pid {

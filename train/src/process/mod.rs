@@ -33,7 +33,7 @@ pub(crate) use socket::{Answer, Answers, Report};
 
 use crate::environment::Environment;
 use crate::error::PythonError;
-use crate::package;
+use crate::{package, shipping};
 use scratch::Scratch;
 
 /// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would.
@@ -54,6 +54,18 @@ pub(crate) struct Launch {
     pub env: Environment,
     /// The socket of the node's warm Python, if it is to be forked from that.
     pub warm: Option<String>,
+    /// What it runs in, if that was shipped: its hash.
+    pub shipment: Option<String>,
+}
+
+impl Launch {
+    /// Where it runs.
+    fn folder(&self) -> std::io::Result<PathBuf> {
+        match &self.shipment {
+            Some(hash) => Ok(shipping::place(hash)),
+            None => std::env::current_dir(),
+        }
+    }
 }
 
 /// What to run.
@@ -302,8 +314,9 @@ fn supervise(
     let command = command_line(launch, function.as_ref())?;
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
+    let folder = launch.folder()?;
     let exit = socket.serve(answers, events, || {
-        let warm = launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env));
+        let warm = launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env, &folder));
         match warm {
             Some(Ok(rank)) => rank.follow(running, stacks, events),
             Some(Err(why)) => {

@@ -36,6 +36,7 @@ pub(super) fn run(
         }
     };
     env.apply(&mut command);
+    command.current_dir(launch.folder()?);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn()?;
     let told = follow(&mut child, running, stacks, events);

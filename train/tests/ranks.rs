@@ -1,0 +1,58 @@
+//! Groups of ranks that are Rust functions.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::future::IntoFuture;
+
+use wingbeat::Session;
+use wingbeat_collective::Op;
+use wingbeat_train::{RankContext, Ranks, TrainError};
+
+#[wingbeat::remote]
+fn sum(context: RankContext, factor: u32) -> Result<Vec<u32>, String> {
+    let mut group = context.join().map_err(|error| error.to_string())?;
+    let mut data = [context.rank * factor];
+    group.all_reduce(&mut data, Op::Sum).map_err(|error| error.to_string())?;
+    Ok(vec![context.rank, data[0]])
+}
+
+/// Rank 1 fails in the first attempt, while the others wait for it.
+#[wingbeat::remote]
+fn fails_once(context: RankContext) -> Result<u32, String> {
+    if context.rank == 1 && context.attempt == 0 {
+        return Err("no luck".into());
+    }
+    let mut group = context.join().map_err(|error| error.to_string())?;
+    group.barrier().map_err(|error| error.to_string())?;
+    Ok(context.attempt)
+}
+
+fn session() -> Session {
+    wingbeat::block_on(wingbeat::init().num_cpus(3).global(false).into_future()).unwrap()
+}
+
+#[test]
+fn every_rank_knows_its_place_and_reduces_with_the_others() {
+    let session = session();
+    let _entered = session.enter();
+    let ranks = Ranks::of(3).run(|group, context| sum::options().in_bundle(group, context.rank).remote(context, 10));
+    assert_eq!(wingbeat::block_on(ranks).unwrap(), [[0, 30], [1, 30], [2, 30]]);
+    wingbeat::block_on(session.shutdown());
+}
+
+#[test]
+fn the_first_that_fails_ends_the_others_and_the_group_starts_again() {
+    let session = session();
+    let _entered = session.enter();
+    let run = |failures| {
+        let start =
+            |group: &_, context: RankContext| fails_once::options().in_bundle(group, context.rank).remote(context);
+        wingbeat::block_on(Ranks::of(3).max_failures(failures).run(start))
+    };
+    match run(0).unwrap_err() {
+        TrainError::FunctionFailed { rank: 1, cause } => assert!(cause.to_string().contains("no luck"), "{cause}"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(run(1).unwrap(), [1, 1, 1]);
+    wingbeat::block_on(session.shutdown());
+}
