@@ -91,6 +91,9 @@ pub(crate) struct TrainArgs {
     /// A folder for what functions return, and for why a run failed.
     #[arg(long, hide = true)]
     results: Option<PathBuf>,
+    /// Do not start again after a script's exception, only after crashes and lost nodes.
+    #[arg(long)]
+    fail_on_exception: bool,
     /// What carries tensors: auto, nccl or gloo.
     #[arg(long, default_value = "auto", value_parser = ["auto", "nccl", "gloo"])]
     backend: String,
@@ -123,6 +126,7 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         .cpus_per_worker(args.cpus_per_worker)
         .gpus_per_worker(args.gpus_per_worker)
         .max_failures(args.max_failures)
+        .retry_exceptions(!args.fail_on_exception)
         .grace(args.grace)
         .hang_timeout(args.hang_timeout, args.restart_on_hang)
         .backend(match args.backend.as_str() {

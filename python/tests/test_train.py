@@ -146,3 +146,37 @@ def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, c
     assert "cannot make /proc/nowhere" in done.stderr and "trained" not in done.stdout
     script = write("reports.py", "from wingbeat import train\ntrain.report({}, checkpoint=__file__)\n")
     assert "give it --storage" in run("train", script, env=cluster, code=1).stderr
+
+
+def test_a_checkpoint_that_nobody_waits_for_is_there_at_the_end(run, write, cluster, tmp_path):
+    script = write(
+        "later.py",
+        textwrap.dedent("""
+            import os
+            from wingbeat import train
+            rank = train.get_context().world_rank
+            for step in range(3):
+                os.makedirs(f"part-{rank}-{step}")
+                with open(f"part-{rank}-{step}/{rank}.bin", "wb") as file:
+                    file.write(bytes(1 << 20))
+                train.report({"step": step}, checkpoint=f"part-{rank}-{step}", wait=False)
+        """),
+    )
+    run("train", "-n", "2", "--storage", "store", "--keep", "5", script, env=cluster, cwd=tmp_path)
+    stored = sorted(path.name for path in (tmp_path / "store").glob("checkpoint_*"))
+    assert stored == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
+    for name in stored:
+        files = {path.name: path.stat().st_size for path in (tmp_path / "store" / name).iterdir()}
+        assert (files["0.bin"], files["1.bin"], "complete.json" in files) == (1 << 20, 1 << 20, True)
+
+
+def test_an_exception_may_be_final(run, write, cluster):
+    script = write("raises.py", "raise ValueError('always')\n")
+    done = run("train", "--max-failures", "5", "--fail-on-exception", script, env=cluster, code=1)
+    assert "trying again" not in done.stderr and "ValueError: always" in done.stderr
+
+
+def test_a_syntax_error_is_shown_with_its_line(run, write, cluster):
+    script = write("typo.py", "x = (1,\ny = 2\n")
+    done = run("train", script, env=cluster, code=1)
+    assert "SyntaxError" in done.stderr and "typo.py" in done.stderr

@@ -75,12 +75,15 @@ def get_context():
     )
 
 
-def report(metrics, checkpoint=None):
+def report(metrics, checkpoint=None, wait=True):
     """Reports metrics, and with `checkpoint`, a directory (or file) that becomes part of a checkpoint.
 
     Every rank of the run calls it, equally often: it returns when all have, and then the checkpoint is complete and
     kept. Ranks may give files for the same checkpoint; equal names are of the lowest rank. A rank that does not come is
     named by the run after a while. Rank 0's metrics are the run's.
+
+    With wait=False it returns when all have called it, while the checkpoint is still being stored: leave its files as they
+    are. That it could not be stored then ends the run.
 
     Raises TypeError for a metric that is not a number, and ReportError if the checkpoint cannot be stored.
     """
@@ -91,7 +94,7 @@ def report(metrics, checkpoint=None):
         if not os.path.exists(path):
             raise FileNotFoundError(f"the checkpoint {path} does not exist")
     if _SOCKET in os.environ:
-        _connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path})
+        _connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": bool(wait)})
     elif path is not None:
         os.environ[_CHECKPOINT] = path
 

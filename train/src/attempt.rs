@@ -26,6 +26,8 @@ use crate::trainer::{Backend, Plan};
 const GRACE: Duration = Duration::from_millis(500);
 /// How long ranks that were killed may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long checkpoints that are being written may take once a rank has failed.
+const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// How often an elastic group that could be larger looks whether there is room.
 const GROWTH_LOOK: Duration = Duration::from_secs(2);
 /// How long a rank may keep others waiting in a report before it is named.
@@ -116,9 +118,9 @@ impl Group {
             was_hanging: false,
         };
         let told = attempt.until_failure(&mut events).await;
-        let recorded = attempt.record(true).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
-            recorded?;
+            attempt.finish_saves().await?;
+            attempt.record(true).await?;
             return Ok(attempt.finished);
         }
         let grace = match &told {
@@ -126,6 +128,9 @@ impl Group {
             _ => GRACE,
         };
         attempt.stop(&mut events, grace).await;
+        // What was still being written is worth having; that it could not be is not why the run has failed.
+        let _ = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
+        let _ = attempt.record(true).await;
         told?;
         Err(attempt.first_failure(port))
     }
@@ -255,7 +260,7 @@ impl Attempt<'_> {
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
                     let is_saved = saved.is_ok();
-                    self.tell(reports, &Answer(saved.map(|()| None)));
+                    self.saved(reports, saved)?;
                     if let Some(ranks) = self.grows_to.filter(|_| is_saved) {
                         return Err(TrainError::Grows { ranks });
                     }
@@ -274,6 +279,24 @@ impl Attempt<'_> {
             Some(recorder) => recorder.flush(all).await.map_err(TrainError::Storage),
             None => Ok(()),
         }
+    }
+
+    /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
+    fn saved(&mut self, reports: BTreeMap<usize, Report>, saved: Result<(), String>) -> Result<(), TrainError> {
+        match saved {
+            Err(why) if reports.is_empty() => Err(TrainError::Storage(why)),
+            saved => {
+                self.tell(reports, &Answer(saved.map(|()| None)));
+                Ok(())
+            }
+        }
+    }
+
+    async fn finish_saves(&mut self) -> Result<(), TrainError> {
+        while let Some((reports, saved)) = self.saves.next().await {
+            self.saved(reports, saved)?;
+        }
+        Ok(())
     }
 
     fn may_grow(&self) -> bool {
@@ -364,7 +387,11 @@ impl Attempt<'_> {
                         let number = *next;
                         *next += 1;
                         let save = save(self.plan, self.group, storage, number, &reports);
-                        self.saves.push(Box::pin(async move { (reports, save.await) }));
+                        // Those who do not wait are answered now, and the next report waits for what is left.
+                        let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                            reports.into_iter().partition(|(_, report)| report.waits);
+                        self.saves.push(Box::pin(async move { (waiting, save.await) }));
+                        self.tell(others, &Answer(Ok(None)));
                     }
                     None => {
                         let why = "a checkpoint was reported, and the run has nowhere to store it; give it --storage";

@@ -140,14 +140,12 @@ pub enum TrainError {
 
 impl TrainError {
     /// Whether another attempt may go better.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            TrainError::RankFailed { .. }
-                | TrainError::RankLost { .. }
-                | TrainError::Hangs { .. }
-                | TrainError::Runtime(_)
-        )
+    pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
+        match self {
+            TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
+            TrainError::RankLost { .. } | TrainError::Hangs { .. } | TrainError::Runtime(_) => true,
+            _ => false,
+        }
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) struct Plan {
     pub master_port: Option<u16>,
     pub warm: bool,
     pub max_failures: u32,
+    pub retry_exceptions: bool,
     pub grace: Duration,
     pub hang_timeout: Duration,
     pub restart_on_hang: bool,
@@ -180,6 +181,7 @@ impl TorchTrainer {
             master_port: None,
             warm: true,
             max_failures: 0,
+            retry_exceptions: true,
             grace: Duration::from_secs(30),
             hang_timeout: Duration::from_secs(600),
             restart_on_hang: false,
@@ -281,6 +283,13 @@ impl TorchTrainer {
     /// How often the group may be started again after a failure; never if nothing is said.
     pub fn max_failures(mut self, failures: u32) -> Self {
         self.plan.max_failures = failures;
+        self
+    }
+
+    /// Whether a script's exception is a failure to start again after, as a crash or a lost node is; it is if nothing is
+    /// said.
+    pub fn retry_exceptions(mut self, retry: bool) -> Self {
+        self.plan.retry_exceptions = retry;
         self
     }
 
@@ -447,7 +456,7 @@ impl TorchTrainer {
                     (self.plan.on_notice)(&format!("{error}; trying another port"));
                 }
                 TrainError::Grows { .. } => (self.plan.on_notice)(&error.to_string()),
-                error if error.may_pass() && failures < self.plan.max_failures => {
+                error if error.may_pass(self.plan.retry_exceptions) && failures < self.plan.max_failures => {
                     failures += 1;
                     let of = self.plan.max_failures + 1;
                     (self.plan.on_notice)(&format!("attempt {failures} of {of} failed, trying again: {error}"));

@@ -104,6 +104,8 @@ pub(crate) struct Outcome {
     pub stderr: Vec<String>,
     /// Whether it had been asked to end: then its end says nothing about it.
     pub was_stopped: bool,
+    /// Whether the kernel has ended a process for want of memory while it ran.
+    pub out_of_memory: bool,
     /// When it ended, in microseconds since the epoch by its node's clock; 0 if it could not be started.
     pub ended_us: u64,
 }
@@ -115,6 +117,9 @@ impl Outcome {
 
     pub(crate) fn shown(&self) -> String {
         match (self.code, self.signal) {
+            (_, Some(libc::SIGKILL)) if self.out_of_memory => {
+                "was killed by signal 9, most likely because its node or its container was out of memory".into()
+            }
             (_, Some(signal)) => format!("was killed by signal {signal}"),
             (Some(code), None) => format!("exited with code {code}"),
             (None, None) => "could not be started".into(),
@@ -315,6 +320,7 @@ fn supervise(
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
     let folder = launch.folder()?;
+    let kills = memory_kills();
     let exit = socket.serve(answers, events, || {
         let warm = launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env, &folder));
         match warm {
@@ -334,6 +340,7 @@ fn supervise(
         error: error.read().as_deref().and_then(parse_error),
         stderr: exit.stderr.into(),
         was_stopped: exit.was_stopped,
+        out_of_memory: memory_kills() > kills,
         ended_us: exit.ended_us,
     })
 }
@@ -393,6 +400,12 @@ fn stacks_signal() -> i32 {
     libc::SIGRTMAX() - 3
 }
 
+/// How often the kernel has ended a process for want of memory, on the whole machine.
+fn memory_kills() -> u64 {
+    let counts = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    counts.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+}
+
 fn modified(path: &Path) -> Option<SystemTime> {
     std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
@@ -419,6 +432,14 @@ fn parse_error(text: &str) -> Option<PythonError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_for_want_of_memory_is_said_so() {
+        let killed = Outcome { signal: Some(9), ..Outcome::default() };
+        assert_eq!(killed.shown(), "was killed by signal 9");
+        let shown = Outcome { out_of_memory: true, ..killed }.shown();
+        assert!(shown.contains("out of memory"), "{shown}");
+    }
 
     #[test]
     fn torchelastics_error_file_is_understood() {

@@ -30,6 +30,8 @@ pub(crate) struct Report {
     pub metrics: BTreeMap<String, f64>,
     /// A directory of its node that is to become part of a checkpoint.
     pub checkpoint: Option<String>,
+    /// Whether it waits until the checkpoint is stored.
+    pub waits: bool,
 }
 
 /// What a rank is told.
@@ -82,6 +84,7 @@ enum Message {
         /// Numbers as text: JSON has no infinity.
         metrics: BTreeMap<String, String>,
         checkpoint: Option<String>,
+        waits: bool,
     },
 }
 
@@ -191,7 +194,7 @@ fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mps
     match message {
         Message::Returned { .. } => tell(Event::Returned(bytes)),
         Message::Raised { .. } => tell(Event::Raised(bytes)),
-        Message::Report { metrics, checkpoint } => {
+        Message::Report { metrics, checkpoint, waits } => {
             let number = |(name, text): (String, String)| match text.parse() {
                 Ok(value) => Ok((name, value)),
                 Err(_) => Err(Answer(Err(format!("the metric {name} is not a number: {text}")))),
@@ -201,7 +204,7 @@ fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mps
                 Err(refused) => return refused,
             };
             let (id, answer) = answers.expect();
-            let told = tell(Event::Report(Report { id, metrics, checkpoint }));
+            let told = tell(Event::Report(Report { id, metrics, checkpoint, waits }));
             if told.0.is_err() { told } else { answer.recv().unwrap_or_else(|_| gone()) }
         }
     }
