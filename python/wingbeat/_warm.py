@@ -210,10 +210,6 @@ def keep(connection, rank, streams, stacks_signal):
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for stream in streams:
         os.close(stream)
-    try:
-        os.setpgid(rank, rank)  # as the rank itself does: whoever comes first
-    except OSError:
-        pass
     ended = os.pidfd_open(rank)
     say(connection, {"pid": rank})
     poll = select.poll()
@@ -235,11 +231,8 @@ def keep(connection, rank, streams, stacks_signal):
                 if number == ASK_STACKS:
                     os.kill(rank, stacks_signal)
                 else:
-                    os.killpg(rank, number)
-    try:
-        os.killpg(rank, signal.SIGKILL)
-    except OSError:
-        pass  # the rank was alone
+                    signal_group(rank, number)
+    signal_group(rank, signal.SIGKILL)
     _, status = os.waitpid(rank, 0)
     while True:
         left = children()
@@ -255,10 +248,29 @@ def keep(connection, rank, streams, stacks_signal):
     os._exit(0)
 
 
+def signal_group(rank, number):
+    try:
+        os.killpg(rank, number)
+    except ProcessLookupError:  # it has not come as far as to lead one
+        os.kill(rank, number)
+
+
 def children():
     """What is below this process; nothing else reaps it."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
+    own = os.getpid()
+    try:
+        with open(f"/proc/self/task/{own}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == own]
+
+
+def parent_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])  # a name may hold anything, but ends there
+    except OSError:
+        return None  # it has ended
 
 
 def run(request, streams):
@@ -279,7 +291,7 @@ def run(request, streams):
 def renew(request, streams):
     import time
 
-    os.setpgid(0, 0)
+    os.setsid()  # also for the scheduler, which shares CPUs between sessions before it does within them
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -112,7 +112,7 @@ impl Rank {
 
     /// Whether it lies there already.
     pub(crate) fn has(&self, hash: String) -> bool {
-        shipping::place(&hash).exists()
+        shipping::is_there(&hash)
     }
 
     /// What the node's warm Python says.

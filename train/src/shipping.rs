@@ -5,6 +5,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -14,6 +15,9 @@ use crate::package;
 /// Folders that no script needs from elsewhere.
 const SKIPPED: [&str; 8] =
     [".git", "__pycache__", ".venv", "venv", "node_modules", "target", ".mypy_cache", ".pytest_cache"];
+const PREFIX: &str = "work-";
+/// For how long a shipment is kept that no run uses.
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// More than this is data, and belongs into a storage that all nodes reach.
 const LIMIT: u64 = 256 << 20;
 
@@ -84,7 +88,8 @@ impl Shipment {
             return Ok(folder);
         }
         std::fs::create_dir_all(package::cache())?;
-        let made = tempfile::Builder::new().prefix("work-").tempdir_in(package::cache())?;
+        remove_unused();
+        let made = tempfile::Builder::new().prefix("part-").tempdir_in(package::cache())?;
         for file in &self.files {
             let path = made.path().join(&file.path);
             if let Some(parent) = path.parent() {
@@ -101,9 +106,27 @@ impl Shipment {
     }
 }
 
+/// Removes what no run has used for long. What cannot be removed now is, some other time.
+fn remove_unused() {
+    let Ok(entries) = std::fs::read_dir(package::cache()) else { return };
+    for entry in entries.flatten() {
+        let is_shipment = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let used = entry.metadata().and_then(|metadata| metadata.modified()).ok();
+        if is_shipment && used.and_then(|used| used.elapsed().ok()).is_some_and(|unused| unused > UNUSED) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whether a shipment lies on this node; a run is about to use it then.
+pub(crate) fn is_there(hash: &str) -> bool {
+    let used = std::fs::File::open(place(hash)).and_then(|folder| folder.set_modified(SystemTime::now()));
+    used.is_ok()
+}
+
 /// Where a shipment lies on this node.
 pub(crate) fn place(hash: &str) -> PathBuf {
-    package::cache().join(format!("work-{hash}"))
+    package::cache().join(format!("{PREFIX}{hash}"))
 }
 
 #[cfg(test)]
@@ -127,6 +150,20 @@ mod tests {
         assert_eq!(Shipment::pack(dir.path()).unwrap().hash, first.hash);
         write("train.py", "print(1)");
         assert_ne!(Shipment::pack(dir.path()).unwrap().hash, first.hash);
+    }
+
+    #[test]
+    fn what_was_unpacked_is_there_and_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("run.sh"), format!("echo {}", std::process::id())).unwrap();
+        std::fs::set_permissions(dir.path().join("run.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let shipment = Shipment::pack(dir.path()).unwrap();
+        assert!(!is_there(&shipment.hash));
+        let folder = shipment.unpack().unwrap();
+        assert!(is_there(&shipment.hash));
+        assert_eq!(Shipment::pack(&folder).unwrap().hash, shipment.hash);
+        assert_eq!(shipment.unpack().unwrap(), folder, "it is unpacked once");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 use wingbeat::{Error, NodeId};
 
 use crate::package;
+use crate::process::in_own_session;
 use crate::rank;
 
 /// Where the actors are named.
@@ -157,7 +157,9 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     // Threads that a library starts when it is imported would not be there in a fork.
     command.envs(&kind.settings).env("OPENBLAS_NUM_THREADS", "1");
     command.env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0).spawn()
+    // What ranks inherit from it must be what they would have as new processes.
+    in_own_session(&mut command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()
 }
 
 fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {

@@ -30,6 +30,7 @@ use wingbeat::ObjectRef;
 
 pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
+pub(crate) use spawned::in_own_session;
 
 use crate::environment::Environment;
 use crate::error::PythonError;

@@ -37,7 +37,8 @@ pub(super) fn run(
     };
     env.apply(&mut command);
     command.current_dir(launch.folder()?);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    in_own_session(&mut command);
     let mut child = command.spawn()?;
     let told = follow(&mut child, running, stacks, events);
     if told.is_err() {
@@ -46,6 +47,16 @@ pub(super) fn run(
     }
     let status = child.wait()?;
     told.map(|exit| Exit { code: status.code(), signal: status.signal(), ..exit })
+}
+
+/// Gives a process a session of its own, as torchrun gives each rank: the scheduler shares CPUs between sessions before it
+/// does within them, so that ranks that wait for each other are not put on one. With two on two CPUs that is a tenth of
+/// their speed.
+pub(crate) fn in_own_session(command: &mut Command) {
+    // SAFETY: between fork and exec, a system call and nothing else.
+    unsafe {
+        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into));
+    }
 }
 
 /// Tells what the process prints until it ends, and leaves it to be reaped. What it started may hold its pipes open for
