@@ -54,6 +54,8 @@ struct Attempt<'a> {
     storage: Option<(&'a Storage, u64)>,
     recorder: Option<Recorder>,
     number: u32,
+    /// Where NCCL tells how far it is, if ranks use it.
+    ras: Option<u16>,
     /// Checkpoints that are being written, and who waits for them.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// How many have not ended.
@@ -97,12 +99,17 @@ impl Group {
         };
         self.preflight(plan).await?;
         let interfaces = self.interfaces().await?;
-        let mut events = self.launch(plan, attempt, run_id, port, &checkpoints, &interfaces);
+        let ras = match self.backend(plan) {
+            "nccl" => Some(self.port(&Plan { master_port: None, ..plan.clone() }).await?),
+            _ => None,
+        };
+        let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
         let mut attempt = Attempt {
             plan,
             group: self,
             recorder: storage.map(|(storage, _)| Recorder::new(storage)),
             number: attempt,
+            ras,
             storage,
             saves: FuturesUnordered::new(),
             left: self.ranks.len(),
@@ -140,6 +147,16 @@ impl Group {
             (Some(port), _) => Ok(port),
             (None, Some(first)) => Ok(first.handle.free_port().get().await?),
             (None, None) => Ok(0),
+        }
+    }
+
+    /// What carries the ranks' tensors.
+    fn backend(&self, plan: &Plan) -> &'static str {
+        let has_gpus = self.ranks.iter().any(|rank| !rank.at.gpus.is_empty());
+        match plan.backend {
+            Backend::Nccl => "nccl",
+            Backend::Auto if has_gpus => "nccl",
+            Backend::Auto | Backend::Gloo => "gloo",
         }
     }
 
@@ -195,14 +212,13 @@ impl Group {
         plan: &Plan,
         attempt: u32,
         run_id: &str,
-        port: u16,
+        (port, ras): (u16, Option<u16>),
         checkpoints: &[String],
         interfaces: &[Option<String>],
     ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
         let mut events = SelectAll::new();
         let Some(first) = self.ranks.first() else { return events };
         let one_node = self.ranks.iter().all(|rank| rank.at.node == first.at.node);
-        let has_gpus = self.ranks.iter().any(|rank| !rank.at.gpus.is_empty());
         let local = || "127.0.0.1".to_owned();
         let shared = Shared {
             master_addr: if one_node { local() } else { first.at.ip.clone().unwrap_or_else(local) },
@@ -211,14 +227,14 @@ impl Group {
             role: plan.role.clone(),
             restarts: attempt,
             max_restarts: plan.max_failures,
-            backend: match plan.backend {
-                Backend::Nccl => "nccl",
-                Backend::Auto if has_gpus => "nccl",
-                Backend::Auto | Backend::Gloo => "gloo",
-            },
+            backend: self.backend(plan),
         };
         let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
         for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
+            if let Some(ras) = ras {
+                // One for each run: processes of one user may run side by side on a node.
+                env.unless_set.insert(crate::ras::VARIABLE.into(), format!("localhost:{ras}"));
+            }
             if let Some(Some(interface)) = interfaces.get(index) {
                 env.use_interface(interface);
             }
@@ -441,7 +457,14 @@ impl Attempt<'_> {
         for asked in asked {
             stacks.push(asked.get_timeout(KILL_LIMIT).await.unwrap_or_else(|error| format!("no stacks: {error}")));
         }
-        let described = hang::describe(&stacks, &missing, quiet);
+        let mut described = hang::describe(&stacks, &missing, quiet);
+        // One process gathers it from all.
+        if let (Some(port), Some(first)) = (self.ras, self.group.ranks.first())
+            && let Ok(status) = first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await
+        {
+            described.text.push_str("\n  NCCL says:\n    ");
+            described.text.push_str(&status.replace('\n', "\n    "));
+        }
         (self.plan.on_notice)(&described.text);
         match self.plan.restart_on_hang {
             true => Err(TrainError::Hangs { seconds: quiet.as_secs(), lagging: shown::ranks(&described.lagging) }),

@@ -39,8 +39,10 @@ pub(crate) fn describe(stacks: &[String], missing: &[usize], quiet: Duration) ->
     Described { lagging, text }
 }
 
-/// The innermost frames of the main thread, which Python shows last.
+/// The innermost frames of the main thread, which Python shows last, and py-spy names.
 fn innermost(stack: &str) -> impl Iterator<Item = &str> {
+    let named = stack.find("\"MainThread\"").map(|at| &stack[at..]);
+    let stack = named.map_or(stack, |stack| stack.split_once('\n').map_or("", |(_, frames)| frames));
     let header = stack.rfind("(most recent call first)");
     let main = header.and_then(|at| stack[at..].split_once('\n')).map_or(stack, |(_, frames)| frames);
     main.lines().map(str::trim).filter(|line| !line.is_empty()).take(LINES)
@@ -58,6 +60,12 @@ mod tests {
         assert_eq!(described.lagging, [1]);
         assert!(described.text.contains("rank 1 keeps the others waiting"), "{}", described.text);
         assert!(described.text.contains("line 7 in load"));
+    }
+
+    #[test]
+    fn what_py_spy_shows_is_understood() {
+        let stack = "Process 7: python\nThread 8 (idle): \"other\"\n    wait (threading.py:1)\nThread 7 (active): \"MainThread\"\n    load (train.py:7)\n";
+        assert_eq!(innermost(stack).collect::<Vec<_>>(), ["load (train.py:7)"]);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! - [`TorchTrainer`]: what to run, on how many ranks; `fit()` runs it.
 //! - `group`: the ranks' actors: placed, checked, and let go.
-//! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts.
+//! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
+//!   `ras` asks NCCL.
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
@@ -35,6 +36,7 @@ mod preflight;
 mod process;
 mod rank;
 mod ranks;
+mod ras;
 mod recorder;
 mod reports;
 mod scaling;

@@ -15,6 +15,7 @@ use crate::interface;
 use crate::ports;
 use crate::preflight::{self, Facts};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
+use crate::ras;
 use crate::shipping::{self, Shipment};
 use crate::storage::{self, Checkpoint, Storage};
 use crate::warm::Kind;
@@ -184,6 +185,11 @@ impl Rank {
     /// What the process does now: the stacks of its threads.
     pub(crate) fn stacks(&self) -> String {
         self.running.stacks()
+    }
+
+    /// What NCCL says of all ranks.
+    pub(crate) fn ras(&self, port: u16) -> Result<String, String> {
+        ras::status(port)
     }
 
     /// Asks what runs to end; with `at_once`, ends it.

@@ -162,6 +162,13 @@ impl Reach {
         }
     }
 
+    fn pid(&self) -> Option<i32> {
+        match self {
+            Reach::Group(leader) => Some(leader.as_raw_nonzero().get()),
+            Reach::Keeper(..) => None,
+        }
+    }
+
     /// Has the process itself, and nothing that it has started, write its stacks.
     fn ask_stacks(&self) {
         match self {
@@ -172,6 +179,13 @@ impl Reach {
             Reach::Keeper(keeper) => tell(keeper, ASK_STACKS),
         }
     }
+}
+
+/// What py-spy sees, where it is installed and may look: it also sees threads that Python's own handler cannot reach.
+fn py_spy(pid: i32) -> Option<String> {
+    let seen = std::process::Command::new("py-spy").args(["dump", "--pid", &pid.to_string()]).output().ok()?;
+    let text = String::from_utf8_lossy(&seen.stdout).into_owned();
+    (seen.status.success() && text.contains("Thread")).then_some(text)
 }
 
 /// A keeper that is gone needs to be told nothing.
@@ -209,6 +223,13 @@ impl Running {
 
     /// What all threads of the process do now, as Python tells it. Says why where it does not.
     pub(crate) fn stacks(&self) -> String {
+        let pid = match &*self.state() {
+            State::Runs { reach, .. } => reach.pid(),
+            _ => None,
+        };
+        if let Some(seen) = pid.and_then(py_spy) {
+            return seen;
+        }
         let (stacks, before) = {
             let state = self.state();
             let State::Runs { reach, stacks, .. } = &*state else { return "it does not run".into() };
