@@ -72,7 +72,7 @@ def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster):
             train.report({"x": 1})
         """),
     )
-    options = ("--cold", "--hang-timeout", "2s", "--restart-on-hang", "--max-failures", "1")
+    options = ("--cold", "--hang-timeout", "4s", "--restart-on-hang", "--max-failures", "1")
     done = run("train", "-n", "2", *options, script, env=cluster)
     assert "rank 1 keeps the others waiting" in done.stderr
     assert "in load_batch" in done.stderr and "waited" in done.stderr

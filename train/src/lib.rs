@@ -11,7 +11,7 @@
 //! - `preflight`: what would go wrong between nodes.
 //! - `storage`: checkpoints; `recorder`: metrics.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with;
-//!   `shipping`: the user's own code.
+//!   `shipping`: the user's own code; `cache`: where both lie.
 //!
 //! ```no_run
 //! use wingbeat_train::TorchTrainer;
@@ -25,6 +25,7 @@
 //! ```
 
 mod attempt;
+mod cache;
 mod environment;
 mod error;
 mod group;

@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use crate::cache;
+
 const FILES: [(&str, &str); 5] = [
     ("__init__.py", include_str!("../../python/wingbeat/__init__.py")),
     ("_rank_main.py", include_str!("../../python/wingbeat/_rank_main.py")),
@@ -27,13 +29,13 @@ pub(crate) fn identity() -> &'static str {
 
 /// The folder of the package on this node.
 pub(crate) fn folder() -> std::io::Result<PathBuf> {
-    let folder = cache().join(format!("python-{}", identity()));
+    let cache = cache::folder()?;
+    let folder = cache.join(format!("python-{}", identity()));
     let package = folder.join("wingbeat");
     if package.exists() {
         return Ok(package);
     }
-    std::fs::create_dir_all(cache())?;
-    let made = tempfile::Builder::new().prefix("python-").tempdir_in(cache())?;
+    let made = tempfile::Builder::new().prefix("python-").tempdir_in(cache)?;
     std::fs::create_dir(made.path().join("wingbeat"))?;
     for (name, text) in FILES {
         std::fs::write(made.path().join("wingbeat").join(name), text)?;
@@ -43,13 +45,4 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
         return Err(std::io::Error::other(format!("cannot write {}", folder.display())));
     }
     Ok(package)
-}
-
-/// Where this user's files lie that can be made again.
-pub(crate) fn cache() -> PathBuf {
-    let of_user = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    of_user("XDG_CACHE_HOME")
-        .or_else(|| Some(of_user("HOME")?.join(".cache")))
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("wingbeat-{}", rustix::process::geteuid().as_raw())))
-        .join("wingbeat")
 }

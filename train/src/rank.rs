@@ -83,7 +83,7 @@ impl Rank {
             has_script: match &wanted.target {
                 // Within the folder that was shipped, or at a path of this node.
                 Target::Script(script) => match &wanted.shipment {
-                    Some(hash) => shipping::place(hash).join(script).is_file(),
+                    Some(hash) => shipping::place(hash).is_ok_and(|folder| folder.join(script).is_file()),
                     None => script.is_file(),
                 },
                 Target::Module(_) | Target::Program(_) | Target::Function(_) => true,

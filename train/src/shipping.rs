@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::package;
+use crate::cache;
 
 /// Folders that no script needs from elsewhere.
 const SKIPPED: [&str; 8] =
@@ -83,13 +83,12 @@ impl Shipment {
 
     /// Writes the files into the cache, unless they are there: all of them, or nothing.
     pub(crate) fn unpack(&self) -> std::io::Result<PathBuf> {
-        let folder = place(&self.hash);
+        let folder = place(&self.hash)?;
         if folder.exists() {
             return Ok(folder);
         }
-        std::fs::create_dir_all(package::cache())?;
         remove_unused();
-        let made = tempfile::Builder::new().prefix("part-").tempdir_in(package::cache())?;
+        let made = tempfile::Builder::new().prefix("part-").tempdir_in(cache::folder()?)?;
         for file in &self.files {
             let path = made.path().join(&file.path);
             if let Some(parent) = path.parent() {
@@ -108,7 +107,7 @@ impl Shipment {
 
 /// Removes what no run has used for long. What cannot be removed now is, some other time.
 fn remove_unused() {
-    let Ok(entries) = std::fs::read_dir(package::cache()) else { return };
+    let Ok(entries) = cache::folder().and_then(std::fs::read_dir) else { return };
     for entry in entries.flatten() {
         let is_shipment = entry.file_name().to_string_lossy().starts_with(PREFIX);
         let used = entry.metadata().and_then(|metadata| metadata.modified()).ok();
@@ -120,13 +119,13 @@ fn remove_unused() {
 
 /// Whether a shipment lies on this node; a run is about to use it then.
 pub(crate) fn is_there(hash: &str) -> bool {
-    let used = std::fs::File::open(place(hash)).and_then(|folder| folder.set_modified(SystemTime::now()));
+    let used = place(hash).and_then(std::fs::File::open).and_then(|folder| folder.set_modified(SystemTime::now()));
     used.is_ok()
 }
 
 /// Where a shipment lies on this node.
-pub(crate) fn place(hash: &str) -> PathBuf {
-    package::cache().join(format!("{PREFIX}{hash}"))
+pub(crate) fn place(hash: &str) -> std::io::Result<PathBuf> {
+    Ok(cache::folder()?.join(format!("{PREFIX}{hash}")))
 }
 
 #[cfg(test)]

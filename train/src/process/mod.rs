@@ -63,7 +63,7 @@ impl Launch {
     /// Where it runs.
     fn folder(&self) -> std::io::Result<PathBuf> {
         match &self.shipment {
-            Some(hash) => Ok(shipping::place(hash)),
+            Some(hash) => shipping::place(hash),
             None => std::env::current_dir(),
         }
     }

@@ -1,0 +1,57 @@
+//! Where this user's files lie that can be made again: the Python that ranks run with, and shipped code.
+
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The folder, made if it is not there: in the user's cache, or where that cannot be written, in one below `/tmp` that
+/// is nobody else's.
+pub(crate) fn folder() -> Result<PathBuf> {
+    let of_user = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let cache = of_user("XDG_CACHE_HOME").or_else(|| Some(of_user("HOME")?.join(".cache")));
+    if let Some(folder) = cache.map(|cache| cache.join("wingbeat"))
+        && std::fs::create_dir_all(&folder).is_ok()
+        && rustix::fs::access(&folder, rustix::fs::Access::WRITE_OK).is_ok()
+    {
+        return Ok(folder);
+    }
+    private(&std::env::temp_dir().join(format!("wingbeat-cache-{}", rustix::process::geteuid().as_raw())))
+}
+
+/// A folder that only this user can write. Anybody may have made one of its name before: what lies in it is run.
+fn private(folder: &Path) -> Result<PathBuf> {
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let there = std::fs::symlink_metadata(folder)?;
+    let is_ours = there.is_dir() && there.uid() == rustix::process::geteuid().as_raw() && there.mode() & 0o022 == 0;
+    match is_ours {
+        true => Ok(folder.to_owned()),
+        false => Err(Error::new(
+            ErrorKind::PermissionDenied,
+            format!("{} is somebody else's, or others may write it; set XDG_CACHE_HOME", folder.display()),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_others_may_write_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("cache");
+        assert_eq!(private(&folder).unwrap(), folder);
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(private(&folder).unwrap(), folder, "and it is found again");
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(private(&folder).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        assert!(private(&link).is_err(), "nor one that a link leads to");
+    }
+}
