@@ -34,8 +34,6 @@ pub(crate) mod sealed {
         const NAME: &'static str;
         /// Combines the elements of another into these. `Avg` adds, as `Sum`.
         fn combine(op: Op, into: &mut [Self], from: &[Self]);
-        /// `into = a op b`, element by element.
-        fn combine_two(op: Op, into: &mut [Self], a: &[Self], b: &[Self]);
         /// The end of `Avg`.
         fn divide(into: &mut [Self], by: u32);
     }
@@ -58,20 +56,6 @@ macro_rules! element {
                     Op::Product => each(into, from, $product),
                     Op::Min => each(into, from, $min),
                     Op::Max => each(into, from, $max),
-                }
-            }
-
-            fn combine_two(op: Op, into: &mut [Self], a: &[Self], b: &[Self]) {
-                fn each(into: &mut [$type], a: &[$type], b: &[$type], with: impl Fn($type, $type) -> $type) {
-                    for ((into, a), b) in into.iter_mut().zip(a).zip(b) {
-                        *into = with(*a, *b);
-                    }
-                }
-                match op {
-                    Op::Sum | Op::Avg => each(into, a, b, $sum),
-                    Op::Product => each(into, a, b, $product),
-                    Op::Min => each(into, a, b, $min),
-                    Op::Max => each(into, a, b, $max),
                 }
             }
 

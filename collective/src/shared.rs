@@ -230,28 +230,10 @@ impl Shared {
         op: Op,
     ) -> Result<()> {
         // With few members each reads all slots; with many, each reduces a share, and reads the others' results.
-        if self.members > 2 {
-            return self.all_reduce_in_shares(mesh, header, data, op);
+        match self.members > 2 {
+            true => self.all_reduce_in_shares(mesh, header, data, op),
+            false => self.reduce_at(mesh, header, data, op, |_| true),
         }
-        self.in_parts(
-            mesh,
-            header,
-            data.len(),
-            HALF / size_of::<T>(),
-            data,
-            |shared, data, range| shared.write(0, &data[range]),
-            |shared, data, range| {
-                for rank in (0..shared.members).filter(|rank| *rank != shared.rank) {
-                    // SAFETY: all have come into this phase.
-                    let theirs = unsafe { shared.written(rank, range.len()) };
-                    T::combine(op, &mut data[range.clone()], theirs);
-                }
-                if op == Op::Avg {
-                    T::divide(&mut data[range], shared.members as u32);
-                }
-                Ok(())
-            },
-        )
     }
 
     fn all_reduce_in_shares<T: Element>(&mut self, mesh: &Mesh, header: &Header, data: &mut [T], op: Op) -> Result<()> {
@@ -300,6 +282,18 @@ impl Shared {
         op: Op,
         root: u32,
     ) -> Result<()> {
+        self.reduce_at(mesh, header, data, op, |rank| rank == root as usize)
+    }
+
+    /// Reduces all slots into the data of those members that want it.
+    fn reduce_at<T: Element>(
+        &mut self,
+        mesh: &Mesh,
+        header: &Header,
+        data: &mut [T],
+        op: Op,
+        wants: impl Fn(usize) -> bool,
+    ) -> Result<()> {
         self.in_parts(
             mesh,
             header,
@@ -308,7 +302,7 @@ impl Shared {
             data,
             |shared, data, range| shared.write(0, &data[range]),
             |shared, data, range| {
-                if shared.rank != root as usize {
+                if !wants(shared.rank) {
                     return Ok(());
                 }
                 let into = &mut data[range];

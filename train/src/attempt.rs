@@ -1,7 +1,7 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -10,7 +10,7 @@ use wingbeat::{Error, get_all};
 
 use crate::environment::{self, Shared};
 use crate::error::TrainError;
-use crate::group::Group;
+use crate::group::{Group, Member};
 use crate::hang;
 use crate::preflight::{self, Finding};
 use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
@@ -89,18 +89,21 @@ impl Group {
         run_id: &str,
         storage: Option<&Storage>,
     ) -> Result<Finished, TrainError> {
-        let port = self.port(plan).await?;
+        let port = match plan.master_port {
+            Some(port) => port,
+            None => self.free_port().await?,
+        };
         let (storage, checkpoints) = match storage {
             Some(storage) => {
                 let next = storage.next().await.map_err(TrainError::Storage)?;
-                (Some((storage, next)), self.newest_checkpoint(plan, storage).await?)
+                (Some((storage, next)), self.newest_checkpoint(storage).await?)
             }
             None => (None, Vec::new()),
         };
         self.preflight(plan).await?;
         let interfaces = self.interfaces().await?;
         let ras = match self.backend(plan) {
-            "nccl" => Some(self.port(&Plan { master_port: None, ..plan.clone() }).await?),
+            "nccl" => Some(self.free_port().await?),
             _ => None,
         };
         let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
@@ -142,11 +145,11 @@ impl Group {
         Err(attempt.first_failure(port))
     }
 
-    async fn port(&self, plan: &Plan) -> Result<u16, TrainError> {
-        match (plan.master_port, self.ranks.first()) {
-            (Some(port), _) => Ok(port),
-            (None, Some(first)) => Ok(first.handle.free_port().get().await?),
-            (None, None) => Ok(0),
+    /// A port of rank 0's node that is free now.
+    async fn free_port(&self) -> Result<u16, TrainError> {
+        match self.ranks.first() {
+            Some(first) => Ok(first.handle.free_port().get().await?),
+            None => Ok(0),
         }
     }
 
@@ -164,7 +167,7 @@ impl Group {
     fn master_of_several(&self) -> Option<IpAddr> {
         let first = self.ranks.first()?;
         let several = self.ranks.iter().any(|rank| rank.at.ip != first.at.ip);
-        first.at.ip.as_ref().filter(|_| several)?.parse().ok()
+        first.at.ip.filter(|_| several)
     }
 
     /// Whether machines reach each other and have the same versions, where there are several.
@@ -198,11 +201,11 @@ impl Group {
     }
 
     /// Where each rank finds the newest checkpoint on its node, by rank; empty if there is none.
-    async fn newest_checkpoint(&self, plan: &Plan, storage: &Storage) -> Result<Vec<String>, TrainError> {
+    async fn newest_checkpoint(&self, storage: &Storage) -> Result<Vec<String>, TrainError> {
         let all = storage.checkpoints().await.map_err(TrainError::Storage)?;
-        let (Some(newest), Some(url)) = (all.last(), &plan.storage) else { return Ok(Vec::new()) };
-        let url = absolute(url);
-        let fetched: Vec<_> = self.ranks.iter().map(|rank| rank.handle.fetch(url.clone(), newest.clone())).collect();
+        let Some(newest) = all.last() else { return Ok(Vec::new()) };
+        let fetch = |rank: &Member| rank.handle.fetch(storage.url().to_owned(), newest.clone());
+        let fetched: Vec<_> = self.ranks.iter().map(fetch).collect();
         Ok(get_all(&fetched).await?)
     }
 
@@ -219,9 +222,9 @@ impl Group {
         let mut events = SelectAll::new();
         let Some(first) = self.ranks.first() else { return events };
         let one_node = self.ranks.iter().all(|rank| rank.at.node == first.at.node);
-        let local = || "127.0.0.1".to_owned();
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let shared = Shared {
-            master_addr: if one_node { local() } else { first.at.ip.clone().unwrap_or_else(local) },
+            master_addr: first.at.ip.filter(|_| !one_node).unwrap_or(local).to_string(),
             master_port: port,
             run_id: run_id.to_owned(),
             role: plan.role.clone(),
@@ -516,14 +519,6 @@ impl Attempt<'_> {
     }
 }
 
-/// As ranks understand it, whose working directory may be another.
-fn absolute(url: &str) -> String {
-    match url.contains("://") {
-        true => url.to_owned(),
-        false => std::path::absolute(url).map_or_else(|_| url.to_owned(), |path| path.display().to_string()),
-    }
-}
-
 /// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
 fn save(
     plan: &Plan,
@@ -532,7 +527,6 @@ fn save(
     number: u64,
     reports: &BTreeMap<usize, Report>,
 ) -> impl Future<Output = Result<(), String>> + Send + use<> {
-    let url = plan.storage.as_deref().map(absolute).unwrap_or_default();
     let (storage, keep) = (storage.clone(), plan.keep.clone());
     let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
     let parts: Vec<(RankHandle, String)> = reports
@@ -545,7 +539,7 @@ fn save(
         let mut writing = Vec::new();
         for ((handle, path), files) in parts.iter().zip(get_all(&listed).await.map_err(|error| error.to_string())?) {
             let own: Vec<String> = files.into_iter().filter(|name| names.insert(name.clone())).collect();
-            writing.push(handle.upload(url.clone(), number, path.clone(), own));
+            writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
         }
         get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
         storage.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)

@@ -28,7 +28,7 @@ pub(crate) struct Description {
     /// The node's name, for people.
     pub hostname: String,
     /// Where other nodes reach it.
-    pub ip: Option<String>,
+    pub ip: Option<IpAddr>,
     /// Its devices.
     pub gpus: Vec<u32>,
     /// Whether the script is there.
@@ -78,7 +78,7 @@ impl Rank {
         Description {
             node,
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            ip: process.and_then(|process| process.address().tcp).map(|tcp| tcp.ip().to_string()),
+            ip: own_ip(),
             gpus: wingbeat::gpu_ids(),
             has_script: match &wanted.target {
                 // Within the folder that was shipped, or at a path of this node.
@@ -138,9 +138,7 @@ impl Rank {
 
     /// What its node knows of itself.
     pub(crate) fn facts(&self, python: String) -> Facts {
-        let session = wingbeat::Session::current().ok();
-        let tcp = session.and_then(|session| session.process().address().tcp);
-        let (facts, listener) = preflight::facts(&python, tcp.map(|tcp| tcp.ip()));
+        let (facts, listener) = preflight::facts(&python, own_ip());
         // Others connect to it while this actor lives.
         let _ = self.listener.set(listener);
         facts
@@ -196,6 +194,12 @@ impl Rank {
     pub(crate) fn stop(&self, at_once: bool) {
         self.running.stop(if at_once { Signal::KILL } else { Signal::TERM });
     }
+}
+
+/// Where other machines reach this process.
+fn own_ip() -> Option<IpAddr> {
+    let session = wingbeat::Session::current().ok()?;
+    session.process().address().tcp.map(|tcp| tcp.ip())
 }
 
 /// Python's version, or why it does not run.

@@ -120,6 +120,11 @@ impl Storage {
         Ok(Storage { url, store: store.into(), root })
     }
 
+    /// By which others open the same one, whatever their working directory.
+    pub(crate) fn url(&self) -> &str {
+        self.url.as_str()
+    }
+
     /// Whether it can be written to: found out before anything is trained.
     pub(crate) async fn probe(&self) -> Result<()> {
         let probe = self.root.clone().join(PROBE);
