@@ -56,7 +56,7 @@ pub enum TrainError {
         python: String,
     },
     /// The group could not be placed.
-    #[error("cannot place {workers} workers of {each}: {why}")]
+    #[error("cannot place {workers} worker{} of {each}: {why}", if *.workers == 1 { "" } else { "s" })]
     NotEnoughResources {
         /// How many.
         workers: u32,

@@ -414,7 +414,8 @@ impl TorchTrainer {
         }
         self.plan.python = self.python.take().unwrap_or_else(default_python);
         if let Some(folder) = &self.plan.working_dir {
-            let shipment = Shipment::pack(folder).map_err(TrainError::Invalid)?;
+            let shipment = Shipment::pack(folder)
+                .map_err(|why| TrainError::Invalid(format!("cannot ship the working directory: {why}")))?;
             self.plan.shipment = Some((shipment.hash.clone(), wingbeat::put(&shipment)?));
         } else if let Target::Script(script) = &mut self.plan.target {
             // Ranks run in the driver's working directory, or where it does not exist, in another.
