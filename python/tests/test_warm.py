@@ -1,7 +1,16 @@
 """A forked rank cannot tell itself from a new Python."""
 
+import contextlib
+import fcntl
 import json
+import os
+import socket
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
+
+WARM = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
 
 FACTS = textwrap.dedent("""
     import atexit, json, multiprocessing, os, signal, sys, threading
@@ -102,8 +111,6 @@ def test_what_a_rank_leaves_behind_ends_with_it(run, write, cluster, tmp_path):
         "subprocess.Popen(['flock', 'lock', 'sleep', '1000'], start_new_session=True)\n",
     )
     run("train", script, env=cluster, cwd=tmp_path)
-    import fcntl
-
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits, if anybody has it
 
@@ -118,55 +125,51 @@ def test_a_parent_that_cannot_fork_safely_says_why_and_ranks_start_cold(run, wri
     assert "this rank starts cold: an imported module has started threads" in done.stdout + done.stderr
 
 
-def test_a_parent_that_nobody_needs_ends(tmp_path):
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    warm = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
-    env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid())}
-    name = f"wingbeat-test-{os.getpid()}"
-    done = subprocess.run([sys.executable, warm, name, "0.1"], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
-
-
-def test_requests_that_make_no_sense_harm_nobody(tmp_path):
-    import json
-    import os
-    import socket
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    warm = Path(__file__).resolve().parents[1] / "wingbeat" / "_warm.py"
-    env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid())}
-    name = f"wingbeat-test-{os.getpid()}-bad"
-    with subprocess.Popen([sys.executable, warm, name, "60"], env=env, stdout=subprocess.PIPE, text=True) as parent:
+@contextlib.contextmanager
+def parent(name, idle="60", **env):
+    """A parent of its own, and how to greet it."""
+    name = f"wingbeat-test-{os.getpid()}-{name}"
+    env = {**os.environ, "WINGBEAT_RANK_PARENT": str(os.getpid()), **env}
+    with subprocess.Popen([sys.executable, WARM, name, idle], env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert parent.stdout.readline() == "listening\n"
+            assert process.stdout.readline() == "listening\n"
 
-            def connect():
-                stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                stream.connect("\0" + name)
-                return stream, stream.makefile("r")
+            @contextlib.contextmanager
+            def greet():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+                    stream.connect("\0" + name)
+                    with stream.makefile("r") as answers:
+                        yield stream, json.loads(answers.readline())
 
-            stream, answers = connect()
-            assert "python" in json.loads(answers.readline())
-            stream.close()  # a greeting alone
-            answers.close()
-            stream, answers = connect()
-            answers.readline()
+            yield process, greet
+        finally:
+            process.kill()
+
+
+def test_a_parent_that_nobody_needs_ends():
+    with parent("idle", idle="0.1") as (process, _):
+        assert process.wait(60) == 0
+
+
+def test_requests_that_make_no_sense_harm_nobody():
+    with parent("bad") as (_, greet):
+        with greet() as (_, answer):  # and no more than that
+            assert "python" in answer
+        with greet() as (stream, _):
             read, write = os.pipe()
             socket.send_fds(stream, [b"no JSON\n"], [write, write])
             os.close(write)
             assert os.read(read, 1) == b"", "the streams of a bad request are closed"
             os.close(read)
-            stream.close()
-            answers.close()
-            stream, answers = connect()
-            assert "python" in json.loads(answers.readline()), "and the next is served"
-            stream.close()
-            answers.close()
-        finally:
-            parent.kill()
+        with greet() as (_, answer):
+            assert "python" in answer, "and the next is served"
+
+
+def test_a_parent_retires_when_packages_change(tmp_path):
+    with parent("retires", PYTHONPATH=str(tmp_path)) as (process, greet):
+        with greet() as (_, answer):
+            assert "python" in answer
+        os.utime(tmp_path, (1, 1))  # as if something had been installed there
+        with greet() as (_, answer):
+            assert answer["retires"] and "have changed" in answer["refused"]
+        assert process.wait(60) == 0
