@@ -6,7 +6,7 @@ use crate::element::{Element, Op, bytes_of, bytes_of_mut};
 use crate::error::{CollectiveError, Result};
 use crate::header::{Header, Kind, SIZE};
 use crate::meeting::{Meeting, MeetingHandle, Told};
-use crate::mesh::{Card, Member, Mesh, own_ip};
+use crate::mesh::{Card, Member, Mesh, Peers, own_ip};
 use crate::ring;
 use crate::shared::Shared;
 
@@ -18,6 +18,27 @@ pub enum Transport {
     Auto,
     /// TCP, also on one machine.
     Tcp,
+}
+
+/// An operation between devices; see [`Group::agree`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// All members reduce, into all.
+    AllReduce(Op),
+    /// All members reduce, into this root.
+    Reduce(Op, u32),
+    /// This root gives to all.
+    Broadcast(u32),
+    /// All members get the parts of all.
+    AllGather,
+    /// All members reduce a part for each.
+    ReduceScatter(Op),
+    /// All members give a part to each.
+    AllToAll,
+    /// This member sends to that one.
+    Send(u32),
+    /// This member receives from that one.
+    Recv(u32),
 }
 
 /// A member's view of its group. Its operations block until this member has done its part.
@@ -205,10 +226,41 @@ impl Group {
         let own = self.rank();
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(own))?;
         self.run(|mesh, _| {
-            let mut theirs = [0; SIZE];
-            mesh.recv_all(from, &mut theirs)?;
-            header.check(&Header::from_bytes(theirs), from, own)?;
+            hear(mesh, &header, from)?;
             mesh.recv_all(from, bytes_of_mut(data))
+        })
+    }
+
+    /// The other members, for a thread that looks after what this one waits for.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    pub fn peers(&self) -> Result<Peers> {
+        self.mesh.peers()
+    }
+
+    /// Checks that all members, or the two that it is between, call the same on their devices now: of as many elements,
+    /// and in the same order. For operations that something else carries, which checks nothing, as NCCL. No data moves.
+    ///
+    /// # Errors
+    /// A member is gone, or calls something else, or there is no such root.
+    pub fn agree<T: Element>(&mut self, call: Call, count: usize) -> Result<()> {
+        let (kind, op, root) = match call {
+            Call::AllReduce(op) => (Kind::AllReduce, Some(op), None),
+            Call::Reduce(op, root) => (Kind::Reduce, Some(op), Some(root)),
+            Call::Broadcast(root) => (Kind::Broadcast, None, Some(root)),
+            Call::AllGather => (Kind::AllGather, None, None),
+            Call::ReduceScatter(op) => (Kind::ReduceScatter, Some(op), None),
+            Call::AllToAll => (Kind::AllToAll, None, None),
+            Call::Send(to) => (Kind::Send, None, Some(to)),
+            Call::Recv(_) => (Kind::Send, None, Some(self.rank())),
+        };
+        let header = self.header::<T>(kind, count, op, root)?.on_devices();
+        self.run(|mesh, shared| match (call, shared) {
+            (Call::Send(to), _) => mesh.send_all(to, &header.to_bytes()),
+            (Call::Recv(from), _) => hear(mesh, &header, from),
+            (_, Some(shared)) => shared.barrier(mesh, &header),
+            (_, None) => ring::agree(mesh, &header),
         })
     }
 
@@ -242,6 +294,13 @@ impl Group {
         self.is_broken = done.is_err();
         done
     }
+}
+
+/// Hears what a member sends next, which is to be this.
+fn hear(mesh: &Mesh, header: &Header, from: u32) -> Result<()> {
+    let mut theirs = [0; SIZE];
+    mesh.recv_all(from, &mut theirs)?;
+    header.check(&Header::from_bytes(theirs), from, mesh.rank)
 }
 
 #[cfg(test)]
@@ -404,6 +463,30 @@ mod tests {
             assert!(matches!(group.all_reduce(&mut vec![0u8; length], Op::Sum), Err(CollectiveError::Mismatch { .. })));
             assert_eq!(group.barrier(), Err(CollectiveError::Broken));
         });
+    }
+
+    #[test]
+    fn what_devices_do_is_agreed_on() {
+        for shares in [true, false] {
+            let errors = members(2, shares, |group| {
+                let other = 1 - group.rank();
+                group.agree::<f32>(Call::AllReduce(Op::Sum), 8).unwrap();
+                group.agree::<f32>(if other == 0 { Call::Recv(0) } else { Call::Send(1) }, 3).unwrap();
+                match other {
+                    0 => group.all_reduce(&mut [1.0f32; 8], Op::Sum).unwrap_err().to_string(),
+                    _ => group.agree::<f32>(Call::AllReduce(Op::Sum), 8).unwrap_err().to_string(),
+                }
+            });
+            assert!(errors[1].starts_with("rank 0 calls all_reduce of 8 f32 (sum) on devices"), "{errors:?}");
+        }
+        let lost = members(2, true, |group| {
+            let peers = group.peers().unwrap();
+            group.barrier().unwrap();
+            let is_alone = group.rank() == 0;
+            is_alone.then_some(peers)
+        });
+        // Who has left is seen by those who are still there.
+        assert_eq!(lost[0].as_ref().and_then(Peers::lost), Some(1));
     }
 
     #[test]

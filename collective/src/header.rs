@@ -16,8 +16,13 @@ pub(crate) struct Header {
     kind: u8,
     op: u8,
     root: u16,
-    element_size: u32,
+    element_size: u16,
+    carrier: u16,
 }
+
+/// What carries the data of an operation. Numbers, as all of a header.
+const GROUP: u16 = 0;
+const DEVICES: u16 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -66,8 +71,14 @@ impl Header {
             kind: kind as u8,
             op: op.map_or(0, |op| 1 + OPS.iter().position(|(other, _)| *other == op).unwrap_or(0) as u8),
             root: root.map_or(NO_ROOT, |root| root as u16),
-            element_size: size_of::<T>() as u32,
+            element_size: size_of::<T>() as u16,
+            carrier: GROUP,
         }
+    }
+
+    /// The same between devices.
+    pub(crate) fn on_devices(self) -> Self {
+        Header { carrier: DEVICES, ..self }
     }
 
     /// That another calls the same.
@@ -86,7 +97,8 @@ impl Header {
         bytes[24] = self.kind;
         bytes[25] = self.op;
         bytes[26..28].copy_from_slice(&self.root.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.element_size.to_le_bytes());
+        bytes[28..30].copy_from_slice(&self.element_size.to_le_bytes());
+        bytes[30..32].copy_from_slice(&self.carrier.to_le_bytes());
         bytes
     }
 
@@ -103,7 +115,8 @@ impl Header {
             kind: bytes[24],
             op: bytes[25],
             root: u16::from_le_bytes([bytes[26], bytes[27]]),
-            element_size: u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]),
+            element_size: u16::from_le_bytes([bytes[28], bytes[29]]),
+            carrier: u16::from_le_bytes([bytes[30], bytes[31]]),
         }
     }
 }
@@ -124,6 +137,9 @@ impl std::fmt::Display for Header {
         if self.root != NO_ROOT {
             write!(f, " at root {}", self.root)?;
         }
+        if self.carrier == DEVICES {
+            write!(f, " on devices")?;
+        }
         write!(f, " as operation {}", self.sequence)
     }
 }
@@ -140,5 +156,9 @@ mod tests {
         let error = mine.check(&theirs, 2, 0).unwrap_err().to_string();
         assert!(error.starts_with("rank 2 calls reduce of 4 f64 (max) at root 1 as operation 3, and rank 0 calls all_reduce of 8 f32 (sum) as operation 3"), "{error}");
         assert!(mine.check(&mine, 1, 0).is_ok());
+        let on_devices = mine.on_devices();
+        assert_eq!(Header::from_bytes(on_devices.to_bytes()), on_devices);
+        let error = mine.check(&on_devices, 1, 0).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 calls all_reduce of 8 f32 (sum) on devices as operation 3"), "{error}");
     }
 }

@@ -50,6 +50,7 @@ mod shared;
 
 pub use element::{Element, Op};
 pub use error::CollectiveError;
-pub use group::{Group, Transport};
+pub use group::{Call, Group, Transport};
 pub use half::{bf16, f16};
 pub use meeting::{Meeting, MeetingHandle};
+pub use mesh::Peers;

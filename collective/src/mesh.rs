@@ -171,6 +171,28 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
+/// The other members of a group, seen from any thread: see [`Group::peers`](crate::Group::peers).
+#[derive(Debug)]
+pub struct Peers(Vec<Option<OwnedFd>>);
+
+impl Peers {
+    /// A member that is dead, or has left the group.
+    pub fn lost(&self) -> Option<u32> {
+        gone(&self.0).first().copied()
+    }
+}
+
+fn gone(peers: &[Option<OwnedFd>]) -> Vec<u32> {
+    let there: Vec<(u32, &OwnedFd)> =
+        peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank as u32, peer.as_ref()?))).collect();
+    let mut fds: Vec<PollFd<'_>> = there.iter().map(|(_, peer)| PollFd::new(*peer, PollFlags::RDHUP)).collect();
+    if poll(&mut fds, Some(&timespec(Duration::ZERO))).is_err() {
+        return Vec::new();
+    }
+    let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    there.iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|((rank, _), _)| *rank).collect()
+}
+
 /// The connections of one member.
 pub(crate) struct Mesh {
     pub rank: u32,
@@ -241,14 +263,14 @@ impl Mesh {
 
     /// Whose connections are closed.
     pub(crate) fn gone(&self) -> Vec<u32> {
-        let there: Vec<(u32, &OwnedFd)> =
-            self.peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank as u32, peer.as_ref()?))).collect();
-        let mut fds: Vec<PollFd<'_>> = there.iter().map(|(_, peer)| PollFd::new(*peer, PollFlags::RDHUP)).collect();
-        if poll(&mut fds, Some(&timespec(Duration::ZERO))).is_err() {
-            return Vec::new();
-        }
-        let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        there.iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|((rank, _), _)| *rank).collect()
+        gone(&self.peers)
+    }
+
+    /// The same connections, for another thread to look at.
+    pub(crate) fn peers(&self) -> Result<Peers> {
+        let dup = |peer: &Option<OwnedFd>| peer.as_ref().map(OwnedFd::try_clone).transpose();
+        let peers: std::io::Result<Vec<_>> = self.peers.iter().map(dup).collect();
+        Ok(Peers(peers.map_err(|error| CollectiveError::io("looking after other members", error))?))
     }
 
     pub(crate) fn send_all(&self, to: u32, mut bytes: &[u8]) -> Result<()> {

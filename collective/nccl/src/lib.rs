@@ -1,0 +1,19 @@
+//! Collective operations between the GPUs of ranked actors, by NCCL.
+//!
+//! NCCL is opened when it is first used, from PyTorch's own wheel if there is one: nothing is needed to build this.
+//!
+//! - [`DeviceGroup`]: the operations, on a `wingbeat_collective::Group` whose members have a device each.
+//! - `communicator`: NCCL's communicator, with deadlines, and a thread that aborts it when a member dies.
+//! - [`Library`]: NCCL itself.
+
+mod communicator;
+mod element;
+mod error;
+mod group;
+mod library;
+
+pub use cudarc;
+pub use element::DeviceElement;
+pub use error::NcclError;
+pub use group::{DeviceGroup, Settings, device};
+pub use library::Library;
