@@ -1,33 +1,37 @@
 //! What `wingbeat train` shows while it runs: where its ranks are, and how far they have come.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use wingbeat_train::RankPlace;
+use wingbeat_train::RankProgress;
 
 use crate::rank_logs;
 
 /// How often a line is printed where there is no terminal.
 const PLAIN: Duration = Duration::from_secs(10);
+/// How often the table is drawn anew: more often than this nobody reads.
+const DRAW: Duration = Duration::from_millis(100);
+/// With more ranks than this, those of a node share a line.
+const MANY: usize = 16;
+/// The name of the metric that says how far a rank is; without it, reports are counted.
+const STEP: &str = "step";
 
-/// A line at the bottom of the terminal, or where there is none, a line now and then.
+/// A table at the bottom of the terminal, or where there is none, a line now and then.
 #[derive(Clone)]
 pub(crate) struct Progress(Arc<Mutex<State>>);
 
 struct State {
     /// None without a terminal.
     bar: Option<ProgressBar>,
-    attempt: u32,
-    ranks: usize,
     begun: Instant,
-    reports: u64,
-    /// The step of the first report, and when it came: what throughput is counted from.
+    attempt: Option<u32>,
+    /// The first step that was reported, and when: what throughput is counted from.
     first: Option<(f64, Instant)>,
-    printed: Option<Instant>,
+    shown: Option<Instant>,
 }
 
 impl Progress {
@@ -35,28 +39,19 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             // The template is this one's own.
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+            if let Ok(style) = ProgressStyle::with_template("{msg}\n{spinner} {elapsed} {prefix}") {
                 bar.set_style(style);
             }
+            bar.set_prefix("placing ranks");
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        let begun = Instant::now();
-        let state = State { bar, attempt: 0, ranks: 0, begun, reports: 0, first: None, printed: None };
+        let state = State { bar, begun: Instant::now(), attempt: None, first: None, shown: None };
         Progress(Arc::new(Mutex::new(state)))
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// An attempt begins.
-    pub(crate) fn attempt(&self, attempt: u32, places: &[RankPlace]) {
-        let mut state = self.state();
-        (state.attempt, state.ranks, state.reports, state.first) = (attempt, places.len(), 0, None);
-        let Some(bar) = &state.bar else { return };
-        bar.set_message(format!("attempt {}, {} ranks", attempt + 1, places.len()));
-        bar.suspend(|| eprintln!("{}", table(places)));
     }
 
     /// A line that a rank has printed.
@@ -72,28 +67,33 @@ impl Progress {
         self.line(true, &format!("wingbeat: {text}"));
     }
 
-    /// All ranks have reported.
-    pub(crate) fn report(&self, metrics: &BTreeMap<String, f64>) {
+    /// An attempt has begun, or all ranks have reported.
+    pub(crate) fn update(&self, now: &wingbeat_train::Progress) {
         let mut state = self.state();
-        state.reports += 1;
-        let step = metrics.get("step").copied().unwrap_or(state.reports as f64);
-        let now = Instant::now();
-        let (first, since) = *state.first.get_or_insert((step, now));
-        let seconds = now.duration_since(since).as_secs_f64();
-        let mut text = format!("attempt {}, {} ranks, step {step}", state.attempt + 1, state.ranks);
-        if seconds > 0.0 && step > first {
-            text.push_str(&format!(", {:.1} steps/s", (step - first) / seconds));
+        if state.attempt.replace(now.attempt) != Some(now.attempt) || now.reports == 0 {
+            (state.first, state.shown) = (None, None);
         }
-        for (name, value) in metrics.iter().filter(|(name, _)| *name != "step") {
-            text.push_str(&format!(", {name} {value:.4}"));
+        let rate = match now.ranks.first().filter(|_| now.reports > 0) {
+            Some(rank) => state.rate(rank.metrics.get(STEP).copied().unwrap_or(now.reports as f64)),
+            None => None,
+        };
+        let pause = if state.bar.is_some() { DRAW } else { PLAIN };
+        let is_due = state.shown.is_none_or(|shown| shown.elapsed() >= pause);
+        if !is_due {
+            return;
         }
+        state.shown = Some(Instant::now());
         match &state.bar {
-            Some(bar) => bar.set_message(text),
-            None if state.printed.is_none_or(|printed| now.duration_since(printed) >= PLAIN) => {
-                state.printed = Some(now);
-                eprintln!("wingbeat: {:.0} s: {text}", now.duration_since(state.begun).as_secs_f64());
+            Some(bar) => {
+                bar.set_message(table(&now.ranks).trim_fmt());
+                bar.set_prefix(summary(now, rate));
             }
-            None => {}
+            None if now.reports > 0 => {
+                let seconds = state.begun.elapsed().as_secs_f64();
+                eprintln!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0]));
+            }
+            // The first report is worth a line.
+            None => state.shown = None,
         }
     }
 
@@ -105,50 +105,119 @@ impl Progress {
     }
 }
 
-/// Where ranks are: one line each, or a line for each node where they are many.
-fn table(places: &[RankPlace]) -> Table {
-    const MANY: usize = 16;
+impl State {
+    /// Steps a second since the first.
+    fn rate(&mut self, step: f64) -> Option<f64> {
+        let now = Instant::now();
+        let (first, since) = *self.first.get_or_insert((step, now));
+        let seconds = now.duration_since(since).as_secs_f64();
+        (seconds > 0.0 && step > first).then(|| (step - first) / seconds)
+    }
+}
+
+/// What is said of all ranks.
+fn summary(now: &wingbeat_train::Progress, rate: Option<f64>) -> String {
+    let mut text = format!("attempt {}, {} ranks", now.attempt + 1, now.ranks.len());
+    if let Some(rate) = rate {
+        text.push_str(&format!(", {rate:.1} steps/s"));
+    }
+    text
+}
+
+fn metrics(rank: &RankProgress) -> String {
+    rank.metrics.iter().fold(String::new(), |text, (name, value)| format!("{text}, {name} {}", shown(*value)))
+}
+
+/// A number of whatever size: steps are whole, losses are not.
+fn shown(value: f64) -> String {
+    match value {
+        whole if whole.fract() == 0.0 && whole.abs() < 1e15 => format!("{whole}"),
+        small if small != 0.0 && small.abs() < 0.001 => format!("{small:.2e}"),
+        value => format!("{value:.4}"),
+    }
+}
+
+/// Where ranks are, and what they have reported: one line each, or a line for each node where they are many.
+fn table(ranks: &[RankProgress]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    let gpus = |gpus: &[u32]| gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let start = |is_warm: bool| if is_warm { "forked" } else { "new process" };
-    if places.len() <= MANY {
-        table.set_header(["rank", "node", "GPU", "start"]);
-        for (rank, place) in places.iter().enumerate() {
-            table.add_row([rank.to_string(), place.node.clone(), gpus(&place.gpus), start(place.is_warm).into()]);
-        }
-        return table;
-    }
-    table.set_header(["ranks", "node", "GPUs", "start"]);
+    let names: BTreeSet<&str> = ranks.iter().flat_map(|rank| rank.metrics.keys()).map(String::as_str).collect();
+    // How far they are comes first, and how well it goes second.
+    let mut names: Vec<&str> = names.into_iter().collect();
+    names.sort_by_key(|name| (*name != STEP, *name != "loss"));
+    let has_gpus = ranks.iter().any(|rank| !rank.gpus.is_empty());
+    let group: &dyn Fn(&RankProgress, &RankProgress) -> bool = match ranks.len() > MANY {
+        true => &|a, b| a.node == b.node,
+        false => &|_, _| false,
+    };
+    let mut header = vec!["rank", "node"];
+    header.extend(has_gpus.then_some("GPU"));
+    header.push("start");
+    header.extend(&names);
+    table.set_header(header);
     let mut begin = 0;
-    for group in places.chunk_by(|a, b| a.node == b.node) {
-        let devices: Vec<u32> = group.iter().flat_map(|place| place.gpus.clone()).collect();
-        let ranks = format!("{begin} to {}", begin + group.len() - 1);
-        table.add_row([ranks, group[0].node.clone(), gpus(&devices), start(group[0].is_warm).into()]);
-        begin += group.len();
+    for ranks in ranks.chunk_by(group) {
+        let first = &ranks[0];
+        let mut row = match ranks.len() {
+            1 => vec![begin.to_string()],
+            count => vec![format!("{begin} to {}", begin + count - 1)],
+        };
+        begin += ranks.len();
+        row.push(first.node.clone());
+        if has_gpus {
+            let gpus: Vec<String> = ranks.iter().flat_map(|rank| &rank.gpus).map(u32::to_string).collect();
+            row.push(gpus.join(","));
+        }
+        row.push(if first.is_warm { "forked" } else { "new process" }.into());
+        row.extend(names.iter().map(|name| of_ranks(ranks, name)));
+        table.add_row(row);
     }
     table
+}
+
+/// A metric of one rank, or the mean of several; of the steps, the least.
+fn of_ranks(ranks: &[RankProgress], name: &str) -> String {
+    let values: Vec<f64> = ranks.iter().filter_map(|rank| rank.metrics.get(name).copied()).collect();
+    match values.as_slice() {
+        [] => "-".into(),
+        values if name == STEP => shown(values.iter().copied().fold(f64::INFINITY, f64::min)),
+        values => shown(values.iter().sum::<f64>() / values.len() as f64),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn rank(node: &str, gpu: u32, metrics: &[(&str, f64)]) -> RankProgress {
+        let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        RankProgress { node: node.into(), gpus: vec![gpu], is_warm: true, metrics }
+    }
+
     #[test]
-    fn few_ranks_have_a_line_each_and_many_share_their_node_s() {
-        let place = |node: &str, gpu| RankPlace { node: node.into(), gpus: vec![gpu], is_warm: true };
-        insta::assert_snapshot!(table(&[place("a", 0), place("b", 3)]).trim_fmt(), @r"
+    fn few_ranks_have_a_line_each_with_what_they_reported() {
+        insta::assert_snapshot!(table(&[rank("a", 0, &[]), rank("b", 3, &[])]).trim_fmt(), @r"
          rank  node  GPU  start
          0     a     0    forked
          1     b     3    forked
         ");
-        let many: Vec<RankPlace> = (0..16).map(|gpu| place(if gpu < 8 { "a" } else { "b" }, gpu % 8)).collect();
-        let many = [many, vec![place("c", 0)]].concat();
+        let reported = |loss| [("accuracy", 0.5), ("loss", loss), ("step", 120.0)];
+        insta::assert_snapshot!(table(&[rank("a", 0, &reported(0.25)), rank("b", 3, &reported(0.00001))]).trim_fmt(), @r"
+         rank  node  GPU  start   step  loss     accuracy
+         0     a     0    forked  120   0.2500   0.5000
+         1     b     3    forked  120   1.00e-5  0.5000
+        ");
+    }
+
+    #[test]
+    fn many_ranks_share_their_node_s_line() {
+        let of = |index: u32| rank(if index < 8 { "a" } else { "b" }, index % 8, &[("loss", f64::from(index))]);
+        let many: Vec<RankProgress> = (0..16).map(of).chain([rank("c", 0, &[])]).collect();
         insta::assert_snapshot!(table(&many).trim_fmt(), @r"
-         ranks     node  GPUs             start
-         0 to 7    a     0,1,2,3,4,5,6,7  forked
-         8 to 15   b     0,1,2,3,4,5,6,7  forked
-         16 to 16  c     0                forked
+         rank     node  GPU              start   loss
+         0 to 7   a     0,1,2,3,4,5,6,7  forked  3.5000
+         8 to 15  b     0,1,2,3,4,5,6,7  forked  11.5000
+         16       c     0                forked  -
         ");
     }
 }

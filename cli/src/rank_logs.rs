@@ -95,8 +95,9 @@ impl RankLogs {
 
     /// What follows is of this attempt.
     pub(crate) fn attempt(&mut self, attempt: u32) {
-        self.attempt = attempt;
-        self.files.clear();
+        if std::mem::replace(&mut self.attempt, attempt) != attempt {
+            self.files.clear();
+        }
     }
 
     /// A rank has printed a line.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use wingbeat_train::TorchTrainer;
+use wingbeat_train::{Scaling, TorchTrainer};
 use wingbeat_worker::join;
 
 use crate::rank_logs::{RankLogs, Streams};
@@ -158,16 +158,17 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     )?;
     let logs = Arc::new(Mutex::new(logs));
     let (of_lines, of_attempts) = (logs.clone(), logs.clone());
+    let scaling = Scaling::nodes(nodes, per_node.ranks)
+        .elastic(least..=nodes)
+        .cpus_per_worker(args.cpus_per_rank)
+        .gpus_per_worker(per_node.gpus);
     let mut trainer = trainer
         .args(rest)
-        .nodes(nodes, per_node.ranks)
-        .elastic(least)
-        .cpus_per_worker(args.cpus_per_rank)
-        .gpus_per_worker(per_node.gpus)
+        .scaling(scaling)
         .max_failures(args.max_restarts)
         .role(&args.role)
         .run_id(&run_id)
-        .on_attempt(move |attempt, _| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(attempt))
+        .on_progress(move |now| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(now.attempt))
         .on_output(move |rank, line| of_lines.lock().unwrap_or_else(PoisonError::into_inner).line(rank, line));
     if let Some(port) = port {
         trainer = trainer.master_port(port);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, Best, Keep, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{Backend, Best, Keep, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::progress::Progress;
@@ -119,12 +119,14 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
         (false, true) => TorchTrainer::module(&args.script),
         (false, false) => TorchTrainer::script(&args.script),
     };
+    let scaling = match (args.nodes, args.workers) {
+        (Some((least, most)), (_, workers)) => Scaling::nodes(most, workers).elastic(least..=most),
+        (None, (least, most)) => Scaling::workers(most).elastic(least..=most),
+    };
     trainer = trainer
         .args(args.args)
-        .workers(args.workers.1)
-        .elastic(args.workers.0)
-        .cpus_per_worker(args.cpus_per_worker)
-        .gpus_per_worker(args.gpus_per_worker)
+        .scaling(scaling.cpus_per_worker(args.cpus_per_worker).gpus_per_worker(args.gpus_per_worker))
+        .checkpoints(Keep { newest: args.keep, best: args.keep_best.clone() })
         .max_failures(args.max_failures)
         .retry_exceptions(!args.fail_on_exception)
         .grace(args.grace)
@@ -140,12 +142,8 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     if let Some(folder) = &args.working_dir {
         trainer = trainer.working_dir(folder);
     }
-    trainer = trainer.keep(Keep { newest: args.keep, best: args.keep_best.clone() });
-    if let Some((least, most)) = args.nodes {
-        trainer = trainer.nodes(most, args.workers.1).elastic(least);
-    }
     let progress = Progress::new();
-    let (lines, notices, reports, attempts) = (progress.clone(), progress.clone(), progress.clone(), progress.clone());
+    let (lines, notices, told) = (progress.clone(), progress.clone(), progress.clone());
     let unprefixed = args.unprefixed;
     trainer = trainer
         .on_output(move |rank, line| match unprefixed {
@@ -153,8 +151,7 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
             false => lines.line(line.is_stderr, &format!("[rank {rank}] {}", line.text)),
         })
         .on_notice(move |text| notices.notice(text))
-        .on_report(move |metrics| reports.report(metrics))
-        .on_attempt(move |attempt, places| attempts.attempt(attempt, places));
+        .on_progress(move |now| told.update(now));
     if args.cold {
         trainer = trainer.cold();
     }

@@ -14,6 +14,7 @@ use crate::group::{Group, Member};
 use crate::hang;
 use crate::preflight::{self, Finding};
 use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
+use crate::progress::Progress;
 use crate::rank::RankHandle;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
@@ -53,7 +54,7 @@ struct Attempt<'a> {
     /// Where checkpoints go to, and the number of the next.
     storage: Option<(&'a Storage, u64)>,
     recorder: Option<Recorder>,
-    number: u32,
+    progress: Progress,
     /// Where NCCL tells how far it is, if ranks use it.
     ras: Option<u16>,
     /// Checkpoints that are being written, and who waits for them.
@@ -89,6 +90,9 @@ impl Group {
         run_id: &str,
         storage: Option<&Storage>,
     ) -> Result<Finished, TrainError> {
+        let ranks = self.ranks.iter().map(Member::progress).collect();
+        let progress = Progress { attempt, ranks, reports: 0 };
+        (plan.on_progress)(&progress);
         let port = match plan.master_port {
             Some(port) => port,
             None => self.free_port().await?,
@@ -111,7 +115,7 @@ impl Group {
             plan,
             group: self,
             recorder: storage.map(|(storage, _)| Recorder::new(storage)),
-            number: attempt,
+            progress,
             ras,
             storage,
             saves: FuturesUnordered::new(),
@@ -319,7 +323,9 @@ impl Attempt<'_> {
     }
 
     fn may_grow(&self) -> bool {
-        self.plan.scaling.is_elastic() && self.grows_to.is_none() && self.group.ranks.len() < self.plan.ranks() as usize
+        self.plan.scaling.is_elastic()
+            && self.grows_to.is_none()
+            && self.group.ranks.len() < self.plan.scaling.ranks() as usize
     }
 
     /// Looks whether there is room for more ranks.
@@ -391,11 +397,15 @@ impl Attempt<'_> {
             Step::Wait => {}
             Step::Refuse(reports, why) => self.tell(reports, &Answer(Err(why))),
             Step::Complete(reports) => {
+                for (rank, report) in self.progress.ranks.iter_mut().zip(reports.values()) {
+                    rank.metrics.clone_from(&report.metrics);
+                }
+                self.progress.reports += 1;
+                (self.plan.on_progress)(&self.progress);
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    (self.plan.on_report)(&first.metrics);
                     if let Some(recorder) = &mut self.recorder {
-                        recorder.add(self.number, &first.metrics);
+                        recorder.add(self.progress.attempt, &first.metrics);
                     }
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {

@@ -1,30 +1,23 @@
 //! The actors of one attempt: placed, described, checked, and let go.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
-use wingbeat::{Bundle, Error, PlacementGroup, PlacementStrategy, Session, get_all, placement_group};
-use wingbeat_core::resources::ResourceSet;
+use wingbeat::{Error, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
 use crate::process::{Greeting, Target};
+use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
-use crate::scaling::Scaling;
+use crate::reservation::{Reservation, resources};
 use crate::trainer::Plan;
 use crate::warm;
 
-/// How long a group may take to be placed. Longer means that the resources are not there.
-const PLACE_LIMIT: Duration = Duration::from_secs(60);
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
 const WARM_TRIES: u32 = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(50);
-/// How long an elastic group waits for what is not free now.
-const ELASTIC_WAIT: Duration = Duration::from_secs(3);
-const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
-/// A bundle must reserve something.
-const LEAST_CPUS: f64 = 0.0001;
 
 /// A rank that has been placed.
 pub(crate) struct Member {
@@ -34,59 +27,54 @@ pub(crate) struct Member {
     pub warm: Option<String>,
 }
 
+impl Member {
+    /// Where it is; it has not come far.
+    pub(crate) fn progress(&self) -> RankProgress {
+        let (node, gpus) = (self.at.hostname.clone(), self.at.gpus.clone());
+        RankProgress { node, gpus, is_warm: self.warm.is_some(), ..RankProgress::default() }
+    }
+}
+
 /// A group that has been placed, in the order of its ranks.
 pub(crate) struct Group {
     pub ranks: Vec<Member>,
-    /// How many units of [`crate::scaling::Scaling`] it is.
-    units: u32,
-    /// What they run in, all reserved at once or none.
-    reserved: PlacementGroup,
+    /// What they run in.
+    reserved: Reservation,
 }
 
 impl Group {
     /// Places all ranks, or none, and sees to it that every node can run what is to be run.
     pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
-        let missing = |why: String| TrainError::NotEnoughResources { workers: plan.ranks(), each: plan.each(), why };
-        let units = units(plan).await?;
-        let (bundles, strategy) = match plan.scaling.per_node {
-            None => (vec![bundle(plan, 1); units as usize], PlacementStrategy::Pack),
-            Some(each) => (vec![bundle(plan, each); units as usize], PlacementStrategy::StrictSpread),
-        };
-        let reserved = match placement_group(bundles).strategy(strategy).await {
-            Ok(reserved) => reserved,
-            Err(error @ Error::Infeasible { .. }) => return Err(missing(error.to_string())),
-            Err(error) => return Err(error.into()),
-        };
-        let started = Self::start(plan, units, &reserved).await;
-        let ready = match started {
+        let reserved = Reservation::make(&plan.scaling).await?;
+        match Self::start(plan, &reserved).await {
             Ok(ranks) => {
-                let mut group = Group { ranks, units, reserved: reserved.clone() };
-                group.prepare(plan).await.map(|()| group)
+                let mut group = Group { ranks, reserved };
+                match group.prepare(plan).await {
+                    Ok(()) => Ok(group),
+                    Err(error) => {
+                        group.release().await;
+                        Err(error)
+                    }
+                }
             }
-            Err(Unplaced::TooLong(why)) => Err(missing(why)),
-            Err(Unplaced::Failed(error)) => Err(error.into()),
-        };
-        if ready.is_err() {
-            let _ = reserved.remove().await;
+            Err(error) => {
+                reserved.release().await;
+                Err(error.into())
+            }
         }
-        ready
     }
 
-    /// Waits for the bundles, and starts the actors in them.
-    async fn start(plan: &Plan, units: u32, reserved: &PlacementGroup) -> Result<Vec<Member>, Unplaced> {
-        match reserved.ready().get_timeout(PLACE_LIMIT).await {
-            Ok(_) => {}
-            Err(Error::TimedOut { .. }) => return Err(Unplaced::TooLong(why_not_placed(reserved).await)),
-            Err(error) => return Err(error.into()),
-        }
-        let bundle_of = |index: u32| index / plan.scaling.per_node.unwrap_or(1).max(1);
-        let handles: Vec<RankHandle> = (0..plan.scaling.ranks_of(units))
+    /// Starts the actors in their bundles.
+    async fn start(plan: &Plan, reserved: &Reservation) -> Result<Vec<Member>, Error> {
+        let (cpus, gpus) = plan.scaling.cpus_and_gpus();
+        let handles: Vec<RankHandle> = (0..plan.scaling.ranks_of(reserved.units))
             .map(|index| {
-                let mut options = Rank::options().num_cpus(plan.cpus_per_worker).in_bundle(reserved, bundle_of(index));
-                if plan.gpus_per_worker > 0.0 {
-                    options = options.num_gpus(plan.gpus_per_worker);
+                let bundle = plan.scaling.bundle_of(index);
+                let options = Rank::options().num_cpus(cpus).in_bundle(&reserved.bundles, bundle);
+                match gpus {
+                    Some(gpus) => options.num_gpus(gpus).remote(),
+                    None => options.remote(),
                 }
-                options.remote()
             })
             .collect();
         let wanted = Wanted {
@@ -167,23 +155,21 @@ impl Group {
 
     /// Ends the ranks' actors, and gives back what was reserved for them.
     pub(crate) async fn release(self) {
-        // It fails only when the head is gone, and then nothing is reserved any more.
-        let _ = self.reserved.remove().await;
+        self.reserved.release().await;
     }
 
     /// How many ranks it could have instead, if that is more.
     pub(crate) async fn room_for(&self, plan: &Plan) -> Option<u32> {
-        let more =
-            Scaling { most: plan.scaling.most.checked_sub(self.units).filter(|more| *more > 0)?, ..plan.scaling };
+        let more = plan.scaling.beyond(self.reserved.units)?;
         // What it holds is not free, and whatever else is, is room for more; but nodes of its own count once.
         let own: BTreeSet<u64> = match plan.scaling.per_node {
             Some(_) => self.ranks.iter().map(|rank| rank.at.node).collect(),
             None => BTreeSet::new(),
         };
         let (free, _) = resources(&own).await.ok()?;
-        match more.fits(&free, &plan.resources()) {
+        match more.fits(&free) {
             0 => None,
-            more => Some(plan.scaling.ranks_of(self.units + more)),
+            more => Some(plan.scaling.ranks_of(self.reserved.units + more)),
         }
     }
 
@@ -223,66 +209,6 @@ async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<S
         }
     }
     None
-}
-
-/// What is free on the nodes that take new work, but for these, and what they have in all.
-async fn resources(without: &BTreeSet<u64>) -> Result<(Vec<ResourceSet>, Vec<ResourceSet>), Error> {
-    let state = Session::current()?.cluster_state().await?;
-    let open = state.nodes.into_iter().filter(|node| node.draining.is_none() && !without.contains(&node.info.id.0));
-    Ok(open.map(|node| (node.available, node.info.resources)).unzip())
-}
-
-/// With how many units to begin. What the last attempt held is free again soon, and waited for; what was lost is not.
-async fn units(plan: &Plan) -> Result<u32, Error> {
-    let scaling = plan.scaling;
-    if !scaling.is_elastic() {
-        return Ok(scaling.most);
-    }
-    let begun = Instant::now();
-    loop {
-        let (free, total) = resources(&BTreeSet::new()).await?;
-        let now = scaling.fits(&free, &plan.resources());
-        match scaling.choose(&free, &total, &plan.resources()) {
-            Some(units) => return Ok(units),
-            // The group waits for its least, and says for what.
-            None if begun.elapsed() > ELASTIC_WAIT => return Ok(now.max(scaling.least)),
-            None => tokio::time::sleep(ELASTIC_PAUSE).await,
-        }
-    }
-}
-
-/// What `ranks` ranks need.
-fn bundle(plan: &Plan, ranks: u32) -> Bundle {
-    let ranks = f64::from(ranks);
-    let bundle = Bundle::new().num_cpus((plan.cpus_per_worker * ranks).max(LEAST_CPUS));
-    match plan.gpus_per_worker > 0.0 {
-        true => bundle.num_gpus(plan.gpus_per_worker * ranks),
-        false => bundle,
-    }
-}
-
-/// Why a group has no ranks yet.
-enum Unplaced {
-    /// Its bundles were not placed in time.
-    TooLong(String),
-    Failed(Error),
-}
-
-impl From<Error> for Unplaced {
-    fn from(error: Error) -> Self {
-        Unplaced::Failed(error)
-    }
-}
-
-/// What a group that was not placed in time waits for.
-async fn why_not_placed(reserved: &PlacementGroup) -> String {
-    let limit = PLACE_LIMIT.as_secs();
-    let explained = match Session::current() {
-        Ok(session) => session.why(reserved.id()).await.ok(),
-        Err(_) => None,
-    };
-    let explained = explained.map(|why| [why.reasons, why.holders].concat().join("; ")).unwrap_or_default();
-    format!("they could not all be placed within {limit} s: {explained}")
 }
 
 fn place_of(description: &Description) -> Place {

@@ -1,24 +1,24 @@
 //! Groups of ranked actors that run distributed PyTorch.
 //!
-//! - [`TorchTrainer`]: what to run, on how many ranks; `fit()` runs it.
-//! - `group`: the ranks' actors: placed, checked, and let go.
+//! - [`TorchTrainer`]: what to run; [`Scaling`]: on how many ranks; `fit()` runs it, and [`Run`] is a run to be watched.
+//! - `reservation`: what ranks run in; `group`: the ranks' actors: placed, checked, and let go.
 //! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
 //!   `ras` asks NCCL.
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
-//! - [`Ranks`]: groups whose ranks are Rust functions.
+//! - [`Ranks`]: groups whose ranks are Rust functions; [`TorchTrainer::function`] makes one.
 //! - `preflight`: what would go wrong between nodes.
 //! - `storage`: checkpoints; `recorder`: metrics.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with;
 //!   `shipping`: the user's own code; `cache`: where both lie.
 //!
 //! ```no_run
-//! use wingbeat_train::TorchTrainer;
+//! use wingbeat_train::{Scaling, TorchTrainer};
 //!
 //! # async fn run() -> Result<(), wingbeat_train::TrainError> {
 //! wingbeat::init().await?;
-//! let result = TorchTrainer::script("train.py").args(["--epochs", "3"]).workers(2).fit().await?;
+//! let result = TorchTrainer::script("train.py").args(["--epochs", "3"]).scaling(Scaling::workers(2)).fit().await?;
 //! println!("{} ranks in {:.1} s", result.ranks, result.seconds);
 //! # Ok(())
 //! # }
@@ -35,11 +35,14 @@ mod package;
 mod ports;
 mod preflight;
 mod process;
+mod progress;
 mod rank;
 mod ranks;
 mod ras;
 mod recorder;
 mod reports;
+mod reservation;
+mod run;
 mod scaling;
 mod shipping;
 mod shown;
@@ -51,7 +54,10 @@ mod warm;
 pub use error::{PythonError, TrainError};
 pub use preflight::{Diagnosis, Facts, Finding, doctor};
 pub use process::Line;
-pub use ranks::{RankContext, Ranks};
+pub use progress::{Progress, RankProgress};
+pub use ranks::{RankContext, Ranks, Returned};
+pub use run::Run;
+pub use scaling::Scaling;
 pub use stopper::Stopper;
 pub use storage::{Best, Checkpoint, Keep};
-pub use trainer::{Backend, RankPlace, TorchTrainer, TrainResult};
+pub use trainer::{Backend, TorchTrainer, TrainResult};

@@ -1,17 +1,17 @@
 //! Ranks that are Rust functions.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wingbeat::{Bundle, NodeId, ObjectRef, PlacementGroup, placement_group};
+use wingbeat::{NodeId, ObjectRef, PlacementGroup};
 use wingbeat_collective::{CollectiveError, Group, Meeting, MeetingHandle};
 
 use crate::error::TrainError;
-
-/// How long a group may take to be placed.
-const PLACE_LIMIT: Duration = Duration::from_secs(60);
+use crate::reservation::Reservation;
+use crate::scaling::Scaling;
+use crate::trainer::TorchTrainer;
 
 /// What a rank knows of its group. It is an argument of the function that each rank is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub struct RankContext {
     pub attempt: u32,
     /// Where it is.
     pub node: NodeId,
+    /// Its bundle of the group.
+    pub bundle: u32,
     meeting: MeetingHandle,
 }
 
@@ -39,111 +41,123 @@ impl RankContext {
     }
 }
 
-/// A group of ranks, each a call of a Rust function, all placed at once or not at all.
-///
-/// ```no_run
-/// use wingbeat_collective::Op;
-/// use wingbeat_train::{RankContext, Ranks};
-///
-/// #[wingbeat::remote]
-/// fn train(context: RankContext, rate: f32) -> Result<f32, String> {
-///     let mut group = context.join().map_err(|error| error.to_string())?;
-///     let mut loss = [rate * context.rank as f32];
-///     group.all_reduce(&mut loss, Op::Avg).map_err(|error| error.to_string())?;
-///     Ok(loss[0])
-/// }
-///
-/// # async fn run() -> Result<(), wingbeat_train::TrainError> {
-/// wingbeat::init().await?;
-/// let losses = Ranks::of(4)
-///     .max_failures(1)
-///     .run(|group, context| train::options().in_bundle(group, context.rank).remote(context, 0.1))
-///     .await?;
-/// assert!(losses.iter().all(|loss| *loss == losses[0]));
-/// # Ok(())
-/// # }
-/// ```
+/// A group of ranks, each a call of a Rust function, all placed at once or not at all: see [`TorchTrainer::function`].
 #[derive(Clone, Debug)]
-#[must_use = "nothing runs until `run()`"]
-pub struct Ranks {
-    count: u32,
-    cpus: f64,
-    gpus: f64,
+#[must_use = "nothing runs until `fit()`"]
+pub struct Ranks<F> {
+    start: F,
+    scaling: Scaling,
     max_failures: u32,
 }
 
-impl Ranks {
-    /// As many ranks, with a CPU each.
-    pub fn of(count: u32) -> Ranks {
-        Ranks { count, cpus: 1.0, gpus: 0.0, max_failures: 0 }
-    }
+/// What Rust functions have returned, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Returned<T> {
+    /// In the order of ranks.
+    pub values: Vec<T>,
+    /// Attempts that it took; 1 if nothing failed.
+    pub attempts: u32,
+    /// Seconds from `fit()` to its end.
+    pub seconds: f64,
+}
 
-    /// CPUs that are reserved for each rank.
-    pub fn cpus_per_rank(mut self, cpus: f64) -> Self {
-        self.cpus = cpus;
+impl TorchTrainer {
+    /// Calls a Rust function on every rank. `start` calls it for one, in the rank's bundle of the group.
+    ///
+    /// ```no_run
+    /// use wingbeat_collective::Op;
+    /// use wingbeat_train::{RankContext, Scaling, TorchTrainer};
+    ///
+    /// #[wingbeat::remote]
+    /// fn train(context: RankContext, rate: f32) -> Result<f32, String> {
+    ///     let mut group = context.join().map_err(|error| error.to_string())?;
+    ///     let mut loss = [rate * context.rank as f32];
+    ///     group.all_reduce(&mut loss, Op::Avg).map_err(|error| error.to_string())?;
+    ///     Ok(loss[0])
+    /// }
+    ///
+    /// # async fn run() -> Result<(), wingbeat_train::TrainError> {
+    /// wingbeat::init().await?;
+    /// let trainer = TorchTrainer::function(|group, context| {
+    ///     train::options().in_bundle(group, context.bundle).remote(context, 0.1)
+    /// });
+    /// let losses = trainer.scaling(Scaling::workers(4)).max_failures(1).fit().await?.values;
+    /// assert!(losses.iter().all(|loss| *loss == losses[0]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn function<T, F>(start: F) -> Ranks<F>
+    where
+        T: DeserializeOwned + Send + 'static,
+        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
+    {
+        Ranks { start, scaling: Scaling::workers(1), max_failures: 0 }
+    }
+}
+
+impl<F> Ranks<F> {
+    /// How many ranks there are, and what is reserved for each; one, if nothing is said. Its call asks for the same.
+    pub fn scaling(mut self, scaling: Scaling) -> Self {
+        self.scaling = scaling;
         self
     }
 
-    /// GPUs that are reserved for each rank; its call asks for them, too.
-    pub fn gpus_per_rank(mut self, gpus: f64) -> Self {
-        self.gpus = gpus;
-        self
-    }
-
-    /// How often the group may be started again after a failure.
+    /// How often the group may be started again after a failure; never if nothing is said.
     pub fn max_failures(mut self, failures: u32) -> Self {
         self.max_failures = failures;
         self
     }
 
-    /// Runs `start` for every rank, which calls the rank's function in its bundle of the group, and gives what the
-    /// functions returned, in the order of ranks. The first that fails ends the others.
+    /// Runs it, and gives what the functions returned. The first that fails ends the others.
     ///
     /// # Errors
     /// The group cannot be placed, or a rank has failed more often than allowed.
-    pub async fn run<T: DeserializeOwned + Send + 'static>(
-        self,
-        start: impl Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
-    ) -> Result<Vec<T>, TrainError> {
-        if self.count == 0 {
-            return Err(TrainError::Invalid("a group needs at least one rank".into()));
-        }
-        let mut attempt = 0;
+    pub async fn fit<T: DeserializeOwned + Send + 'static>(self) -> Result<Returned<T>, TrainError>
+    where
+        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
+    {
+        self.scaling.check()?;
+        let (begun, mut attempt) = (Instant::now(), 0);
         loop {
-            let mut bundle = Bundle::new().num_cpus(self.cpus);
-            if self.gpus > 0.0 {
-                bundle = bundle.num_gpus(self.gpus);
-            }
-            let group = placement_group(vec![bundle; self.count as usize]).await?;
-            let outcome = self.attempt(&group, attempt, &start).await;
+            let reserved = Reservation::make(&self.scaling).await?;
+            let outcome = self.attempt(&reserved, attempt).await;
             // What is left of the ranks ends with it.
-            let _ = group.remove().await;
+            reserved.release().await;
             match outcome {
+                Ok(values) => {
+                    let seconds = begun.elapsed().as_secs_f64();
+                    return Ok(Returned { values, attempts: attempt + 1, seconds });
+                }
                 Err(TrainError::FunctionFailed { .. }) if attempt < self.max_failures => attempt += 1,
-                outcome => return outcome,
+                Err(error) => return Err(error),
             }
         }
     }
 
     async fn attempt<T: DeserializeOwned + Send + 'static>(
         &self,
-        group: &PlacementGroup,
+        reserved: &Reservation,
         attempt: u32,
-        start: &impl Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
-    ) -> Result<Vec<T>, TrainError> {
-        let nodes = group.ready().get_timeout(PLACE_LIMIT).await?;
-        let meeting = Meeting::of(self.count);
+    ) -> Result<Vec<T>, TrainError>
+    where
+        F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
+    {
+        let world_size = self.scaling.ranks_of(reserved.units);
+        let meeting = Meeting::of(world_size);
+        let bundles: Vec<u32> = (0..world_size).map(|rank| self.scaling.bundle_of(rank)).collect();
+        let nodes: Vec<NodeId> = bundles.iter().map(|bundle| reserved.nodes[*bundle as usize]).collect();
         let mut running = FuturesUnordered::new();
-        for (rank, node) in nodes.iter().enumerate() {
+        for (rank, (node, bundle)) in nodes.iter().zip(bundles).enumerate() {
             let context = RankContext {
                 rank: rank as u32,
-                world_size: self.count,
+                world_size,
                 local_rank: nodes[..rank].iter().filter(|other| *other == node).count() as u32,
                 attempt,
                 node: *node,
+                bundle,
                 meeting: meeting.clone(),
             };
-            let result = start(group, context);
+            let result = (self.start)(&reserved.bundles, context);
             running.push(async move { (rank, result.get().await) });
         }
         let mut values: Vec<Option<T>> = nodes.iter().map(|_| None).collect();

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 /// ```no_run
 /// # use wingbeat_train::TorchTrainer;
 /// # async fn run() -> Result<(), wingbeat_train::TrainError> {
-/// let trainer = TorchTrainer::script("train.py").workers(2);
+/// let trainer = TorchTrainer::script("train.py");
 /// let stopper = trainer.stopper();
 /// tokio::spawn(async move {
 ///     tokio::time::sleep(std::time::Duration::from_secs(3600)).await;

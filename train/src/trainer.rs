@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wingbeat::ObjectRef;
-use wingbeat_core::resources::{Amount, ResourceSet};
 
 use crate::attempt::Finished;
 use crate::error::TrainError;
-use crate::group::{Group, Member};
+use crate::group::Group;
 use crate::process::{Line, Target};
+use crate::progress::Progress;
+use crate::run::Run;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::stopper::Stopper;
@@ -26,7 +27,7 @@ const PORTS_LOST: u32 = 5;
 ///
 /// ```
 /// use wingbeat_train::{Backend, TorchTrainer};
-/// let on_cpus = TorchTrainer::script("train.py").workers(2).backend(Backend::Gloo);
+/// let on_cpus = TorchTrainer::script("train.py").backend(Backend::Gloo);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
@@ -41,16 +42,13 @@ pub enum Backend {
 
 type OnOutput = Arc<dyn Fn(u32, &Line) + Send + Sync>;
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
-type OnAttempt = Arc<dyn Fn(u32, &[RankPlace]) + Send + Sync>;
-type OnReport = Arc<dyn Fn(&BTreeMap<String, f64>) + Send + Sync>;
+type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,
     pub args: Vec<String>,
     pub scaling: Scaling,
-    pub cpus_per_worker: f64,
-    pub gpus_per_worker: f64,
     pub python: String,
     pub env: BTreeMap<String, String>,
     pub role: String,
@@ -71,28 +69,7 @@ pub(crate) struct Plan {
     pub stopper: Stopper,
     pub on_output: OnOutput,
     pub on_notice: OnNotice,
-    pub on_report: OnReport,
-    pub on_attempt: OnAttempt,
-}
-
-impl Plan {
-    /// The most ranks that there may be.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.scaling.ranks_of(self.scaling.most)
-    }
-
-    /// What a rank holds.
-    pub(crate) fn resources(&self) -> ResourceSet {
-        let amount = |value: f64| Amount::new(value).unwrap_or_default();
-        ResourceSet::new().with("CPU", amount(self.cpus_per_worker)).with("GPU", amount(self.gpus_per_worker))
-    }
-
-    pub(crate) fn each(&self) -> String {
-        match self.gpus_per_worker {
-            0.0 => format!("{} CPU", self.cpus_per_worker),
-            gpus => format!("{} CPU and {gpus} GPU", self.cpus_per_worker),
-        }
-    }
+    pub on_progress: OnProgress,
 }
 
 /// A training run: a group of ranks, each an unmodified PyTorch script with torchrun's environment.
@@ -101,13 +78,12 @@ impl Plan {
 /// run's. With `max_failures`, the group is then started again.
 ///
 /// ```no_run
-/// # use wingbeat_train::{TorchTrainer, TrainError};
+/// # use wingbeat_train::{Scaling, TorchTrainer, TrainError};
 /// # async fn run() -> Result<(), TrainError> {
 /// wingbeat::init().await?;
 /// let trainer = TorchTrainer::script("train.py")
 ///     .args(["--epochs", "3"])
-///     .workers(4)
-///     .gpus_per_worker(1.0)
+///     .scaling(Scaling::workers(4).gpus_per_worker(1.0))
 ///     .max_failures(2)
 ///     .on_output(|rank, line| println!("{rank} | {}", line.text));
 /// match trainer.fit().await {
@@ -120,10 +96,10 @@ impl Plan {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing runs until `fit()`"]
+#[must_use = "nothing runs until `fit()` or `start()`"]
 #[derive(Clone)]
 pub struct TorchTrainer {
-    plan: Plan,
+    pub(crate) plan: Plan,
     python: Option<String>,
 }
 
@@ -140,28 +116,10 @@ pub struct TrainResult {
     pub metrics: BTreeMap<String, f64>,
     /// The newest checkpoint of the run's storage.
     pub checkpoint: Option<Checkpoint>,
-    /// The best one, where [`TorchTrainer::keep`] says what that is.
+    /// The best one, where [`TorchTrainer::checkpoints`] says what that is.
     pub best_checkpoint: Option<Checkpoint>,
     /// What a Python function returned, pickled, by rank; see [`TorchTrainer::python_function`].
     pub returned: BTreeMap<u32, Vec<u8>>,
-}
-
-/// Where a rank is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankPlace {
-    /// Its node's name.
-    pub node: String,
-    /// Its devices, by number on that node.
-    pub gpus: Vec<u32>,
-    /// Whether it is forked from a process with torch imported.
-    pub is_warm: bool,
-}
-
-impl RankPlace {
-    fn of(member: &Member) -> RankPlace {
-        let (node, gpus) = (member.at.hostname.clone(), member.at.gpus.clone());
-        RankPlace { node, gpus, is_warm: member.warm.is_some() }
-    }
 }
 
 impl TorchTrainer {
@@ -169,9 +127,7 @@ impl TorchTrainer {
         let plan = Plan {
             target,
             args: Vec::new(),
-            scaling: Scaling { least: 1, most: 1, per_node: None },
-            cpus_per_worker: 1.0,
-            gpus_per_worker: 0.0,
+            scaling: Scaling::workers(1),
             python: String::new(),
             env: BTreeMap::new(),
             role: "default".into(),
@@ -191,8 +147,7 @@ impl TorchTrainer {
             keep: Keep::default(),
             stopper: Stopper::new(),
             on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
-            on_report: Arc::new(|_| {}),
-            on_attempt: Arc::new(|_, _| {}),
+            on_progress: Arc::new(|_| {}),
             on_output: Arc::new(|rank, line| {
                 // Training goes on when nobody reads any more, as under `| head`.
                 let _ = if line.is_stderr {
@@ -213,7 +168,7 @@ impl TorchTrainer {
     /// Runs `python -m name args…` on every rank.
     ///
     /// ```
-    /// let trainer = wingbeat_train::TorchTrainer::module("package.train").workers(2);
+    /// let trainer = wingbeat_train::TorchTrainer::module("package.train");
     /// ```
     pub fn module(name: &str) -> Self {
         Self::new(Target::Module(name.to_owned()))
@@ -236,35 +191,9 @@ impl TorchTrainer {
         self
     }
 
-    /// Number of ranks; 1 if nothing is said.
-    pub fn workers(mut self, workers: u32) -> Self {
-        self.plan.scaling = Scaling { least: workers, most: workers, per_node: None };
-        self
-    }
-
-    /// The least number of ranks, or nodes: as many as fit are started, up to what [`TorchTrainer::workers`] or
-    /// [`TorchTrainer::nodes`] says. The group starts again with fewer when a node is lost, and with more when there is
-    /// room for them: at its next checkpoint, if it has a storage, and else at once.
-    pub fn elastic(mut self, least: u32) -> Self {
-        self.plan.scaling.least = least;
-        self
-    }
-
-    /// Number of nodes, and of ranks on each of them, instead of [`TorchTrainer::workers`].
-    pub fn nodes(mut self, nodes: u32, each: u32) -> Self {
-        self.plan.scaling = Scaling { least: nodes, most: nodes, per_node: Some(each) };
-        self
-    }
-
-    /// CPUs of each rank; 1 if nothing is said.
-    pub fn cpus_per_worker(mut self, cpus: f64) -> Self {
-        self.plan.cpus_per_worker = cpus;
-        self
-    }
-
-    /// GPUs of each rank; none if nothing is said.
-    pub fn gpus_per_worker(mut self, gpus: f64) -> Self {
-        self.plan.gpus_per_worker = gpus;
+    /// How many ranks there are, and what each holds; one, if nothing is said.
+    pub fn scaling(mut self, scaling: Scaling) -> Self {
+        self.plan.scaling = scaling;
         self
     }
 
@@ -359,7 +288,7 @@ impl TorchTrainer {
     }
 
     /// Which checkpoints are kept; the two newest if nothing is said.
-    pub fn keep(mut self, keep: Keep) -> Self {
+    pub fn checkpoints(mut self, keep: Keep) -> Self {
         self.plan.keep = keep;
         self
     }
@@ -376,15 +305,9 @@ impl TorchTrainer {
         self
     }
 
-    /// What to do with rank 0's metrics, each time that all ranks have reported.
-    pub fn on_report(mut self, show: impl Fn(&BTreeMap<String, f64>) + Send + Sync + 'static) -> Self {
-        self.plan.on_report = Arc::new(show);
-        self
-    }
-
-    /// What to do when an attempt begins, with its number from 0, and where its ranks are.
-    pub fn on_attempt(mut self, tell: impl Fn(u32, &[RankPlace]) + Send + Sync + 'static) -> Self {
-        self.plan.on_attempt = Arc::new(tell);
+    /// What to do when an attempt begins, and each time that all ranks have reported.
+    pub fn on_progress(mut self, tell: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.plan.on_progress = Arc::new(tell);
         self
     }
 
@@ -393,21 +316,24 @@ impl TorchTrainer {
         self.plan.stopper.clone()
     }
 
-    /// Runs it.
+    /// Starts it on a thread of its own, to be watched and stopped.
+    ///
+    /// # Errors
+    /// There is no session, or the process may have no more threads. What else goes wrong is its result.
+    pub fn start(self) -> Result<Run, TrainError> {
+        Run::begin(self)
+    }
+
+    /// Runs it to its end.
     ///
     /// # Errors
     /// The group cannot be placed, a node lacks the script or the interpreter, or a rank failed more often than allowed.
     pub async fn fit(mut self) -> Result<TrainResult, TrainError> {
-        if self.plan.ranks() == 0 {
-            return Err(TrainError::Invalid("a training run needs at least one worker".into()));
-        }
-        let Scaling { least, most, .. } = self.plan.scaling;
-        if least == 0 || least > most {
-            return Err(TrainError::Invalid(format!("there are to be at least {least} and at most {most} workers")));
-        }
+        self.plan.scaling.check()?;
         for (name, shards) in &self.plan.datasets {
-            if shards.len() != self.plan.ranks() as usize || least < most {
-                let (parts, ranks) = (shards.len(), self.plan.ranks());
+            let ranks = self.plan.scaling.ranks();
+            if shards.len() != ranks as usize || self.plan.scaling.is_elastic() {
+                let parts = shards.len();
                 let why = format!("the dataset {name} has {parts} parts, for {ranks} ranks whose number must not vary");
                 return Err(TrainError::Invalid(why));
             }
@@ -469,8 +395,6 @@ impl TorchTrainer {
 
     async fn attempt(&self, attempt: u32, run_id: &str, storage: Option<&Storage>) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
-        let places: Vec<RankPlace> = group.ranks.iter().map(RankPlace::of).collect();
-        (self.plan.on_attempt)(attempt, &places);
         let outcome = group.run(&self.plan, attempt, run_id, storage).await;
         group.release().await;
         outcome

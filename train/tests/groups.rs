@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use wingbeat::{Entered, Session};
-use wingbeat_train::{TorchTrainer, TrainError};
+use wingbeat_train::{Scaling, TorchTrainer, TrainError};
 
 struct Local {
     session: Session,
@@ -55,7 +55,8 @@ fn every_rank_has_torchruns_environment_and_its_arguments() {
     let script = local.script(
         "import os, sys\nprint(*[os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'GROUP_RANK', 'WINGBEAT_BACKEND')], *sys.argv[1:])\n",
     );
-    let (result, lines) = run(TorchTrainer::script(script).args(["--x", "1"]).workers(2).python(system_python()));
+    let (result, lines) =
+        run(TorchTrainer::script(script).args(["--x", "1"]).scaling(Scaling::workers(2)).python(system_python()));
     assert_eq!(result.unwrap().ranks, 2);
     assert_eq!(lines, ["0: 0 0 2 0 gloo --x 1", "1: 1 1 2 0 gloo --x 1"]);
 }
@@ -65,7 +66,7 @@ fn one_failing_rank_ends_the_group_and_its_traceback_is_the_error() {
     let local = Local::start();
     let script = local
         .script("import os, signal\nif os.environ['RANK'] == '1':\n    raise ValueError('no luck')\nsignal.pause()\n");
-    let (result, _) = run(TorchTrainer::script(script).workers(2).python(system_python()));
+    let (result, _) = run(TorchTrainer::script(script).scaling(Scaling::workers(2)).python(system_python()));
     match result.unwrap_err() {
         TrainError::RankFailed { rank, code, python_error, .. } => {
             let error = python_error.unwrap();
@@ -97,7 +98,7 @@ fn a_rank_whose_actor_is_lost_is_named() {
         "import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n",
     );
     // Its actor is the parent of a rank that is not forked.
-    let (result, _) = run(TorchTrainer::script(script).workers(2).cold().python(system_python()));
+    let (result, _) = run(TorchTrainer::script(script).scaling(Scaling::workers(2)).cold().python(system_python()));
     match result.unwrap_err() {
         TrainError::RankLost { rank, node, cause } => {
             assert_eq!(rank, 1);
@@ -114,7 +115,10 @@ fn a_group_is_started_again_within_its_budget() {
     let script = local.script(
         "import os, sys\nm = sys.argv[1]\nif os.environ['RANK'] == '0' and not os.path.exists(m):\n    open(m, 'w').close()\n    os._exit(7)\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'])\n",
     );
-    let trainer = TorchTrainer::script(&script).args([marker.display().to_string()]).workers(2).python(system_python());
+    let trainer = TorchTrainer::script(&script)
+        .args([marker.display().to_string()])
+        .scaling(Scaling::workers(2))
+        .python(system_python());
     let (result, lines) = run(trainer.max_failures(1));
     assert_eq!(result.unwrap().attempts, 2);
     assert!(lines.contains(&"0: attempt 1".to_owned()), "{lines:?}");
@@ -128,10 +132,11 @@ fn what_is_missing_is_named() {
     let script = local.script("import torch\n");
     let (result, _) = run(TorchTrainer::script(&script).python("no-such-python"));
     assert!(matches!(result, Err(TrainError::PythonNotFound { .. })), "{result:?}");
-    let (result, _) = run(TorchTrainer::script(&script).workers(64).python(system_python()).cpus_per_worker(64.0));
+    let (result, _) =
+        run(TorchTrainer::script(&script).scaling(Scaling::workers(64).cpus_per_worker(64.0)).python(system_python()));
     assert!(matches!(result, Err(TrainError::NotEnoughResources { .. })), "{result:?}");
     // Each would fit, and all of them never do.
-    let (result, _) = run(TorchTrainer::script(&script).workers(3).python(system_python()));
+    let (result, _) = run(TorchTrainer::script(&script).scaling(Scaling::workers(3)).python(system_python()));
     match result.unwrap_err() {
         TrainError::NotEnoughResources { workers: 3, why, .. } => assert!(why.contains("have 2 CPU of the 3"), "{why}"),
         other => panic!("{other}"),
@@ -156,7 +161,7 @@ fn what_a_rank_leaves_behind_does_not_hold_up_its_end() {
     let script = local.script(
         "import os, signal, subprocess\nsubprocess.Popen(['sleep', '1000'])\nsubprocess.Popen(['timeout', '60', 'yes'], start_new_session=True)\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()\n",
     );
-    let (result, _) = run(TorchTrainer::script(script).workers(2).python(system_python()));
+    let (result, _) = run(TorchTrainer::script(script).scaling(Scaling::workers(2)).python(system_python()));
     match result.unwrap_err() {
         TrainError::RankFailed { rank, code, exit, .. } => {
             assert_eq!((rank, code, exit.as_str()), (1, None, "was killed by signal 9"));
@@ -173,7 +178,8 @@ fn the_first_failure_is_the_error_though_it_is_heard_of_last() {
         "import os, socket, sys\npath = sys.argv[1]\nif os.environ['RANK'] == '0':\n    server = socket.socket(socket.AF_UNIX)\n    server.bind(path + '.new')\n    server.listen()\n    os.rename(path + '.new', path)\n    server.accept()[0].recv(1)\n    raise ConnectionError('the consequence')\npeer = socket.socket(socket.AF_UNIX)\nwhile True:\n    try:\n        peer.connect(path)\n        break\n    except OSError:\n        os.sched_yield()\nfor i in range(2000):\n    print(i)\nraise ValueError('the cause')\n",
     );
     let socket = local.dir.path().join("socket").display().to_string();
-    let (result, lines) = run(TorchTrainer::script(script).args([socket]).workers(2).python(system_python()));
+    let (result, lines) =
+        run(TorchTrainer::script(script).args([socket]).scaling(Scaling::workers(2)).python(system_python()));
     let error = result.unwrap_err();
     assert!(
         matches!(&error, TrainError::RankFailed { rank: 1, .. }) && error.to_string().contains("the cause"),
@@ -189,7 +195,7 @@ fn a_rank_that_ignores_sigterm_is_gone_when_the_run_is_over() {
         "import fcntl, os, signal, sys\nlock = open(sys.argv[1], 'a')\nif os.environ['RANK'] == '0':\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    fcntl.flock(lock, fcntl.LOCK_EX)\n    open(sys.argv[1] + '.held', 'w').close()\n    while True:\n        signal.pause()\nwhile not os.path.exists(sys.argv[1] + '.held'):\n    os.sched_yield()\nsys.exit(9)\n",
     );
     let lock = local.dir.path().join("lock");
-    let trainer = TorchTrainer::script(script).args([lock.display().to_string()]).workers(2);
+    let trainer = TorchTrainer::script(script).args([lock.display().to_string()]).scaling(Scaling::workers(2));
     let (result, _) = run(trainer.python(system_python()));
     assert!(matches!(result, Err(TrainError::RankFailed { rank: 1, code: Some(9), .. })), "{result:?}");
     std::fs::File::open(lock).unwrap().try_lock().unwrap();
@@ -216,7 +222,32 @@ fn ranks_reduce_with_gloo_where_torch_is_there() {
     let script = local.script(
         "import torch, torch.distributed as d\nd.init_process_group('gloo')\nx = torch.ones(4)\nd.all_reduce(x)\nassert x[0] == d.get_world_size()\nd.barrier()\nd.destroy_process_group()\nprint('reduced')\n",
     );
-    let (result, lines) = run(TorchTrainer::script(script).workers(2).python(venv.display().to_string()));
+    let (result, lines) =
+        run(TorchTrainer::script(script).scaling(Scaling::workers(2)).python(venv.display().to_string()));
     result.unwrap();
     assert_eq!(lines.iter().filter(|line| line.ends_with("reduced")).count(), 2, "{lines:?}");
+}
+
+#[test]
+fn a_run_is_watched_and_stopped_by_its_handle() {
+    let local = Local::start();
+    let script = local.script(
+        "import itertools\nfrom wingbeat import train\nfor step in itertools.count():\n    train.report({'step': step, 'rank': train.get_context().world_rank})\n",
+    );
+    let trainer = TorchTrainer::script(script).scaling(Scaling::workers(2)).python(system_python());
+    let mut run = trainer.start().unwrap();
+    let seen = wingbeat::block_on(async {
+        loop {
+            let progress = run.changed().await.unwrap();
+            if progress.reports >= 3 {
+                return progress;
+            }
+        }
+    });
+    assert_eq!((seen.attempt, seen.ranks.len()), (0, 2));
+    assert_eq!([seen.ranks[0].metrics["rank"], seen.ranks[1].metrics["rank"]], [0.0, 1.0]);
+    assert!(seen.ranks[0].metrics["step"] >= 2.0);
+    run.stop();
+    let result = wingbeat::block_on(run.result());
+    assert!(matches!(result, Err(TrainError::Stopped)), "{result:?}");
 }

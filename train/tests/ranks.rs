@@ -6,7 +6,7 @@ use std::future::IntoFuture;
 
 use wingbeat::Session;
 use wingbeat_collective::Op;
-use wingbeat_train::{RankContext, Ranks, TrainError};
+use wingbeat_train::{RankContext, Scaling, TorchTrainer, TrainError};
 
 #[wingbeat::remote]
 fn sum(context: RankContext, factor: u32) -> Result<Vec<u32>, String> {
@@ -35,8 +35,10 @@ fn session() -> Session {
 fn every_rank_knows_its_place_and_reduces_with_the_others() {
     let session = session();
     let _entered = session.enter();
-    let ranks = Ranks::of(3).run(|group, context| sum::options().in_bundle(group, context.rank).remote(context, 10));
-    assert_eq!(wingbeat::block_on(ranks).unwrap(), [[0, 30], [1, 30], [2, 30]]);
+    let trainer =
+        TorchTrainer::function(|group, context| sum::options().in_bundle(group, context.bundle).remote(context, 10));
+    let returned = wingbeat::block_on(trainer.scaling(Scaling::workers(3)).fit()).unwrap();
+    assert_eq!((returned.values, returned.attempts), (vec![vec![0, 30], vec![1, 30], vec![2, 30]], 1));
     wingbeat::block_on(session.shutdown());
 }
 
@@ -45,14 +47,16 @@ fn the_first_that_fails_ends_the_others_and_the_group_starts_again() {
     let session = session();
     let _entered = session.enter();
     let run = |failures| {
-        let start =
-            |group: &_, context: RankContext| fails_once::options().in_bundle(group, context.rank).remote(context);
-        wingbeat::block_on(Ranks::of(3).max_failures(failures).run(start))
+        let trainer = TorchTrainer::function(|group, context: RankContext| {
+            fails_once::options().in_bundle(group, context.bundle).remote(context)
+        });
+        wingbeat::block_on(trainer.scaling(Scaling::workers(3)).max_failures(failures).fit())
     };
     match run(0).unwrap_err() {
         TrainError::FunctionFailed { rank: 1, cause } => assert!(cause.to_string().contains("no luck"), "{cause}"),
         other => panic!("{other}"),
     }
-    assert_eq!(run(1).unwrap(), [1, 1, 1]);
+    let returned = run(1).unwrap();
+    assert_eq!((returned.values, returned.attempts), (vec![1, 1, 1], 2));
     wingbeat::block_on(session.shutdown());
 }
