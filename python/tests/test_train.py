@@ -79,6 +79,59 @@ def test_a_hang_is_seen_and_the_rank_that_lags_is_named(run, write, cluster):
     assert "attempt 2" in done.stderr
 
 
+def test_a_port_that_is_lost_to_a_race_is_no_failure(run, write, cluster, tmp_path):
+    script = write(
+        "loses.py",
+        textwrap.dedent("""
+            import os, pathlib, socket
+            import torch.distributed as dist
+            lost = pathlib.Path("lost")
+            if not lost.exists():
+                # Somebody is faster than torch's store.
+                taken = socket.create_server(("0.0.0.0", int(os.environ["MASTER_PORT"])))
+                lost.write_text(os.environ["MASTER_PORT"])
+            dist.init_process_group("gloo")
+            other = lost.read_text() != os.environ["MASTER_PORT"]
+            print("restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], "other port", other)
+            dist.destroy_process_group()
+        """),
+    )
+    done = run("train", script, env=cluster, cwd=tmp_path)
+    assert "trying another port" in done.stderr
+    assert "restarts 0 other port True" in done.stdout
+
+
+def test_a_run_whose_nccl_goes_on_does_not_hang_however_quiet_it_is(run, write, cluster):
+    script = write(
+        "quiet.py",
+        textwrap.dedent("""
+            import json, os, socket
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+                raise SystemExit
+            # The port that NCCL would listen on: three times it has done more, and then no more.
+            host, port = os.environ["NCCL_RAS_ADDR"].split(":")
+            server = socket.create_server((host, int(port)))
+            for count in (1, 2, 3, 3):
+                client, _ = server.accept()
+                lines = client.makefile("r")
+                for answer in ("SERVER PROTOCOL 2", "OK", "OK"):
+                    lines.readline()
+                    client.sendall(answer.encode() + b"\\n")
+                assert lines.readline() == "STATUS\\n"
+                rank = {"rank": 0, "collective_counts": {"AllReduce": count}}
+                client.sendall(json.dumps({"communicators": [{"size": 1, "ranks": [rank]}]}).encode())
+                lines.close()
+                client.close()
+            server.accept()
+        """),
+    )
+    options = ("--backend", "nccl", "--hang-timeout", "1s", "--restart-on-hang", "--max-failures", "1")
+    done = run("train", *options, script, env=cluster)
+    assert done.stderr.count("no rank has printed or reported anything") == 1
+    assert "group of 1: rank 0 began 3 AllReduce" in done.stderr
+    assert "attempt 2" in done.stderr
+
+
 def test_a_run_that_is_stopped_lets_scripts_save(write, binary, cluster, tmp_path):
     import signal
     import subprocess

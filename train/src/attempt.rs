@@ -14,8 +14,9 @@ use crate::group::{Group, Member};
 use crate::hang;
 use crate::preflight::{self, Finding};
 use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
-use crate::progress::Progress;
+use crate::progress::{Progress, RankProgress};
 use crate::rank::RankHandle;
+use crate::ras::Status;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
@@ -57,6 +58,8 @@ struct Attempt<'a> {
     progress: Progress,
     /// Where NCCL tells how far it is, if ranks use it.
     ras: Option<u16>,
+    /// How far it was when nothing had been heard for half the time that makes a hang.
+    nccl: Option<Status>,
     /// Checkpoints that are being written, and who waits for them.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// How many have not ended.
@@ -104,7 +107,7 @@ impl Group {
             }
             None => (None, Vec::new()),
         };
-        self.preflight(plan).await?;
+        self.preflight(plan, &progress.ranks).await?;
         let interfaces = self.interfaces().await?;
         let ras = match self.backend(plan) {
             "nccl" => Some(self.free_port().await?),
@@ -117,6 +120,7 @@ impl Group {
             recorder: storage.map(|(storage, _)| Recorder::new(storage)),
             progress,
             ras,
+            nccl: None,
             storage,
             saves: FuturesUnordered::new(),
             left: self.ranks.len(),
@@ -174,16 +178,18 @@ impl Group {
         first.at.ip.filter(|_| several)
     }
 
-    /// Whether machines reach each other and have the same versions, where there are several.
-    async fn preflight(&self, plan: &Plan) -> Result<(), TrainError> {
-        if self.master_of_several().is_none() {
-            return Ok(());
+    /// Whether ranks have devices of their own, and where there are several machines, these reach each other and have the
+    /// same versions.
+    async fn preflight(&self, plan: &Plan, ranks: &[RankProgress]) -> Result<(), TrainError> {
+        let may_share = plan.env.get("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value != "0");
+        let mut findings = preflight::sharing(ranks, self.backend(plan) == "nccl" && !may_share);
+        if self.master_of_several().is_some() {
+            let of_nodes: BTreeMap<u64, &RankHandle> =
+                self.ranks.iter().rev().map(|rank| (rank.at.node, &rank.handle)).collect();
+            let members: Vec<&RankHandle> = of_nodes.into_values().collect();
+            findings.extend(preflight::examine(&members, &plan.python).await?.findings);
         }
-        let of_nodes: BTreeMap<u64, &RankHandle> =
-            self.ranks.iter().rev().map(|rank| (rank.at.node, &rank.handle)).collect();
-        let members: Vec<&RankHandle> = of_nodes.into_values().collect();
-        let (fatal, warnings): (Vec<Finding>, Vec<Finding>) =
-            preflight::examine(&members, &plan.python).await?.findings.into_iter().partition(|found| found.is_fatal);
+        let (fatal, warnings): (Vec<Finding>, Vec<Finding>) = findings.into_iter().partition(|found| found.is_fatal);
         for warning in warnings {
             (plan.on_notice)(&warning.text);
         }
@@ -367,7 +373,7 @@ impl Attempt<'_> {
             return Err(Error::Io { what: "running the group".into(), why }.into());
         };
         self.quiet_since = Instant::now();
-        (self.was_named, self.was_hanging) = (false, false);
+        (self.was_named, self.was_hanging, self.nccl) = (false, false, None);
         match event {
             Ok(Event::Line(line)) => (self.plan.on_output)(rank as u32, &line),
             Ok(Event::Report(report)) => {
@@ -442,11 +448,13 @@ impl Attempt<'_> {
 
     /// How long it may be quiet before somebody looks.
     fn patience(&self) -> Duration {
-        match self.reports.missing().is_empty() || self.was_named {
-            true if self.was_hanging => Duration::from_secs(u64::from(u32::MAX)),
-            true => self.plan.hang_timeout,
-            false => REPORT_LIMIT.min(self.plan.hang_timeout),
-        }
+        const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+        let hang = if self.was_hanging { FOREVER } else { self.plan.hang_timeout };
+        let is_named = self.reports.missing().is_empty() || self.was_named;
+        let report = if is_named { FOREVER } else { REPORT_LIMIT };
+        // What NCCL does from then on shows whether it hangs.
+        let nccl = if self.ras.is_some() && self.nccl.is_none() { self.plan.hang_timeout / 2 } else { FOREVER };
+        hang.min(report).min(nccl)
     }
 
     /// Nothing has been heard for long: says who is waited for.
@@ -461,7 +469,18 @@ impl Attempt<'_> {
                 shown::ranks(&missing)
             ));
         }
+        if self.nccl.is_none() && quiet >= self.plan.hang_timeout / 2 {
+            self.nccl = self.ask_nccl().await;
+        }
         if quiet < self.plan.hang_timeout || self.was_hanging {
+            return Ok(());
+        }
+        let nccl = self.ask_nccl().await;
+        if let (Some(before), Some(now)) = (&self.nccl, &nccl)
+            && now.has_moved_since(before)
+        {
+            // It says nothing, and works.
+            (self.quiet_since, self.nccl) = (Instant::now(), nccl);
             return Ok(());
         }
         self.was_hanging = true;
@@ -470,19 +489,18 @@ impl Attempt<'_> {
         for asked in asked {
             stacks.push(asked.get_timeout(KILL_LIMIT).await.unwrap_or_else(|error| format!("no stacks: {error}")));
         }
-        let mut described = hang::describe(&stacks, &missing, quiet);
-        // One process gathers it from all.
-        if let (Some(port), Some(first)) = (self.ras, self.group.ranks.first())
-            && let Ok(status) = first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await
-        {
-            described.text.push_str("\n  NCCL says:\n    ");
-            described.text.push_str(&status.replace('\n', "\n    "));
-        }
+        let described = hang::describe(&stacks, &missing, nccl.as_ref(), quiet);
         (self.plan.on_notice)(&described.text);
         match self.plan.restart_on_hang {
             true => Err(TrainError::Hangs { seconds: quiet.as_secs(), lagging: shown::ranks(&described.lagging) }),
             false => Ok(()),
         }
+    }
+
+    /// How far NCCL is, if ranks use it: one process gathers it from all. Empty if it does not answer.
+    async fn ask_nccl(&self) -> Option<Status> {
+        let (port, first) = (self.ras?, self.group.ranks.first()?);
+        Some(first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await.unwrap_or_default())
     }
 
     /// A rank that was lost is why others then fail; but not one that was ended because its group has no place any more.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use crate::ras::Status;
 use crate::shown;
 
 /// Where ranks wait for each other.
@@ -18,13 +19,15 @@ pub(crate) struct Described {
     pub text: String,
 }
 
-/// Who lags: those who are not where ranks wait for each other, while others are; else those whose report is missing.
-pub(crate) fn describe(stacks: &[String], missing: &[usize], quiet: Duration) -> Described {
+/// Who lags: by NCCL's counts, if they tell; those who are not where ranks wait for each other, while others are; else
+/// those whose report is missing.
+pub(crate) fn describe(stacks: &[String], missing: &[usize], nccl: Option<&Status>, quiet: Duration) -> Described {
     let waits = |stack: &str| innermost(stack).any(|line| WAITS.iter().any(|place| line.contains(place)));
-    let mut lagging: Vec<usize> = (0..stacks.len()).filter(|rank| !waits(&stacks[*rank])).collect();
-    if lagging.is_empty() || lagging.len() == stacks.len() {
-        lagging = missing.to_vec();
-    }
+    let of_stacks = || (0..stacks.len()).filter(|rank| !waits(&stacks[*rank])).collect();
+    let of_nccl = nccl.map(|status| status.lagging(stacks.len())).unwrap_or_default();
+    let candidates: [Vec<usize>; 2] = [of_nccl, of_stacks()];
+    let tells = |lagging: &Vec<usize>| !lagging.is_empty() && lagging.len() < stacks.len();
+    let lagging = candidates.into_iter().find(tells).unwrap_or_else(|| missing.to_vec());
     let mut text = format!("no rank has printed or reported anything for {} s", quiet.as_secs());
     let _ = match lagging.as_slice() {
         [] => write!(text, "; they wait for each other, or all work"),
@@ -35,6 +38,9 @@ pub(crate) fn describe(stacks: &[String], missing: &[usize], quiet: Duration) ->
         for line in innermost(stack) {
             let _ = write!(text, "\n    {line}");
         }
+    }
+    for (index, line) in nccl.map(Status::shown).unwrap_or_default().iter().enumerate() {
+        let _ = write!(text, "{}\n    {line}", if index == 0 { "\n  NCCL says" } else { "" });
     }
     Described { lagging, text }
 }
@@ -50,16 +56,32 @@ fn innermost(stack: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::ras::Communicator;
 
     #[test]
     fn the_rank_that_is_not_in_a_collective_keeps_the_others_waiting() {
         let waits = "Thread 0x01 (most recent call first):\n  File \"/x/threading.py\", line 1 in wait\n\nCurrent thread 0x02 (most recent call first):\n  File \"/lib/torch/distributed/distributed_c10d.py\", line 9 in all_reduce\n  File \"train.py\", line 3 in step\n";
         let works = "Current thread 0x02 (most recent call first):\n  File \"train.py\", line 7 in load\n";
-        let described = describe(&[waits.into(), works.into()], &[], Duration::from_secs(60));
+        let described = describe(&[waits.into(), works.into()], &[], None, Duration::from_secs(60));
         assert_eq!(described.lagging, [1]);
         assert!(described.text.contains("rank 1 keeps the others waiting"), "{}", described.text);
         assert!(described.text.contains("line 7 in load"));
+    }
+
+    #[test]
+    fn nccl_s_counts_tell_who_lags_where_stacks_do_not() {
+        let began = |count| BTreeMap::from([("AllReduce".to_owned(), count)]);
+        let counts = BTreeMap::from([(0, began(7)), (1, began(6))]);
+        let status =
+            Status { communicators: vec![Communicator { size: 2, counts, silent: vec![] }], ..Status::default() };
+        let described = describe(&["x".into(), "x".into()], &[], Some(&status), Duration::from_secs(1));
+        assert_eq!(described.lagging, [1]);
+        assert!(described.text.ends_with(
+            "NCCL says\n    group of 2: rank 1 began 6 AllReduce\n    group of 2: rank 0 began 7 AllReduce"
+        ));
     }
 
     #[test]
@@ -70,8 +92,8 @@ mod tests {
 
     #[test]
     fn nobody_is_named_where_all_do_the_same() {
-        let described = describe(&["x".into(), "x".into()], &[], Duration::from_secs(1));
+        let described = describe(&["x".into(), "x".into()], &[], None, Duration::from_secs(1));
         assert!(described.lagging.is_empty() && described.text.contains("or all work"));
-        assert_eq!(describe(&["x".into(), "x".into()], &[1], Duration::from_secs(1)).lagging, [1]);
+        assert_eq!(describe(&["x".into(), "x".into()], &[1], None, Duration::from_secs(1)).lagging, [1]);
     }
 }

@@ -12,7 +12,9 @@ use wingbeat::{NodeId, Session, get_all};
 
 use crate::error::TrainError;
 use crate::interface;
+use crate::progress::RankProgress;
 use crate::rank::{Rank, RankHandle};
+use crate::shown;
 
 /// How long another node may take to answer.
 const REACH_LIMIT: Duration = Duration::from_secs(3);
@@ -153,6 +155,30 @@ fn judge(nodes: &[Facts], unreached: &[Vec<Option<String>>]) -> Vec<Finding> {
     findings
 }
 
+/// What is wrong with ranks that share devices. `is_nccl`: it carries their tensors, and was not told to allow that.
+pub(crate) fn sharing(ranks: &[RankProgress], is_nccl: bool) -> Vec<Finding> {
+    let mut of_devices: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
+    for (rank, at) in ranks.iter().enumerate() {
+        for gpu in &at.gpus {
+            of_devices.entry((&at.node, *gpu)).or_default().push(rank);
+        }
+    }
+    let shared = of_devices.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+    shared
+        .map(|((node, gpu), ranks)| {
+            let who = format!("{} share GPU {gpu} of {node}", shown::ranks(&ranks));
+            let text = match is_nccl {
+                true => format!(
+                    "{who}, which NCCL cannot do; give each rank a whole GPU, use gloo, or set \
+                     NCCL_MULTI_RANK_GPU_ENABLE=1 where NCCL has it (2.30)"
+                ),
+                false => format!("{who}, and LOCAL_RANK is not its number there"),
+            };
+            Finding { is_fatal: is_nccl, text }
+        })
+        .collect()
+}
+
 /// Asks the actors of some nodes, and has each try to reach each other.
 pub(crate) async fn examine(members: &[&RankHandle], python: &str) -> Result<Diagnosis, TrainError> {
     let mut nodes = Vec::new();
@@ -230,6 +256,16 @@ mod tests {
         );
         b.python_error = Some("not found".into());
         assert!(judge(&[b], &[vec![None]])[0].text.starts_with("Python does not run on b: not found"));
+    }
+
+    #[test]
+    fn ranks_that_share_a_device_are_named_and_nccl_refuses_them() {
+        let rank = |node: &str, gpu| RankProgress { node: node.into(), gpus: vec![gpu], ..RankProgress::default() };
+        let ranks = [rank("a", 0), rank("a", 0), rank("a", 1), rank("b", 0)];
+        let found = sharing(&ranks, true);
+        assert!(found[0].is_fatal && found[0].text.starts_with("ranks 0 and 1 share GPU 0 of a, which NCCL cannot do"));
+        assert_eq!((found.len(), sharing(&ranks, false)[0].is_fatal), (1, false));
+        assert_eq!(sharing(&ranks[1..], true), []);
     }
 
     #[test]

@@ -186,7 +186,7 @@ impl Rank {
     }
 
     /// What NCCL says of all ranks.
-    pub(crate) fn ras(&self, port: u16) -> Result<String, String> {
+    pub(crate) fn ras(&self, port: u16) -> Result<ras::Status, String> {
         ras::status(port)
     }
 
