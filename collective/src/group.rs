@@ -5,6 +5,7 @@ use wingbeat::block_on;
 use crate::element::{Element, Op, bytes_of, bytes_of_mut};
 use crate::error::{CollectiveError, Result};
 use crate::header::{Header, Kind, SIZE};
+use crate::machines::Machines;
 use crate::meeting::{Meeting, MeetingHandle, Told};
 use crate::mesh::{Card, Member, Mesh, Peers, own_ip};
 use crate::ring;
@@ -13,11 +14,21 @@ use crate::shared::Shared;
 /// What carries data between members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Shared memory where all members are on one machine, and TCP otherwise.
+    /// Shared memory between members of one machine, and TCP between machines.
     #[default]
     Auto,
     /// TCP, also on one machine.
     Tcp,
+}
+
+/// How data goes between members.
+enum Way {
+    /// All are on one machine.
+    Shared(Shared),
+    /// Some are.
+    Machines(Machines),
+    /// None is with another.
+    Ring,
 }
 
 /// An operation between devices; see [`Group::agree`].
@@ -55,7 +66,7 @@ pub enum Call {
 /// ```
 pub struct Group {
     mesh: Mesh,
-    shared: Option<Shared>,
+    way: Way,
     sequence: u64,
     is_broken: bool,
 }
@@ -90,8 +101,12 @@ impl Group {
 
     pub(crate) fn of(member: Member, rank: u32, cards: &[Card]) -> Result<Group> {
         let mesh = member.connect(rank, cards)?;
-        let shared = if mesh.share && cards.len() > 1 { Some(Shared::new(&mesh)?) } else { None };
-        Ok(Group { mesh, shared, sequence: 0, is_broken: false })
+        let way = if cards.len() > 1 && mesh.machines().len() == 1 {
+            Way::Shared(Shared::new(&mesh)?)
+        } else {
+            Machines::new(&mesh)?.map_or(Way::Ring, Way::Machines)
+        };
+        Ok(Group { mesh, way, sequence: 0, is_broken: false })
     }
 
     /// This member's rank.
@@ -110,9 +125,10 @@ impl Group {
     /// A member is gone, or calls something else.
     pub fn barrier(&mut self) -> Result<()> {
         let header = self.header::<u8>(Kind::Barrier, 0, None, None)?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.barrier(mesh, &header),
-            None => ring::agree(mesh, &header),
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.barrier(mesh, &header),
+            // They have agreed.
+            Way::Machines(_) | Way::Ring => Ok(()),
         })
     }
 
@@ -122,9 +138,10 @@ impl Group {
     /// A member is gone, or calls something else.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<()> {
         let header = self.header::<T>(Kind::AllReduce, data.len(), Some(op), None)?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.all_reduce(mesh, &header, data, op),
-            None => ring::agree(mesh, &header).and_then(|()| ring::all_reduce(mesh, data, op)),
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.all_reduce(mesh, &header, data, op),
+            Way::Machines(machines) => machines.all_reduce(&header, data, op),
+            Way::Ring => ring::all_reduce(mesh, data, op),
         })
     }
 
@@ -134,9 +151,10 @@ impl Group {
     /// A member is gone, or calls something else, or there is no such root.
     pub fn reduce<T: Element>(&mut self, data: &mut [T], op: Op, root: u32) -> Result<()> {
         let header = self.header::<T>(Kind::Reduce, data.len(), Some(op), Some(root))?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.reduce(mesh, &header, data, op, root),
-            None => ring::agree(mesh, &header).and_then(|()| ring::reduce(mesh, data, op, root)),
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.reduce(mesh, &header, data, op, root),
+            Way::Machines(machines) => machines.reduce(&header, data, op, root),
+            Way::Ring => ring::reduce(mesh, data, op, root),
         })
     }
 
@@ -146,9 +164,10 @@ impl Group {
     /// A member is gone, or calls something else, or there is no such root.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: u32) -> Result<()> {
         let header = self.header::<T>(Kind::Broadcast, data.len(), None, Some(root))?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.broadcast(mesh, &header, data, root),
-            None => ring::agree(mesh, &header).and_then(|()| ring::broadcast(mesh, data, root)),
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.broadcast(mesh, &header, data, root),
+            Way::Machines(machines) => machines.broadcast(&header, data, root),
+            Way::Ring => ring::broadcast(mesh, data, root),
         })
     }
 
@@ -159,9 +178,9 @@ impl Group {
     pub fn all_gather<T: Element>(&mut self, mine: &[T], all: &mut [T]) -> Result<()> {
         self.is_whole("all", all.len(), mine.len())?;
         let header = self.header::<T>(Kind::AllGather, mine.len(), None, None)?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.all_gather(mesh, &header, mine, all),
-            None => ring::agree(mesh, &header).and_then(|()| ring::all_gather(mesh, mine, all)),
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.all_gather(mesh, &header, mine, all),
+            Way::Machines(_) | Way::Ring => ring::all_gather(mesh, mine, all),
         })
     }
 
@@ -173,8 +192,8 @@ impl Group {
         self.is_whole("all", all.len(), mine.len())?;
         let header = self.header::<T>(Kind::ReduceScatter, mine.len(), Some(op), None)?;
         let members = self.size();
-        self.run(|mesh, shared| match shared {
-            Some(shared) => {
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => {
                 shared.all_to_all(mesh, &header, all, |rank, range, theirs| match rank {
                     0 => mine[range].copy_from_slice(theirs),
                     _ => T::combine(op, &mut mine[range], theirs),
@@ -184,7 +203,7 @@ impl Group {
                 }
                 Ok(())
             }
-            None => ring::agree(mesh, &header).and_then(|()| ring::reduce_scatter(mesh, all, mine, op)),
+            Way::Machines(_) | Way::Ring => ring::reduce_scatter(mesh, all, mine, op),
         })
     }
 
@@ -198,11 +217,11 @@ impl Group {
         self.is_whole("out", out.len(), each)?;
         self.is_whole("into", into.len(), each)?;
         let header = self.header::<T>(Kind::AllToAll, each, None, None)?;
-        self.run(|mesh, shared| match shared {
-            Some(shared) => shared.all_to_all(mesh, &header, out, |rank, range, theirs| {
+        self.run(&header, |mesh, way| match way {
+            Way::Shared(shared) => shared.all_to_all(mesh, &header, out, |rank, range, theirs| {
                 into[rank * each..][range].copy_from_slice(theirs);
             }),
-            None => ring::agree(mesh, &header).and_then(|()| ring::all_to_all(mesh, out, into)),
+            Way::Machines(_) | Way::Ring => ring::all_to_all(mesh, out, into),
         })
     }
 
@@ -212,7 +231,7 @@ impl Group {
     /// It is gone, or there is no such member.
     pub fn send<T: Element>(&mut self, data: &[T], to: u32) -> Result<()> {
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(to))?;
-        self.run(|mesh, _| {
+        self.between_two(|mesh| {
             mesh.send_all(to, &header.to_bytes())?;
             mesh.send_all(to, bytes_of(data))
         })
@@ -225,7 +244,7 @@ impl Group {
     pub fn recv<T: Element>(&mut self, data: &mut [T], from: u32) -> Result<()> {
         let own = self.rank();
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(own))?;
-        self.run(|mesh, _| {
+        self.between_two(|mesh| {
             hear(mesh, &header, from)?;
             mesh.recv_all(from, bytes_of_mut(data))
         })
@@ -256,12 +275,14 @@ impl Group {
             Call::Recv(_) => (Kind::Send, None, Some(self.rank())),
         };
         let header = self.header::<T>(kind, count, op, root)?.on_devices();
-        self.run(|mesh, shared| match (call, shared) {
-            (Call::Send(to), _) => mesh.send_all(to, &header.to_bytes()),
-            (Call::Recv(from), _) => hear(mesh, &header, from),
-            (_, Some(shared)) => shared.barrier(mesh, &header),
-            (_, None) => ring::agree(mesh, &header),
-        })
+        match call {
+            Call::Send(to) => self.between_two(|mesh| mesh.send_all(to, &header.to_bytes())),
+            Call::Recv(from) => self.between_two(|mesh| hear(mesh, &header, from)),
+            _ => self.run(&header, |mesh, way| match way {
+                Way::Shared(shared) => shared.barrier(mesh, &header),
+                Way::Machines(_) | Way::Ring => Ok(()),
+            }),
+        }
     }
 
     /// What is called next.
@@ -289,8 +310,19 @@ impl Group {
         }
     }
 
-    fn run(&mut self, operation: impl FnOnce(&Mesh, Option<&mut Shared>) -> Result<()>) -> Result<()> {
-        let done = operation(&self.mesh, self.shared.as_mut());
+    /// Runs an operation of all. In shared memory they agree on it with its first part, and else before.
+    fn run(&mut self, header: &Header, operation: impl FnOnce(&Mesh, &mut Way) -> Result<()>) -> Result<()> {
+        let agreed = match &self.way {
+            Way::Shared(_) => Ok(()),
+            Way::Machines(_) | Way::Ring => ring::agree(&self.mesh, header),
+        };
+        let done = agreed.and_then(|()| operation(&self.mesh, &mut self.way));
+        self.is_broken = done.is_err();
+        done
+    }
+
+    fn between_two(&mut self, operation: impl FnOnce(&Mesh) -> Result<()>) -> Result<()> {
+        let done = operation(&self.mesh);
         self.is_broken = done.is_err();
         done
     }
@@ -312,10 +344,27 @@ mod tests {
     use super::*;
     use crate::{bf16, f16};
 
+    /// Which machine each member is on.
+    #[derive(Clone, Copy, Debug)]
+    enum On {
+        One,
+        /// Two, in turn.
+        Two,
+        /// One each.
+        Each,
+    }
+
+    const ALL: [On; 3] = [On::One, On::Two, On::Each];
+
     /// Members, each on a thread of its own, that do the same.
-    fn members<R: Send>(count: u32, shares: bool, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
+    fn members<R: Send>(count: u32, on: On, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
+        let machine = |rank: u32| match on {
+            On::One => Some("one".to_owned()),
+            On::Two => Some(format!("number {}", rank % 2)),
+            On::Each => None,
+        };
         let members: Vec<Member> =
-            (0..count).map(|_| Member::new(IpAddr::V4(Ipv4Addr::LOCALHOST), shares).unwrap()).collect();
+            (0..count).map(|rank| Member::on(machine(rank), IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()).collect();
         let cards: Vec<Card> = members.iter().map(Member::card).collect();
         std::thread::scope(|scope| {
             let threads: Vec<_> = members
@@ -335,9 +384,9 @@ mod tests {
         (i64::from(rank) + 1) * (index as i64 % 7 + 1)
     }
 
-    fn all_operations(count: u32, shares: bool, length: usize) {
+    fn all_operations(count: u32, on: On, length: usize) {
         let sum = |index: usize| (0..count).map(|rank| value(rank, index)).sum::<i64>();
-        members(count, shares, |group| {
+        members(count, on, |group| {
             let rank = group.rank();
             let mine: Vec<i64> = (0..length).map(|index| value(rank, index)).collect();
             let summed: Vec<i64> = (0..length).map(sum).collect();
@@ -406,11 +455,11 @@ mod tests {
     }
 
     #[test]
-    fn all_operations_in_shared_memory_and_over_tcp() {
-        for shares in [true, false] {
+    fn all_operations_in_shared_memory_and_over_tcp_and_both() {
+        for on in ALL {
             for count in [1, 2, 3, 5] {
                 for length in [0, 1, 7, 100_003] {
-                    all_operations(count, shares, length);
+                    all_operations(count, on, length);
                 }
             }
         }
@@ -420,13 +469,13 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_number_of_members_and_any_length(count in 1u32..6, shares: bool, length in 0usize..200_000) {
-            all_operations(count, shares, length);
+        fn any_number_of_members_and_any_length(count in 1u32..6, on in 0usize..3, length in 0usize..200_000) {
+            all_operations(count, ALL[on], length);
         }
 
         #[test]
-        fn every_member_has_the_same_bits(count in 2u32..6, shares: bool, data in proptest::collection::vec(-1e3f32..1e3, 1..5000)) {
-            let results = members(count, shares, |group| {
+        fn every_member_has_the_same_bits(count in 2u32..6, on in 0usize..3, data in proptest::collection::vec(-1e3f32..1e3, 1..5000)) {
+            let results = members(count, ALL[on], |group| {
                 let rank = group.rank() as f32;
                 let mut mine: Vec<f32> = data.iter().map(|value| value * (1.1 + rank)).collect();
                 group.all_reduce(&mut mine, Op::Sum).unwrap();
@@ -438,7 +487,7 @@ mod tests {
 
     #[test]
     fn half_precision_is_reduced() {
-        members(2, true, |group| {
+        members(2, On::One, |group| {
             let mut data = [f16::from_f32(1.5); 3];
             group.all_reduce(&mut data, Op::Sum).unwrap();
             assert_eq!(data, [f16::from_f32(3.0); 3]);
@@ -450,15 +499,15 @@ mod tests {
 
     #[test]
     fn what_does_not_match_is_named_at_every_member() {
-        for shares in [true, false] {
-            let errors = members(2, shares, |group| match group.rank() {
+        for on in ALL {
+            let errors = members(2, on, |group| match group.rank() {
                 0 => group.all_reduce(&mut [1.0f32; 8], Op::Sum).unwrap_err().to_string(),
                 _ => group.broadcast(&mut [1.0f64; 4], 0).unwrap_err().to_string(),
             });
             assert!(errors[0].starts_with("rank 1 calls broadcast of 4 f64 at root 0"), "{errors:?}");
             assert!(errors[1].starts_with("rank 0 calls all_reduce of 8 f32 (sum)"), "{errors:?}");
         }
-        members(2, true, |group| {
+        members(2, On::One, |group| {
             let length = 4 + group.rank() as usize;
             assert!(matches!(group.all_reduce(&mut vec![0u8; length], Op::Sum), Err(CollectiveError::Mismatch { .. })));
             assert_eq!(group.barrier(), Err(CollectiveError::Broken));
@@ -467,8 +516,8 @@ mod tests {
 
     #[test]
     fn what_devices_do_is_agreed_on() {
-        for shares in [true, false] {
-            let errors = members(2, shares, |group| {
+        for on in ALL {
+            let errors = members(2, on, |group| {
                 let other = 1 - group.rank();
                 group.agree::<f32>(Call::AllReduce(Op::Sum), 8).unwrap();
                 group.agree::<f32>(if other == 0 { Call::Recv(0) } else { Call::Send(1) }, 3).unwrap();
@@ -479,7 +528,7 @@ mod tests {
             });
             assert!(errors[1].starts_with("rank 0 calls all_reduce of 8 f32 (sum) on devices"), "{errors:?}");
         }
-        let lost = members(2, true, |group| {
+        let lost = members(2, On::One, |group| {
             let peers = group.peers().unwrap();
             group.barrier().unwrap();
             let is_alone = group.rank() == 0;
@@ -491,8 +540,8 @@ mod tests {
 
     #[test]
     fn a_member_that_leaves_is_named() {
-        for shares in [true, false] {
-            let errors = members(3, shares, |group| match group.rank() {
+        for on in ALL {
+            let errors = members(3, on, |group| match group.rank() {
                 1 => None,
                 _ => Some(group.all_reduce(&mut vec![1.0f32; 1 << 20], Op::Sum).unwrap_err()),
             });
@@ -503,16 +552,16 @@ mod tests {
 
     #[test]
     fn who_has_done_its_part_may_leave() {
-        for shares in [true, false] {
+        for on in ALL {
             for _ in 0..50 {
-                members(3, shares, |group| group.all_reduce(&mut vec![1u32; 70_000], Op::Sum).unwrap());
+                members(3, on, |group| group.all_reduce(&mut vec![1u32; 70_000], Op::Sum).unwrap());
             }
         }
     }
 
     #[test]
     fn bad_lengths_and_roots_are_refused_before_anything_is_sent() {
-        members(2, true, |group| {
+        members(2, On::One, |group| {
             let refused = |result: Result<()>| matches!(result, Err(CollectiveError::Invalid(_)));
             assert!(refused(group.broadcast(&mut [0u8], 2)));
             assert!(refused(group.all_gather(&[0u8; 2], &mut [0; 3])));

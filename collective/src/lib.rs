@@ -8,7 +8,7 @@
 //! - [`Group`]: the operations.
 //! - `header`: what members check of each other; `element`: what is reduced, and how.
 //! - `mesh`: a connection to every other member; `shared`: shared memory on one machine; `ring`: the operations over
-//!   connections.
+//!   connections; `machines`: both, on several machines with several members.
 //!
 //! ```no_run
 //! use wingbeat_collective::{Group, Meeting, MeetingHandle, Op};
@@ -43,6 +43,7 @@ mod element;
 mod error;
 mod group;
 mod header;
+mod machines;
 mod meeting;
 mod mesh;
 mod ring;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,17 +43,17 @@ pub(crate) struct Member {
 impl Member {
     /// `shares`: whether it may share memory with others of its machine.
     pub(crate) fn new(ip: IpAddr, shares: bool) -> Result<Member> {
+        Self::on(shares.then(machine), ip)
+    }
+
+    /// On this machine, as far as it wants to share memory.
+    pub(crate) fn on(machine: Option<String>, ip: IpAddr) -> Result<Member> {
         let io = |error: std::io::Error| CollectiveError::io("listening for other members", error);
         let name = format!("wingbeat-group-{}-{:016x}", std::process::id(), rand::random::<u64>());
         let address = UnixAddr::from_abstract_name(&name).map_err(io)?;
         let unix = UnixListener::bind_addr(&address).map_err(io)?;
         let tcp = TcpListener::bind((ip, 0)).map_err(io)?;
-        let card = Card {
-            machine: shares.then(machine),
-            unix: name,
-            tcp: tcp.local_addr().map_err(io)?,
-            secret: rand::random(),
-        };
+        let card = Card { machine, unix: name, tcp: tcp.local_addr().map_err(io)?, secret: rand::random() };
         Ok(Member { unix, tcp, card })
     }
 
@@ -79,8 +80,8 @@ impl Member {
             rustix::io::ioctl_fionbio(peer, true)
                 .map_err(|error| CollectiveError::io("making a socket wait", error))?;
         }
-        let share = cards.iter().all(|card| card.machine.is_some() && card.machine == cards[0].machine);
-        Ok(Mesh { rank, peers, share })
+        let machines = cards.iter().map(|card| card.machine.clone()).collect();
+        Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(Whole { peers, machines }) })
     }
 
     fn call(&self, card: &Card, rank: u32) -> Result<OwnedFd> {
@@ -117,19 +118,18 @@ impl Member {
                 Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
                 Ok(_) => {}
             }
-            let (by_unix, by_tcp) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-            let accepted = [
-                by_unix.then(|| self.unix.accept().ok().map(|(stream, _)| OwnedFd::from(stream))),
-                by_tcp.then(|| {
-                    let (stream, _) = self.tcp.accept().ok()?;
+            let by_unix = !fds[0].revents().is_empty();
+            // One at a time: what is not accepted now waits.
+            let accepted = match by_unix {
+                true => self.unix.accept().ok().map(|(stream, _)| OwnedFd::from(stream)),
+                false => self.tcp.accept().ok().and_then(|(stream, _)| {
                     stream.set_nodelay(true).ok()?;
                     Some(OwnedFd::from(stream))
                 }),
-            ];
-            for stream in accepted.into_iter().flatten().flatten() {
-                if let Some(rank) = self.greeted(&stream, left).filter(|rank| (*rank as usize) < members) {
-                    return Ok((rank, stream));
-                }
+            };
+            let greeted = accepted.and_then(|stream| Some((self.greeted(&stream, left)?, stream)));
+            if let Some((rank, stream)) = greeted.filter(|(rank, _)| (*rank as usize) < members) {
+                return Ok((rank, stream));
             }
         }
     }
@@ -193,12 +193,27 @@ fn gone(peers: &[Option<OwnedFd>]) -> Vec<u32> {
     there.iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|((rank, _), _)| *rank).collect()
 }
 
-/// The connections of one member.
+/// The connections of one member to a group, or to a part of it. A part's members have numbers of their own, in the order
+/// of their ranks; errors name ranks.
 pub(crate) struct Mesh {
+    /// This member's number.
     pub rank: u32,
+    /// The rank of each.
+    members: Vec<u32>,
+    whole: Arc<Whole>,
+}
+
+/// The connections to all of a group.
+struct Whole {
+    /// By rank; none to itself.
     peers: Vec<Option<OwnedFd>>,
-    /// Whether all members are on one machine, and may share memory.
-    pub share: bool,
+    /// The machine of each, if it shares memory there.
+    machines: Vec<Option<String>>,
+}
+
+/// Whether nothing has moved for so long that somebody who is gone is why.
+pub(crate) fn has_stalled(since: Instant) -> bool {
+    since.elapsed() > STALL
 }
 
 /// What a transfer has done.
@@ -210,13 +225,49 @@ pub(crate) enum Moved {
 
 impl Mesh {
     pub(crate) fn members(&self) -> usize {
-        self.peers.len()
+        self.members.len()
     }
 
-    pub(crate) fn peer(&self, rank: u32) -> Result<BorrowedFd<'_>> {
-        let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
+    /// The rank of a member.
+    pub(crate) fn rank_of(&self, member: u32) -> u32 {
+        self.members[member as usize]
+    }
+
+    /// Which member has this rank.
+    pub(crate) fn member(&self, rank: u32) -> Option<u32> {
+        self.members.binary_search(&rank).ok().map(|member| member as u32)
+    }
+
+    /// The members of each machine, which can share memory, in the order of the first of each. Those that want no such thing
+    /// are alone.
+    pub(crate) fn machines(&self) -> Vec<Vec<u32>> {
+        let mut machines: Vec<(Option<&String>, Vec<u32>)> = Vec::new();
+        for rank in &self.members {
+            let machine = self.whole.machines[*rank as usize].as_ref();
+            match machines.iter_mut().find(|(other, _)| machine.is_some() && *other == machine) {
+                Some((_, members)) => members.push(*rank),
+                None => machines.push((machine, vec![*rank])),
+            }
+        }
+        machines.into_iter().map(|(_, members)| members).collect()
+    }
+
+    /// A part of the group, if this member is in it.
+    pub(crate) fn part(&self, mut ranks: Vec<u32>) -> Option<Mesh> {
+        ranks.sort_unstable();
+        let rank = ranks.binary_search(&self.rank_of(self.rank)).ok()? as u32;
+        Some(Mesh { rank, members: ranks, whole: self.whole.clone() })
+    }
+
+    pub(crate) fn peer(&self, member: u32) -> Result<BorrowedFd<'_>> {
+        let rank = self.members.get(member as usize);
+        let peer = rank.and_then(|rank| self.whole.peers[*rank as usize].as_ref());
         peer.map(AsFd::as_fd)
             .ok_or_else(|| CollectiveError::Invalid(format!("rank {} cannot send to itself", self.rank)))
+    }
+
+    fn lost(&self, member: u32) -> CollectiveError {
+        CollectiveError::PeerLost { rank: self.rank_of(member) }
     }
 
     /// Sends what can be sent now.
@@ -224,7 +275,7 @@ impl Mesh {
         match rustix::net::send(self.peer(to)?, bytes, SendFlags::NOSIGNAL) {
             Ok(count) => Ok(Moved::Bytes(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(CollectiveError::PeerLost { rank: to }),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(self.lost(to)),
             Err(error) => Err(CollectiveError::io("sending to another member", error)),
         }
     }
@@ -233,10 +284,10 @@ impl Mesh {
     pub(crate) fn try_recv(&self, from: u32, bytes: &mut [u8]) -> Result<Moved> {
         let wanted = bytes.len();
         match rustix::net::recv(self.peer(from)?, bytes, RecvFlags::empty()) {
-            Ok((0, _)) if wanted > 0 => Err(CollectiveError::PeerLost { rank: from }),
+            Ok((0, _)) if wanted > 0 => Err(self.lost(from)),
             Ok((count, _)) => Ok(Moved::Bytes(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
-            Err(Errno::CONNRESET) => Err(CollectiveError::PeerLost { rank: from }),
+            Err(Errno::CONNRESET) => Err(self.lost(from)),
             Err(error) => Err(CollectiveError::io("hearing from another member", error)),
         }
     }
@@ -256,20 +307,20 @@ impl Mesh {
             Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
         }
         match self.gone().first() {
-            Some(rank) if since.elapsed() > STALL => Err(CollectiveError::PeerLost { rank: *rank }),
+            Some(rank) if has_stalled(since) => Err(CollectiveError::PeerLost { rank: *rank }),
             _ => Ok(()),
         }
     }
 
-    /// Whose connections are closed.
+    /// The ranks whose connections are closed, of all of the group: what a part does waits for others, too.
     pub(crate) fn gone(&self) -> Vec<u32> {
-        gone(&self.peers)
+        gone(&self.whole.peers)
     }
 
     /// The same connections, for another thread to look at.
     pub(crate) fn peers(&self) -> Result<Peers> {
         let dup = |peer: &Option<OwnedFd>| peer.as_ref().map(OwnedFd::try_clone).transpose();
-        let peers: std::io::Result<Vec<_>> = self.peers.iter().map(dup).collect();
+        let peers: std::io::Result<Vec<_>> = self.whole.peers.iter().map(dup).collect();
         Ok(Peers(peers.map_err(|error| CollectiveError::io("looking after other members", error))?))
     }
 

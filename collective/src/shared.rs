@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use rustix::thread::futex;
 use crate::element::{Element, Op, bytes_of};
 use crate::error::{CollectiveError, Result};
 use crate::header::Header;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, has_stalled};
 
 /// Bytes of half a slot: it is to stay in the cache between the one who writes and the one who reads it.
 const HALF: usize = 256 << 10;
@@ -144,6 +144,7 @@ impl Shared {
         }
         let theirs = self.control(rank);
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
+        let mut gone_since = None;
         loop {
             theirs.sleepers.fetch_add(1, Ordering::SeqCst);
             let seen = theirs.phase.load(Ordering::SeqCst);
@@ -156,9 +157,13 @@ impl Shared {
                 return Ok(());
             }
             if waited == Err(Errno::TIMEDOUT) {
-                // Who is gone may have come through this phase before; whoever has not never will.
-                let gone = mesh.gone().into_iter().find(|gone| !self.is_in_phase(*gone as usize));
-                if let Some(rank) = gone {
+                // Who is gone may have come through this phase before; whoever has not never will, and neither will those
+                // who wait for somebody on another machine.
+                let mut is_missed = |gone: &u32| match mesh.member(*gone) {
+                    Some(member) => !self.is_in_phase(member as usize),
+                    None => has_stalled(*gone_since.get_or_insert_with(Instant::now)),
+                };
+                if let Some(rank) = mesh.gone().into_iter().find(&mut is_missed) {
                     return Err(CollectiveError::PeerLost { rank });
                 }
             }
@@ -177,12 +182,12 @@ impl Shared {
     }
 
     /// That all others call the same.
-    fn check(&self, header: &Header) -> Result<()> {
+    fn check(&self, mesh: &Mesh, header: &Header) -> Result<()> {
         for rank in (0..self.members).filter(|rank| *rank != self.rank) {
             let control = self.control(rank);
             // SAFETY: all have come into this phase after they wrote it.
             let theirs = unsafe { std::ptr::read_volatile(&raw const control.headers[(self.phase & 1) as usize]) };
-            header.check(&theirs, rank as u32, self.rank as u32)?;
+            header.check(&theirs, mesh.rank_of(rank as u32), mesh.rank_of(mesh.rank))?;
         }
         Ok(())
     }
@@ -208,7 +213,7 @@ impl Shared {
             }
             self.advance(mesh)?;
             if at == 0 {
-                self.check(header)?;
+                self.check(mesh, header)?;
             }
             read(self, data, range.clone())?;
             at = range.end;
@@ -325,6 +330,18 @@ impl Shared {
         data: &mut [T],
         root: u32,
     ) -> Result<()> {
+        self.give(mesh, header, data, root, true)
+    }
+
+    /// As `broadcast`, to those who want it.
+    pub(crate) fn give<T: Element>(
+        &mut self,
+        mesh: &Mesh,
+        header: &Header,
+        data: &mut [T],
+        root: u32,
+        wants: bool,
+    ) -> Result<()> {
         let is_root = self.rank == root as usize;
         self.in_parts(
             mesh,
@@ -338,7 +355,7 @@ impl Shared {
                 }
             },
             |shared, data, range| {
-                if !is_root {
+                if wants && !is_root {
                     // SAFETY: all have come into this phase.
                     let theirs = unsafe { shared.written(root as usize, range.len()) };
                     data[range].copy_from_slice(theirs);
@@ -440,13 +457,15 @@ fn recv_fd(mesh: &Mesh) -> Result<OwnedFd> {
             RecvFlags::CMSG_CLOEXEC,
         );
         match read {
-            Ok(message) if message.bytes == 0 => return Err(CollectiveError::PeerLost { rank: 0 }),
+            Ok(message) if message.bytes == 0 => return Err(CollectiveError::PeerLost { rank: mesh.rank_of(0) }),
             Ok(_) => {
                 let fd = ancillary.drain().find_map(|message| match message {
                     RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
                     _ => None,
                 });
-                return fd.ok_or_else(|| CollectiveError::io("sharing memory with other members", "rank 0 sent none"));
+                return fd.ok_or_else(|| {
+                    CollectiveError::io("sharing memory with other members", "its first member sent none")
+                });
             }
             Err(Errno::AGAIN | Errno::INTR) => mesh.wait(None, Some(0), since)?,
             Err(error) => return Err(CollectiveError::io("sharing memory with other members", error)),

@@ -3,9 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::future::IntoFuture;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use wingbeat::{Bundle, PlacementStrategy, placement_group};
+use wingbeat_collective::{Group, Meeting, MeetingHandle, Op};
 
 /// Runs inside the driver's namespace when the test starts itself again there.
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
@@ -23,6 +27,24 @@ fn bytes(n: u64) -> Vec<u8> {
 #[wingbeat::remote]
 fn sum(data: Vec<u8>) -> u64 {
     data.iter().map(|byte| u64::from(*byte)).sum()
+}
+
+struct Member;
+
+#[wingbeat::actor]
+impl Member {
+    fn new() -> Self {
+        Member
+    }
+
+    /// Its machine, and what it has after a sum of all.
+    fn sum(&self, meeting: MeetingHandle, rank: u32) -> Result<(String, Vec<f64>), String> {
+        let mut group = Group::join(&meeting, rank).map_err(|error| error.to_string())?;
+        let mut data: Vec<f64> = (0..100_000).map(|index| f64::from(index) + f64::from(rank)).collect();
+        group.all_reduce(&mut data, Op::Sum).map_err(|error| error.to_string())?;
+        group.barrier().map_err(|error| error.to_string())?;
+        Ok((std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string(), data))
+    }
 }
 
 fn ip(arguments: &str) -> bool {
@@ -161,7 +183,27 @@ fn inside() {
     assert_eq!(wingbeat::get_all_blocking(&sums).unwrap(), vec![9_000_000; 4]);
     assert_eq!(object.view_blocking().unwrap().len(), 3_000_000);
     assert_eq!(sum::remote(vec![1u8; 2_000_000]).get_blocking().unwrap(), 2_000_000);
+    sums_of_two_members_on_each_of_two_machines();
     wingbeat::shutdown_blocking();
+}
+
+/// In memory on each, and over TCP between them.
+fn sums_of_two_members_on_each_of_two_machines() {
+    let bundles = vec![Bundle::new().num_cpus(1.0); 2];
+    let group = wingbeat::block_on(placement_group(bundles).strategy(PlacementStrategy::StrictSpread).into_future());
+    let group = group.unwrap();
+    // Ranks that follow each other are on different machines.
+    let members: Vec<MemberHandle> =
+        (0..4).map(|rank| Member::options().num_cpus(0.5).in_bundle(&group, rank % 2).remote()).collect();
+    let meeting = Meeting::of(4);
+    let (machines, sums): (Vec<_>, Vec<_>) =
+        (0..4).map(|rank| members[rank as usize].sum(meeting.clone(), rank)).unzip();
+    let machines = wingbeat::get_all_blocking(&machines).unwrap();
+    let sums = wingbeat::get_all_blocking(&sums).unwrap();
+    let distinct: std::collections::BTreeSet<&String> = machines.iter().collect();
+    assert_eq!(distinct.len(), 2, "{machines:?}");
+    let expected: Vec<f64> = (0..100_000).map(|index| 4.0 * f64::from(index) + 6.0).collect();
+    assert!(sums.iter().all(|sum| *sum == expected));
 }
 
 #[test]

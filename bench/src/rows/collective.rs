@@ -88,9 +88,11 @@ pub(super) async fn allreduce_64mib() -> Figures {
     let shared = measured(false, LARGE, 4).await?;
     let tcp = measured(true, LARGE, 4).await?;
     let small = measured(false, SMALL, 5000).await?.into_iter().map(|seconds| seconds * 1e6).collect();
+    let small_tcp = measured(true, SMALL, 1000).await?.into_iter().map(|seconds| seconds * 1e6).collect();
     Ok(vec![
         Figure::bandwidth("allreduce_64MiB", LARGE as u64, &shared, Must::Of("limit_gloo_64MiB", 2.0)),
         Figure::bandwidth("allreduce_64MiB_tcp", LARGE as u64, &tcp, Must::Of("limit_gloo_64MiB", 1.0)),
         Figure::of("allreduce_1KiB", "µs", true, small, Must::Of("limit_gloo_1KiB", 1.0)),
+        Figure::of("allreduce_1KiB_tcp", "µs", true, small_tcp, Must::Of("limit_gloo_1KiB", 1.0)),
     ])
 }
