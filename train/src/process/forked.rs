@@ -18,7 +18,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::scratch::Scratch;
+use super::stacks::Stacks;
 use super::{Event, Exit, Reach, Running, now_us, output};
 use crate::environment::Environment;
 
@@ -29,7 +29,7 @@ struct Said {
     python: Option<String>,
     refused: Option<String>,
     retires: bool,
-    pid: Option<u32>,
+    pid: Option<i32>,
     status: Option<i32>,
 }
 
@@ -56,6 +56,7 @@ pub(crate) fn greet(name: &str) -> Greeting {
 /// A rank that has been forked.
 pub(super) struct Rank {
     warm: Warm,
+    pid: i32,
     stdout: OwnedFd,
     stderr: OwnedFd,
 }
@@ -71,7 +72,7 @@ impl Rank {
         let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
         warm.ask(&request, [their_stdout, their_stderr])?;
         match warm.hear()?.pid {
-            Some(_) => Ok(Rank { warm, stdout, stderr }),
+            Some(pid) => Ok(Rank { warm, pid, stdout, stderr }),
             None => Err(Error::other("the warm Python did not fork a rank")),
         }
     }
@@ -80,11 +81,11 @@ impl Rank {
     pub(super) fn follow(
         mut self,
         running: &Running,
-        stacks: Arc<Scratch>,
+        stacks: Arc<Stacks>,
         events: &mpsc::Sender<Event>,
     ) -> std::io::Result<Exit> {
         let keeper = self.warm.stream.get_ref().as_fd().try_clone_to_owned()?;
-        running.started(Reach::Keeper(keeper), stacks);
+        running.started(Reach::Keeper(keeper, self.pid), stacks);
         output::follow(Some(File::from(self.stdout)), Some(File::from(self.stderr)), events, || {
             // A keeper that is gone took its rank with it.
             let status = self.warm.hear().ok().and_then(|said| said.status).unwrap_or(libc::SIGKILL);

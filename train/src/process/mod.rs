@@ -7,7 +7,7 @@
 //! - `output`: its lines.
 //! - `spawned`: a new Python.
 //! - `forked`: a fork of the warm one.
-//! - `scratch`: files in memory.
+//! - `scratch`: files in memory; `stacks`: what a rank does now.
 //! - `socket`: what a script says with `wingbeat.train`.
 
 mod forked;
@@ -15,6 +15,7 @@ mod output;
 mod scratch;
 mod socket;
 mod spawned;
+mod stacks;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -36,14 +37,12 @@ use crate::environment::Environment;
 use crate::error::PythonError;
 use crate::{package, shipping};
 use scratch::Scratch;
+use stacks::Stacks;
 
 /// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would.
 const EVENTS: usize = 1024;
 /// The byte that makes a keeper ask its rank for its stacks.
 const ASK_STACKS: u8 = 255;
-/// Python writes its stacks at once: two looks of the same length are the end.
-const STACKS_STEP: std::time::Duration = std::time::Duration::from_millis(20);
-const STACKS_LIMIT: std::time::Duration = std::time::Duration::from_secs(3);
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// What a rank runs.
@@ -149,8 +148,8 @@ pub(crate) struct Running(Arc<Mutex<State>>);
 enum Reach {
     /// Its process group, whose leader is not reaped yet: until then nobody else has its id.
     Group(Pid),
-    /// Its keeper.
-    Keeper(OwnedFd),
+    /// Its keeper, and its id: who signals it is the keeper, which reaps it.
+    Keeper(OwnedFd, i32),
 }
 
 impl Reach {
@@ -158,14 +157,14 @@ impl Reach {
     fn signal(&self, signal: Signal) {
         match self {
             Reach::Group(group) => drop(rustix::process::kill_process_group(*group, signal)),
-            Reach::Keeper(keeper) => tell(keeper, signal.as_raw() as u8),
+            Reach::Keeper(keeper, _) => tell(keeper, signal.as_raw() as u8),
         }
     }
 
-    fn pid(&self) -> Option<i32> {
+    fn pid(&self) -> i32 {
         match self {
-            Reach::Group(leader) => Some(leader.as_raw_nonzero().get()),
-            Reach::Keeper(..) => None,
+            Reach::Group(leader) => leader.as_raw_nonzero().get(),
+            Reach::Keeper(_, rank) => *rank,
         }
     }
 
@@ -174,18 +173,11 @@ impl Reach {
         match self {
             // SAFETY: a call without memory. The process is not reaped yet.
             Reach::Group(leader) => unsafe {
-                libc::kill(leader.as_raw_nonzero().get(), stacks_signal());
+                libc::kill(leader.as_raw_nonzero().get(), Stacks::signal());
             },
-            Reach::Keeper(keeper) => tell(keeper, ASK_STACKS),
+            Reach::Keeper(keeper, _) => tell(keeper, ASK_STACKS),
         }
     }
-}
-
-/// What py-spy sees, where it is installed and may look: it also sees threads that Python's own handler cannot reach.
-fn py_spy(pid: i32) -> Option<String> {
-    let seen = std::process::Command::new("py-spy").args(["dump", "--pid", &pid.to_string()]).output().ok()?;
-    let text = String::from_utf8_lossy(&seen.stdout).into_owned();
-    (seen.status.success() && text.contains("Thread")).then_some(text)
 }
 
 /// A keeper that is gone needs to be told nothing.
@@ -201,8 +193,7 @@ enum State {
     Cancelled,
     Runs {
         reach: Reach,
-        /// Where it writes its stacks.
-        stacks: Arc<Scratch>,
+        stacks: Arc<Stacks>,
         was_stopped: bool,
     },
     Ended,
@@ -223,36 +214,22 @@ impl Running {
 
     /// What all threads of the process do now, as Python tells it. Says why where it does not.
     pub(crate) fn stacks(&self) -> String {
-        let pid = match &*self.state() {
-            State::Runs { reach, .. } => reach.pid(),
-            _ => None,
+        let (pid, stacks) = match &*self.state() {
+            State::Runs { reach, stacks, .. } => (reach.pid(), stacks.clone()),
+            _ => return "it does not run".into(),
         };
-        if let Some(seen) = pid.and_then(py_spy) {
+        if let Some(seen) = stacks.seen(pid) {
             return seen;
         }
-        let (stacks, before) = {
-            let state = self.state();
-            let State::Runs { reach, stacks, .. } = &*state else { return "it does not run".into() };
-            let before = stacks.len();
-            reach.ask_stacks();
-            (stacks.clone(), before)
-        };
-        let begun = std::time::Instant::now();
-        let mut last = before;
-        loop {
-            std::thread::sleep(STACKS_STEP);
-            let now = stacks.len();
-            if now > before && now == last {
-                return stacks.read(before).unwrap_or_else(|error| error.to_string());
-            }
-            if begun.elapsed() > STACKS_LIMIT {
-                return "it does not tell its stacks: it is not Python, or has not begun yet".into();
-            }
-            last = now;
+        let from = stacks.end();
+        match &*self.state() {
+            State::Runs { reach, .. } => reach.ask_stacks(),
+            _ => return "it does not run".into(),
         }
+        stacks.told(from)
     }
 
-    fn started(&self, reach: Reach, stacks: Arc<Scratch>) {
+    fn started(&self, reach: Reach, stacks: Arc<Stacks>) {
         let mut state = self.state();
         let was_stopped = matches!(*state, State::Cancelled);
         if was_stopped {
@@ -331,8 +308,8 @@ fn supervise(
 ) -> std::io::Result<Outcome> {
     let mut env = launch.env.clone();
     let error = ErrorFile::of(&mut env)?;
-    let stacks = Arc::new(Scratch::new("stacks")?);
-    env.set.insert("WINGBEAT_STACKS".into(), format!("{}:{}", stacks_signal(), stacks.path()));
+    let stacks = Arc::new(Stacks::new(&launch.python)?);
+    env.set.insert(stacks::VARIABLE.into(), stacks.variable());
     let function = match &launch.target {
         Target::Function(pickled) => Some(Scratch::with("function", pickled)?),
         _ => None,
@@ -415,11 +392,6 @@ impl ErrorFile {
             ErrorFile::Own(own) => own.read(0).ok().filter(|text| !text.is_empty()),
         }
     }
-}
-
-/// The signal that asks Python for its stacks: one that nobody else uses.
-fn stacks_signal() -> i32 {
-    libc::SIGRTMAX() - 3
 }
 
 /// How often the kernel has ended a process for want of memory, on the whole machine.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::sync::mpsc;
 
-use super::scratch::Scratch;
+use super::stacks::Stacks;
 use super::{Event, Exit, Launch, Reach, Running, Target, now_us, output};
 use crate::environment::Environment;
 use crate::package;
@@ -19,7 +19,7 @@ pub(super) fn run(
     line: &[String],
     env: &Environment,
     running: &Running,
-    stacks: Arc<Scratch>,
+    stacks: Arc<Stacks>,
     events: &mpsc::Sender<Event>,
 ) -> std::io::Result<Exit> {
     let mut command = match &launch.target {
@@ -64,7 +64,7 @@ pub(crate) fn in_own_session(command: &mut Command) {
 fn follow(
     child: &mut Child,
     running: &Running,
-    stacks: Arc<Scratch>,
+    stacks: Arc<Stacks>,
     events: &mpsc::Sender<Event>,
 ) -> std::io::Result<Exit> {
     let id = Pid::from_child(child);
