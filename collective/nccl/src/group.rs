@@ -1,18 +1,18 @@
 //! The operations of a group of devices.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut};
-use cudarc::nccl::sys::ncclUniqueId;
+use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
 use parking_lot::Mutex;
 use wingbeat_collective::{Call, CollectiveError, Group, Op};
 
 use crate::communicator::Communicator;
 use crate::element::{DeviceElement, number_of, type_of};
 use crate::error::{NcclError, Result};
-use crate::library::Library;
+use crate::library::{Functions, Library};
 
 /// How a group meets, and how its operations are called.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,9 @@ pub fn device(number: usize) -> Result<Arc<CudaContext>> {
     }
     CudaContext::new(number).map_err(|error| NcclError::cuda(WHAT, error))
 }
+
+/// The communicator and the stream of a call.
+type Where = (ncclComm_t, *mut c_void);
 
 /// A member's view of a group whose data is on devices. Operations run on its stream, in the order in which they are
 /// called, and return before they are done: [`DeviceGroup::wait`] waits for them, and so does all other work on the
@@ -138,13 +141,10 @@ impl DeviceGroup {
     pub fn all_reduce<T: DeviceElement>(&mut self, data: &mut impl DevicePtrMut<T>, op: Op) -> Result<()> {
         let count = data.len();
         self.check::<T>(Call::AllReduce(op), count)?;
-        let stream = self.stream.clone();
-        let (at, _written) = data.device_ptr_mut(&stream);
-        // SAFETY: the slice is as long, and used on the stream alone until it is done.
+        // SAFETY: it writes as much as there is.
         unsafe {
-            self.run("all_reduce", |nccl, comm, stream| {
-                let into = at as *mut c_void;
-                (nccl.ncclAllReduce)(into, into, count, type_of::<T>(), number_of(op), comm, stream)
+            self.in_place("all_reduce", data, |nccl, data, (comm, stream)| {
+                (nccl.ncclAllReduce)(data, data, count, type_of::<T>(), number_of(op), comm, stream)
             })
         }
     }
@@ -156,13 +156,10 @@ impl DeviceGroup {
     pub fn reduce<T: DeviceElement>(&mut self, data: &mut impl DevicePtrMut<T>, op: Op, root: u32) -> Result<()> {
         let count = data.len();
         self.check::<T>(Call::Reduce(op, root), count)?;
-        let stream = self.stream.clone();
-        let (at, _written) = data.device_ptr_mut(&stream);
-        // SAFETY: as `all_reduce`.
+        // SAFETY: it writes as much as there is.
         unsafe {
-            self.run("reduce", |nccl, comm, stream| {
-                let into = at as *mut c_void;
-                (nccl.ncclReduce)(into, into, count, type_of::<T>(), number_of(op), root as i32, comm, stream)
+            self.in_place("reduce", data, |nccl, data, (comm, stream)| {
+                (nccl.ncclReduce)(data, data, count, type_of::<T>(), number_of(op), root as c_int, comm, stream)
             })
         }
     }
@@ -174,13 +171,10 @@ impl DeviceGroup {
     pub fn broadcast<T: DeviceElement>(&mut self, data: &mut impl DevicePtrMut<T>, root: u32) -> Result<()> {
         let count = data.len();
         self.check::<T>(Call::Broadcast(root), count)?;
-        let stream = self.stream.clone();
-        let (at, _written) = data.device_ptr_mut(&stream);
-        // SAFETY: as `all_reduce`.
+        // SAFETY: it writes as much as there is.
         unsafe {
-            self.run("broadcast", |nccl, comm, stream| {
-                let into = at as *mut c_void;
-                (nccl.ncclBroadcast)(into, into, count, type_of::<T>(), root as i32, comm, stream)
+            self.in_place("broadcast", data, |nccl, data, (comm, stream)| {
+                (nccl.ncclBroadcast)(data, data, count, type_of::<T>(), root as c_int, comm, stream)
             })
         }
     }
@@ -197,12 +191,10 @@ impl DeviceGroup {
         let count = mine.len();
         self.is_whole("all", all.len(), count)?;
         self.check::<T>(Call::AllGather, count)?;
-        let stream = self.stream.clone();
-        let ((from, _read), (into, _written)) = (mine.device_ptr(&stream), all.device_ptr_mut(&stream));
-        // SAFETY: as `all_reduce`; the second is as long as all parts.
+        // SAFETY: `all` is as long as all parts.
         unsafe {
-            self.run("all_gather", |nccl, comm, stream| {
-                (nccl.ncclAllGather)(from as *const c_void, into as *mut c_void, count, type_of::<T>(), comm, stream)
+            self.between("all_gather", mine, all, |nccl, (mine, all), (comm, stream)| {
+                (nccl.ncclAllGather)(mine, all, count, type_of::<T>(), comm, stream)
             })
         }
     }
@@ -220,13 +212,10 @@ impl DeviceGroup {
         let count = mine.len();
         self.is_whole("all", all.len(), count)?;
         self.check::<T>(Call::ReduceScatter(op), count)?;
-        let stream = self.stream.clone();
-        let ((from, _read), (into, _written)) = (all.device_ptr(&stream), mine.device_ptr_mut(&stream));
-        // SAFETY: as `all_reduce`; the first is as long as all parts.
+        // SAFETY: `all` is as long as all parts.
         unsafe {
-            self.run("reduce_scatter", |nccl, comm, stream| {
-                let (from, into) = (from as *const c_void, into as *mut c_void);
-                (nccl.ncclReduceScatter)(from, into, count, type_of::<T>(), number_of(op), comm, stream)
+            self.between("reduce_scatter", all, mine, |nccl, (all, mine), (comm, stream)| {
+                (nccl.ncclReduceScatter)(all, mine, count, type_of::<T>(), number_of(op), comm, stream)
             })
         }
     }
@@ -245,20 +234,19 @@ impl DeviceGroup {
         self.is_whole("out", out.len(), each)?;
         self.is_whole("into", into.len(), each)?;
         self.check::<T>(Call::AllToAll, each)?;
-        let stream = self.stream.clone();
-        let ((from, _read), (to, _written)) = (out.device_ptr(&stream), into.device_ptr_mut(&stream));
-        let bytes = (each * size_of::<T>()) as u64;
-        // SAFETY: as `all_reduce`; both have a part for each member.
+        let part = |member: usize| member * each * size_of::<T>();
+        // SAFETY: both have a part for each member.
         unsafe {
-            self.run("all_to_all", |nccl, comm, stream| {
+            self.between("all_to_all", out, into, |nccl, (out, into), (comm, stream)| {
                 let mut code = (nccl.ncclGroupStart)();
-                for peer in 0..members {
-                    let (from, to) = (from + bytes * peer as u64, to + bytes * peer as u64);
+                for member in 0..members {
+                    let (out, into) = (out.byte_add(part(member)), into.byte_add(part(member)));
+                    let peer = member as c_int;
                     if code == 0 {
-                        code = (nccl.ncclSend)(from as *const c_void, each, type_of::<T>(), peer as i32, comm, stream);
+                        code = (nccl.ncclSend)(out, each, type_of::<T>(), peer, comm, stream);
                     }
                     if code == 0 {
-                        code = (nccl.ncclRecv)(to as *mut c_void, each, type_of::<T>(), peer as i32, comm, stream);
+                        code = (nccl.ncclRecv)(into, each, type_of::<T>(), peer, comm, stream);
                     }
                 }
                 let ended = (nccl.ncclGroupEnd)();
@@ -275,11 +263,11 @@ impl DeviceGroup {
         let count = data.len();
         self.check::<T>(Call::Send(to), count)?;
         let stream = self.stream.clone();
-        let (from, _read) = data.device_ptr(&stream);
-        // SAFETY: as `all_reduce`.
+        let (data, _read) = data.device_ptr(&stream);
+        // SAFETY: it reads as much as there is.
         unsafe {
-            self.run("send", |nccl, comm, stream| {
-                (nccl.ncclSend)(from as *const c_void, count, type_of::<T>(), to as i32, comm, stream)
+            self.run("send", |nccl, (comm, stream)| {
+                (nccl.ncclSend)(data as *const c_void, count, type_of::<T>(), to as c_int, comm, stream)
             })
         }
     }
@@ -291,14 +279,45 @@ impl DeviceGroup {
     pub fn recv<T: DeviceElement>(&mut self, data: &mut impl DevicePtrMut<T>, from: u32) -> Result<()> {
         let count = data.len();
         self.check::<T>(Call::Recv(from), count)?;
-        let stream = self.stream.clone();
-        let (into, _written) = data.device_ptr_mut(&stream);
-        // SAFETY: as `all_reduce`.
+        // SAFETY: it writes as much as there is.
         unsafe {
-            self.run("recv", |nccl, comm, stream| {
-                (nccl.ncclRecv)(into as *mut c_void, count, type_of::<T>(), from as i32, comm, stream)
+            self.in_place("recv", data, |nccl, data, (comm, stream)| {
+                (nccl.ncclRecv)(data, count, type_of::<T>(), from as c_int, comm, stream)
             })
         }
+    }
+
+    /// Calls NCCL with where data is.
+    ///
+    /// # Safety
+    /// NCCL is told how long it is.
+    unsafe fn in_place<T>(
+        &mut self,
+        what: &'static str,
+        data: &mut impl DevicePtrMut<T>,
+        call: impl FnOnce(&Functions, *mut c_void, Where) -> c_int,
+    ) -> Result<()> {
+        let stream = self.stream.clone();
+        let (data, _written) = data.device_ptr_mut(&stream);
+        // SAFETY: the caller's; the stream orders who uses it.
+        unsafe { self.run(what, |nccl, place| call(nccl, data as *mut c_void, place)) }
+    }
+
+    /// Calls NCCL with where data is, and where it goes.
+    ///
+    /// # Safety
+    /// As `in_place`.
+    unsafe fn between<T>(
+        &mut self,
+        what: &'static str,
+        from: &impl DevicePtr<T>,
+        to: &mut impl DevicePtrMut<T>,
+        call: impl FnOnce(&Functions, (*const c_void, *mut c_void), Where) -> c_int,
+    ) -> Result<()> {
+        let stream = self.stream.clone();
+        let ((from, _read), (to, _written)) = (from.device_ptr(&stream), to.device_ptr_mut(&stream));
+        // SAFETY: the caller's; the stream orders who uses it.
+        unsafe { self.run(what, |nccl, place| call(nccl, (from as *const c_void, to as *mut c_void), place)) }
     }
 
     fn check<T: DeviceElement>(&mut self, call: Call, count: usize) -> Result<()> {
@@ -312,15 +331,11 @@ impl DeviceGroup {
     ///
     /// # Safety
     /// As [`Communicator::call`].
-    unsafe fn run(
-        &mut self,
-        what: &'static str,
-        call: impl FnOnce(&crate::library::Functions, cudarc::nccl::sys::ncclComm_t, *mut c_void) -> i32,
-    ) -> Result<()> {
+    unsafe fn run(&mut self, what: &'static str, call: impl FnOnce(&Functions, Where) -> c_int) -> Result<()> {
         self.stream.context().bind_to_thread()?;
         let stream = self.stream.cu_stream().cast();
         // SAFETY: the caller's.
-        unsafe { self.communicator.call(what, |nccl, comm| call(nccl, comm, stream)) }?;
+        unsafe { self.communicator.call(what, |nccl, comm| call(nccl, (comm, stream))) }?;
         let event = self.stream.record_event(None)?;
         *self.last.lock() = Some(event);
         Ok(())
