@@ -267,6 +267,7 @@ impl Drop for Communicator {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
     use std::future::IntoFuture;
     use std::path::PathBuf;
 
@@ -279,7 +280,12 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     type Told = unsafe extern "C" fn(ncclUniqueId) -> c_int;
-    type ToldOfRank = unsafe extern "C" fn(ncclUniqueId, c_int) -> c_int;
+
+    /// A member, and the stream that its operations run on.
+    struct Joined {
+        communicator: Communicator,
+        stream: *mut c_void,
+    }
 
     /// The pretended NCCL, and what only it can tell.
     struct Pretended {
@@ -308,15 +314,20 @@ mod tests {
             unsafe { self.library.get::<Fail>(b"pretendedFail").unwrap()(id, code) }
         }
 
-        fn pending(&self, id: ncclUniqueId, rank: u32) -> c_int {
+        fn join(&'static self, id: ncclUniqueId, group: &Group, limit: Duration) -> Result<Joined> {
+            type Create = unsafe extern "C" fn(*mut *mut c_void, u32) -> c_int;
+            type Idle = unsafe extern "C" fn(*mut c_void) -> c_int;
+            let mut stream = std::ptr::null_mut();
             // SAFETY: it is of this type.
-            unsafe { self.library.get::<ToldOfRank>(b"pretendedPending").unwrap()(id, rank as c_int) }
-        }
-
-        fn join(&'static self, id: ncclUniqueId, group: &Group, limit: Duration) -> Result<Communicator> {
+            unsafe { self.library.get::<Create>(b"cuStreamCreate").unwrap()(&raw mut stream, 0) };
+            let at = stream as usize;
+            // SAFETY: it is of this type.
+            let is_idle =
+                move || Ok(unsafe { self.library.get::<Idle>(b"pretendedIdle").unwrap()(at as *mut c_void) } == 1);
             let place = (group.rank(), group.size());
-            let is_idle = move || Ok(self.pending(id, place.0) == 0);
-            Communicator::join(self.nccl, id, place, group.peers().unwrap(), limit, Box::new(is_idle))
+            let peers = group.peers().unwrap();
+            let communicator = Communicator::join(self.nccl, id, place, peers, limit, Box::new(is_idle))?;
+            Ok(Joined { communicator, stream })
         }
 
         /// Waits until so many have aborted.
@@ -327,12 +338,12 @@ mod tests {
         }
     }
 
-    fn sum(communicator: &mut Communicator, data: &mut [f32]) -> Result<()> {
-        let (at, count) = (data.as_mut_ptr(), data.len());
+    fn sum(joined: &mut Joined, data: &mut [f32]) -> Result<()> {
+        let (at, count, stream) = (data.as_mut_ptr(), data.len(), joined.stream);
         // SAFETY: the data stays where it is until it is waited for, or the group is broken.
         unsafe {
-            communicator.call("all_reduce", |nccl, comm| {
-                (nccl.ncclAllReduce)(at.cast(), at.cast(), count, FLOAT, SUM, comm, std::ptr::null_mut())
+            joined.communicator.call("all_reduce", |nccl, comm| {
+                (nccl.ncclAllReduce)(at.cast(), at.cast(), count, FLOAT, SUM, comm, stream)
             })
         }
     }
@@ -366,11 +377,11 @@ mod tests {
         let pretended = pretended();
         let id = Communicator::name(pretended.nccl).unwrap();
         pair(|group| {
-            let mut communicator = pretended.join(id, &group, LIMIT).unwrap();
+            let mut joined = pretended.join(id, &group, LIMIT).unwrap();
             let mut data = [group.rank() as f32, 10.0];
             for _ in 0..3 {
-                sum(&mut communicator, &mut data).unwrap();
-                communicator.wait().unwrap();
+                sum(&mut joined, &mut data).unwrap();
+                joined.communicator.wait().unwrap();
             }
             // What each has becomes the sum of both, three times.
             assert_eq!(data, [4.0, 80.0]);
@@ -404,12 +415,12 @@ mod tests {
                 unsafe { (pretended.nccl.functions.ncclCommInitRankConfig)(&raw mut comm, 2, id, 1, &raw mut config) };
                 return None;
             }
-            let mut communicator = pretended.join(id, &group, LIMIT).unwrap();
+            let mut joined = pretended.join(id, &group, LIMIT).unwrap();
             let mut data = [1.0f32; 8];
-            sum(&mut communicator, &mut data).unwrap();
-            let error = communicator.wait().unwrap_err();
+            sum(&mut joined, &mut data).unwrap();
+            let error = joined.communicator.wait().unwrap_err();
             // Everything that follows says the same.
-            assert_eq!(sum(&mut communicator, &mut data), Err(error.clone()));
+            assert_eq!(sum(&mut joined, &mut data), Err(error.clone()));
             pretended.aborted(id, 1);
             Some(error)
         });
@@ -442,13 +453,13 @@ mod tests {
         let pretended = pretended();
         let id = Communicator::name(pretended.nccl).unwrap();
         let [error, _] = pair(|mut group| {
-            let mut communicator = pretended.join(id, &group, LIMIT).unwrap();
+            let mut joined = pretended.join(id, &group, LIMIT).unwrap();
             group.barrier().unwrap();
             let error = (group.rank() == 0).then(|| {
                 let mut data = [1.0f32; 8];
-                sum(&mut communicator, &mut data).unwrap();
+                sum(&mut joined, &mut data).unwrap();
                 pretended.fail(id, 6);
-                communicator.wait().unwrap_err().to_string()
+                joined.communicator.wait().unwrap_err().to_string()
             });
             group.barrier().unwrap();
             error
