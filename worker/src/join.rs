@@ -14,8 +14,8 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
+use wingbeat_process::Prepared;
 use wingbeat_process::head::HeadLink;
-use wingbeat_process::session::Prepared;
 use wingbeat_process::{Config, Io, Session};
 
 use crate::gpus::Gpus;

@@ -17,8 +17,9 @@ use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
 
 use crate::context::{self, Execution};
 use crate::object::Handle;
+use crate::process::Process;
 use crate::refs;
-use crate::session::{Process, Session};
+use crate::session::Session;
 use crate::view::{Bits, ObjectView};
 
 /// A value that is in reach of this process.

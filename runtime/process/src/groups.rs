@@ -16,7 +16,8 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
 use crate::object::Handle;
-use crate::session::{Process, Session};
+use crate::process::Process;
+use crate::session::Session;
 
 /// How long the head may take to write a group down.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);

@@ -15,8 +15,8 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
 
+use crate::process::Process;
 use crate::service::PeerService;
-use crate::session::Process;
 
 /// The link to the head.
 #[derive(Clone)]

@@ -1,7 +1,8 @@
 //! One participating process of Wingbeat, driver or worker process: what it owns, what it submits, and
 //! what it waits for.
 //!
-//! - [`session`]: membership, start and end; `io`: the IO thread, and how others wait.
+//! - `process`: what takes part, its start and its end; `session`: the same as users hold it; `io`: the IO thread, and how
+//!   others wait.
 //! - [`registry`]: the functions and classes of this executable.
 //! - [`arguments`], [`refs`], [`view`]: values on their way in and out, and the refs inside them.
 //! - `object`: owned and borrowed objects, and the handles that count them.
@@ -28,10 +29,11 @@ mod name;
 pub mod object;
 pub mod options;
 mod peers;
+mod process;
 pub mod refs;
 pub mod registry;
 mod service;
-pub mod session;
+mod session;
 mod standing;
 pub mod storage;
 pub mod stream;
@@ -45,8 +47,9 @@ pub use arguments::{Arguments, CallArgs, Outbound};
 pub use get::{Value, ValueFuture};
 pub use io::{Io, block_on};
 pub use object::Handle;
+pub use process::{Config, Executor, Prepared, Process, Work};
 pub use service::PeerService;
-pub use session::{Config, Entered, Executor, Process, Session, Work};
+pub use session::{Entered, Session};
 pub use stream::StreamHandle;
 pub use submit::Submitted;
 pub use view::ObjectView;

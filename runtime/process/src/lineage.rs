@@ -24,8 +24,9 @@ use crate::arguments::Outbound;
 use crate::dispatch::Task;
 use crate::name::Name;
 use crate::object::{Handle, Loss};
+use crate::process::Process;
 use crate::refs::{Content, PackedValue};
-use crate::session::{Process, Session};
+use crate::session::Session;
 use crate::submission::when_resolved;
 
 /// So many tasks in a row are remembered; of a longer chain, only the last ones.

@@ -14,8 +14,9 @@ use wingbeat_net::messages::{NodeMessage, PeerMessage};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 
+use crate::process::Process;
 use crate::service::PeerService;
-use crate::session::{Process, Session};
+use crate::session::Session;
 
 /// Everybody this process talks to, the head excepted.
 #[derive(Default)]

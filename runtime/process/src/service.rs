@@ -9,7 +9,8 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
-use crate::session::{Process, Session, Work};
+use crate::process::{Process, Work};
+use crate::session::Session;
 
 /// A piece of an executable: large enough that round trips do not matter.
 const CHUNK: usize = 1 << 20;

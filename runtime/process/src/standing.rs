@@ -6,7 +6,7 @@ use wingbeat_net::messages::{Explanation, TaskStanding};
 
 use crate::calls::CallStanding;
 use crate::dispatch::DispatchStanding;
-use crate::session::Process;
+use crate::process::Process;
 use crate::submission::{Submission, Unresolved};
 
 fn about(task: TaskId, name: &str, state: String) -> Explanation {

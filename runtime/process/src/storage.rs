@@ -15,7 +15,7 @@ use wingbeat_net::mux::{self, Connection};
 use wingbeat_net::services::{NodeClient, NodeRequest};
 use wingbeat_store::{Extent, Mapping};
 
-use crate::session::Process;
+use crate::process::Process;
 use crate::view::{Bits, Pinned};
 
 /// The connection to the daemon of this process's node, and its mapped memory.

@@ -15,7 +15,8 @@ use wingbeat_net::messages::PeerMessage;
 
 use crate::get::{Value, Waiting};
 use crate::object::Handle;
-use crate::session::{Process, Session};
+use crate::process::Process;
+use crate::session::Session;
 use crate::submission::Request;
 
 #[derive(Default)]

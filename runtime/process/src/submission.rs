@@ -26,8 +26,9 @@ use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::lineage::Recipe;
 use crate::name::Name;
 use crate::object::{Handle, Held};
+use crate::process::Process;
 use crate::refs::{Content, PackedValue};
-use crate::session::{Process, Session};
+use crate::session::Session;
 
 /// What user threads ask for.
 pub(crate) enum Request {

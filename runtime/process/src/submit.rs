@@ -394,7 +394,7 @@ impl Session {
     }
 }
 
-impl crate::session::Process {
+impl crate::process::Process {
     pub(crate) fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
         match args {
             Ok(args) => {

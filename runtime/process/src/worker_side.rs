@@ -11,9 +11,10 @@ use wingbeat_net::messages::{NodeMessage, PeerMessage};
 use crate::arguments::Incoming;
 use crate::get::Value;
 use crate::object::Handle;
+use crate::process::Process;
 use crate::refs::{self, PackError};
 use crate::registry::Outgoing;
-use crate::session::{Process, Session};
+use crate::session::Session;
 use crate::view::Bits;
 
 impl Session {

@@ -65,7 +65,7 @@ async fn join(
         listen: info.listen.map(|ip| SocketAddr::new(ip, 0)),
     };
     let token = config.token.clone();
-    let prepared = wingbeat_process::session::Prepared::bind(config).await?;
+    let prepared = wingbeat_process::Prepared::bind(config).await?;
     let hello = prepared.hello(Purpose::Control);
     let stream = address::dial(&info.daemon, "the node daemon", &token, hello).await?;
     let (connection, client, server) =

@@ -1,0 +1,262 @@
+//! To and from the head: what processes and nodes tell it, and what it tells processes.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::*;
+use wingbeat_core::*;
+
+use super::node::NodeInfo;
+use super::state::Explanation;
+
+/// What a process learns when it joins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClusterView {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Its living nodes.
+    pub nodes: Vec<NodeInfo>,
+}
+
+/// Says what an execution waits for, when it begins to wait.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wait {
+    /// The execution that waits.
+    pub task: TaskId,
+    /// What to call it.
+    pub name: String,
+    /// The actor it runs in, and how many calls that actor runs at a time.
+    pub actor: Option<(ActorId, u32)>,
+    /// The tasks whose results it waits for, with the actor each was sent to.
+    pub on: Vec<(TaskId, Option<ActorId>)>,
+}
+
+/// One-way messages to the head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum HeadMessage {
+    /// A process can use this many leases of a shape, those that it has included. The latest word counts.
+    Demand {
+        /// The shape.
+        shape: Shape,
+        /// How many.
+        wanted: u32,
+        /// The name of a task of this shape, for people.
+        name: String,
+    },
+    /// The owner is done with a lease; nothing of it runs on the worker process.
+    ReturnLease(LeaseId),
+    /// The worker process of this lease (none for a driver) waits, and gives its CPUs back meanwhile.
+    Waiting {
+        /// The lease under which it runs.
+        lease: Option<LeaseId>,
+        /// What it waits for.
+        wait: Wait,
+    },
+    /// It goes on.
+    Resumed {
+        /// The lease under which it runs.
+        lease: Option<LeaseId>,
+        /// The execution.
+        task: TaskId,
+    },
+    /// Tell this process about the actor, now and whenever it changes.
+    WatchActor(ActorId),
+    /// Tell this process about the placement group, now and whenever it changes.
+    WatchPlacementGroup(PlacementGroupId),
+    /// End the actor.
+    KillActor {
+        /// Which.
+        actor: ActorId,
+        /// Whether it may be restarted within its budget.
+        may_restart: bool,
+    },
+    /// Nobody holds a handle any more and all calls are done (`unheld`), or the user asked for an orderly
+    /// end: the actor finishes what it was sent and ends.
+    TerminateActor {
+        /// Which.
+        actor: ActorId,
+        /// What to call the cause.
+        by: String,
+    },
+
+    /// From a node: the worker process for a lease is ready.
+    LeaseReady {
+        /// The lease.
+        lease: LeaseId,
+        /// The process.
+        worker: Address,
+        /// Its process id.
+        pid: u32,
+    },
+    /// From a node: no worker process could be started.
+    LeaseFailed {
+        /// The lease, which is thereby over.
+        lease: LeaseId,
+        /// Why.
+        error: Error,
+    },
+    /// From a node: the lease is over and the last process that had its devices is gone or clean.
+    LeaseEnded(LeaseId),
+    /// From a node: these devices cannot be given on, and what holds each, in words. The latest word counts.
+    DevicesHeld(Vec<(u32, String)>),
+    /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
+    WorkerDied(WorkerDeath),
+    /// From a node: an actor's constructor returned.
+    ActorStarted {
+        /// The actor.
+        actor: ActorId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// Nothing, or the constructor's error.
+        outcome: Result<(), Error>,
+    },
+}
+
+/// What can be asked about with `wingbeat why`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Subject {
+    /// A task or a call.
+    Task(TaskId),
+    /// An actor.
+    Actor(ActorId),
+    /// A placement group.
+    PlacementGroup(PlacementGroupId),
+    /// A node.
+    Node(NodeId),
+    /// Whatever a process waits for.
+    Process(ProcessId),
+}
+
+impl std::str::FromStr for Subject {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let kind = text.split_once('-').map_or("", |(kind, _)| kind);
+        match kind {
+            "task" => text.parse().map(Subject::Task),
+            "object" => text.parse().map(|object: ObjectId| Subject::Task(object.task)),
+            "actor" => text.parse().map(Subject::Actor),
+            "group" => text.parse().map(Subject::PlacementGroup),
+            "node" => text.parse().map(Subject::Node),
+            "process" => text.parse().map(Subject::Process),
+            _ => Err(InvalidId {
+                text: text.to_owned(),
+                expected: "task-…, object-…, actor-…, group-…, node-… or process-…",
+            }),
+        }
+    }
+}
+
+impl From<ObjectId> for Subject {
+    fn from(object: ObjectId) -> Self {
+        Subject::Task(object.task)
+    }
+}
+
+impl From<ActorId> for Subject {
+    fn from(actor: ActorId) -> Self {
+        Subject::Actor(actor)
+    }
+}
+
+impl From<PlacementGroupId> for Subject {
+    fn from(group: PlacementGroupId) -> Self {
+        Subject::PlacementGroup(group)
+    }
+}
+
+impl From<NodeId> for Subject {
+    fn from(node: NodeId) -> Self {
+        Subject::Node(node)
+    }
+}
+
+/// What a process says about a task of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum TaskStanding {
+    /// The explanation is complete.
+    Known(Explanation),
+    /// It waits for a lease of this shape.
+    WaitsForLease(Explanation, Shape),
+    /// It waits for this actor.
+    WaitsForActor(Explanation, ActorId),
+    /// It runs, or is queued, on the worker process of this lease.
+    OnLease(Explanation, LeaseId),
+}
+
+/// How a worker process ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerDeath {
+    /// The process.
+    pub process: ProcessId,
+    /// Its process id.
+    pub pid: u32,
+    /// Its node.
+    pub node: NodeId,
+    /// What it was leased for.
+    pub lease: Option<LeaseId>,
+    /// How it ended.
+    pub exit: Exit,
+    /// The owner's number of the last task that it started (see `PeerMessage::Tasks::first`) plus 1, 0 for none: tasks
+    /// after it were never touched.
+    pub started: u64,
+}
+
+/// What the head tells a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum HeadEvent {
+    /// A lease.
+    Granted {
+        /// For which demand.
+        shape: Arc<Shape>,
+        /// The lease.
+        lease: LeaseId,
+        /// The worker process.
+        worker: Address,
+        /// Its node.
+        node: NodeId,
+        /// Its process id.
+        pid: u32,
+    },
+    /// Others need the lease: finish what runs, then return it.
+    Recall(LeaseId),
+    /// No node could ever hold this shape; its tasks fail.
+    Refused {
+        /// The shape.
+        shape: Shape,
+        /// Why.
+        error: Error,
+    },
+    /// So many nodes there are now.
+    Nodes(u32),
+    /// A worker process that this process has a lease on is gone.
+    WorkerDied(WorkerDeath),
+    /// A node is gone with all that was on it.
+    NodeDied {
+        /// The node.
+        node: NodeId,
+        /// How that was found out.
+        why: String,
+    },
+    /// An actor that this process watches.
+    Actor {
+        /// Which.
+        actor: ActorId,
+        /// Its state now.
+        state: ActorState,
+    },
+    /// A placement group that this process watches.
+    PlacementGroup {
+        /// Which.
+        group: PlacementGroupId,
+        /// Its state now.
+        state: PlacementGroupState,
+    },
+    /// The wait that this process announced closes a circle.
+    Deadlock {
+        /// The execution that waits.
+        task: TaskId,
+        /// The circle.
+        cycle: Vec<String>,
+    },
+}

@@ -1,0 +1,23 @@
+//! What the parties say to each other.
+//!
+//! One-way messages travel in batches, in order, through each service's `deliver`: what queued while
+//! the last batch was being sent goes out as the next. The acknowledgement of a batch says that its
+//! messages were taken in, in order; it never waits for user code.
+//!
+//! - `head`: to and from the head: what processes and nodes tell it, and what it tells processes.
+//! - `node`: what a node is, and what it is told.
+//! - `peer`: between processes: tasks, results, objects and who holds them.
+//! - `worker`: between a worker process and its daemon.
+//! - `state`: what people ask of a cluster.
+
+mod head;
+mod node;
+mod peer;
+mod state;
+mod worker;
+
+pub use head::*;
+pub use node::*;
+pub use peer::*;
+pub use state::*;
+pub use worker::*;

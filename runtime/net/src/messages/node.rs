@@ -1,0 +1,141 @@
+//! What a node is, and what it is told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::*;
+use wingbeat_core::*;
+
+/// A node, as it introduces itself to the head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// The life of the daemon.
+    pub id: NodeId,
+    /// Where the daemon listens.
+    pub address: Address,
+    /// The machine's name, for people.
+    pub hostname: String,
+    /// What it has. GPUs are whole devices, numbered from 0.
+    pub resources: ResourceSet,
+    /// What is known of its devices, in order; empty if nothing is.
+    pub devices: Vec<DeviceInfo>,
+    /// `key=value` labels.
+    pub labels: BTreeMap<String, String>,
+    /// Capacity of its object store in bytes.
+    pub store_bytes: u64,
+}
+
+/// A GPU, or a part of one that is a device of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// By this name CUDA takes it, whatever is visible; none if only its number is known.
+    pub uuid: Option<String>,
+    /// Such as `NVIDIA H200`.
+    pub model: String,
+    /// In bytes; 0 if that is not known.
+    pub memory: u64,
+    /// Devices of one island reach each other over NVLink.
+    pub island: Option<u32>,
+    /// The memory node of the machine that it is next to.
+    pub numa: Option<u32>,
+}
+
+/// One-way messages to a node daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum NodeMessage {
+    /// From the head: leases of this job may come.
+    BeginJob(Arc<JobSpec>),
+    /// From the head: get a worker process ready.
+    StartLease(Box<LeaseStart>),
+    /// From the head: the lease is over.
+    EndLease {
+        /// The lease.
+        lease: LeaseId,
+        /// Why its process must end; otherwise it may be used again.
+        kill: Option<String>,
+    },
+    /// From the head: let the actor of this lease finish what it was sent, then end it.
+    DrainActor {
+        /// The lease.
+        lease: LeaseId,
+        /// What to call the cause.
+        by: String,
+    },
+    /// From the head: end everything that belongs to the job, except what is leased to detached actors.
+    EndJob {
+        /// The job.
+        job: JobId,
+    },
+    /// From the head: the daemon is to end in order, because of this.
+    Stop(String),
+    /// From the head: start worker processes ahead of need.
+    Prestart {
+        /// Of this job, of which the node was told before.
+        job: JobId,
+        /// This many.
+        count: u32,
+    },
+
+    /// From a process: it no longer reads these objects.
+    Unpin(Vec<ObjectId>),
+    /// From an owner: nobody needs these objects.
+    Delete(Vec<ObjectId>),
+    /// From an owner: end this worker process (a forced cancel).
+    KillWorker {
+        /// The process.
+        process: ProcessId,
+        /// Why, for people.
+        why: String,
+    },
+    /// From a worker process: its actor's constructor returned.
+    ActorStarted {
+        /// The actor.
+        actor: ActorId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// Nothing, or the constructor's error.
+        outcome: Result<(), Error>,
+    },
+}
+
+/// A lease as the head hands it to a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LeaseStart {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The job on whose behalf; the node was told of it before.
+    pub job: JobId,
+    /// What the lease holds.
+    pub resources: ResourceSet,
+    /// The devices that it holds, and how much of each.
+    pub gpus: Vec<(u32, Amount)>,
+    /// The bundle in which it is, if it is in one.
+    pub bundle: Option<(PlacementGroupId, u32)>,
+    /// The placement group in which what it submits runs too.
+    pub captures: Option<PlacementGroupId>,
+    /// Who it is for.
+    pub holder: LeaseHolder,
+}
+
+/// Who a lease is for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum LeaseHolder {
+    /// Tasks of this process and shape.
+    Tasks(ProcessId, Arc<Shape>),
+    /// An actor's life.
+    Actor(Arc<ActorSpec>, Incarnation),
+}
+
+/// A lease that a node serves, as it tells a head that was started again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunningLease {
+    /// As it was granted.
+    pub start: LeaseStart,
+    /// The worker process, once it is there.
+    pub worker: Option<(Address, u32)>,
+    /// For an actor, whether its constructor has returned.
+    pub started: bool,
+    /// It was told to end, and its process is not gone yet.
+    pub is_ending: bool,
+}

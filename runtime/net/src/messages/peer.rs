@@ -1,0 +1,122 @@
+//! Between processes: tasks, results, objects and who holds them.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::codec::Payload;
+use wingbeat_core::spec::*;
+use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
+use wingbeat_core::*;
+
+/// What processes say to each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// Owner to worker process: run these, in order.
+    Tasks {
+        /// Under this lease.
+        lease: LeaseId,
+        /// The owner's number of the first on this lease; the others follow.
+        first: u64,
+        /// The tasks.
+        tasks: Vec<Arc<TaskSpec>>,
+    },
+    /// Caller to actor: run these, in order.
+    Calls {
+        /// The actor.
+        actor: ActorId,
+        /// The life that the caller means.
+        incarnation: Incarnation,
+        /// The calls.
+        calls: Vec<Arc<TaskSpec>>,
+    },
+    /// Worker process to owner.
+    Results(Vec<TaskResult>),
+    /// Owner to worker process: give up to this many unstarted tasks back, the latest first.
+    TakeBack {
+        /// Of this lease.
+        lease: LeaseId,
+        /// At most.
+        most: u32,
+    },
+    /// Worker process to owner: these were not started and never will be here.
+    GaveBack {
+        /// The lease.
+        lease: LeaseId,
+        /// The tasks.
+        tasks: Vec<TaskId>,
+        /// Whether the process waits now, and takes no tasks until `Ready`.
+        waiting: bool,
+    },
+    /// Worker process to owner: it takes tasks of this lease again.
+    Ready(LeaseId),
+    /// Owner to worker process.
+    Cancel {
+        /// The task.
+        task: TaskId,
+        /// Whether the worker process ends if it runs now.
+        force: bool,
+    },
+    /// Worker process to owner: the next item of a stream.
+    StreamItem {
+        /// The stream.
+        task: TaskId,
+        /// Its number from 0.
+        index: u32,
+        /// The item.
+        value: ObjectValue,
+    },
+    /// Owner to worker process: the consumer took items up to here.
+    StreamTaken {
+        /// The stream.
+        task: TaskId,
+        /// Number of items taken.
+        count: u32,
+    },
+    /// Borrower to owner: say when these are there.
+    Subscribe(Vec<ObjectId>),
+    /// Owner to borrower.
+    Resolved(Vec<(ObjectId, ObjectValue)>),
+    /// Receiver to owner: this process holds refs to these objects.
+    Borrow(Vec<ObjectId>),
+    /// Borrower to owner: it no longer does.
+    Release(Vec<ObjectId>),
+    /// Reader to owner: this node has a copy now.
+    Copied {
+        /// The object.
+        object: ObjectId,
+        /// The node.
+        at: StoreNode,
+    },
+    /// Reader to owner: the copies at these nodes could not be read.
+    Lost {
+        /// The object.
+        object: ObjectId,
+        /// The nodes.
+        at: Vec<NodeId>,
+        /// What was tried.
+        why: String,
+    },
+    /// Owner to worker process: the results of these tasks arrived, and the refs in them are registered.
+    Received(Vec<TaskId>),
+}
+
+/// A value's place in the shared memory of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Located {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+}
+
+/// Where an object's copies are, for a node that is to fetch it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The object.
+    pub object: ObjectId,
+    /// Size and holders.
+    pub stored: Stored,
+}
+
+/// A piece of an executable.
+pub type Chunk = Payload;

@@ -1,0 +1,131 @@
+//! What people ask of a cluster.
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::*;
+use wingbeat_core::*;
+
+use super::node::NodeInfo;
+
+/// A picture of the cluster, for people and tools.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ClusterState {
+    /// The cluster.
+    pub cluster: Option<ClusterId>,
+    /// Seconds since the head started.
+    pub uptime_secs: u64,
+    /// Living nodes.
+    pub nodes: Vec<NodeState>,
+    /// Running jobs.
+    pub jobs: Vec<JobState>,
+    /// Actors that are not dead.
+    pub actors: Vec<ActorRow>,
+    /// Placement groups.
+    pub placement_groups: Vec<PlacementGroupRow>,
+    /// What each namespace may hold, and what it holds.
+    pub quotas: Vec<QuotaRow>,
+    /// Demands that are not met.
+    pub pending: Vec<PendingRow>,
+}
+
+/// A node in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeState {
+    /// As it introduced itself.
+    pub info: NodeInfo,
+    /// What is free.
+    pub available: ResourceSet,
+    /// Leases on it.
+    pub leases: u32,
+    /// Why nothing new is placed here, if so.
+    pub draining: Option<String>,
+    /// Devices that are not given to anybody, because of what still holds them.
+    pub held_devices: Vec<String>,
+}
+
+/// A placement group in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlacementGroupRow {
+    /// The group.
+    pub id: PlacementGroupId,
+    /// Its name.
+    pub name: Option<ScopedName>,
+    /// `pending` or `placed`.
+    pub state: String,
+    /// How its bundles lie to each other.
+    pub strategy: PlacementStrategy,
+    /// What each bundle holds, and its node once it has one.
+    pub bundles: Vec<(ResourceSet, Option<NodeId>)>,
+}
+
+/// A quota in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QuotaRow {
+    /// Of whom.
+    pub namespace: String,
+    /// What it may hold at a time.
+    pub limit: ResourceSet,
+    /// What it holds.
+    pub used: ResourceSet,
+}
+
+/// A job in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobState {
+    /// The job.
+    pub id: JobId,
+    /// Its name.
+    pub name: String,
+    /// Leases that it holds.
+    pub leases: u32,
+}
+
+/// An actor in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ActorRow {
+    /// The actor.
+    pub id: ActorId,
+    /// Its class.
+    pub class_name: String,
+    /// Its name.
+    pub name: Option<ScopedName>,
+    /// `starting`, `alive` or `restarting`.
+    pub state: String,
+    /// Its node.
+    pub node: Option<NodeId>,
+    /// Its process id.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u32,
+}
+
+/// An unmet demand in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PendingRow {
+    /// A task's or actor's name.
+    pub name: String,
+    /// What `wingbeat why` takes: the actor, the placement group, or the process whose tasks wait.
+    pub id: String,
+    /// What each needs.
+    pub resources: ResourceSet,
+    /// How many wait.
+    pub count: u32,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// Why something waits, or where it runs; the answer of `wingbeat why`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// What was asked about, as people know it.
+    pub subject: String,
+    /// What it does now, such as `waits for a worker process to start`.
+    pub state: String,
+    /// Since when, in milliseconds before now, where that is known.
+    pub since_ms: Option<u64>,
+    /// What must come true first, and for each node why it is not there yet.
+    pub reasons: Vec<String>,
+    /// Who holds what is missing: what, how much, where, since when.
+    pub holders: Vec<String>,
+    /// What would help.
+    pub help: Vec<String>,
+}
