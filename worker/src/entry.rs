@@ -1,6 +1,6 @@
 //! Worker mode: the program's own executable, started to be a child of a node daemon.
 //!
-//! It is entered before `main`, by a function in the init array, when the variable [`VARIABLE`] names
+//! It is entered before `main`, by a function in the init array, when the variable `VARIABLE` names
 //! inherited descriptors. So it works alike in binaries, examples and test harnesses, and user `main`
 //! never runs twice. The variable is removed at once, or children of user code would become workers too.
 

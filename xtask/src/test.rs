@@ -13,6 +13,8 @@ pub(crate) fn run(release: bool) -> Result<()> {
     }
     step("formatting", cargo(&["fmt", "--all", "--check"])?.arg("--quiet"))?;
     step("lints", &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
+    let mut documentation = cargo(&["doc", "--quiet", "--workspace", "--no-deps"])?;
+    step("documentation", documentation.env("RUSTDOCFLAGS", "-D warnings"))?;
     step(
         "the command and the examples",
         &mut cargo(&["build", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-examples", "--bins", "--examples"])?,

@@ -1,9 +1,9 @@
 //! Waiting awake for a moment, where an answer is likely to come at once.
 //!
 //! Waking an idle core costs 25 to 60 µs, which is more than everything else that happens to a small task. So an IO thread
-//! looks for the next message for [`WINDOW`] before it sleeps, but only
+//! looks for the next message for `WINDOW` before it sleeps, but only
 //! - on connections that carry tasks and calls,
-//! - after [`STREAK`] messages in quick succession: one miss, and it sleeps until there have been as many again,
+//! - after `STREAK` messages in quick succession: one miss, and it sleeps until there have been as many again,
 //! - while no user code runs in the process, which needs the core more,
 //! - giving way to whatever else can run on the core, and never on a machine with one.
 

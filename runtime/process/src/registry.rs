@@ -2,7 +2,7 @@
 //!
 //! The `#[remote]` and `#[actor]` macros write one static of [`Function`] or [`Class`] each and submit a
 //! reference to it; nothing is registered by hand. Driver and worker process are the same executable, so
-//! both have the same tables; [`table_digest`] lets them find out if they do not.
+//! both have the same tables.
 
 use std::any::Any;
 use std::collections::BTreeMap;

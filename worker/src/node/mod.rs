@@ -1,6 +1,6 @@
 //! The node daemon: it starts worker processes for the head's leases, and keeps the node's objects.
 //!
-//! - `pool`: its worker processes; `launch`: how leases get them, started by the [`crate::guard`]; `exits`: how they end.
+//! - `pool`: its worker processes; `launch`: how leases get them, started by the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `transfer`: object bytes between nodes.
 //! - `executables`: programs of drivers on other machines.
