@@ -1,27 +1,25 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, SelectAll, Stream, StreamExt};
+use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use wingbeat::{Error, get_all};
 
-use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::hang;
-use crate::preflight::{self, Finding};
-use crate::process::{Answer, Event, Launch, Outcome, Report, Shard};
-use crate::progress::{Progress, RankProgress};
+use crate::launch::{Events, Heard};
+use crate::process::{Answer, Event, Outcome, Report};
+use crate::progress::Progress;
 use crate::rank::RankHandle;
 use crate::ras::Status;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
 use crate::storage::Storage;
-use crate::trainer::{Backend, Plan};
+use crate::trainer::Plan;
 
 /// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
 /// agree on.
@@ -45,9 +43,6 @@ pub(crate) struct Finished {
     /// What each rank's function returned, pickled, where that was wanted.
     pub returned: BTreeMap<u32, Vec<u8>>,
 }
-
-type Events<S> = SelectAll<S>;
-type Heard = (usize, wingbeat::Result<Event>);
 
 struct Attempt<'a> {
     plan: &'a Plan,
@@ -151,123 +146,6 @@ impl Group {
         let _ = attempt.record(true).await;
         told?;
         Err(attempt.first_failure(port))
-    }
-
-    /// A port of rank 0's node that is free now.
-    async fn free_port(&self) -> Result<u16, TrainError> {
-        match self.ranks.first() {
-            Some(first) => Ok(first.handle.free_port().get().await?),
-            None => Ok(0),
-        }
-    }
-
-    /// What carries the ranks' tensors.
-    fn backend(&self, plan: &Plan) -> &'static str {
-        let has_gpus = self.ranks.iter().any(|rank| !rank.at.gpus.is_empty());
-        match plan.backend {
-            Backend::Nccl => "nccl",
-            Backend::Auto if has_gpus => "nccl",
-            Backend::Auto | Backend::Gloo => "gloo",
-        }
-    }
-
-    /// Where rank 0 is, if ranks are on several machines.
-    fn master_of_several(&self) -> Option<IpAddr> {
-        let first = self.ranks.first()?;
-        let several = self.ranks.iter().any(|rank| rank.at.ip != first.at.ip);
-        first.at.ip.filter(|_| several)
-    }
-
-    /// Whether ranks have devices of their own, and where there are several machines, these reach each other and have the
-    /// same versions.
-    async fn preflight(&self, plan: &Plan, ranks: &[RankProgress]) -> Result<(), TrainError> {
-        let may_share = plan.env.get("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value != "0");
-        let mut findings = preflight::sharing(ranks, self.backend(plan) == "nccl" && !may_share);
-        if self.master_of_several().is_some() {
-            let of_nodes: BTreeMap<u64, &RankHandle> =
-                self.ranks.iter().rev().map(|rank| (rank.at.node, &rank.handle)).collect();
-            let members: Vec<&RankHandle> = of_nodes.into_values().collect();
-            findings.extend(preflight::examine(&members, &plan.python).await?.findings);
-        }
-        let (fatal, warnings): (Vec<Finding>, Vec<Finding>) = findings.into_iter().partition(|found| found.is_fatal);
-        for warning in warnings {
-            (plan.on_notice)(&warning.text);
-        }
-        match fatal.is_empty() {
-            true => Ok(()),
-            false => Err(TrainError::Preflight(fatal.into_iter().map(|found| found.text).collect())),
-        }
-    }
-
-    /// The interface over which each rank reaches the others, if they are on several machines.
-    async fn interfaces(&self) -> Result<Vec<Option<String>>, TrainError> {
-        match self.master_of_several() {
-            Some(ip) => {
-                let asked: Vec<_> = self.ranks.iter().map(|rank| rank.handle.interface_to(ip)).collect();
-                Ok(get_all(&asked).await?)
-            }
-            None => Ok(Vec::new()),
-        }
-    }
-
-    /// Where each rank finds the newest checkpoint on its node, by rank; empty if there is none.
-    async fn newest_checkpoint(&self, storage: &Storage) -> Result<Vec<String>, TrainError> {
-        let all = storage.checkpoints().await.map_err(TrainError::Storage)?;
-        let Some(newest) = all.last() else { return Ok(Vec::new()) };
-        let fetch = |rank: &Member| rank.handle.fetch(storage.url().to_owned(), newest.clone());
-        let fetched: Vec<_> = self.ranks.iter().map(fetch).collect();
-        Ok(get_all(&fetched).await?)
-    }
-
-    /// Starts every rank.
-    fn launch(
-        &self,
-        plan: &Plan,
-        attempt: u32,
-        run_id: &str,
-        (port, ras): (u16, Option<u16>),
-        checkpoints: &[String],
-        interfaces: &[Option<String>],
-    ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
-        let mut events = SelectAll::new();
-        let Some(first) = self.ranks.first() else { return events };
-        let one_node = self.ranks.iter().all(|rank| rank.at.node == first.at.node);
-        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let shared = Shared {
-            master_addr: first.at.ip.filter(|_| !one_node).unwrap_or(local).to_string(),
-            master_port: port,
-            run_id: run_id.to_owned(),
-            role: plan.role.clone(),
-            restarts: attempt,
-            max_restarts: plan.max_failures,
-            backend: self.backend(plan),
-        };
-        let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
-        for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
-            if let Some(ras) = ras {
-                // One for each run: processes of one user may run side by side on a node.
-                env.unless_set.insert(crate::ras::VARIABLE.into(), format!("localhost:{ras}"));
-            }
-            if let Some(Some(interface)) = interfaces.get(index) {
-                env.use_interface(interface);
-            }
-            if let Some(checkpoint) = checkpoints.get(index) {
-                env.set.insert("WINGBEAT_CHECKPOINT".into(), checkpoint.clone());
-            }
-            let launch = Launch {
-                python: plan.python.clone(),
-                target: plan.target.clone(),
-                args: plan.args.clone(),
-                env,
-                warm: rank.warm.clone(),
-                shipment: plan.shipment.as_ref().map(|(hash, _)| hash.clone()),
-            };
-            let shards = plan.datasets.iter().filter_map(|(dataset, shards)| {
-                Some(Shard { dataset: dataset.clone(), bytes: shards.get(index)?.clone() })
-            });
-            events.push(rank.handle.run(launch, shards.collect::<Vec<_>>()).map(move |event| (index, event)));
-        }
-        events
     }
 }
 

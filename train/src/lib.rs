@@ -2,7 +2,7 @@
 //!
 //! - [`TorchTrainer`]: what to run; [`Scaling`]: on how many ranks; `fit()` runs it, and [`Run`] is a run to be watched.
 //! - `reservation`: what ranks run in; `group`: the ranks' actors: placed, checked, and let go.
-//! - `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
+//! - `launch`: what is found out before they start, and their start; `attempt`: one attempt: the ranks run to their end, or until the first fails; `reports` and `hang` are its pure parts,
 //!   `ras` asks NCCL.
 //! - `environment`: the environment of every rank, as torchrun defines it; `ports` and `interface`: where and over
 //!   what they meet.
@@ -31,6 +31,7 @@ mod error;
 mod group;
 mod hang;
 mod interface;
+mod launch;
 mod package;
 mod ports;
 mod preflight;
