@@ -207,7 +207,7 @@ pub(super) fn steps_beside_torchrun() -> Figures {
         rate.with_context(|| format!("the script printed {printed:?}"))
     };
     let mut ratios = Vec::new();
-    for pair in 0..7 {
+    for pair in 0..9 {
         // In turn, so that what drifts is on both sides.
         let (ours, theirs) = match pair % 2 {
             0 => (steps(ours(&cluster)?)?, steps(torchrun()?)?),
