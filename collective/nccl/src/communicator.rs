@@ -29,6 +29,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How long leaving may take.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
+/// Whether a call has failed, and is not just going on.
+pub(crate) fn is_failure(code: c_int) -> bool {
+    !matches!(code, SUCCESS | IN_PROGRESS)
+}
+
 /// Whether all that was started on the device has ended.
 pub(crate) type IsIdle = Box<dyn Fn() -> Result<bool> + Send>;
 

@@ -9,7 +9,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
 use parking_lot::Mutex;
 use wingbeat_collective::{Call, CollectiveError, Group, Op};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, is_failure};
 use crate::element::{DeviceElement, number_of, type_of};
 use crate::error::{NcclError, Result};
 use crate::library::{Functions, Library};
@@ -238,19 +238,15 @@ impl DeviceGroup {
         // SAFETY: both have a part for each member.
         unsafe {
             self.between("all_to_all", out, into, |nccl, (out, into), (comm, stream)| {
-                let mut code = (nccl.ncclGroupStart)();
+                let mut codes = vec![(nccl.ncclGroupStart)()];
                 for member in 0..members {
                     let (out, into) = (out.byte_add(part(member)), into.byte_add(part(member)));
-                    let peer = member as c_int;
-                    if code == 0 {
-                        code = (nccl.ncclSend)(out, each, type_of::<T>(), peer, comm, stream);
-                    }
-                    if code == 0 {
-                        code = (nccl.ncclRecv)(into, each, type_of::<T>(), peer, comm, stream);
-                    }
+                    codes.push((nccl.ncclSend)(out, each, type_of::<T>(), member as c_int, comm, stream));
+                    codes.push((nccl.ncclRecv)(into, each, type_of::<T>(), member as c_int, comm, stream));
                 }
                 let ended = (nccl.ncclGroupEnd)();
-                if code == 0 { ended } else { code }
+                // What is still going on within the group is no failure.
+                codes.into_iter().find(|code| is_failure(*code)).unwrap_or(ended)
             })
         }
     }
