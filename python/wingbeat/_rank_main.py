@@ -22,6 +22,7 @@ with it.
 
 import os
 import sys
+import time
 
 PARENT = "WINGBEAT_RANK_PARENT"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -60,9 +61,10 @@ def run():
         show(error)
         code = INTERRUPTED
     except BaseException as error:
+        raised = time.time_ns()
         show(error)
         if error_file_state() == before:
-            write_error_file(error)
+            write_error_file(error, raised)
         code = 1
     return code
 
@@ -173,12 +175,11 @@ def error_file_state():
         return None
 
 
-def write_error_file(error):
+def write_error_file(error, raised):
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
     import json
-    import time
     import traceback
 
     kind = type(error)
@@ -193,9 +194,10 @@ def write_error_file(error):
     report = {
         "message": {
             "message": f"{kind.__name__}: {text}",
-            "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+            "extraInfo": {"py_callstack": stack, "timestamp": str(raised // 1_000_000_000)},
         },
         "type": name,
+        "raised_us": raised // 1_000,
     }
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

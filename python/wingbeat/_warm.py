@@ -12,8 +12,8 @@ with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": fa
 
 and, with it, the descriptors of its standard output and standard error. A keeper process is forked, and from that the
 rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the rank for its stacks), and says
-`{"status": …}`, the wait status, when the rank has ended and everything that the rank has started with it. A
-connection that closes ends the rank.
+`{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and everything that the rank
+has started with it. A connection that closes ends the rank.
 
 What a fork shares, a rank must not see: it gets its own environment, arguments, working directory, signals, streams,
 seeds and thread counts, and a `__main__` that multiprocessing's children find again. What has been imported before
@@ -28,6 +28,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 # What importing torch alone leaves for later, and nearly every script needs: imported while nobody waits.
 LATER = ("torch._dynamo?",)
@@ -232,6 +233,7 @@ def keep(connection, rank, streams, stacks_signal):
                     os.kill(rank, stacks_signal)
                 else:
                     signal_group(rank, number)
+    ended_us = time.time_ns() // 1_000
     signal_group(rank, signal.SIGKILL)
     _, status = os.waitpid(rank, 0)
     while True:
@@ -242,7 +244,7 @@ def keep(connection, rank, streams, stacks_signal):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     try:
-        say(connection, {"status": status})
+        say(connection, {"status": status, "ended_us": ended_us})
     except OSError:
         pass  # whoever asked is gone
     os._exit(0)

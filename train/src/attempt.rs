@@ -394,8 +394,7 @@ impl Attempt<'_> {
             return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
         }
         let failures = std::mem::take(&mut self.failures);
-        let first = failures.into_iter().min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us));
-        let Some((rank, outcome)) = first else { return TrainError::Stopped };
+        let Some((rank, outcome)) = first(failures) else { return TrainError::Stopped };
         // The exception itself: a library may print the words about something optional.
         let no_torch = "ModuleNotFoundError: No module named 'torch'";
         let lacks_torch = match &outcome.error {
@@ -425,6 +424,15 @@ impl Attempt<'_> {
     }
 }
 
+/// Which failed first. Exceptions are compared by when they came out of the script: what one lets go of on its way out can
+/// make another rank fail and end before its own process has ended, which may even be asked to end before that. With all
+/// else it is when they ended that counts, and whether they had been asked to.
+fn first(failures: Vec<(usize, Outcome)>) -> Option<(usize, Outcome)> {
+    let (raised, others): (Vec<_>, Vec<_>) = failures.into_iter().partition(|(_, outcome)| outcome.raised_us.is_some());
+    let raised = raised.into_iter().min_by_key(|(_, outcome)| outcome.raised_us);
+    raised.into_iter().chain(others).min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us))
+}
+
 /// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
 fn save(
     plan: &Plan,
@@ -449,5 +457,26 @@ fn save(
         }
         get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
         storage.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_first_though_its_consequence_ends_before_it() {
+        let raised = |at, ended_us| Outcome { raised_us: Some(at), ended_us, ..Outcome::default() };
+        let killed = |ended_us| Outcome { signal: Some(9), ended_us, ..Outcome::default() };
+        let of = |outcomes: Vec<Outcome>| first(outcomes.into_iter().enumerate().collect()).map(|(rank, _)| rank);
+        assert_eq!(of(vec![raised(12, 20), raised(10, 30)]), Some(1));
+        // Its connections close before it can be seen that it has ended.
+        assert_eq!(of(vec![raised(10, 30), killed(11)]), Some(1));
+        assert_eq!(of(vec![raised(10, 30), killed(40)]), Some(0));
+        let stopped = |outcome| Outcome { was_stopped: true, ..outcome };
+        assert_eq!(of(vec![raised(12, 20), stopped(raised(10, 30))]), Some(1), "it was asked on its way out");
+        assert_eq!(of(vec![raised(10, 20), stopped(raised(12, 30))]), Some(0));
+        assert_eq!(of(vec![stopped(raised(12, 20)), killed(30)]), Some(1), "it raised because it was asked");
+        assert_eq!(of(vec![]), None);
     }
 }

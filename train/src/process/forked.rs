@@ -31,6 +31,7 @@ struct Said {
     retires: bool,
     pid: Option<i32>,
     status: Option<i32>,
+    ended_us: Option<u64>,
 }
 
 /// What a warm Python says to who greets it.
@@ -88,8 +89,8 @@ impl Rank {
         running.started(Reach::Keeper(keeper, self.pid), stacks);
         output::follow(Some(File::from(self.stdout)), Some(File::from(self.stderr)), events, || {
             // A keeper that is gone took its rank with it.
-            let status = self.warm.hear().ok().and_then(|said| said.status).unwrap_or(libc::SIGKILL);
-            let ended_us = now_us();
+            let said = self.warm.hear().unwrap_or_default();
+            let (status, ended_us) = (said.status.unwrap_or(libc::SIGKILL), said.ended_us.unwrap_or_else(now_us));
             let was_stopped = running.ended();
             let status = ExitStatus::from_raw(status);
             let (code, signal) = (status.code(), status.signal());

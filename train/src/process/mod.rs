@@ -108,6 +108,8 @@ pub(crate) struct Outcome {
     pub out_of_memory: bool,
     /// When it ended, in microseconds since the epoch by its node's clock; 0 if it could not be started.
     pub ended_us: u64,
+    /// When what it raised had come out of the script, as `ended_us`.
+    pub raised_us: Option<u64>,
 }
 
 impl Outcome {
@@ -333,10 +335,12 @@ fn supervise(
         }
     })?;
     drop(shards);
+    let (error, raised_us) = error.read().as_deref().and_then(parse_error).unzip();
     Ok(Outcome {
         code: exit.code,
         signal: exit.signal,
-        error: error.read().as_deref().and_then(parse_error),
+        error,
+        raised_us: raised_us.flatten(),
         stderr: exit.stderr.into(),
         was_stopped: exit.was_stopped,
         out_of_memory: memory_kills() > kills,
@@ -408,19 +412,20 @@ fn now_us() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
-/// Reads torchelastic's error file, with the exception's type that `_rank_main` adds.
-fn parse_error(text: &str) -> Option<PythonError> {
+/// Reads torchelastic's error file, with the exception's type and time that `_rank_main` adds.
+fn parse_error(text: &str) -> Option<(PythonError, Option<u64>)> {
     let json: serde_json::Value = serde_json::from_str(text).ok()?;
     let inner = &json["message"];
     let traceback = inner["extraInfo"]["py_callstack"].as_str().unwrap_or_default();
     // A script that writes the file itself may leave the text alone.
     let message = inner["message"].as_str().or(inner.as_str()).unwrap_or_default();
-    Some(PythonError {
+    let error = PythonError {
         kind: json["type"].as_str().unwrap_or("Exception").to_owned(),
         message: message.to_owned(),
         traceback: if traceback.is_empty() { message.to_owned() } else { traceback.to_owned() },
         pickled: None,
-    })
+    };
+    Some((error, json["raised_us"].as_u64()))
 }
 
 #[cfg(test)]
@@ -437,10 +442,12 @@ mod tests {
 
     #[test]
     fn torchelastics_error_file_is_understood() {
-        let text = r#"{"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback…", "timestamp": "1"}}, "type": "ValueError"}"#;
-        let error = parse_error(text).unwrap();
+        let text = r#"{"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback…", "timestamp": "1"}}, "type": "ValueError", "raised_us": 1000007}"#;
+        let (error, raised_us) = parse_error(text).unwrap();
         assert_eq!((error.kind.as_str(), error.message.as_str()), ("ValueError", "ValueError: no"));
-        assert_eq!(parse_error(r#"{"message": "plain words"}"#).unwrap().traceback, "plain words");
+        assert_eq!(raised_us, Some(1_000_007));
+        let (plain, raised_us) = parse_error(r#"{"message": "plain words"}"#).unwrap();
+        assert_eq!((plain.traceback.as_str(), raised_us), ("plain words", None));
         assert_eq!(parse_error("not json"), None);
     }
 }
