@@ -24,7 +24,9 @@ def test_the_environment_is_torchrun_s(run, write, environment, tmp_path):
     script = write("dump.py", DUMP)
     torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2", "--rdzv-id", "job"]
     options = ["--max-restarts", "3", "--role", "trainer"]
-    subprocess.run([*torchrun, *options, script, "theirs"], env=environment, cwd=tmp_path, check=True)
+    # It leaves a folder for logs behind.
+    theirs = {**environment, "TMPDIR": str(tmp_path)}
+    subprocess.run([*torchrun, *options, script, "theirs"], env=theirs, cwd=tmp_path, check=True)
     run("torchrun", *torchrun[1:], *options, script, "ours", env=environment, cwd=tmp_path)
     for rank in (0, 1):
         theirs, ours = (json.loads((tmp_path / f"{who}-{rank}.json").read_text()) for who in ("theirs", "ours"))

@@ -30,6 +30,10 @@ pub(super) fn torchrun() -> Result<Command> {
     command.args(["--standalone", "--nproc-per-node", "2"]).env("OMP_NUM_THREADS", "1");
     // Else its restarts wait for the store of the attempt before.
     command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+    // It leaves a folder for logs behind each time.
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tmp");
+    std::fs::create_dir_all(folder)?;
+    command.env("TMPDIR", std::fs::canonicalize(folder)?);
     Ok(command)
 }
 
