@@ -102,7 +102,7 @@ impl Group {
     pub(crate) fn of(member: Member, rank: u32, cards: &[Card]) -> Result<Group> {
         let mesh = member.connect(rank, cards)?;
         let way = if cards.len() > 1 && mesh.machines().len() == 1 {
-            Way::Shared(Shared::new(&mesh)?)
+            Way::Shared(Shared::new(&mesh, false)?)
         } else {
             Machines::new(&mesh)?.map_or(Way::Ring, Way::Machines)
         };

@@ -35,7 +35,7 @@ impl Machines {
         }
         let firsts = mesh.part(machines.iter().map(|members| members[0]).collect());
         let Some(local) = machines.into_iter().find_map(|members| mesh.part(members)) else { return Ok(None) };
-        let shared = if local.members() > 1 { Some(Shared::new(&local)?) } else { None };
+        let shared = if local.members() > 1 { Some(Shared::new(&local, true)?) } else { None };
         Ok(Some(Machines { local, shared, firsts, first_of }))
     }
 

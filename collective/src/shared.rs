@@ -55,8 +55,8 @@ pub(crate) struct Shared {
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// Makes the memory, or gets it from rank 0.
-    pub(crate) fn new(mesh: &Mesh) -> Result<Shared> {
+    /// Makes the memory, or gets it from rank 0. `patient`: what members wait for here takes so long that they better sleep.
+    pub(crate) fn new(mesh: &Mesh, patient: bool) -> Result<Shared> {
         let (members, rank) = (mesh.members(), mesh.rank as usize);
         let length = members * (size_of::<Control>() + 2 * HALF);
         let io = |error: Errno| CollectiveError::io("sharing memory with other members", error);
@@ -76,7 +76,7 @@ impl Shared {
         // SAFETY: a new mapping, of memory that keeps its length.
         let base = unsafe { mmap(std::ptr::null_mut(), length, flags, MapFlags::SHARED, &memory, 0) }.map_err(io)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if members > cpus { SPINS_CROWDED } else { SPINS };
+        let spins = if patient || members > cpus { SPINS_CROWDED } else { SPINS };
         Ok(Shared { base: base.cast(), length, rank, members, phase: 0, spins })
     }
 
