@@ -1,6 +1,6 @@
 //! What `wingbeat train` shows while it runs: where its ranks are, and how far they have come.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ impl Progress {
             }
             None if now.reports > 0 => {
                 let seconds = state.begun.elapsed().as_secs_f64();
-                eprintln!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0]));
+                eprintln!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
             }
             // The first report is worth a line.
             None => state.shown = None,
@@ -124,8 +124,9 @@ fn summary(now: &wingbeat_train::Progress, rate: Option<f64>) -> String {
     text
 }
 
-fn metrics(rank: &RankProgress) -> String {
-    rank.metrics.iter().fold(String::new(), |text, (name, value)| format!("{text}, {name} {}", shown(*value)))
+/// Metrics in a line, after something else.
+pub(crate) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().fold(String::new(), |text, (name, value)| format!("{text}, {name} {}", shown(*value)))
 }
 
 /// A number of whatever size: steps are whole, losses are not.

@@ -1,6 +1,5 @@
 //! `wingbeat train`.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use wingbeat::Session;
 use wingbeat_train::{Backend, Best, Keep, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::{daemons, sizes};
 
 /// The exit code of a run that was stopped: what a shell calls SIGTERM.
@@ -184,7 +183,7 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
                 result.ranks,
                 result.seconds,
                 result.attempts,
-                shown(&result.metrics)
+                progress::metrics(&result.metrics)
             );
             if let Some(checkpoint) = &result.checkpoint {
                 eprintln!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
@@ -269,10 +268,6 @@ fn best(text: &str) -> Result<Best, String> {
         None => (text, true),
     };
     Ok(Best { metric: metric.to_owned(), more })
-}
-
-fn shown(metrics: &BTreeMap<String, f64>) -> String {
-    metrics.iter().fold(String::new(), |text, (name, value)| format!("{text}, {name} {value:.4}"))
 }
 
 /// An error as `wingbeat.torch` reads it.

@@ -299,7 +299,11 @@ impl Group {
         Ok(Header::new::<T>(if counts { self.sequence } else { 0 }, kind, count, op, root))
     }
 
-    fn is_whole(&self, name: &str, length: usize, part: usize) -> Result<()> {
+    /// That a buffer, named so in the error, has a part of this length for each member.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Invalid`].
+    pub fn is_whole(&self, name: &str, length: usize, part: usize) -> Result<()> {
         match length == part * self.mesh.members() {
             true => Ok(()),
             false => Err(CollectiveError::Invalid(format!(

@@ -16,6 +16,9 @@ use crate::rank::RankHandle;
 use crate::storage::Storage;
 use crate::trainer::{Backend, Plan};
 
+/// Tells NCCL that ranks may share a device.
+const MAY_SHARE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
 /// What is heard of ranks, from all of them.
 pub(crate) type Events<S> = SelectAll<S>;
 /// What one of them says.
@@ -50,7 +53,9 @@ impl Group {
     /// Whether ranks have devices of their own, and where there are several machines, these reach each other and have the
     /// same versions.
     pub(crate) async fn preflight(&self, plan: &Plan, ranks: &[RankProgress]) -> Result<(), TrainError> {
-        let may_share = plan.env.get("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value != "0");
+        // Ranks have the driver's environment, and what the run adds.
+        let told = plan.env.get(MAY_SHARE).cloned().or_else(|| std::env::var(MAY_SHARE).ok());
+        let may_share = told.is_some_and(|value| value != "0");
         let mut findings = preflight::sharing(ranks, self.backend(plan) == "nccl" && !may_share);
         if self.master_of_several().is_some() {
             let of_nodes: BTreeMap<u64, &RankHandle> =

@@ -273,12 +273,12 @@ impl Drop for Communicator {
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
-    use std::future::IntoFuture;
     use std::path::PathBuf;
 
-    use wingbeat_collective::{Group, Meeting};
+    use wingbeat_collective::Group;
 
     use super::*;
+    use crate::support::pair;
 
     const FLOAT: c_int = 7;
     const SUM: c_int = 0;
@@ -351,26 +351,6 @@ mod tests {
                 (nccl.ncclAllReduce)(at.cast(), at.cast(), count, FLOAT, SUM, comm, stream)
             })
         }
-    }
-
-    /// What two members do, each on a thread of its own.
-    fn pair<R: Send>(work: impl Fn(Group) -> R + Sync) -> [R; 2] {
-        let session = wingbeat::block_on(wingbeat::init().num_cpus(1).global(false).into_future()).unwrap();
-        let _entered = session.enter();
-        let meeting = Meeting::of(2);
-        let done = std::thread::scope(|scope| {
-            [0, 1]
-                .map(|rank| {
-                    let (meeting, work, session) = (&meeting, &work, &session);
-                    scope.spawn(move || {
-                        let _entered = session.enter();
-                        work(Group::join(meeting, rank).unwrap())
-                    })
-                })
-                .map(|thread| thread.join().unwrap())
-        });
-        wingbeat::block_on(session.shutdown());
-        done
     }
 
     fn pretended() -> &'static Pretended {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut};
 use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
 use parking_lot::Mutex;
-use wingbeat_collective::{Call, CollectiveError, Group, Op};
+use wingbeat_collective::{Call, Group, Op};
 
 use crate::communicator::{Communicator, is_failure};
 use crate::element::{DeviceElement, number_of, type_of};
@@ -189,7 +189,7 @@ impl DeviceGroup {
         all: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
         let count = mine.len();
-        self.is_whole("all", all.len(), count)?;
+        self.group.is_whole("all", all.len(), count)?;
         self.check::<T>(Call::AllGather, count)?;
         // SAFETY: `all` is as long as all parts.
         unsafe {
@@ -210,7 +210,7 @@ impl DeviceGroup {
         op: Op,
     ) -> Result<()> {
         let count = mine.len();
-        self.is_whole("all", all.len(), count)?;
+        self.group.is_whole("all", all.len(), count)?;
         self.check::<T>(Call::ReduceScatter(op), count)?;
         // SAFETY: `all` is as long as all parts.
         unsafe {
@@ -231,8 +231,8 @@ impl DeviceGroup {
     ) -> Result<()> {
         let members = self.size() as usize;
         let each = out.len() / members;
-        self.is_whole("out", out.len(), each)?;
-        self.is_whole("into", into.len(), each)?;
+        self.group.is_whole("out", out.len(), each)?;
+        self.group.is_whole("into", into.len(), each)?;
         self.check::<T>(Call::AllToAll, each)?;
         let part = |member: usize| member * each * size_of::<T>();
         // SAFETY: both have a part for each member.
@@ -335,14 +335,6 @@ impl DeviceGroup {
         let event = self.stream.record_event(None)?;
         *self.last.lock() = Some(event);
         Ok(())
-    }
-
-    fn is_whole(&self, name: &str, length: usize, part: usize) -> Result<()> {
-        let whole = part * self.size() as usize;
-        match length == whole {
-            true => Ok(()),
-            false => Err(CollectiveError::Invalid(format!("`{name}` has {length} elements, and needs {whole}")).into()),
-        }
     }
 }
 

@@ -11,6 +11,10 @@ mod element;
 mod error;
 mod group;
 mod library;
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+mod support;
 
 pub use cudarc;
 pub use element::DeviceElement;

@@ -3,15 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::future::IntoFuture;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use wingbeat_collective::{CollectiveError, Group, Meeting, Op};
+use wingbeat_collective::{CollectiveError, Group, Op};
 use wingbeat_nccl::cudarc::driver::CudaStream;
 use wingbeat_nccl::{DeviceGroup, NcclError, device};
+
+mod support;
 
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
 
@@ -33,31 +34,18 @@ fn in_pretended_world(name: &str, test: impl FnOnce()) {
     assert!(output.status.success(), "{text}");
 }
 
-/// What two members do, each on a thread of its own, and on its device.
-fn pair<R: Send>(devices: [usize; 2], work: impl Fn(Group, Arc<CudaStream>) -> R + Sync) -> [R; 2] {
-    let session = wingbeat::block_on(wingbeat::init().num_cpus(1).global(false).into_future()).unwrap();
-    let _entered = session.enter();
-    let meeting = Meeting::of(2);
-    let done = std::thread::scope(|scope| {
-        [0, 1]
-            .map(|rank| {
-                let (meeting, work, session) = (&meeting, &work, &session);
-                scope.spawn(move || {
-                    let _entered = session.enter();
-                    let stream = device(devices[rank]).unwrap().new_stream().unwrap();
-                    work(Group::join(meeting, rank as u32).unwrap(), stream)
-                })
-            })
-            .map(|thread| thread.join().unwrap())
-    });
-    wingbeat::block_on(session.shutdown());
-    done
+/// What two members do, each on its device.
+fn on_devices<R: Send>(devices: [usize; 2], work: impl Fn(Group, Arc<CudaStream>) -> R + Sync) -> [R; 2] {
+    support::pair(|group| {
+        let stream = device(devices[group.rank() as usize]).unwrap().new_stream().unwrap();
+        work(group, stream)
+    })
 }
 
 #[test]
 fn all_operations_move_data_between_devices() {
     in_pretended_world("all_operations_move_data_between_devices", || {
-        pair([0, 1], |group, stream| {
+        on_devices([0, 1], |group, stream| {
             let mut group = DeviceGroup::join(group, stream.clone()).unwrap();
             let rank = group.rank();
             let own = rank as f32;
@@ -107,7 +95,7 @@ fn all_operations_move_data_between_devices() {
 #[test]
 fn what_does_not_match_is_named_before_a_device_hangs_with_it() {
     in_pretended_world("what_does_not_match_is_named_before_a_device_hangs_with_it", || {
-        let errors = pair([0, 1], |group, stream| {
+        let errors = on_devices([0, 1], |group, stream| {
             let mut group = DeviceGroup::join(group, stream.clone()).unwrap();
             let count = 4 + group.rank() as usize;
             let mut data = stream.alloc_zeros::<f32>(count).unwrap();
@@ -120,7 +108,7 @@ fn what_does_not_match_is_named_before_a_device_hangs_with_it() {
 #[test]
 fn a_member_that_dies_ends_what_others_have_on_their_devices() {
     in_pretended_world("a_member_that_dies_ends_what_others_have_on_their_devices", || {
-        let [error, _] = pair([0, 1], |group, stream| {
+        let [error, _] = on_devices([0, 1], |group, stream| {
             let mut group = DeviceGroup::join(group, stream.clone()).unwrap();
             let mut data = stream.alloc_zeros::<f32>(4).unwrap();
             if group.rank() == 1 {
@@ -140,7 +128,7 @@ fn a_member_that_dies_ends_what_others_have_on_their_devices() {
 #[test]
 fn two_members_on_one_device_are_refused() {
     in_pretended_world("two_members_on_one_device_are_refused", || {
-        let errors = pair([1, 1], |group, stream| DeviceGroup::join(group, stream).err());
+        let errors = on_devices([1, 1], |group, stream| DeviceGroup::join(group, stream).err());
         assert_eq!(errors, [(); 2].map(|()| Some(NcclError::SameDevice { first: 0, second: 1 })));
     });
 }
