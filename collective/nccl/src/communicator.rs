@@ -92,13 +92,11 @@ impl Communicator {
         let code = unsafe {
             (library.functions.ncclCommInitRankConfig)(&raw mut comm, size as c_int, id, rank as c_int, &raw mut config)
         };
+        if comm.is_null() {
+            return Err(NcclError::Failed { what: WHAT, why: library.explained(code, comm) });
+        }
         let state = Mutex::new(State::Live(Handle(comm)));
         let shared = Arc::new(Shared { library, rank, peers, is_idle: Mutex::new(is_idle), state });
-        if comm.is_null() {
-            let why = library.explained(code, comm);
-            *shared.state.lock() = State::Broken(NcclError::Failed { what: WHAT, why: why.clone() });
-            return Err(NcclError::Failed { what: WHAT, why });
-        }
         shared.settle(WHAT, code, limit)?;
         let (stop, stopped) = sync_channel(0);
         let looked_after = shared.clone();
@@ -110,7 +108,7 @@ impl Communicator {
                     looked_after.look(&mut gone_since);
                 }
             })
-            .map_err(|error| NcclError::Failed { what: WHAT, why: error.to_string() })?;
+            .map_err(|error| shared.abort(NcclError::Failed { what: WHAT, why: error.to_string() }))?;
         Ok(Communicator { shared, limit, watchdog: Some((stop, watchdog)) })
     }
 
@@ -179,10 +177,8 @@ impl Shared {
             State::Live(Handle(comm)) => {
                 let mut code = SUCCESS;
                 // SAFETY: the communicator lives, and a number is written to where one may be.
-                match unsafe { (self.library.functions.ncclCommGetAsyncError)(*comm, &raw mut code) } {
-                    SUCCESS => Ok(code),
-                    asked => Ok(asked),
-                }
+                let asked = unsafe { (self.library.functions.ncclCommGetAsyncError)(*comm, &raw mut code) };
+                Ok(if asked == SUCCESS { code } else { asked })
             }
             State::Broken(why) => Err(why.clone()),
         }
@@ -198,24 +194,22 @@ impl Shared {
 
     /// Ends the communicator, and all that its operations still do on the device. The error, or the one that was before.
     fn abort(&self, why: NcclError) -> NcclError {
-        let before = std::mem::replace(&mut *self.state.lock(), State::Broken(why.clone()));
-        match before {
-            State::Broken(first) => {
-                *self.state.lock() = State::Broken(first.clone());
-                first
-            }
-            State::Live(handle) => {
-                let library = self.library;
-                // It waits for NCCL's own threads, and nobody waits for it.
-                let aborting = std::thread::Builder::new().name("nccl-abort".into()).spawn(move || {
-                    let Handle(comm) = { handle };
-                    // SAFETY: nobody else has the handle any more.
-                    unsafe { (library.functions.ncclCommAbort)(comm) }
-                });
-                drop(aborting);
-                why
-            }
-        }
+        let mut state = self.state.lock();
+        let handle = match &*state {
+            State::Broken(first) => return first.clone(),
+            State::Live(handle) => *handle,
+        };
+        *state = State::Broken(why.clone());
+        drop(state);
+        let library = self.library;
+        // It waits for NCCL's own threads, and nobody waits for it.
+        let aborting = std::thread::Builder::new().name("nccl-abort".into()).spawn(move || {
+            let Handle(comm) = { handle };
+            // SAFETY: nobody else has the handle any more.
+            unsafe { (library.functions.ncclCommAbort)(comm) }
+        });
+        drop(aborting);
+        why
     }
 
     /// Looks after what runs on the device.
