@@ -30,9 +30,7 @@ pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
     let (least, most) = text.split_once(':').unwrap_or((text, text));
     match (number(least), number(most)) {
         (Some(least), Some(most)) if least <= most => Ok((least, most)),
-        (Some(least), Some(most)) => {
-            Err(format!("at least {least} and at most {most} is nothing; write {most}:{least}"))
-        }
+        (Some(least), Some(most)) => Err(format!("`{text}` is not LEAST:MOST; write {most}:{least}")),
         _ => Err(format!("`{text}` is neither a number above 0 nor LEAST:MOST")),
     }
 }
