@@ -54,8 +54,19 @@ pub enum Error {
         /// How that was found out.
         why: String,
     },
-    /// The actor's process ended; it is being restarted, and calls made from now on will reach it.
-    #[error("actor {class} ({actor}) ended while the call ran, and is being restarted: {cause}")]
+    /// The connection to a process broke, and whether the process lives is not known.
+    #[error("{what} failed: lost contact with {who}: {why}. Check the network between the two machines")]
+    ContactLost {
+        /// The task or call, or what was asked for.
+        what: String,
+        /// The process on the other side, and where it is.
+        who: String,
+        /// How that was found out.
+        why: String,
+    },
+    /// The actor's process ended and it is being restarted, or contact with it was lost; calls made from now on may reach
+    /// it.
+    #[error("actor {class} ({actor}) became unavailable while the call ran: {cause}")]
     ActorUnavailable {
         /// Which actor.
         actor: ActorId,
@@ -320,7 +331,10 @@ impl Error {
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {
-        matches!(self, Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ObjectLost { .. })
+        matches!(
+            self,
+            Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ContactLost { .. } | Error::ObjectLost { .. }
+        )
     }
 
     /// What happened, for an IO error.

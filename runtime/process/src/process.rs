@@ -152,6 +152,7 @@ impl Prepared {
             purpose,
             cluster: None,
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 
@@ -209,7 +210,7 @@ impl Process {
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
-                process.io.clone().spawn(async move { process.accept_peer(stream, hello.address).await });
+                process.io.clone().spawn(async move { process.accept_peer(stream, &hello).await });
             });
             tokio::select! {
                 () = serving => {}
@@ -289,6 +290,7 @@ impl Process {
             purpose,
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 

@@ -172,7 +172,7 @@ impl Submission {
     pub(crate) fn connection_lost(&self, process: &Arc<Process>, peer: ProcessId) {
         self.with_core(process, |core, now, todo| {
             core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
-            core.calls.connection_lost(peer);
+            core.calls.connection_lost(peer, now);
         });
     }
 
@@ -259,6 +259,9 @@ impl Process {
                 core.take_in(request, &mut todo, &mut undecided);
             }
             next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+            if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
+                next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
+            }
             core.dispatch.settle(now_ms, &mut todo.dispatch);
             drop(core);
             self.perform(todo);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, TaskResult};
+use wingbeat_core::spec::{Arg, Outcome, TaskResult};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::{NodeMessage, PeerMessage};
+use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
 
 use crate::arguments::Incoming;
 use crate::get::Value;
@@ -80,7 +80,15 @@ impl Session {
 
 impl Process {
     /// Sends a result to the task's owner, after what the task borrowed is registered everywhere.
-    pub fn send_result(self: &Arc<Self>, owner: ProcessId, result: TaskResult) {
+    pub fn send_result(self: &Arc<Self>, owner: ProcessId, mut result: TaskResult) {
+        let weight = result.weight();
+        if weight > MESSAGE_LIMIT {
+            let what = format!(
+                "the result of {} needs {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; return fewer outputs or refs at a time",
+                result.id
+            );
+            result.outcome = Outcome::Failed(Box::new(Error::InvalidArgument { what }));
+        }
         if !self.peers.is_borrowing_elsewhere(owner) {
             self.send_to(owner, PeerMessage::Results(vec![result]));
             return;

@@ -213,6 +213,7 @@ impl Daemon {
             purpose,
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 
