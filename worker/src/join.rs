@@ -20,6 +20,7 @@ use wingbeat_process::{Config, Io, Session};
 
 use crate::gpus::Gpus;
 use crate::home;
+use crate::machine;
 use crate::start::{BELONGS, VARIABLE};
 use crate::terminal::Terminal;
 use crate::token;
@@ -298,7 +299,7 @@ pub fn labels_of(gpus: &Gpus, given: BTreeMap<String, String>) -> BTreeMap<Strin
     labels
 }
 
-/// What this machine has, unless told otherwise.
+/// What this process may use of its machine, unless told otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidOption`] for a custom resource that cannot be.
@@ -307,11 +308,9 @@ pub fn machine_resources(
     num_gpus: u32,
     custom: &BTreeMap<String, f64>,
 ) -> Result<ResourceSet, Error> {
-    let cpus = num_cpus.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
-    });
+    let cpus = num_cpus.unwrap_or_else(machine::cpus);
     let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus));
-    let memory = machine_memory() / 10 * 7;
+    let memory = machine::memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {
         let invalid =
@@ -324,21 +323,21 @@ pub fn machine_resources(
     Ok(set)
 }
 
-fn machine_memory() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(4 << 20) << 10
-}
-
-/// 30% of the machine's memory; it is only taken as objects need it.
+/// 30% of the memory that this process may use; it is only taken as objects need it.
 pub fn default_store_bytes() -> u64 {
-    machine_memory() / 10 * 3
+    machine::memory() / 10 * 3
 }
 
-/// Where objects go when the store is full, and how much of the disk they may take: half of what is free.
+/// Where objects go when the store is full, and how much of the disk they may take: half of what is free. A temporary
+/// folder that lies in memory is no help when memory is short: then `/var/tmp`, which must not.
 pub fn default_spill() -> (PathBuf, u64) {
-    let dir = std::env::temp_dir();
+    const TMPFS: u64 = 0x0102_1994;
+    let is_disk = |dir: &PathBuf| {
+        let in_memory = rustix::fs::statfs(dir).is_ok_and(|stat| stat.f_type as u64 == TMPFS);
+        !in_memory && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
+    };
+    let candidates = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
+    let dir = candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir);
     let free = rustix::fs::statvfs(&dir).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     (dir, free / 2)
 }

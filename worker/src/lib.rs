@@ -6,6 +6,7 @@
 //! - [`gpus`]: the GPUs of this machine.
 //! - `executor`: a worker process.
 //! - `home`: the node whose store a driver uses.
+//! - `machine`: what memory and CPUs this process may use.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 
 pub mod entry;
@@ -14,6 +15,7 @@ pub mod gpus;
 mod guard;
 mod home;
 pub mod join;
+mod machine;
 pub mod node;
 mod page;
 mod start;
