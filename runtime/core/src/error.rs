@@ -190,9 +190,10 @@ pub enum Error {
         /// Some that there are.
         known: String,
     },
-    /// A value fits neither the store nor its disk.
+    /// A value is larger than the node's store.
     #[error(
-        "{what} needs {size} bytes, more than the node's store ({store} bytes) and its spill space ({disk} bytes) can ever hold; raise --object-store-memory or split the value"
+        "{what} needs {size} bytes, and the node's store has {store} bytes. A value is written to the store before it can \
+         be spilled, so the {disk} bytes of spill space do not help: raise --object-store-memory, or split the value"
     )]
     ObjectTooLarge {
         /// Which object.
@@ -279,6 +280,14 @@ pub enum Error {
         /// The system's answer.
         why: String,
     },
+    /// The object exists, but cannot be read or written at this node now. It may work later, or at another node.
+    #[error("{object} is not available here now: {why}; it was not lost: try again, or at another node")]
+    ObjectUnavailable {
+        /// The object.
+        object: ObjectId,
+        /// Who has it, and why that did not help.
+        why: String,
+    },
 }
 
 /// An error that a user's function returned.
@@ -320,7 +329,13 @@ impl Error {
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {
-        matches!(self, Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ObjectLost { .. })
+        matches!(
+            self,
+            Error::WorkerCrashed { .. }
+                | Error::NodeDied { .. }
+                | Error::ObjectLost { .. }
+                | Error::ObjectUnavailable { .. }
+        )
     }
 
     /// What happened, for an IO error.

@@ -124,6 +124,7 @@ impl Daemon {
         gone: tokio::sync::oneshot::Receiver<()>,
     ) {
         self.store.process_gone(process);
+        self.transfers.object_settled();
         let tail = {
             let mut pool = self.pool.lock();
             let Some(worker) = pool.workers.get_mut(&process) else { return };

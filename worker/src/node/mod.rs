@@ -2,7 +2,7 @@
 //!
 //! - `pool`: its worker processes; `launch`: how leases get them, started by the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
-//! - `transfer`: object bytes between nodes.
+//! - `transfer`: object bytes between nodes; `wire`: the connections that carry them.
 //! - `executables`: programs of drivers on other machines.
 //! - `output`: what user code prints.
 //! - `release`: when devices can be given on.
@@ -19,6 +19,7 @@ mod pool;
 mod release;
 mod service;
 mod transfer;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -149,7 +150,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         spill_dir: config.spill_dir.clone(),
         spill_capacity: config.spill_bytes,
     })
-    .map_err(|error| Error::io("making the object store", &error))?;
+    .map_err(|error| Error::io("making the object store", &error))?
+    .limited_by(crate::machine::memory_left());
     store.attach(process);
     let (reports, incoming) = mpsc::unbounded_channel();
     let guard = Guard::start(move |report| {
@@ -274,5 +276,6 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::EndJob { .. }
             | NodeMessage::Stop(_)
             | NodeMessage::Prestart { .. }
+            | NodeMessage::NodeDied(_)
     )
 }

@@ -124,7 +124,10 @@ impl Daemon {
                 () = tokio::time::sleep(HOUSEKEEPING) => {}
                 _ = ended.wait_for(Option::is_some) => return,
             }
-            self.store.trim(Instant::now());
+            self.transfers.close_idle();
+            let daemon = self.clone();
+            // Giving gigabytes back takes a while. A panic there was printed there.
+            let _ = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now())).await;
             let mut pool = self.pool.lock();
             let mut idle_of: BTreeMap<JobId, usize> = BTreeMap::new();
             for (process, worker) in &mut pool.workers {

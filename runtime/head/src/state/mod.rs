@@ -423,6 +423,10 @@ impl State {
     fn node_lost(&mut self, id: NodeId, why: &str) {
         let Some(node) = self.nodes.remove(id) else { return };
         self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
+        // Their transfers from it end now, and not when a connection is found to be broken.
+        for other in self.nodes.ids() {
+            self.order(other, NodeMessage::NodeDied(id));
+        }
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         let of_actors: Vec<(LeaseId, ActorId)> = node
             .leases

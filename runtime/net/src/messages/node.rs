@@ -97,6 +97,9 @@ pub enum NodeMessage {
         /// Nothing, or the constructor's error.
         outcome: Result<(), Error>,
     },
+
+    /// From the head: this other node is gone, and every copy in its store.
+    NodeDied(NodeId),
 }
 
 /// A lease as the head hands it to a node.

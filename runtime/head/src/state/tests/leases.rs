@@ -145,6 +145,10 @@ fn a_dead_node_is_told_to_everybody_and_its_leases_are_granted_elsewhere() {
         bench.told_to(process, |event| matches!(event, HeadEvent::NodeDied { .. }).then_some(())).len()
     };
     assert_eq!((heard(&mut bench, DRIVER), heard(&mut bench, OTHER)), (1, 1));
+    let told = |(node, message): &(NodeId, NodeMessage)| {
+        *node == NodeId(2) && matches!(message, NodeMessage::NodeDied(NodeId(1)))
+    };
+    assert!(bench.ordered.iter().any(told));
     assert_eq!(bench.starts().len(), 1);
 }
 
