@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod hosts;
+
 use std::future::IntoFuture;
 
 use wingbeat::Session;
