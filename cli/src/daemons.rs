@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use wingbeat_core::ClusterId;
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
+use wingbeat_net::handshake::MAKE_A_TOKEN;
 use wingbeat_worker::node::{self, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
@@ -83,8 +84,8 @@ pub(crate) fn token_for(ip: Option<IpAddr>, file: Option<&std::path::Path>) -> R
     }
     if ip.is_some_and(|ip| !ip.is_loopback()) {
         bail!(
-            "beyond loopback a token must be given on purpose: anybody who has it can run code as you. Make one with\n    \
-             (umask 077; head -c 32 /dev/urandom | base64 > token)\nand give it to every machine with --token-file token"
+            "beyond loopback a token must be given on purpose: anybody who has it can run code as you; {MAKE_A_TOKEN}, on \
+             every machine"
         );
     }
     Ok(token::own()?)

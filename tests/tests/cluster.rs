@@ -247,11 +247,11 @@ fn a_wrong_token_is_refused_and_a_dead_address_says_so() {
     let joining = |address: &str, token: &str| {
         wingbeat::block_on(wingbeat::init_at(address).token(token).global(false).into_future()).unwrap_err()
     };
-    let error = joining(cluster.address(), "guess");
+    let error = joining(cluster.address(), "a guess that is wrong");
     assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("token"), "{error}");
-    let error = joining("127.0.0.1:1", "guess");
+    let error = joining("127.0.0.1:1", "a guess that is wrong");
     assert!(matches!(error, Error::Unreachable { .. }) && error.to_string().contains("127.0.0.1:1"), "{error}");
-    let error = joining("nonsense", "guess");
+    let error = joining("nonsense", "a guess that is wrong");
     assert!(matches!(error, Error::Unreachable { .. }) && error.to_string().contains("host:port"), "{error}");
 }
 

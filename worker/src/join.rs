@@ -27,6 +27,9 @@ use crate::token;
 /// Names the head to join, as `host:port`.
 pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
 
+/// Where a token was given, for messages.
+const TOKEN_OPTION: &str = "init().token(..)";
+
 /// How a driver joins.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
@@ -88,6 +91,10 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
         return Err(Error::InvalidArgument {
             what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
         });
+    }
+    // Also where a private cluster does not need it: the same program may join another one day.
+    if let Some(token) = &options.token {
+        Token::checked(token, TOKEN_OPTION)?;
     }
     let address =
         options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
@@ -164,7 +171,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
 
 async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result<Session, Error> {
     let token = match &options.token {
-        Some(token) => Token::new(token.clone()),
+        Some(token) => Token::checked(token, TOKEN_OPTION)?,
         None => match token::given(None)? {
             Some(token) => token,
             None => token::own()?,

@@ -36,10 +36,42 @@ const HELLO_LIMIT: usize = 64 << 10;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
+/// The fewest bytes of a token that a person chose. Listeners answer anybody who asks, as often as they ask: less than
+/// this can be guessed. The command in the README makes 44.
+pub const SHORTEST_TOKEN: usize = 16;
+
+/// How to make a token, for messages.
+pub const MAKE_A_TOKEN: &str = "make one with\n    (umask 077; head -c 32 /dev/urandom | base64 > token)\nand \
+                                name the file with --token-file token or WINGBEAT_TOKEN_FILE=token";
+
 impl Token {
-    /// A token that a person chose.
+    /// A token as it is. One from outside goes through [`Token::checked`].
     pub fn new(text: impl Into<String>) -> Token {
         Token(text.into())
+    }
+
+    /// A token that was given from outside: without the blanks around it, and refused if it could be guessed. `from` is
+    /// where it was given, for the message.
+    ///
+    /// ```
+    /// use wingbeat_net::Token;
+    /// assert!(Token::checked(" ", "WINGBEAT_TOKEN").is_err());
+    /// assert_eq!(Token::checked("0123456789abcdef\n", "WINGBEAT_TOKEN").unwrap().reveal(), "0123456789abcdef");
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is empty, blank, or shorter than [`SHORTEST_TOKEN`].
+    pub fn checked(text: &str, from: &str) -> Result<Token, Error> {
+        let text = text.trim();
+        let wrong = match text.len() {
+            0 => "is empty".to_owned(),
+            length if length < SHORTEST_TOKEN => {
+                format!("has {length} bytes, and {SHORTEST_TOKEN} are needed")
+            }
+            _ => return Ok(Token(text.to_owned())),
+        };
+        let what = format!("the token from {from} {wrong}: whoever guesses it can run code as you; {MAKE_A_TOKEN}");
+        Err(Error::InvalidArgument { what })
     }
 
     /// A new one that nobody can guess.
