@@ -57,6 +57,7 @@ impl Head {
             executable,
             working_dir: String::new(),
             env: BTreeMap::new(),
+            local_env: BTreeMap::new(),
             namespace: String::new(),
             priority: 0,
         })));

@@ -33,7 +33,8 @@ pub(crate) struct HeadArgs {
     #[arg(long)]
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
-    /// that is started with the file of another goes on with its cluster.
+    /// that is started with the file of another goes on with its cluster. Only you can read the file; the programs of
+    /// detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
 }
@@ -161,7 +162,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
                 eprintln!("wingbeat worker: {why}");
                 Ok(())
             }
-            Err(why) => Err(anyhow::anyhow!("{why}; start this worker again when the head is back")),
+            Err(why) => Err(anyhow::anyhow!("{why}")),
         },
     };
     node.shut_down();

@@ -26,6 +26,8 @@ pub struct TestCluster {
     head: Option<Daemon>,
     nodes: Vec<Option<Daemon>>,
     keeps_journal: bool,
+    /// Where the journal is, if not in the cluster's own folder.
+    journal: Option<PathBuf>,
     /// Further environment of the next node.
     env: Vec<(String, String)>,
 }
@@ -149,6 +151,23 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::with_journal`], with the journal in this file.
+    pub fn with_journal_at(journal: &Path, nodes: usize, cpus: u32) -> Result<TestCluster> {
+        let mut cluster = Self::head_only(binary()?, false)?;
+        cluster.kill_head()?;
+        (cluster.keeps_journal, cluster.journal) = (true, Some(journal.to_owned()));
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
+    /// The file in which the head keeps what must survive it.
+    pub fn journal(&self) -> PathBuf {
+        self.journal.clone().unwrap_or_else(|| self.dir.path().join("journal"))
+    }
+
     fn head_only(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
         let dir = tempfile::tempdir()?;
         let token = dir.path().join("token");
@@ -163,6 +182,7 @@ impl TestCluster {
             head: None,
             nodes: Vec::new(),
             keeps_journal: false,
+            journal: None,
             env: Vec::new(),
         };
         cluster.keeps_journal = keeps_journal;
@@ -175,7 +195,7 @@ impl TestCluster {
         let mut command = self.command()?;
         command.args(["head", "--port", "0"]);
         if self.keeps_journal {
-            command.arg("--journal").arg(self.dir.path().join("journal"));
+            command.arg("--journal").arg(self.journal());
         }
         let head = Daemon::start(&mut command)?;
         let line = head.log.wait_for("listening at")?;
@@ -293,6 +313,21 @@ impl TestCluster {
         }
         Ok(())
     }
+}
+
+/// Whether a test may do what only root can: make network namespaces, mount, be another user. Where it cannot, the test
+/// fails, so that nobody takes it for a pass; with `WINGBEAT_SKIP_HOSTS=1` it says that it is skipped.
+pub fn is_root() -> Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1));
+    if user == Some("0") {
+        return Ok(true);
+    }
+    if std::env::var_os("WINGBEAT_SKIP_HOSTS").is_some_and(|value| value == "1") {
+        eprintln!("skipped: it needs root, and WINGBEAT_SKIP_HOSTS=1");
+        return Ok(false);
+    }
+    bail!("this test needs root; run the tests as root, or leave such out with WINGBEAT_SKIP_HOSTS=1")
 }
 
 /// Whether a process of this id is there (and is no zombie).

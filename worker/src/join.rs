@@ -18,9 +18,9 @@ use wingbeat_process::Prepared;
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::{Config, Io, Session};
 
+use crate::environment;
 use crate::gpus::Gpus;
 use crate::home;
-use crate::start::{BELONGS, VARIABLE};
 use crate::terminal::Terminal;
 use crate::token;
 
@@ -51,7 +51,8 @@ pub struct InitOptions {
     pub priority: i32,
     /// What to call the job.
     pub name: Option<String>,
-    /// Further environment of worker processes.
+    /// Variables of worker processes, on every machine. Of the driver's own, other machines get those of
+    /// [`crate::environment`] alone.
     pub env: BTreeMap<String, String>,
     /// Working directory of worker processes; the driver's if nothing is said.
     pub working_dir: Option<PathBuf>,
@@ -222,7 +223,8 @@ impl Joined {
         let config =
             Config { id: ProcessId::random(), token: self.token.clone(), role: Role::Driver(job), listen: self.listen };
         let prepared = Prepared::bind(config).await?;
-        let spec = job_spec(job, prepared.address().clone(), executable, options);
+        let crosses_network = self.head.machine != prepared.address().machine;
+        let spec = job_spec(job, prepared.address().clone(), executable, options, crosses_network);
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
         if options.log_to_driver {
@@ -248,13 +250,16 @@ impl Joined {
     }
 }
 
-fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOptions) -> JobSpec {
-    let mut env: BTreeMap<String, String> = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    // What tells a process about this cluster or makes it a child is not for user code's children.
-    for private in [VARIABLE, BELONGS, token::TOKEN_VARIABLE] {
-        env.remove(private);
+fn job_spec(
+    id: JobId,
+    driver: Address,
+    executable: Executable,
+    options: &InitOptions,
+    crosses_network: bool,
+) -> JobSpec {
+    let (mut env, mut local_env) = environment::split(std::env::vars_os());
+    if crosses_network {
+        local_env.clear();
     }
     env.extend(options.env.clone());
     let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
@@ -269,6 +274,7 @@ fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOp
         executable,
         working_dir: working_dir.to_string_lossy().into_owned(),
         env,
+        local_env,
         namespace: options.namespace.clone().unwrap_or_else(|| id.to_string()),
         priority: options.priority,
     }

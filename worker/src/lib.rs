@@ -1,6 +1,7 @@
 //! The node daemon, and the executor inside a worker process.
 //!
 //! - [`entry`]: how the program's own executable becomes a worker process or a guard, before `main`.
+//! - [`environment`]: which variables of a driver go where.
 //! - [`node`]: the daemon of a machine.
 //! - `guard`: the small process that starts worker processes and outlives none of them.
 //! - [`gpus`]: the GPUs of this machine.
@@ -9,6 +10,7 @@
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 
 pub mod entry;
+pub mod environment;
 mod executor;
 pub mod gpus;
 mod guard;

@@ -348,16 +348,34 @@ pub struct JobSpec {
     pub executable: Executable,
     /// The working directory of worker processes, where it exists on their node.
     pub working_dir: String,
-    /// The environment of worker processes.
+    /// Variables of worker processes that may be sent anywhere and written down: those that were named for them, and a
+    /// short list of others.
     pub env: BTreeMap<String, String>,
+    /// All other variables of the driver. They may be secrets: they stay on the driver's machine, and in memory.
+    pub local_env: BTreeMap<String, String>,
     /// The namespace of the actors that it names.
     pub namespace: String,
     /// Whose waiting tasks are served first: those of the job with the larger number.
     pub priority: i32,
 }
 
+impl JobSpec {
+    /// As it may leave the driver's machine, or be written to a disk.
+    #[must_use]
+    pub fn without_local(&self) -> JobSpec {
+        JobSpec { local_env: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// The whole environment of a worker process, as far as it is known here.
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let mut all = self.local_env.clone();
+        all.extend(self.env.clone());
+        all
+    }
+}
+
 /// A program, known by its content.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Executable {
     /// BLAKE3 of the content, in hex.
     pub hash: String,

@@ -12,9 +12,10 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
+use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
-use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::link::Link;
@@ -28,12 +29,16 @@ use wingbeat_net::services::{
     ProcessResponse,
 };
 
+use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
 const SHORT: Duration = Duration::from_millis(25);
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the last facts may take to be written when the head ends.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a process may take to say what one of its tasks waits for.
 const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
@@ -42,16 +47,19 @@ const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where what must survive the head is written. Implemented by the journal.
 pub(crate) trait Durable: Send + Sync {
-    /// Queues facts, and answers with their number. Called in the order in which they became true.
-    fn write(&self, facts: Vec<Fact>) -> u64;
-    /// Waits until these facts, and all before them, are safe.
-    fn is_written(&self, number: u64) -> BoxFuture<'_, Result<(), Error>>;
+    /// Queues facts that are true now. They are written as soon as that can be done. Called in the order in which they
+    /// became true.
+    fn write(&self, facts: Vec<Fact>);
+    /// Writes facts that are to become true, and waits until they, and all before them, are safe. After an error they are
+    /// not written, and must not become true.
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>>;
 }
 
 /// Everything that the head's tasks share.
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
     journal: Option<Box<dyn Durable>>,
+    programs: Programs,
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
@@ -71,6 +79,8 @@ struct Inside {
     nodes: BTreeMap<NodeId, Link<NodeMessage>>,
     node_clients: BTreeMap<NodeId, NodeClient>,
     process_clients: BTreeMap<ProcessId, ProcessClient>,
+    /// As of which [`State::programs_version`] the programs that nobody needs were let go.
+    programs_seen: u64,
 }
 
 impl Inside {
@@ -93,10 +103,11 @@ impl Inside {
 }
 
 impl Shell {
-    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>) -> Arc<Shell> {
+    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>, programs: Programs) -> Arc<Shell> {
         if journal.is_some() {
             state.keep_facts();
         }
+        programs.keep_only(&state.programs());
         Arc::new(Shell {
             inside: Mutex::new(Inside {
                 state,
@@ -104,8 +115,10 @@ impl Shell {
                 nodes: BTreeMap::new(),
                 node_clients: BTreeMap::new(),
                 process_clients: BTreeMap::new(),
+                programs_seen: 0,
             }),
             journal,
+            programs,
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
@@ -128,24 +141,80 @@ impl Shell {
         }
     }
 
-    /// Changes the state, and does what follows from it. Also answers with the number of what must be written down.
-    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> (R, Option<u64>) {
+    /// Changes the state, and does what follows from it.
+    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
         let mut inside = self.inside.lock();
         let (answer, actions) = change(&mut inside.state, self.now());
-        let facts = inside.state.take_facts();
-        let number = self.journal.as_ref().filter(|_| !facts.is_empty()).map(|journal| journal.write(facts));
+        self.write(inside.state.take_facts());
         inside.perform(actions);
-        (answer, number)
+        let version = inside.state.programs_version();
+        if version != inside.programs_seen {
+            inside.programs_seen = version;
+            // Under the lock: a creation that is under way has either been counted, or still holds its program.
+            self.programs.keep_only(&inside.state.programs());
+        }
+        answer
     }
 
-    /// As [`Shell::change`]; whoever asked is told only when what must survive is safe.
-    async fn change_durably<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> Result<R, Error> {
-        let (answer, number) = self.change(change);
-        self.note_time();
-        if let (Some(journal), Some(number)) = (&self.journal, number) {
-            journal.is_written(number).await?;
+    /// Lets go of the programs that no detached actor needs.
+    fn let_programs_go(&self) {
+        let inside = self.inside.lock();
+        self.programs.keep_only(&inside.state.programs());
+    }
+
+    /// Keeps the program of a job for as long as what is returned lives, and longer if a detached actor of it does by
+    /// then. Whoever asks runs that program, and gives it if it is not here yet. None where nobody else could ever run
+    /// it: in a driver's own cluster.
+    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping<'_>>, Error> {
+        let (program, client) = {
+            let inside = self.inside.lock();
+            (inside.state.program_of(job), inside.process_clients.get(&from).cloned())
+        };
+        match program.filter(Programs::can_keep) {
+            Some(program) => self.programs.keep(&program, client).await.map(Some),
+            None => Ok(None),
         }
-        Ok(answer)
+    }
+
+    fn write(&self, facts: Vec<Fact>) {
+        if let Some(journal) = self.journal.as_ref().filter(|_| !facts.is_empty()) {
+            journal.write(facts);
+        }
+    }
+
+    /// As [`Shell::change`], for a change that somebody asked for and that must survive: `fact` is what it is to make
+    /// true. It is written first, so that a disk without room changes nothing. If the change then answers something
+    /// else, `undone` is written over it.
+    async fn change_durably<R>(
+        &self,
+        fact: impl FnOnce(&State) -> Option<Fact>,
+        undone: impl FnOnce(&Result<R, Error>) -> Option<Fact>,
+        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>),
+    ) -> Result<R, Error> {
+        let fact = self.journal.as_ref().and_then(|_| fact(&self.inside.lock().state));
+        let is_written = fact.is_some();
+        if let (Some(journal), Some(fact)) = (&self.journal, fact) {
+            journal.intend(vec![fact]).await?;
+        }
+        let answer = self.change(|state, now| {
+            let changed = change(state, now);
+            if is_written && let Some(undone) = undone(&changed.0) {
+                // Under the lock, and so before whatever becomes true later.
+                self.write(vec![undone]);
+            }
+            changed
+        });
+        self.note_time();
+        answer
+    }
+
+    /// Waits until all that is true was written, as far as that can be done.
+    pub(crate) async fn settle_journal(&self) {
+        if let Some(journal) = &self.journal
+            && let Ok(Err(error)) = tokio::time::timeout(SETTLE_LIMIT, journal.intend(Vec::new())).await
+        {
+            tracing::error!(%error, "the journal misses what happened last");
+        }
     }
 
     /// Ticks while something depends on time; an idle head does not wake up.
@@ -162,7 +231,7 @@ impl Shell {
                     // Something may happen that makes the tick come sooner.
                     Some(time) => match tokio::time::timeout(time, self.ticks.notified()).await {
                         Ok(()) => {}
-                        Err(_) => drop(self.change(|state, now| ((), state.step(now, Event::Tick)))),
+                        Err(_) => self.change(|state, now| ((), state.step(now, Event::Tick))),
                     },
                 }
             }
@@ -413,20 +482,45 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.driver_of(job.id).is_some() {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        self.shell.change_durably(|state, now| ((), state.step(now, Event::JobJoined(Box::new(job))))).await?;
+        let fact = Fact::Job(Box::new(job.without_local()));
+        let joined = |state: &mut State, now| (Ok(()), state.step(now, Event::JobJoined(Box::new(job))));
+        self.shell.change_durably(|_| Some(fact), |_| None, joined).await?;
         Ok(self.shell.inside.lock().state.view())
     }
 
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
-        self.shell.change_durably(|state, now| state.create_actor(now, spec, or_get)).await?
+        // Whoever detaches it may end at once; its program stays as long as the actor.
+        let mut kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
+        let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
+        // An actor that is there is not written again: it may be in a later life.
+        let fact = |state: &State| {
+            let is_new = is_kept && state.is_new_actor(&named);
+            is_new.then(|| Fact::Actor(Box::new(named), Incarnation(0)))
+        };
+        let undone = |answer: &Result<ActorInfo, Error>| {
+            let is_made = answer.as_ref().is_ok_and(|info| info.id == id);
+            (!is_made).then_some(Fact::ActorGone(id))
+        };
+        let created = self.shell.change_durably(fact, undone, |state, now| state.create_actor(now, spec, or_get)).await;
+        if kept.take().is_some() && created.is_err() {
+            self.shell.let_programs_go();
+        }
+        created
     }
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
-        self.shell.change_durably(|state, now| state.create_group(now, spec)).await?
+        let (id, asked) = (spec.id, spec.clone());
+        let fact = |state: &State| {
+            let places = vec![None; asked.bundles.len()];
+            state.is_new_group(&asked).then(|| Fact::Group(Box::new(asked), places))
+        };
+        let undone = |answer: &Result<PlacementGroupSpec, Error>| answer.is_err().then_some(Fact::GroupGone(id));
+        self.shell.change_durably(fact, undone, |state, now| state.create_group(now, spec)).await
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| ((), state.remove_placement_group(now, group))).await
+        let removed = |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
+        self.shell.change_durably(|_| Some(Fact::GroupGone(group)), |_| None, removed).await
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
@@ -434,7 +528,12 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| ((), state.quota(now, &namespace, limit))).await
+        let fact = match &limit {
+            Some(limit) => Fact::Quota(namespace.clone(), limit.clone()),
+            None => Fact::QuotaGone(namespace.clone()),
+        };
+        let set = |state: &mut State, now| (Ok(()), state.quota(now, &namespace, limit));
+        self.shell.change_durably(|_| Some(fact), |_| None, set).await
     }
 
     async fn drain_node(
@@ -445,7 +544,8 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| state.drain(now, node, within_ms, why, stops)).await?
+        // Which nodes are drained is not remembered; where that moves bundles to, is.
+        self.shell.change_durably(|_| None, |_| None, |state, now| state.drain(now, node, within_ms, why, stops)).await
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
@@ -461,6 +561,10 @@ impl wingbeat_net::services::Head for Service {
         let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
         // A node that is gone or too slow has nothing more to show in time.
         let _ = futures::future::join_all(settling).await;
+    }
+
+    async fn read_program(self, _: Context, hash: String, offset: u64) -> Result<Option<Payload>, Error> {
+        self.shell.programs.read(&hash, offset)
     }
 
     async fn state(self, _: Context) -> ClusterState {

@@ -34,6 +34,9 @@ pub trait Head {
     async fn explain(subject: Subject) -> Result<Explanation, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
+    /// A piece of a program that the head keeps for detached actors, from `offset`; empty at its end, and none if it is
+    /// not kept.
+    async fn read_program(hash: String, offset: u64) -> Result<Option<Payload>, Error>;
     /// A picture of the cluster.
     async fn state() -> ClusterState;
     /// Ends every job and node, and then the head itself.

@@ -82,6 +82,7 @@ impl Daemon {
         }
         if !detached {
             pool.jobs.remove(&job);
+            self.executables.keep_only(|hash| pool.jobs.values().any(|job| job.spec.executable.hash == hash));
         }
     }
 

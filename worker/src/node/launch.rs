@@ -166,8 +166,8 @@ impl Daemon {
             stdout: stdout_end,
             stderr: stderr_end,
         };
-        let mut env = job.env.clone();
-        env.extend(self.gpus.environment(gpus, &job.env));
+        let mut env = job.environment();
+        env.extend(self.gpus.environment(gpus, &env));
         let launch = Launch {
             process,
             title: format!("wingbeat-worker: {}", job.name),

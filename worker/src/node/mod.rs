@@ -3,7 +3,7 @@
 //! - `pool`: its worker processes; `launch`: how leases get them, started by the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `transfer`: object bytes between nodes.
-//! - `executables`: programs of drivers on other machines.
+//! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `release`: when devices can be given on.
 //!
@@ -117,6 +117,8 @@ pub(crate) struct Daemon {
     token: Token,
     head_address: Address,
     head: Link<HeadMessage>,
+    /// For questions to the head, once it has been joined.
+    head_client: std::sync::OnceLock<HeadClient>,
     runtime: tokio::runtime::Handle,
     pub(crate) store: NodeStore,
     guard: Guard,
@@ -165,6 +167,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         token: config.token.clone(),
         head_address: config.head.clone(),
         head: Link::new(),
+        head_client: std::sync::OnceLock::new(),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
@@ -250,9 +253,10 @@ impl Daemon {
         tokio::spawn(mux::serve(server, service.serve()));
         let answer = client.join_node(mux::within(Duration::from_secs(30)), info, self.running()).await;
         mux::answered(answer, "the head")??;
+        let _ = self.head_client.set(client);
         tokio::spawn(async move {
             self.head.run(&connection, |messages| HeadRequest::Deliver { messages }).await;
-            self.end("the head is gone");
+            self.end("the head is gone; start this worker again when it is back");
         });
         Ok(())
     }

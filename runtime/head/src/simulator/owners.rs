@@ -38,6 +38,7 @@ impl World {
             executable,
             working_dir: String::new(),
             env: BTreeMap::new(),
+            local_env: BTreeMap::new(),
             namespace,
             priority,
         };

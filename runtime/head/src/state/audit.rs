@@ -197,7 +197,7 @@ impl State {
 
     /// What would have to be written down to remember this state, in order.
     pub fn durable(&self) -> Vec<Fact> {
-        let job = |job: &Job| Fact::Job(Box::new((*job.spec).clone()));
+        let job = |job: &Job| Fact::Job(Box::new(job.spec.without_local()));
         let mut facts: Vec<Fact> = self.jobs.values().map(job).collect();
         facts.extend(self.quotas.iter().map(|(name, quota)| Fact::Quota(name.to_owned(), quota.limit.clone())));
         facts.extend(self.groups.iter().map(|group| self.fact_of(group)));

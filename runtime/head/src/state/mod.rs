@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, JobSpec, PlacementGroupSpec, ScopedName, Shape};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, Executable, JobSpec, PlacementGroupSpec, ScopedName, Shape};
 use wingbeat_core::{
     ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet,
 };
@@ -133,6 +133,10 @@ struct Job {
     is_over: bool,
     /// Leases, living actors and placement groups.
     holds: u32,
+    /// Living detached actors, which need its program also when it is over.
+    detached: u32,
+    /// Nodes that were told of its end, and may have kept it for a detached actor.
+    ended_on: BTreeSet<NodeId>,
 }
 
 /// The state of the cluster.
@@ -157,6 +161,8 @@ pub struct State {
     leases: Leases,
     actors: Actors,
     waits: Waits,
+    /// Counts changes of which jobs have detached actors.
+    programs_version: u64,
     /// Nodes that are being drained.
     draining: BTreeSet<NodeId>,
     /// Until when those that were there before the head was started again may come back.
@@ -188,6 +194,7 @@ impl State {
             leases: Leases::new(first_lease),
             actors: Actors::default(),
             waits: Waits::default(),
+            programs_version: 0,
             draining: BTreeSet::new(),
             recovering: None,
             keeps_facts: false,
@@ -290,6 +297,11 @@ impl State {
         (answer, self.act())
     }
 
+    /// Whether this would be a new group.
+    pub fn is_new_group(&self, spec: &PlacementGroupSpec) -> bool {
+        self.groups.get(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_group(name).is_err())
+    }
+
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
     pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
         self.now = now;
@@ -359,6 +371,11 @@ impl State {
         self.idle_ticks = 0;
         let answer = self.new_actor(spec, or_get);
         (answer, self.act())
+    }
+
+    /// Whether this would be a new actor.
+    pub fn is_new_actor(&self, spec: &ActorSpec) -> bool {
+        self.actors.spec(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
     }
 
     /// The cluster, for somebody who joins.
@@ -467,7 +484,7 @@ impl State {
     fn job_joined(&mut self, spec: JobSpec) {
         let count = 4;
         let (id, driver, machine) = (spec.id, spec.driver.process, spec.driver.machine);
-        self.record(Fact::Job(Box::new(spec.clone())));
+        self.record(Fact::Job(Box::new(spec.without_local())));
         self.insert_job(spec);
         for (node, cpus) in self.nodes.on_machine(machine) {
             if cpus > 0 {
@@ -480,8 +497,37 @@ impl State {
 
     fn insert_job(&mut self, spec: JobSpec) {
         self.drivers.insert(spec.driver.process, spec.id);
-        let holds = self.jobs.get(&spec.id).map_or(0, |job| job.holds);
-        self.jobs.insert(spec.id, Job { spec: Arc::new(spec), is_over: false, holds });
+        let (holds, detached) = self.jobs.get(&spec.id).map_or((0, 0), |job| (job.holds, job.detached));
+        let spec = Arc::new(spec);
+        self.jobs.insert(spec.id, Job { spec, is_over: false, holds, detached, ended_on: BTreeSet::new() });
+    }
+
+    /// A detached actor of a job began or ended.
+    fn job_detached(&mut self, id: JobId, change: i32) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let before = job.detached;
+        job.detached = before.saturating_add_signed(change);
+        if (before == 0) != (job.detached == 0) {
+            self.programs_version += 1;
+        }
+    }
+
+    /// Changes whenever [`State::programs`] may have.
+    pub fn programs_version(&self) -> u64 {
+        self.programs_version
+    }
+
+    /// The hashes of the programs that detached actors need to live again.
+    pub fn programs(&self) -> BTreeSet<String> {
+        let recovering = self.recovering.iter().flat_map(|recovering| recovering.detached());
+        let recovering = recovering.filter_map(|job| self.jobs.get(&job));
+        let living = self.jobs.values().filter(|job| job.detached > 0);
+        living.chain(recovering).map(|job| job.spec.executable.hash.clone()).collect()
+    }
+
+    /// The program of a job.
+    pub fn program_of(&self, job: JobId) -> Option<Executable> {
+        self.jobs.get(&job).map(|job| job.spec.executable.clone())
     }
 
     fn is_job_running(&self, job: JobId) -> bool {
@@ -510,6 +556,16 @@ impl State {
         {
             self.drivers.remove(&job.spec.driver.process);
             self.record(Fact::JobGone(id));
+            // Those that kept it for a detached actor, or heard of it only then.
+            for node in self.nodes.ids() {
+                let knows = self.nodes.get(node).is_some_and(|node| node.jobs.contains(&id));
+                if knows {
+                    self.nodes.change(node, |node| node.jobs.remove(&id));
+                }
+                if knows || job.ended_on.contains(&node) {
+                    self.order(node, NodeMessage::EndJob { job: id });
+                }
+            }
         }
     }
 
@@ -517,6 +573,8 @@ impl State {
     fn tell_of_job(&mut self, node: NodeId, job: JobId) {
         let is_new = self.nodes.get(node).is_some_and(|node| !node.jobs.contains(&job));
         if is_new && let Some(spec) = self.jobs.get(&job).map(|job| job.spec.clone()) {
+            let is_local = self.nodes.get(node).is_some_and(|node| node.info.address.machine == spec.driver.machine);
+            let spec = if is_local { spec } else { Arc::new(spec.without_local()) };
             self.nodes.change(node, |node| node.jobs.insert(job));
             self.order(node, NodeMessage::BeginJob(spec));
         }
@@ -531,6 +589,9 @@ impl State {
         self.waits.forget_process(process);
         self.actors.unwatch(process);
         self.groups.unwatch(process);
+        if let Some(recovering) = &mut self.recovering {
+            recovering.unwatch(process);
+        }
         for asker in self.leases.asked_by(process) {
             let Some(demand) = self.leases.demands.get_mut(&asker) else { continue };
             demand.wanted = 0;
@@ -548,15 +609,18 @@ impl State {
         }
         self.actors_of_job_end(id);
         self.groups_of_job_end(id);
+        let mut ended_on = BTreeSet::new();
         for node in self.nodes.ids() {
             let knows = self.nodes.get(node).is_some_and(|node| node.jobs.contains(&id));
             if knows {
                 self.nodes.change(node, |node| node.jobs.remove(&id));
                 self.order(node, NodeMessage::EndJob { job: id });
+                ended_on.insert(node);
             }
         }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.is_over = true;
+            job.ended_on = ended_on;
         }
         self.forget_job_if_over(id);
     }

@@ -10,11 +10,12 @@ use wingbeat_net::messages::{
     DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Subject, Wait, WorkerDeath,
 };
 
-use super::{Action, Event, Millis, State};
+use super::{Action, Event, Fact, Millis, State};
 
 mod actors;
 mod groups;
 mod leases;
+mod recovery;
 mod scheduling;
 mod why;
 
@@ -69,6 +70,7 @@ fn job_of(driver: ProcessId) -> JobSpec {
         executable: Executable { hash: String::new(), size: 0, pid: 1, machine: MachineId(1), path: String::new() },
         working_dir: String::new(),
         env: BTreeMap::new(),
+        local_env: BTreeMap::new(),
         namespace: "test".into(),
         priority: 0,
     }

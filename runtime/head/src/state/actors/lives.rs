@@ -83,6 +83,9 @@ impl State {
         }
         self.actors.by_job.entry(job).or_default().insert(id);
         self.job_holds(job, 1);
+        if spec.detached {
+            self.job_detached(job, 1);
+        }
         let actor = Actor {
             spec: Arc::new(spec),
             shape: None,
@@ -396,6 +399,9 @@ impl State {
         if spec.detached || spec.name.is_some() {
             self.record(Fact::ActorGone(id));
         }
+        if spec.detached {
+            self.job_detached(spec.job, -1);
+        }
         self.job_holds(spec.job, -1);
     }
 
@@ -416,6 +422,10 @@ impl State {
                 }
                 actor.shown()
             }
+            // It is placed when its node had time to come back.
+            None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => {
+                ActorState::Starting
+            }
             None => ActorState::Dead {
                 cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }),
             },
@@ -424,6 +434,9 @@ impl State {
     }
 
     pub(in crate::state) fn kill_actor(&mut self, id: ActorId, may_restart: bool) {
+        if !may_restart {
+            self.end_absent_actor(id, Error::ActorEnded { by: "kill".into() });
+        }
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         let lease = actor.lease();
         let cause = Error::ActorEnded { by: "kill".into() };
@@ -438,6 +451,7 @@ impl State {
     }
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
+        self.end_absent_actor(id, Error::ActorEnded { by: by.clone() });
         let Some(actor) = self.actors.actors.get_mut(&id) else {
             if self.actors.never.insert(id, by).is_none() {
                 self.actors.never_order.push_back(id);
