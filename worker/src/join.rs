@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
+use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Address, Executable, JobSpec};
 use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
@@ -92,6 +93,11 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
         return Err(Error::InvalidArgument {
             what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
         });
+    }
+    for (option, name) in [("name", &options.name), ("namespace", &options.namespace)] {
+        let checked = name.as_deref().map_or(Ok(()), names::check);
+        let what = "init()".to_owned();
+        checked.map_err(|why| Error::InvalidOption { what, option: option.into(), why })?;
     }
     // Also where a private cluster does not need it: the same program may join another one day.
     if let Some(token) = &options.token {
@@ -265,7 +271,7 @@ fn job_spec(
     let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
     let name = options.name.clone().unwrap_or_else(|| {
         let path = std::path::Path::new(&executable.path);
-        path.file_name().map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned())
+        path.file_name().map_or_else(|| "job".into(), |name| names::made_of(&name.to_string_lossy()).into_owned())
     });
     JobSpec {
         id,
@@ -327,8 +333,12 @@ pub fn machine_resources(
     let memory = machine_memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {
-        let invalid =
-            |why: String| Error::InvalidOption { what: "the node".into(), option: format!("resource {name}"), why };
+        let invalid = |why: String| Error::InvalidOption {
+            what: "the node".into(),
+            option: format!("resource {}", names::shortened(name)),
+            why,
+        };
+        names::check(name).map_err(invalid)?;
         if [CPU, GPU, MEMORY].contains(&name.as_str()) {
             return Err(invalid("this resource has an option of its own".into()));
         }

@@ -271,6 +271,14 @@ pub enum Error {
         /// What is wrong and what would be right.
         what: String,
     },
+    /// A process may have no more descriptors (open files and connections).
+    #[error("{what}: {why}; some may be free again soon, and `ulimit -n` says how many there may be")]
+    OutOfDescriptors {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        why: String,
+    },
     /// The machine did not do what it should.
     #[error("{what}: {why}")]
     Io {
@@ -320,11 +328,37 @@ impl Error {
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {
-        matches!(self, Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ObjectLost { .. })
+        matches!(
+            self,
+            Error::WorkerCrashed { .. }
+                | Error::NodeDied { .. }
+                | Error::ObjectLost { .. }
+                | Error::OutOfDescriptors { .. }
+        )
     }
 
     /// What happened, for an IO error.
     pub fn io(what: impl Into<String>, why: &std::io::Error) -> Error {
-        Error::Io { what: what.into(), why: why.to_string() }
+        let (what, text) = (what.into(), why.to_string());
+        match why.raw_os_error() {
+            Some(EMFILE | ENFILE) => Error::OutOfDescriptors { what, why: text },
+            _ => Error::Io { what, why: text },
+        }
+    }
+}
+
+/// This process, and the whole system, have no descriptors left; the numbers are the same on every Linux.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_out_of_descriptors_may_pass() {
+        let error = Error::io("opening", &std::io::Error::from_raw_os_error(EMFILE));
+        assert!(error.is_system_failure() && error.to_string().contains("ulimit"), "{error}");
+        assert!(!Error::io("opening", &std::io::Error::from_raw_os_error(2)).is_system_failure());
     }
 }

@@ -6,6 +6,7 @@ pub mod codec;
 pub mod error;
 pub mod ids;
 pub mod labels;
+pub mod names;
 pub mod resources;
 pub mod spec;
 pub mod value;

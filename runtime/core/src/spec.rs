@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::ids::*;
 use crate::labels::Selector;
+use crate::names;
 use crate::resources::{GPU, ResourceSet};
 use crate::value::{ObjectValue, Packed, Stored};
 
@@ -82,7 +83,8 @@ impl Shape {
         if self.gpu_memory > 0 && !self.resources.get(GPU).is_zero() {
             return Err("ask for GPUs or for memory of one, not for both".into());
         }
-        Ok(())
+        names::check_resources(&self.resources)?;
+        names::check_selectors(&self.labels)
     }
 }
 

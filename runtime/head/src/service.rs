@@ -14,6 +14,7 @@ use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
+use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
@@ -428,7 +429,9 @@ impl Service {
             return None;
         }
         Some(match message {
-            HeadMessage::Demand { shape, wanted, name } => Event::Demand(process, shape, wanted, name),
+            HeadMessage::Demand { shape, wanted, name } => {
+                Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
+            }
             HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
             HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
@@ -455,6 +458,16 @@ impl Service {
     }
 }
 
+/// Refuses what is no name, whoever sent it: it would be shown to others.
+fn named<'a>(what: &str, given: impl IntoIterator<Item = &'a String>) -> Result<(), Error> {
+    let invalid = |why| Error::InvalidArgument { what: format!("the name of {what}: {why}") };
+    given.into_iter().try_for_each(|name| names::check(name).map_err(invalid))
+}
+
+fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
+    named(what, name.into_iter().flat_map(|name| [&name.namespace, &name.name]))
+}
+
 impl wingbeat_net::services::Head for Service {
     async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
         for message in messages {
@@ -468,6 +481,9 @@ impl wingbeat_net::services::Head for Service {
         if self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
+        named("a node's host", [&node.hostname])?;
+        named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
+        names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
         if self.shell.inside.lock().state.has_node(node.id) {
             return Err(self.refused(format!("{} has joined already", node.id)));
         }
@@ -479,6 +495,7 @@ impl wingbeat_net::services::Head for Service {
         if self.role != Role::Driver(job.id) {
             return Err(self.refused("only the job's own driver can start it".into()));
         }
+        named("a job or its namespace", [&job.name, &job.namespace])?;
         if self.shell.inside.lock().state.driver_of(job.id).is_some() {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
@@ -489,6 +506,8 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
+        scoped("an actor", spec.name.as_ref())?;
+        named("a concurrency group", spec.groups.keys())?;
         // Whoever detaches it may end at once; its program stays as long as the actor.
         let mut kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
         let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
@@ -509,6 +528,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
+        scoped("a placement group", spec.name.as_ref())?;
         let (id, asked) = (spec.id, spec.clone());
         let fact = |state: &State| {
             let places = vec![None; asked.bundles.len()];
@@ -524,10 +544,16 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
+        scoped("a placement group", Some(&name))?;
         self.shell.inside.lock().state.find_group(&name)
     }
 
     async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
+        named("a namespace", [&namespace])?;
+        if let Some(limit) = &limit {
+            let invalid = |why: String| Error::InvalidArgument { what: format!("of a quota, {why}") };
+            names::check_resources(limit).map_err(invalid)?;
+        }
         let fact = match &limit {
             Some(limit) => Fact::Quota(namespace.clone(), limit.clone()),
             None => Fact::QuotaGone(namespace.clone()),
@@ -553,6 +579,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
+        scoped("an actor", Some(&name))?;
         self.shell.inside.lock().state.find_actor(&name)
     }
 

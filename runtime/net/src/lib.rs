@@ -3,6 +3,7 @@
 //! - [`address`]: which machine this is, and listening and dialling by unix socket or TCP.
 //! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
 //! - [`mux`]: two tarpc channels over one connection, one each way.
+//! - [`descriptors`]: how many this process may have.
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
@@ -11,6 +12,7 @@
 //! [`mux::SILENCE_LIMIT`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
 
 pub mod address;
+pub mod descriptors;
 pub mod handshake;
 pub mod link;
 pub mod messages;

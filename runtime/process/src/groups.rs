@@ -16,6 +16,7 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
 use crate::object::Handle;
+use crate::options::check_name;
 use crate::process::Process;
 use crate::session::Session;
 
@@ -98,6 +99,7 @@ impl Session {
     pub async fn create_placement_group(&self, options: GroupOptions) -> Result<PlacementGroupSpec, Error> {
         let process = self.process().clone();
         let name = options.name.map(|name| ScopedName { namespace: process.namespace.clone(), name });
+        check_name("a placement group", "name", name.as_ref().map(|name| name.name.as_str()))?;
         if options.detached && name.is_none() {
             return Err(Error::InvalidOption {
                 what: "a placement group".into(),
@@ -139,6 +141,9 @@ impl Session {
     /// [`Error::PlacementGroupNotFound`].
     pub async fn find_placement_group(&self, name: &str, namespace: Option<&str>) -> Result<PlacementGroupSpec, Error> {
         let namespace = namespace.unwrap_or(self.namespace()).to_owned();
+        for name in [name, &namespace] {
+            check_name("finding a placement group", "name", Some(name))?;
+        }
         let name = ScopedName { namespace, name: name.to_owned() };
         self.ask_head(move |head| async move { head.find_placement_group(mux::within(HEAD_LIMIT), name).await }).await?
     }

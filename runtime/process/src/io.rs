@@ -20,6 +20,7 @@ impl Io {
     /// # Errors
     /// When the system has no thread or descriptor left.
     pub fn start() -> Result<Io, Error> {
+        wingbeat_net::descriptors::raise_limit();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

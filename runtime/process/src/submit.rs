@@ -147,7 +147,7 @@ impl Session {
             Ok(()) => self,
             Err(error) => return failed(method.outputs, error),
         };
-        let args = match args {
+        let args = match options.check_name(method.path).and(args) {
             Ok(args) => args,
             Err(error) => return failed(method.outputs, error),
         };
@@ -357,7 +357,12 @@ impl Session {
         let name =
             ScopedName { namespace: namespace.unwrap_or(&self.process().namespace).to_owned(), name: name.to_owned() };
         let session = self.clone();
+        let checked = [&name.namespace, &name.name].into_iter().try_for_each(|name| {
+            let checked = wingbeat_core::names::check(name);
+            checked.map_err(|why| Error::InvalidArgument { what: format!("finding an actor by its name: {why}") })
+        });
         async move {
+            checked?;
             let finding = session.clone();
             let find = async move {
                 let head = finding.process().head_client().await?;

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, JobSpec};
@@ -17,6 +17,10 @@ use super::{Daemon, output};
 use crate::guard::{Launch, LaunchFds};
 use crate::page::Page;
 use crate::start::{self, WorkerStartInfo};
+
+/// How long a launch waits for descriptors before it fails, and how often it looks.
+const DESCRIPTORS_LIMIT: Duration = Duration::from_secs(10);
+const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Daemon {
     /// A lease to serve: an idle worker process takes it, or one that is starting, or a new one.
@@ -121,8 +125,16 @@ impl Daemon {
         pool.workers.insert(process, worker);
         let (daemon, job) = (self.clone(), job.clone());
         self.runtime.spawn(async move {
-            if let Err(error) = daemon.clone().launch_process(process, &job, &gpus, &page).await {
-                daemon.forget_unstarted(process, &error);
+            let begun = Instant::now();
+            loop {
+                match daemon.clone().launch_process(process, &job, &gpus, &page).await {
+                    Ok(()) => return,
+                    // Connections and files come and go.
+                    Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < DESCRIPTORS_LIMIT => {
+                        tokio::time::sleep(DESCRIPTORS_PAUSE).await;
+                    }
+                    Err(error) => return daemon.forget_unstarted(process, &error),
+                }
             }
         });
     }

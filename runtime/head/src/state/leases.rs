@@ -103,7 +103,7 @@ impl Demand {
 impl State {
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
         if let Err(why) = shape.check() {
-            let error = Error::InvalidArgument { what: format!("{name} asks for {}: {why}", shape.resources) };
+            let error = Error::InvalidArgument { what: format!("{name} asks for what cannot be: {why}") };
             return self.tell(process, HeadEvent::Refused { shape, error });
         }
         let known = self.shapes.id_of(&shape).map(|id| (process, id));

@@ -37,7 +37,7 @@ impl State {
             return Ok(info(&known.spec));
         }
         spec.placement.check().map_err(|why| Error::InvalidArgument {
-            what: format!("actor {} asks for {}: {why}", spec.class_name, spec.placement.resources),
+            what: format!("actor {} asks for what cannot be: {why}", spec.class_name),
         })?;
         if !self.is_job_running(spec.job) {
             let why = format!("actor {} is of {}, which is over", spec.class_name, spec.job);
