@@ -1,7 +1,7 @@
-//! Several machines: network namespaces joined by a bridge, where root and `ip` are there. Nothing is shared between
+//! Several machines: network namespaces joined by a bridge, which only root can make. Nothing is shared between
 //! them but TCP: no unix sockets, no shared memory, and the worker machines get the driver's executable by its hash.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::future::IntoFuture;
 use std::io::{BufRead, BufReader};
@@ -60,7 +60,12 @@ struct Hosts {
 }
 
 impl Hosts {
+    /// None where the test is to be skipped because this machine cannot do it.
     fn new(count: usize) -> Option<Hosts> {
+        wingbeat_tests::is_root().unwrap().then(|| Self::made(count).expect("`ip` makes network namespaces"))
+    }
+
+    fn made(count: usize) -> Option<Hosts> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         // Tests of one program run beside each other. Names of interfaces have 15 letters.
         let id = std::process::id() % 100_000 * 10 + MADE.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +158,6 @@ fn work_and_objects_cross_machines_that_share_nothing() {
         return inside();
     }
     let Some(hosts) = Hosts::new(3) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
         return;
     };
     let (address, _daemons) = hosts.cluster();
@@ -162,6 +166,34 @@ fn work_and_objects_cross_machines_that_share_nothing() {
     driver.args(["--exact", "work_and_objects_cross_machines_that_share_nothing", "--nocapture"]);
     let output =
         driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_ADDRESS", &address).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+#[wingbeat::remote]
+fn variable(name: String) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+#[test]
+fn secrets_of_the_environment_stay_on_the_drivers_machine() {
+    if std::env::var_os(INSIDE).is_some() {
+        let session = wingbeat::block_on(wingbeat::init().env("NAMED", "for all").into_future()).unwrap();
+        let seen = |name: &str| variable::remote(name.to_owned()).get_blocking().unwrap();
+        assert_eq!(seen("AWS_SECRET_ACCESS_KEY"), None);
+        assert_eq!(seen("NAMED").as_deref(), Some("for all"));
+        assert_eq!(seen("RUST_BACKTRACE").as_deref(), Some("full"));
+        return wingbeat::block_on(session.shutdown());
+    }
+    let Some(hosts) = Hosts::new(2) else {
+        return;
+    };
+    let (address, _daemons) = hosts.cluster();
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", "secrets_of_the_environment_stay_on_the_drivers_machine", "--nocapture"]);
+    driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_ADDRESS", &address);
+    driver.env("AWS_SECRET_ACCESS_KEY", "S3cr3tKeyValue").env("RUST_BACKTRACE", "full");
+    let output = driver.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }
@@ -241,7 +273,6 @@ fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
 #[test]
 fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
     let Some(hosts) = Hosts::new(3) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
         return;
     };
     let (address, _daemons) = hosts.cluster();
@@ -271,7 +302,6 @@ fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
 #[test]
 fn code_is_shipped_to_machines_that_lack_it() {
     let Some(hosts) = Hosts::new(2) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
         return;
     };
     let (address, _daemons) = hosts.cluster();
