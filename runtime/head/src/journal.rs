@@ -391,9 +391,6 @@ impl Writer {
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    if !self.owed.is_empty() {
-                        tracing::error!(facts = self.owed.len(), "the head ends, and its journal misses facts");
-                    }
                     return self.close();
                 }
             }
@@ -443,14 +440,16 @@ impl Writer {
         }
     }
 
-    /// Folds everything into the file, as far as there is room.
+    /// Writes what is owed and folds everything into the file, as far as there is room.
     fn close(mut self) {
-        let closed = self.write(&Changes::new(), Use::Ends).and_then(|()| {
+        let owed = std::mem::take(&mut self.owed);
+        let closed = self.write(&owed, Use::Ends).and_then(|()| {
             self.file.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
             self.file.close().map_err(|(_, error)| error)
         });
         if let Err(error) = closed {
-            tracing::warn!(%error, "the head's journal was not closed in order; the files beside it belong to it");
+            let missing = owed.len();
+            tracing::error!(%error, missing, "the head's journal was not closed in order; the files beside it belong to it");
         }
     }
 

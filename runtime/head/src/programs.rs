@@ -6,7 +6,6 @@
 //! it when the driver does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
@@ -76,8 +75,9 @@ impl Programs {
     ///
     /// # Errors
     /// The folder cannot be read, or is not this user's alone: what lies in it is run.
+    #[cfg(any(feature = "journal", test))]
     pub(crate) fn beside(journal: &Path) -> Result<Programs, Error> {
-        let mut name = journal.file_name().map_or_else(OsString::new, OsString::from);
+        let mut name = journal.file_name().map_or_else(std::ffi::OsString::new, std::ffi::OsString::from);
         name.push(".programs");
         let folder = journal.with_file_name(name);
         let mut kept = BTreeMap::new();
