@@ -6,6 +6,7 @@
 //! thread-local session says to whom they belong. Outside of both, refs refuse to be written or read.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use serde::de::{DeserializeOwned, Error as _};
@@ -96,10 +97,11 @@ pub(crate) fn describe(session: &Session, held: &[Handle]) -> Option<Box<Refs>> 
         return None;
     }
     let mut refs = Refs::default();
+    let mut owners = BTreeSet::new();
     for handle in held {
         let id = handle.id();
         refs.ids.push(id);
-        if !refs.owners.iter().any(|owner| owner.process == id.owner())
+        if owners.insert(id.owner())
             && let Some(address) = session.process().address_of(id.owner())
         {
             refs.owners.push(address);
@@ -268,5 +270,6 @@ pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     }
     let session = decoding_session().map_err(D::Error::custom)?;
     let handle = session.process().borrow(&session, wire.handle);
+    session.process().know_actor(handle.id(), wire.id);
     Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached))
 }

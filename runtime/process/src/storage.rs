@@ -198,11 +198,14 @@ impl Process {
     /// A node has a copy of one of our objects now.
     pub(crate) fn copied(self: &Arc<Self>, id: ObjectId, at: StoreNode) {
         match self.objects.get(id) {
-            Some(object) => object.update_stored(|stored| {
-                if !stored.nodes.iter().any(|known| known.node == at.node) {
-                    stored.nodes.push(at);
-                }
-            }),
+            Some(object) => {
+                self.objects.stored(id, std::slice::from_ref(&at));
+                object.update_stored(|stored| {
+                    if !stored.nodes.iter().any(|known| known.node == at.node) {
+                        stored.nodes.push(at);
+                    }
+                });
+            }
             // Freed meanwhile.
             None => self.send_to_node(&at.address, NodeMessage::Delete(vec![id])),
         }

@@ -83,6 +83,7 @@ impl Process {
         let session = Session::of(self);
         let handle = self.objects.insert(&session, task.output(index), None);
         let contained = self.hold_refs(&session, value.refs());
+        let refs = value.refs().map(|refs| refs.ids.clone());
         self.resolve_object(handle.object(), value, contained);
         let mut handle = Some(handle);
         let wanted = self.streams.change(task, |state| {
@@ -95,6 +96,9 @@ impl Process {
         });
         if !wanted {
             self.send_to(from, PeerMessage::Cancel { task, force: false });
+        }
+        if let Some(refs) = refs {
+            self.confirm(from, &refs, PeerMessage::ItemReceived(task.output(index)));
         }
     }
 }

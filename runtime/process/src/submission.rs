@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed};
-use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
 
 use crate::arguments::Outbound;
@@ -105,13 +105,14 @@ impl Submission {
         let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
         // Those of which more than the spec is needed.
         let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
-        let mut received = Vec::new();
+        // Results whose sender holds refs, and those refs.
+        let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(process, |core, now, todo| {
             for result in results {
-                if has_refs(&result.outcome) {
-                    received.push(result.id);
+                if let Some(refs) = refs_of(&result.outcome) {
+                    received.push((result.id, refs));
                 }
                 if let Some((actor, call)) = core.calls.finished(from, result.id) {
                     core.calls.settle(actor, &mut todo.calls);
@@ -149,13 +150,9 @@ impl Submission {
             }
         }
         drop(finished);
-        if !received.is_empty() {
-            let process = process.clone();
+        for (task, refs) in received {
             // The sender holds the refs until they are registered with their owners.
-            process.io.clone().spawn(async move {
-                process.peers.borrows_registered().await;
-                process.send_to(from, PeerMessage::Received(received));
-            });
+            process.confirm(from, &refs, PeerMessage::Received(vec![task]));
         }
     }
 
@@ -227,11 +224,16 @@ fn argument_lost(task: &Task, outcome: &Outcome) -> bool {
     known && !task.cancelled
 }
 
-fn has_refs(outcome: &Outcome) -> bool {
+/// The refs in a result, if its sender waits to hear that they arrived.
+fn refs_of(outcome: &Outcome) -> Option<Vec<ObjectId>> {
+    let of = |value: &ObjectValue| value.refs().map(|refs| refs.ids.clone());
     match outcome {
-        Outcome::One(value) => value.refs().is_some(),
-        Outcome::Many(values) => values.iter().any(|value| value.refs().is_some()),
-        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+        Outcome::One(value) => of(value),
+        Outcome::Many(values) => values.iter().filter_map(of).reduce(|mut all, more| {
+            all.extend(more);
+            all
+        }),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => None,
     }
 }
 
@@ -488,7 +490,19 @@ pub(crate) fn resolve_one(session: &Session, arg: &Outbound) -> Option<Result<Ar
     };
     Some(match handle.object().value()? {
         ObjectValue::Inline(packed) => Ok(Arg::Value(packed)),
-        ObjectValue::Stored(stored) => Ok(Arg::Stored(handle.id(), stored)),
+        ObjectValue::Stored(mut stored) => {
+            let owner = handle.id().owner();
+            // The reader tells the owner of its copy, or that it found none, and may never have heard of it.
+            if owner != session.process().id
+                && let Some(address) = session.process().address_of(owner)
+            {
+                let refs = stored.refs.get_or_insert_default();
+                if !refs.owners.iter().any(|known| known.process == owner) {
+                    refs.owners.push(address);
+                }
+            }
+            Ok(Arg::Stored(handle.id(), stored))
+        }
         ObjectValue::Failed(error) => Err(*error),
     })
 }

@@ -342,7 +342,9 @@ impl Session {
         let handle = if info.detached {
             self.process().objects.insert(self, self.process().next_task().output(0), None)
         } else {
-            self.process().borrow(self, info.handle)
+            let handle = self.process().borrow(self, info.handle);
+            self.process().know_actor(info.handle, info.id);
+            handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached))
     }

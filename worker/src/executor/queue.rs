@@ -12,7 +12,7 @@ use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Outcome, TaskResult, TaskSpec};
-use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::WorkerCommand;
 use wingbeat_process::context::Execution;
 use wingbeat_process::{Executor, Handle, Session, Work};
@@ -77,6 +77,8 @@ pub(crate) struct Queue {
     arrived: Condvar,
     /// Handles of refs in results, until the owner has registered them.
     returned: DashMap<TaskId, Vec<Handle>>,
+    /// The same for items of streams.
+    sent_items: DashMap<ObjectId, Vec<Handle>>,
     /// Credit of streams that run here.
     pub streams: DashMap<TaskId, Arc<Credit>>,
     busy: AtomicUsize,
@@ -110,6 +112,7 @@ impl Queue {
             state: Mutex::default(),
             arrived: Condvar::new(),
             returned: DashMap::new(),
+            sent_items: DashMap::new(),
             streams: DashMap::new(),
             busy: AtomicUsize::new(0),
         }
@@ -186,7 +189,14 @@ impl Queue {
             self.returned.insert(spec.id, held);
         }
         let result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
-        self.session.process().send_result(spec.id.owner, result);
+        self.session.process().send_result(&spec.args, result);
+    }
+
+    /// Refs in an item of a stream live until the consumer has registered them.
+    pub(crate) fn hold_item(&self, item: ObjectId, held: Vec<Handle>) {
+        if !held.is_empty() {
+            self.sent_items.insert(item, held);
+        }
     }
 
     fn refuse(&self, spec: &TaskSpec, error: Error) {
@@ -296,6 +306,10 @@ impl Executor for Queue {
                     credit.more.notify_waiters();
                 }
             }
+            Work::ItemReceived(item) => {
+                let held = self.sent_items.remove(&item);
+                drop(held);
+            }
             Work::Received(tasks) => {
                 for task in tasks {
                     let held = self.returned.remove(&task);
@@ -321,6 +335,12 @@ impl Executor for Queue {
             self.returned.iter().map(|entry| *entry.key()).filter(|task| task.owner == peer).collect();
         for task in gone {
             let held = self.returned.remove(&task);
+            drop(held);
+        }
+        let items: Vec<ObjectId> =
+            self.sent_items.iter().map(|entry| *entry.key()).filter(|item| item.owner() == peer).collect();
+        for item in items {
+            let held = self.sent_items.remove(&item);
             drop(held);
         }
     }

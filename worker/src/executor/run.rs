@@ -100,7 +100,7 @@ pub(crate) async fn to_result(
             let mut items = items;
             let next = || catch_unwind(AssertUnwindSafe(|| execution.run(|| items.next())));
             let items = std::iter::from_fn(next_or_panic(next, execution.name.to_string()));
-            stream(queue, &execution, spec, futures::stream::iter(items)).await
+            (stream(queue, &execution, spec, futures::stream::iter(items)).await, Vec::new())
         }
         Ok(Running::Stream(items)) => {
             let scoped = futures::stream::unfold(Some(items), |items| {
@@ -113,7 +113,7 @@ pub(crate) async fn to_result(
                     }
                 }
             });
-            stream(queue, &execution, spec, Box::pin(scoped)).await
+            (stream(queue, &execution, spec, Box::pin(scoped)).await, Vec::new())
         }
         Err(error) => (Outcome::Failed(Box::new(error)), Vec::new()),
     };
@@ -186,38 +186,37 @@ fn named(error: Error, name: &str) -> Error {
     }
 }
 
-async fn stream<S>(queue: &Queue, execution: &Arc<Execution>, spec: &TaskSpec, mut items: S) -> (Outcome, Vec<Handle>)
+async fn stream<S>(queue: &Queue, execution: &Arc<Execution>, spec: &TaskSpec, mut items: S) -> Outcome
 where
     S: futures::Stream<Item = Item> + Unpin,
 {
     let Outputs::Stream { ahead } = spec.outputs else {
         let what = format!("{} gives a stream, and its caller expects none", execution.name);
-        return (Outcome::Failed(Box::new(Error::InvalidArgument { what })), Vec::new());
+        return Outcome::Failed(Box::new(Error::InvalidArgument { what }));
     };
     let _credit = Registered::new(queue, spec.id);
-    let mut held = Vec::new();
     let mut index = 0;
     loop {
         let credit = _credit.0.clone();
         if let Err(error) = guarded(execution, credit.for_item(index, ahead)).await {
-            return (Outcome::Failed(Box::new(error)), held);
+            return Outcome::Failed(Box::new(error));
         }
         let item = match items.next().await {
-            None => return (Outcome::StreamEnded(index), held),
+            None => return Outcome::StreamEnded(index),
             Some(Ok(item)) => queue.session.pack_output(spec.id.output(index), &*item, &execution.name),
             Some(Err(error)) => Err(named(error, &execution.name)),
         };
         match item {
             Ok((value, refs)) => {
-                held.extend(refs);
+                queue.hold_item(spec.id.output(index), refs);
                 queue.session.process().send_item(spec.id, index, value);
             }
-            Err(error) => return (Outcome::Failed(Box::new(error)), held),
+            Err(error) => return Outcome::Failed(Box::new(error)),
         }
         index += 1;
         if execution.is_cancelled() {
             let error = Error::Cancelled { task: execution.name.to_string() };
-            return (Outcome::Failed(Box::new(error)), held);
+            return Outcome::Failed(Box::new(error));
         }
     }
 }

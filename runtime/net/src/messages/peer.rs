@@ -76,10 +76,10 @@ pub enum PeerMessage {
     Subscribe(Vec<ObjectId>),
     /// Owner to borrower.
     Resolved(Vec<(ObjectId, ObjectValue)>),
-    /// Receiver to owner: this process holds refs to these objects.
-    Borrow(Vec<ObjectId>),
-    /// Borrower to owner: it no longer does.
-    Release(Vec<ObjectId>),
+    /// Receiver to owner: this process holds refs to these objects, as of these registrations.
+    Borrow(Vec<(ObjectId, Registration)>),
+    /// Borrower to owner: it no longer does, unless it has registered again since.
+    Release(Vec<(ObjectId, Registration)>),
     /// Reader to owner: this node has a copy now.
     Copied {
         /// The object.
@@ -98,7 +98,13 @@ pub enum PeerMessage {
     },
     /// Owner to worker process: the results of these tasks arrived, and the refs in them are registered.
     Received(Vec<TaskId>),
+    /// Consumer to worker process: this item of a stream arrived, and the refs in it are registered.
+    ItemReceived(ObjectId),
 }
+
+/// The number of a registration of a borrowed object. Later ones of a process are larger; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Registration(pub u64);
 
 /// A value's place in the shared memory of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
