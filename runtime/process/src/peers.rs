@@ -250,7 +250,7 @@ impl Process {
             self.peers.borrowed_from(owner);
         } else {
             // Either ours and freed already, or its owner is gone or unknown: say so instead of waiting.
-            let error = Error::OwnerDied { object: id, owner };
+            let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: id, owner });
             self.resolve_object(
                 handle.object(),
                 wingbeat_core::value::ObjectValue::Failed(Box::new(error)),
