@@ -117,6 +117,7 @@ impl Head {
             holds: ResourceSet::new(),
             max_restarts: 0,
             max_concurrency: 1,
+            max_pending_calls: None,
             groups: BTreeMap::new(),
             name: None,
             detached: false,

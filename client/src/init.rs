@@ -51,7 +51,8 @@ pub fn init_blocking() -> Result<Session> {
     block_on(init().into_future())
 }
 
-/// Leaves the cluster; a private one ends. What is pending fails.
+/// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read; every other ref,
+/// stream and call, also a pending one, fails with [`Error::SessionEnded`](crate::Error::SessionEnded).
 pub async fn shutdown() {
     if let Ok(session) = Session::current() {
         session.shutdown().await;

@@ -66,7 +66,8 @@ impl<Signature> TaskOptions<Signature> {
     }
 
     /// How long the task may take from this call to its result; then it is cancelled, and the result is
-    /// [`Error::TimedOut`].
+    /// [`Error::TimedOut`]. A task that is not asynchronous must look at [`is_cancelled`](crate::is_cancelled) itself: it
+    /// keeps its worker process and its CPUs for as long as it runs.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.options.timeout = Some(limit);
         self

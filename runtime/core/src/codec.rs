@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::fmt;
 
 use bincode::enc::write::Writer;
-use bincode::error::EncodeError;
+use bincode::error::{DecodeError, EncodeError};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -278,8 +278,7 @@ pub fn encode_value<T: Serialize + 'static>(value: &T) -> Result<Encoded<'_>, Co
         }
     }
     let mut out = Vec::with_capacity(std::mem::size_of::<T>().min(256));
-    bincode::serde::encode_into_std_write(value, &mut out, value_config())
-        .map_err(|error| CodecError(error.to_string()))?;
+    bincode::serde::encode_into_std_write(value, &mut out, value_config()).map_err(|error| not_encoded(&error))?;
     Ok(Encoded::Bytes(out))
 }
 
@@ -304,11 +303,43 @@ pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, Co
         plain_elements!(try_plain);
     }
     let (value, used) =
-        bincode::serde::decode_from_slice(bytes, value_config()).map_err(|error| CodecError(error.to_string()))?;
+        bincode::serde::decode_from_slice(bytes, value_config()).map_err(|error| not_decoded(&error))?;
     if used != bytes.len() {
         return Err(CodecError(format!("{} bytes are left over after the value", bytes.len() - used)));
     }
     Ok(value)
+}
+
+/// Why a value was not encoded, in words: bincode shows its errors as Rust prints their fields.
+fn not_encoded(error: &EncodeError) -> CodecError {
+    use bincode::serde::EncodeError as Serde;
+    CodecError(match error {
+        EncodeError::OtherString(why) => why.clone(),
+        EncodeError::Other(why) => (*why).to_owned(),
+        EncodeError::Serde(Serde::SequenceMustHaveLength) => {
+            "it has a sequence or a map that does not say how long it is, as `#[serde(flatten)]` makes".to_owned()
+        }
+        other => other.to_string(),
+    })
+}
+
+/// Why bytes were not decoded, in words.
+fn not_decoded(error: &DecodeError) -> CodecError {
+    use bincode::serde::DecodeError as Serde;
+    CodecError(match error {
+        DecodeError::OtherString(why) => why.clone(),
+        DecodeError::Other(why) => (*why).to_owned(),
+        DecodeError::Serde(Serde::AnyNotSupported | Serde::IdentifierNotSupported | Serde::IgnoredAnyNotSupported) => {
+            "its type asks the encoding what comes next, as serde_json::Value and untagged enums do".to_owned()
+        }
+        DecodeError::Serde(Serde::CannotBorrowOwnedData) => "its type borrows from what it is read from".to_owned(),
+        DecodeError::UnexpectedEnd { .. } => "it is cut short".to_owned(),
+        DecodeError::LimitExceeded => "it claims to be larger than any value can be".to_owned(),
+        DecodeError::UnexpectedVariant { type_name, found, .. } => format!("{type_name} has no variant {found}"),
+        DecodeError::Utf8 { .. } | DecodeError::InvalidCharEncoding(_) => "it has text that is not UTF-8".to_owned(),
+        DecodeError::InvalidBooleanValue(byte) => format!("a bool is neither 0 nor 1, but {byte}"),
+        other => other.to_string(),
+    })
 }
 
 /// Decodes a vector of plain elements, in one copy.

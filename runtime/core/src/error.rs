@@ -74,10 +74,23 @@ pub enum Error {
         /// Why.
         cause: Box<Error>,
     },
+    /// The actor has a limit on pending calls, and this process has made as many as that already.
+    #[error(
+        "actor {class} ({actor}) takes at most {limit} pending calls of a process; wait for results before you make more, \
+         or raise max_pending_calls"
+    )]
+    TooManyPendingCalls {
+        /// Which actor.
+        actor: ActorId,
+        /// Its class.
+        class: String,
+        /// Its `max_pending_calls`.
+        limit: u32,
+    },
     /// The actor was ended on purpose.
     #[error("it was ended by {by}")]
     ActorEnded {
-        /// What ended it: `kill`, `terminate`, or that its last handle was dropped.
+        /// What ended it: `kill`, `terminate`, the end of its creator, or that its last handle was dropped.
         by: String,
     },
     /// The process that owned the object is gone, and the object with it.

@@ -282,6 +282,8 @@ pub struct ActorSpec {
     pub max_restarts: u32,
     /// Calls that run at a time in the default group.
     pub max_concurrency: u32,
+    /// Calls of one process that may be pending; more fail. Without limit if there is none.
+    pub max_pending_calls: Option<u32>,
     /// Named concurrency groups.
     pub groups: BTreeMap<String, u32>,
     /// A name to find it by.
@@ -309,6 +311,8 @@ pub struct ActorInfo {
     pub owner: Address,
     /// A detached actor's handles are not counted.
     pub detached: bool,
+    /// As in [`ActorSpec::max_pending_calls`].
+    pub max_pending_calls: Option<u32>,
 }
 
 /// The state of an actor, as the head tells it.

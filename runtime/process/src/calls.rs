@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorState, Address, TaskSpec};
+use wingbeat_core::spec::{ActorState, Address, Arg, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 
 use crate::name::Name;
@@ -15,6 +15,11 @@ use crate::object::Held;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
 const IN_FLIGHT: usize = 8_192;
+/// And bytes of their arguments, unless one call alone has more. Arguments over 100 KiB are in shared memory and do not
+/// count; of smaller ones this is more than a network has under way in a round trip.
+const IN_FLIGHT_BYTES: usize = 16 << 20;
+/// What a call takes beside its arguments, about.
+const CALL_BYTES: usize = 256;
 
 /// A call that is not done.
 pub(crate) struct Call {
@@ -24,6 +29,8 @@ pub(crate) struct Call {
     pub resolved: bool,
     /// Attempts that the actor's restarts may still cost.
     pub retries: u32,
+    /// With so many calls of this process pending, it fails.
+    pub limit: Option<u32>,
     pub cancelled: bool,
     /// Arguments and the actor's own handle, held until the call is done.
     pub held: Held,
@@ -49,6 +56,11 @@ pub(crate) enum Action {
         call: Call,
         error: Error,
     },
+    /// The call goes on, and its caller does not wait for it any more.
+    Answer {
+        spec: Arc<TaskSpec>,
+        error: Error,
+    },
 }
 
 enum Phase {
@@ -70,12 +82,33 @@ struct Target {
     gone: Option<Incarnation>,
     queue: VecDeque<Call>,
     in_flight: VecDeque<Call>,
+    /// What [`weight`] says of those.
+    in_flight_bytes: usize,
     watching: bool,
     /// It is to end when the calls before this are done; later ones fail.
     ending: bool,
 }
 
+/// About what a call takes in the memory of the actor.
+fn weight(spec: &TaskSpec) -> usize {
+    let bytes = |arg: &Arg| if let Arg::Value(packed) = arg { packed.bytes.0.len() } else { 0 };
+    CALL_BYTES + spec.args.iter().map(bytes).sum::<usize>()
+}
+
 impl Target {
+    /// How many of the queued calls can be sent now.
+    fn sendable(&self) -> usize {
+        let room = IN_FLIGHT.saturating_sub(self.in_flight.len());
+        let mut bytes = self.in_flight_bytes;
+        let fits = |call: &&Call| {
+            // Whatever its size, one call can be sent when nothing else is.
+            let first = bytes == 0;
+            bytes += weight(&call.spec);
+            call.resolved && (first || bytes <= IN_FLIGHT_BYTES)
+        };
+        self.queue.iter().take(room).take_while(fits).count()
+    }
+
     fn end_if_done(&self, actor: ActorId, out: &mut Vec<Action>) {
         if self.ending && self.queue.is_empty() && self.in_flight.is_empty() {
             out.push(Action::Terminate(actor));
@@ -125,12 +158,20 @@ impl Calls {
             gone: None,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
+            in_flight_bytes: 0,
             watching: false,
             ending: false,
         });
         if target.ending {
             let cause = Box::new(Error::ActorEnded { by: "terminate".into() });
             let error = Error::ActorDied { actor, class: class_name.to_string(), cause };
+            out.push(Action::Fail { call, error });
+            return;
+        }
+        if let Some(limit) = call.limit
+            && target.queue.len() + target.in_flight.len() >= limit as usize
+        {
+            let error = Error::TooManyPendingCalls { actor, class: class_name.to_string(), limit };
             out.push(Action::Fail { call, error });
             return;
         }
@@ -185,14 +226,17 @@ impl Calls {
                 }
             }
             Phase::Alive { address, incarnation } => {
-                let room = IN_FLIGHT.saturating_sub(target.in_flight.len());
-                let count = target.queue.iter().take(room).take_while(|call| call.resolved).count();
+                if target.in_flight.is_empty() {
+                    target.in_flight_bytes = 0;
+                }
+                let count = target.sendable();
                 if count == 0 {
                     return target.end_if_done(actor, out);
                 }
                 let mut calls = Vec::with_capacity(count);
                 for call in target.queue.drain(..count) {
                     calls.push(call.spec.clone());
+                    target.in_flight_bytes += weight(&call.spec);
                     target.in_flight.push_back(call);
                 }
                 out.push(Action::Push { worker: address.clone(), actor, incarnation: *incarnation, calls });
@@ -206,7 +250,9 @@ impl Calls {
         let actor = *self.by_worker.get(&worker)?;
         let target = self.targets.get_mut(&actor)?;
         let at = target.in_flight.iter().position(|call| call.spec.id == id)?;
-        target.in_flight.remove(at).map(|call| (actor, call))
+        let call = target.in_flight.remove(at)?;
+        target.in_flight_bytes = target.in_flight_bytes.saturating_sub(weight(&call.spec));
+        Some((actor, call))
     }
 
     /// What the head says of an actor.
@@ -235,7 +281,10 @@ impl Calls {
                         Arc::make_mut(&mut call.spec).attempt += 1;
                         target.queue.push_front(call);
                     } else {
-                        let error = Error::ActorUnavailable { actor, class: class.clone(), cause: cause.clone() };
+                        let error = match call.cancelled {
+                            true => Error::Cancelled { task: call.name.to_string() },
+                            false => Error::ActorUnavailable { actor, class: class.clone(), cause: cause.clone() },
+                        };
                         out.push(Action::Fail { call, error });
                     }
                 }
@@ -270,7 +319,8 @@ impl Calls {
         }
     }
 
-    /// The user wants the call not to run. Answers false when it is not one of ours.
+    /// The user wants the call not to run; with `force`, its caller has its answer at once. Answers false when it is not
+    /// one of ours.
     pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) -> bool {
         for (actor, target) in &mut self.targets {
             if let Some(at) = target.queue.iter().position(|call| call.spec.id == id) {
@@ -284,12 +334,22 @@ impl Calls {
             if let Some(call) = target.in_flight.iter_mut().find(|call| call.spec.id == id) {
                 call.cancelled = true;
                 if let Phase::Alive { address, .. } = &target.phase {
-                    out.push(Action::Cancel { worker: address.process, task: id, force });
+                    // Never by force, which would end the actor with the state that it has for everybody else.
+                    out.push(Action::Cancel { worker: address.process, task: id, force: false });
+                }
+                if force {
+                    let error = Error::Cancelled { task: call.name.to_string() };
+                    out.push(Action::Answer { spec: call.spec.clone(), error });
                 }
                 return true;
             }
         }
         false
+    }
+
+    /// Whether the head has said that the actor is dead.
+    pub(crate) fn is_dead(&self, actor: ActorId) -> bool {
+        self.targets.get(&actor).is_some_and(|target| matches!(target.phase, Phase::Dead(_)))
     }
 
     /// Calls that `parent` made.

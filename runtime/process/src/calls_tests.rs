@@ -56,7 +56,15 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         group: None,
         parent: None,
     };
-    Call { spec: Arc::new(spec), name: Name::Path("call"), resolved, retries, cancelled: false, held: Held::new() }
+    Call {
+        spec: Arc::new(spec),
+        name: Name::Path("call"),
+        resolved,
+        retries,
+        limit: None,
+        cancelled: false,
+        held: Held::new(),
+    }
 }
 
 /// One caller and one actor.
@@ -166,4 +174,72 @@ proptest! {
         done.sort_unstable();
         prop_assert_eq!(done, (1..=made).collect::<Vec<_>>());
     }
+}
+
+fn call_of(seq: u64, bytes: usize) -> Call {
+    let mut call = call(seq, true, 0);
+    let packed = wingbeat_core::value::Packed::plain(vec![0; bytes].into());
+    Arc::make_mut(&mut call.spec).args = vec![Arg::Value(packed)];
+    call
+}
+
+#[test]
+fn calls_in_flight_are_bounded_by_their_bytes_and_keep_their_order() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    bench.alive();
+    let of_each = IN_FLIGHT_BYTES / 4;
+    for seq in 1..=10 {
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call_of(seq, of_each), out));
+    }
+    assert_eq!(bench.running, [1, 2, 3], "with what a call takes itself, the fourth is too much");
+    // One that is larger than all that may be in flight goes alone.
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call_of(11, IN_FLIGHT_BYTES * 2), out));
+    let worker = address(0).process;
+    for seq in 1..=10 {
+        assert!(bench.calls.finished(worker, task(seq)).is_some());
+        bench.running.retain(|running| *running != seq);
+        bench.with(|_, _| {});
+        let most = if seq == 10 { 1 } else { 3 };
+        assert!(bench.running.len() <= most, "{:?}", bench.running);
+    }
+    assert_eq!(bench.running, [11]);
+    assert_eq!(bench.sent[0], (1..=11).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_call_over_the_limit_of_pending_ones_fails_and_the_others_go_on() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    bench.alive();
+    for seq in 1..=3 {
+        let call = Call { limit: Some(2), ..call(seq, true, 0) };
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call, out));
+    }
+    assert_eq!((&bench.running[..], &bench.failed[..]), (&[1, 2][..], &[3][..]));
+    assert!(bench.calls.finished(address(0).process, task(1)).is_some());
+    let call = Call { limit: Some(2), ..call(4, true, 0) };
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call, out));
+    assert_eq!(bench.sent[0], [1, 2, 4]);
+}
+
+#[test]
+fn a_call_that_is_cancelled_by_force_is_answered_and_its_process_is_only_asked_to_stop_it() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    bench.alive();
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(1, true, 5), out));
+    let mut out = Vec::new();
+    assert!(bench.calls.cancel(task(1), true, &mut out));
+    assert!(matches!(
+        &out[..],
+        [Action::Cancel { force: false, .. }, Action::Answer { error: Error::Cancelled { .. }, .. }]
+    ));
+    // It is not tried again in the next life.
+    let cause = Box::new(Error::NoSession);
+    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+    bench.life += 1;
+    bench.alive();
+    assert_eq!(bench.failed, [1]);
+    assert_eq!(bench.sent.len(), 1);
 }

@@ -561,7 +561,10 @@ impl Dispatch {
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {
-                let error = Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() };
+                let error = match task.cancelled {
+                    true => Error::Cancelled { task: task.name.to_string() },
+                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
+                };
                 if self.may_retry(&task, &error) {
                     self.again(task, true);
                 } else {

@@ -56,3 +56,4 @@ pub use session::{Entered, Session};
 pub use stream::StreamHandle;
 pub use submit::Submitted;
 pub use view::ObjectView;
+pub use wingbeat_net::messages::{ClusterState, Explanation};

@@ -218,8 +218,10 @@ impl Process {
                 }
             })
             .collect();
-        let (id, name) = (task.spec.id, task.name.clone());
-        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, parent, name) = (task.spec.id, task.spec.parent, task.name.clone());
+        when_resolved(&session, (id, parent, &name), args, move |session, args| {
+            session.process().submit_resolved(task, args)
+        });
     }
 
     fn make_again(self: &Arc<Self>, recipe: Arc<Recipe>, why: &str) {
@@ -264,8 +266,10 @@ impl Process {
             held: crate::submission::holds(&args),
             remaking: Some(remaking),
         };
-        let (id, name) = (task.spec.id, task.name.clone());
-        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, parent, name) = (task.spec.id, task.spec.parent, task.name.clone());
+        when_resolved(&session, (id, parent, &name), args, move |session, args| {
+            session.process().submit_resolved(task, args)
+        });
     }
 
     /// An object that a lost one was made from: as it is, or to be made again.

@@ -6,8 +6,8 @@
 //! against each other.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use dashmap::DashMap;
@@ -23,6 +23,9 @@ use crate::lineage::Recipe;
 use crate::session::Session;
 use crate::worklist::{self, Step};
 
+/// Names a waiter of an object, so that one who does not wait any more can be forgotten.
+pub(crate) type Place = u64;
+
 /// What to do when an object becomes ready.
 pub(crate) enum Waiter {
     /// Wake whoever polls.
@@ -31,10 +34,21 @@ pub(crate) enum Waiter {
     Dependent(Arc<dyn Fn() + Send + Sync>),
 }
 
+impl Waiter {
+    fn call(self) {
+        match self {
+            Waiter::Waker(waker) => waker.wake(),
+            Waiter::Dependent(then) => worklist::take(Step::Call(then)),
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     value: Option<ObjectValue>,
-    waiters: SmallVec<[Waiter; 1]>,
+    waiters: SmallVec<[(Place, Waiter); 1]>,
+    /// The place of the latest waiter.
+    latest: Place,
     /// Processes that hold refs.
     borrowers: Borrowers,
     /// Borrowers that asked to be told.
@@ -46,6 +60,14 @@ struct State {
     subscribed: bool,
     /// How to make the value again, if it is stored and a task of ours made it.
     recipe: Option<Arc<Recipe>>,
+}
+
+impl State {
+    fn add(&mut self, waiter: Waiter) -> Place {
+        self.latest += 1;
+        self.waiters.push((self.latest, waiter));
+        self.latest
+    }
 }
 
 /// What the loss of copies means for an object of ours.
@@ -98,27 +120,37 @@ impl Object {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Answers with the value, or has `cx` woken when it is there.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ObjectValue> {
+    /// Answers with the value, or has `cx` woken when it is there. Whoever stops waiting before that has its `place`
+    /// forgotten.
+    pub(crate) fn poll(&self, place: &mut Option<Place>, cx: &mut Context<'_>) -> Poll<ObjectValue> {
         let mut state = self.state.lock();
         if let Some(value) = &state.value {
             return Poll::Ready(value.clone());
         }
-        let known = state.waiters.iter().any(|waiter| matches!(waiter, Waiter::Waker(w) if w.will_wake(cx.waker())));
-        if !known {
-            state.waiters.push(Waiter::Waker(cx.waker().clone()));
+        let mine = state.waiters.iter_mut().find(|(known, _)| Some(*known) == *place);
+        match mine {
+            Some((_, Waiter::Waker(waker))) => waker.clone_from(cx.waker()),
+            _ => *place = Some(state.add(Waiter::Waker(cx.waker().clone()))),
         }
         Poll::Pending
     }
 
-    /// Calls `then` when the object is ready; answers false, and does not call it, if it is already.
-    pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> bool {
+    /// Calls `then` when the object is ready; answers with nothing, and does not call it, if it is already.
+    pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> Option<Place> {
         let mut state = self.state.lock();
         if state.value.is_some() {
-            return false;
+            return None;
         }
-        state.waiters.push(Waiter::Dependent(then.clone()));
-        true
+        Some(state.add(Waiter::Dependent(then.clone())))
+    }
+
+    /// Whoever had this place does not wait any more.
+    pub(crate) fn forget(&self, place: Place) {
+        let mut state = self.state.lock();
+        let at = state.waiters.iter().position(|(known, _)| *known == place);
+        let forgotten = at.map(|at| state.waiters.swap_remove(at));
+        drop(state);
+        drop(forgotten);
     }
 
     /// Sets the value unless there is one. The waiters are called after the lock is gone.
@@ -139,23 +171,24 @@ impl Object {
         let waiters = std::mem::take(&mut state.waiters);
         let subscribers = std::mem::take(&mut state.subscribers);
         drop(state);
-        for waiter in waiters {
-            match waiter {
-                Waiter::Waker(waker) => waker.wake(),
-                Waiter::Dependent(then) => worklist::take(Step::Call(then)),
-            }
-        }
+        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
         Announce { subscribers: subscribers.into_iter().collect() }
     }
 
-    /// Forgets the value, at the end of the session.
-    fn unresolve(&self) {
+    /// The session is over: a value that lies here stays readable, anything else becomes `error`. The refs inside the
+    /// value are given up, since they hold the session.
+    fn conclude(&self, error: &Error) {
         let mut state = self.state.lock();
-        state.value = None;
-        self.ready.store(false, Ordering::Release);
-        let contained = std::mem::take(&mut state.contained);
+        if !matches!(state.value, Some(ObjectValue::Inline(_) | ObjectValue::Failed(_))) {
+            state.value = Some(ObjectValue::Failed(Box::new(error.clone())));
+        }
+        self.ready.store(true, Ordering::Release);
+        let (contained, recipe) = (std::mem::take(&mut state.contained), state.recipe.take());
+        let waiters = std::mem::take(&mut state.waiters);
         drop(state);
         drop_all(contained);
+        drop(recipe);
+        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
     }
 
     /// The value, if it is in shared memory. Of those who find that the object was freed, one gets it and deletes the copies.
@@ -258,6 +291,19 @@ impl Handle {
         self.object.is_ready()
     }
 
+    /// The actor that makes the value, if it is the result of a call which this process made.
+    pub fn producer(&self) -> Option<ActorId> {
+        self.object.producer()
+    }
+
+    /// Why there will be no value, if that is known.
+    pub fn failure(&self) -> Option<Error> {
+        match self.object.value() {
+            Some(ObjectValue::Failed(error)) => Some(*error),
+            _ => None,
+        }
+    }
+
     /// A handle to nothing but an error.
     pub fn failed(error: Error) -> Handle {
         let task = wingbeat_core::TaskId { owner: ProcessId(0), seq: 0 };
@@ -333,6 +379,8 @@ pub(crate) struct ObjectTable {
     stored_at: DashMap<NodeId, HashSet<ObjectId>>,
     /// The most objects at a time since memory was given back, as far as samples tell.
     peak: AtomicUsize,
+    /// Why the session is over, once it is: an object that is entered later is this error from the start.
+    ended: OnceLock<Error>,
 }
 
 /// One of so many objects is looked at to know how many there are.
@@ -350,6 +398,7 @@ impl ObjectTable {
         if id.task.seq.is_multiple_of(SAMPLE) {
             self.peak.fetch_max(self.objects.len(), Ordering::Relaxed);
         }
+        self.fail_if_ended(&object);
         Handle { object, session: Some(session.clone()) }
     }
 
@@ -367,7 +416,30 @@ impl ObjectTable {
             Arc::new(Object::new(id, None, register()))
         });
         entry.handles.fetch_add(1, Ordering::Relaxed);
-        (Handle { object: entry.clone(), session: Some(session.clone()) }, new)
+        let object = entry.clone();
+        drop(entry);
+        if new {
+            self.fail_if_ended(&object);
+        }
+        (Handle { object, session: Some(session.clone()) }, new)
+    }
+
+    /// Checked after the object is in the table: either [`ObjectTable::end`] was before, or [`ObjectTable::pending`]
+    /// still finds the object.
+    fn fail_if_ended(&self, object: &Object) {
+        if let Some(error) = self.ended.get() {
+            object.resolve(ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+        }
+    }
+
+    /// From now on nobody can wait for a new object. The first reason stands.
+    pub(crate) fn end(&self, error: &Error) {
+        let _ = self.ended.set(error.clone());
+    }
+
+    /// Why the session is over, if it is.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.ended.get()
     }
 
     /// The object, if it is known.
@@ -491,12 +563,12 @@ impl ObjectTable {
         self.objects.len()
     }
 
-    /// Takes everything out, at the end of the session.
-    pub(crate) fn clear(&self) {
+    /// Takes everything out, at the end of the session. Whoever still has a ref can ask it.
+    pub(crate) fn clear(&self, error: &Error) {
         let all: Vec<Arc<Object>> = self.objects.iter().map(|entry| entry.value().clone()).collect();
         self.objects.clear();
         for object in all {
-            object.unresolve();
+            object.conclude(error);
         }
     }
 }

@@ -72,6 +72,8 @@ pub struct ActorOptions {
     pub max_restarts: Option<u32>,
     /// Calls that run at a time in the default group.
     pub max_concurrency: Option<u32>,
+    /// Calls of one process that may be pending; more fail.
+    pub max_pending_calls: Option<u32>,
     /// Concurrency groups, beside those that the class declares.
     pub groups: BTreeMap<String, u32>,
 }
@@ -164,6 +166,13 @@ impl ActorOptions {
                 what: what.to_owned(),
                 option: "max_concurrency".into(),
                 why: "at least one call must be able to run".into(),
+            });
+        }
+        if self.max_pending_calls == Some(0) {
+            return Err(Error::InvalidOption {
+                what: what.to_owned(),
+                option: "max_pending_calls".into(),
+                why: "at least one call must be able to wait".into(),
             });
         }
         Ok((placement, holds))

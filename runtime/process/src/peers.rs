@@ -273,7 +273,7 @@ impl Process {
             if let Some(object) = self.objects.get(id)
                 && !object.is_ready()
             {
-                let error = Error::OwnerDied { object: id, owner };
+                let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: id, owner });
                 self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
             }
         }
@@ -320,7 +320,7 @@ impl Process {
         let (handle, new) = self.objects.handle(session, id, Registration::default);
         if new {
             // Freed already: say so instead of waiting.
-            let error = Error::OwnerDied { object: id, owner };
+            let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: id, owner });
             self.resolve_object(handle.object(), ObjectValue::Failed(Box::new(error)), Vec::new());
         }
         (handle, false)

@@ -487,17 +487,29 @@ impl Process {
         let _ = over.wait_for(|over| *over).await;
     }
 
-    pub(crate) fn over_error(&self) -> Error {
-        Error::SessionEnded { why: "it was shut down".into() }
+    /// Why nothing is taken any more, once the session is over.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.objects.ended()
     }
 
-    /// Fails everything that is pending; nothing new is taken. The process can still be shut down.
+    pub(crate) fn over_error(&self) -> Error {
+        self.ended().cloned().unwrap_or_else(|| Error::SessionEnded { why: "it was shut down".into() })
+    }
+
+    /// Fails everything that is pending; nothing new is taken. The process can still be shut down. Only the first
+    /// reason counts.
     pub fn end(self: &Arc<Self>, error: &Error) {
-        self.submission.end(self, error);
-        self.streams.end(error);
+        // First, so that what another thread is submitting right now fails too: whatever it enters from here on fails at
+        // once, and what it has entered before is found below.
+        self.objects.end(error);
+        let error = self.over_error();
+        self.submission.end(self, &error);
+        self.streams.end(&error);
         for object in self.objects.pending() {
             self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
         }
+        let watched = self.groups.end();
+        drop(watched);
         let _ = self.over.send(true);
     }
 
@@ -507,7 +519,8 @@ impl Process {
             return;
         }
         self.end(&Error::SessionEnded { why: why.into() });
-        self.objects.clear();
+        self.submission.close();
+        self.objects.clear(&self.over_error());
         if let Some(head) = self.head.get() {
             head.close();
         }

@@ -70,9 +70,18 @@ pub(crate) fn capture<R>(
     session: &Session,
     encode: impl FnOnce() -> Result<R, CodecError>,
 ) -> Result<(R, Vec<Handle>), PackError> {
-    let outer = ENCODING.replace(Some(Encoding { session: session.clone(), found: Vec::new(), foreign: None }));
+    /// Also when a type's own code panics, the next value of this thread must not be taken for a part of this one.
+    struct Restore(Option<Encoding>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ENCODING.set(self.0.take());
+        }
+    }
+    let encoding = Encoding { session: session.clone(), found: Vec::new(), foreign: None };
+    let restore = Restore(ENCODING.replace(Some(encoding)));
     let encoded = encode();
-    let met = ENCODING.replace(outer);
+    let met = ENCODING.take();
+    drop(restore);
     let (found, foreign) = met.map(|met| (met.found, met.foreign)).unwrap_or_default();
     match (encoded, foreign) {
         (_, Some(foreign)) => Err(PackError::Other(foreign)),
@@ -169,10 +178,14 @@ impl<'de> Deserialize<'de> for KeptRef {
 
 /// Decodes a value that arrived.
 pub(crate) fn decode<T: DeserializeOwned + 'static>(session: &Session, bits: &Bits) -> Result<T, CodecError> {
-    let outer = DECODING.replace(Some(session.clone()));
-    let decoded = codec::decode_value(bits);
-    DECODING.set(outer);
-    decoded
+    struct Restore(Option<Session>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DECODING.set(self.0.take());
+        }
+    }
+    let _restore = Restore(DECODING.replace(Some(session.clone())));
+    codec::decode_value(bits)
 }
 
 /// Decodes what is about to be sent, to see that it can be.
@@ -194,6 +207,7 @@ struct WireActor {
     class_name: String,
     handle: ObjectId,
     detached: bool,
+    max_pending_calls: Option<u32>,
 }
 
 /// Writes a ref.
@@ -252,6 +266,7 @@ pub fn serialize_actor<S: Serializer>(actor: &ActorHandle, serializer: S) -> Res
         class_name: actor.class_name().to_owned(),
         handle: actor.handle().id(),
         detached: actor.is_detached(),
+        max_pending_calls: actor.max_pending_calls(),
     };
     wire.serialize(serializer)
 }
@@ -271,5 +286,6 @@ pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     let session = decoding_session().map_err(D::Error::custom)?;
     let handle = session.process().borrow(&session, wire.handle);
     session.process().know_actor(handle.id(), wire.id);
-    Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached))
+    Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached)
+        .with_limit(wire.max_pending_calls))
 }

@@ -42,6 +42,7 @@ impl PeerService {
             PeerMessage::Calls { actor, incarnation, calls } => self.work(Work::Calls(actor, incarnation, calls)),
             PeerMessage::TakeBack { lease, most } => self.work(Work::TakeBack(lease, most)),
             PeerMessage::Cancel { task, force } => self.work(Work::Cancel(task, force)),
+            PeerMessage::CancelObject { object, force } => process.cancel_object(object, force),
             PeerMessage::StreamTaken { task, count } => self.work(Work::StreamTaken(task, count)),
             PeerMessage::Received(tasks) => self.work(Work::Received(tasks)),
             PeerMessage::ItemReceived(item) => self.work(Work::ItemReceived(item)),

@@ -115,6 +115,9 @@ impl StreamHandle {
     pub(crate) fn new(session: &Session, task: TaskId, producer: Option<ActorId>) -> Self {
         let cell = Arc::new(Cell { state: Mutex::default() });
         session.process().streams.cells.insert(task, cell.clone());
+        if let Some(error) = session.process().ended() {
+            session.process().streams.failed(task, error.clone());
+        }
         StreamHandle { session: Ok(session.clone()), task, producer, cell }
     }
 
@@ -188,7 +191,7 @@ impl StreamHandle {
     pub fn cancel(&self, force: bool) {
         if let Ok(session) = &self.session {
             let outputs = Outputs::Stream { ahead: 0 };
-            session.process().submission.request(Request::Cancel { task: self.task, outputs, force });
+            session.process().submission.request(Request::Cancel { task: self.task, outputs, force, again: false });
         }
     }
 }

@@ -63,6 +63,9 @@ struct State {
     /// The owner that sent the last tasks, to whom readiness is told.
     owner: Option<ProcessId>,
     running: BTreeMap<TaskId, Arc<Execution>>,
+    /// What was cancelled, with or without force, while a thread had taken something out and not begun it: it may have
+    /// been this.
+    cancelled_early: Vec<(TaskId, bool)>,
     /// Executions that wait in user code.
     waiting: u32,
     draining: bool,
@@ -161,7 +164,10 @@ impl Queue {
     pub(crate) fn done(&self, task: TaskId) {
         let mut state = self.state.lock();
         state.running.remove(&task);
-        self.busy.fetch_sub(1, Ordering::Relaxed);
+        let busy = self.busy.fetch_sub(1, Ordering::Relaxed) - 1;
+        if busy == state.running.len() {
+            state.cancelled_early.clear();
+        }
         if state.draining {
             self.arrived.notify_all();
         }
@@ -169,7 +175,14 @@ impl Queue {
 
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
-        self.state.lock().running.insert(execution.task, execution.clone());
+        let mut state = self.state.lock();
+        state.running.insert(execution.task, execution.clone());
+        let early = state.cancelled_early.iter().position(|(task, _)| *task == execution.task);
+        let early = early.map(|at| state.cancelled_early.swap_remove(at));
+        drop(state);
+        if let Some((_, force)) = early {
+            self.stop(execution, force);
+        }
     }
 
     /// The process is an actor from now on.
@@ -218,12 +231,21 @@ impl Queue {
             }
         }
         let running = state.running.get(&task).cloned();
+        if taken.is_none() && running.is_none() && self.busy.load(Ordering::Relaxed) > state.running.len() {
+            state.cancelled_early.push((task, force));
+        }
         drop(state);
         if let Some(spec) = taken {
             self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
         }
-        let Some(execution) = running else { return };
-        self.session.process().cancel_children(task);
+        if let Some(execution) = running {
+            self.stop(&execution, force);
+        }
+    }
+
+    /// Asks what runs to stop.
+    fn stop(&self, execution: &Execution, force: bool) {
+        self.session.process().cancel_children(execution.task);
         execution.cancel();
         if force {
             eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);

@@ -150,6 +150,7 @@ impl World {
             holds,
             max_restarts: [0, 1, 3, u32::MAX][self.random.random_range(0..4)],
             max_concurrency: 1,
+            max_pending_calls: None,
             groups: BTreeMap::new(),
             detached: name.is_some() && self.chance(3),
             name,

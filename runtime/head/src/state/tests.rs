@@ -86,6 +86,7 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
         holds: ResourceSet::new(),
         max_restarts: 0,
         max_concurrency: 1,
+        max_pending_calls: None,
         groups: BTreeMap::new(),
         name: None,
         detached: false,

@@ -56,6 +56,13 @@ pub enum PeerMessage {
         /// Whether the worker process ends if it runs now.
         force: bool,
     },
+    /// Borrower to owner: cancel the task that makes this object, if it is not there yet.
+    CancelObject {
+        /// The object.
+        object: ObjectId,
+        /// As in `Cancel`.
+        force: bool,
+    },
     /// Worker process to owner: the next item of a stream.
     StreamItem {
         /// The stream.

@@ -465,7 +465,7 @@ impl State {
     /// The creator of these actors is gone.
     pub(in crate::state) fn actors_orphaned_by(&mut self, process: ProcessId) {
         let orphans = self.actors.by_owner.get(&process).cloned().unwrap_or_default();
-        self.end_actors(orphans, |spec| Error::OwnerDied { object: spec.handle, owner: process });
+        self.end_actors(orphans, |_| Error::ActorEnded { by: format!("the end of its creator, {process}") });
     }
 
     pub(in crate::state) fn actors_of_job_end(&mut self, job: JobId) {

@@ -187,6 +187,7 @@ fn info(spec: &ActorSpec) -> ActorInfo {
         handle: spec.handle,
         owner: spec.owner.clone(),
         detached: spec.detached,
+        max_pending_calls: spec.max_pending_calls,
     }
 }
 

@@ -156,11 +156,12 @@ impl Groups {
         what: String,
     ) -> Option<Error> {
         let Some(group) = self.groups.get(&id) else {
-            let why = match self.gone.get(&id) {
-                Some(cause) => cause.to_string(),
-                None => "is not known to this head".into(),
+            let (group, why) = match self.gone.get(&id) {
+                Some(Error::PlacementGroupGone { group, why, .. }) => (group.clone(), why.clone()),
+                Some(cause) => (id.to_string(), cause.to_string()),
+                None => (id.to_string(), "is not known to this head".into()),
             };
-            return Some(Error::PlacementGroupGone { what, group: id.to_string(), why });
+            return Some(Error::PlacementGroupGone { what, group, why });
         };
         let asked = shape.resources.to_string();
         let bundles = &group.spec.bundles;
