@@ -1,11 +1,13 @@
 //! Arguments on their way into user code, and on their way out of it.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
-use wingbeat_core::codec;
+use wingbeat_core::codec::{self, CodecError};
 use wingbeat_core::error::Error;
 
 use crate::object::Handle;
@@ -85,7 +87,9 @@ impl<'a> CallArgs<'a> {
             Ok(packed) => {
                 let bit = 1u32 << (index as u32).min(31);
                 if self.checked.load(Ordering::Relaxed) & bit == 0 {
-                    match refs::decode_packed::<T>(self.session, &packed) {
+                    // A type that panics there would do so at the other end.
+                    let decoded = catch_unwind(AssertUnwindSafe(|| refs::decode_packed::<T>(self.session, &packed)));
+                    match decoded.unwrap_or_else(|panic| Err(CodecError(panic_text(&*panic)))) {
                         Ok(()) => {
                             self.checked.fetch_or(bit, Ordering::Relaxed);
                         }
@@ -135,6 +139,11 @@ impl<'a> CallArgs<'a> {
             Some(error) => Err(error),
         }
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("its type panicked while it was decoded: {}", text.unwrap_or("without a message"))
 }
 
 /// The error of a value that did not decode as the type that a ref promised.

@@ -6,6 +6,7 @@
 //! thread-local session says to whom they belong. Outside of both, refs refuse to be written or read.
 
 use std::cell::RefCell;
+use std::thread::LocalKey;
 
 use bytes::Bytes;
 use serde::de::{DeserializeOwned, Error as _};
@@ -25,6 +26,25 @@ use crate::view::Bits;
 thread_local! {
     static ENCODING: RefCell<Option<Encoding>> = const { RefCell::new(None) };
     static DECODING: RefCell<Option<Session>> = const { RefCell::new(None) };
+}
+
+/// What a thread was doing before; it does so again when this is dropped, also if a user's type has panicked.
+struct Outer<T: 'static> {
+    place: &'static LocalKey<RefCell<Option<T>>>,
+    before: Option<T>,
+}
+
+impl<T> Outer<T> {
+    fn enter(place: &'static LocalKey<RefCell<Option<T>>>, now: T) -> Self {
+        Outer { place, before: place.replace(Some(now)) }
+    }
+}
+
+impl<T> Drop for Outer<T> {
+    fn drop(&mut self) {
+        let ended = self.place.replace(self.before.take());
+        drop(ended);
+    }
 }
 
 struct Encoding {
@@ -69,9 +89,10 @@ pub(crate) fn capture<R>(
     session: &Session,
     encode: impl FnOnce() -> Result<R, CodecError>,
 ) -> Result<(R, Vec<Handle>), PackError> {
-    let outer = ENCODING.replace(Some(Encoding { session: session.clone(), found: Vec::new(), foreign: None }));
+    let outer = Outer::enter(&ENCODING, Encoding { session: session.clone(), found: Vec::new(), foreign: None });
     let encoded = encode();
-    let met = ENCODING.replace(outer);
+    let met = ENCODING.take();
+    drop(outer);
     let (found, foreign) = met.map(|met| (met.found, met.foreign)).unwrap_or_default();
     match (encoded, foreign) {
         (_, Some(foreign)) => Err(PackError::Other(foreign)),
@@ -167,10 +188,8 @@ impl<'de> Deserialize<'de> for KeptRef {
 
 /// Decodes a value that arrived.
 pub(crate) fn decode<T: DeserializeOwned + 'static>(session: &Session, bits: &Bits) -> Result<T, CodecError> {
-    let outer = DECODING.replace(Some(session.clone()));
-    let decoded = codec::decode_value(bits);
-    DECODING.set(outer);
-    decoded
+    let _outer = Outer::enter(&DECODING, session.clone());
+    codec::decode_value(bits)
 }
 
 /// Decodes what is about to be sent, to see that it can be.
