@@ -110,7 +110,8 @@ impl Submission {
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(process, |core, now, todo| {
             for result in results {
-                if has_refs(&result.outcome) {
+                // The items of a stream may have held refs, however it ended.
+                if has_refs(&result.outcome) || is_failed_stream(process, &result) {
                     received.push(result.id);
                 }
                 if let Some((actor, call)) = core.calls.finished(from, result.id) {
@@ -227,11 +228,17 @@ fn argument_lost(task: &Task, outcome: &Outcome) -> bool {
     known && !task.cancelled
 }
 
+fn is_failed_stream(process: &Process, result: &TaskResult) -> bool {
+    matches!(result.outcome, Outcome::Failed(_)) && process.streams.is_known(result.id)
+}
+
+/// Whether its worker process holds refs until they are registered, or may do so.
 fn has_refs(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::One(value) => value.refs().is_some(),
         Outcome::Many(values) => values.iter().any(|value| value.refs().is_some()),
-        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+        Outcome::StreamEnded(_) => true,
+        Outcome::Failed(_) => false,
     }
 }
 
