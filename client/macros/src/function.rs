@@ -101,6 +101,16 @@ pub(crate) fn returns(output: &ReturnType) -> syn::Result<Returns> {
     }
 }
 
+/// Whether a returned `impl Trait` says that it borrows nothing: `+ use<>`.
+pub(crate) fn captures_nothing(output: &ReturnType) -> bool {
+    let ReturnType::Type(_, ty) = output else { return false };
+    let Type::ImplTrait(impls) = bare(ty) else { return false };
+    impls
+        .bounds
+        .iter()
+        .any(|bound| matches!(bound, TypeParamBound::PreciseCapture(capture) if capture.params.is_empty()))
+}
+
 /// The type without parentheses, and without the invisible ones that a `macro_rules` puts around its `$x:ty`.
 fn bare(ty: &Type) -> &Type {
     match ty {

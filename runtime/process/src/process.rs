@@ -102,6 +102,8 @@ pub struct Process {
     pub(crate) submission: Submission,
     pub(crate) lineage: Lineage,
     pub(crate) streams: Streams,
+    /// Number of results that wait until what their tasks borrowed is registered.
+    pub(crate) results_held_back: tokio::sync::watch::Sender<usize>,
     /// Executions that wait, by task, so that the head's word of a deadlock finds them.
     pub(crate) waits: DashMap<TaskId, Arc<Execution>>,
     next: AtomicU64,
@@ -177,6 +179,7 @@ impl Prepared {
             submission: Submission::default(),
             lineage: Lineage::default(),
             streams: Streams::default(),
+            results_held_back: tokio::sync::watch::Sender::new(0),
             waits: DashMap::new(),
             next: AtomicU64::new(1),
             released,

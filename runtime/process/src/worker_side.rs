@@ -85,11 +85,21 @@ impl Process {
             self.send_to(owner, PeerMessage::Results(vec![result]));
             return;
         }
+        self.results_held_back.send_modify(|count| *count += 1);
         let process = self.clone();
         self.io.spawn(async move {
             process.peers.borrows_registered().await;
             process.send_to(owner, PeerMessage::Results(vec![result]));
+            process.results_held_back.send_modify(|count| *count -= 1);
         });
+    }
+
+    /// Waits until every result so far, and whatever else was queued for other processes, was taken in.
+    pub async fn results_taken_in(&self) {
+        let mut held_back = self.results_held_back.subscribe();
+        // The sender is this process's own, and lives.
+        let _ = held_back.wait_for(|count| *count == 0).await;
+        self.peers.flushed().await;
     }
 
     /// Sends an item of a stream to its consumer.
@@ -117,11 +127,6 @@ impl Process {
     /// The objects that this process owns or has borrowed.
     pub fn live_objects(&self) -> usize {
         self.objects.len()
-    }
-
-    /// Waits until everything that was queued for other processes was taken in.
-    pub async fn flushed(&self) {
-        self.peers.flushed().await;
     }
 
     /// The private runtime.

@@ -2,17 +2,20 @@
 //!
 //! - `queue`: the unstarted tasks and calls, and who they are for.
 //! - `run`: one task from its arguments to its result.
-//! - `lanes`: the threads that take calls of an actor.
+//! - `lanes`: the threads that take tasks and calls; `threads`: how one of them goes on with several.
+//! - `handover`: results are handed over before the process ends, however it does.
 //!
 //! The main thread runs tasks, or the default group of the actor that the process became; user code never
 //! runs on the IO thread, which takes work in and answers cancellations while user code is busy.
 //! The process ends when its daemon says so, or is gone, or when its actor has been drained.
 
+mod handover;
 mod lanes;
 mod queue;
 mod run;
+mod threads;
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -41,12 +44,12 @@ pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::
     let (session, queue) = joined.map_err(io::Error::other)?;
     Session::set_global(Some(session.clone()));
     lanes::main_loop(&session, &queue);
-    // Results and releases that are queued leave before the process does.
+    // Results and releases that are queued leave before the process does, and what user code printed.
+    let _ = std::io::stdout().flush();
     let process = session.process().clone();
-    let flushing = process.clone();
     io.run(async move {
         let limit = std::time::Duration::from_secs(5);
-        let _ = tokio::time::timeout(limit, flushing.flushed()).await;
+        let _ = tokio::time::timeout(limit, process.results_taken_in()).await;
     });
     Ok(())
 }
@@ -85,6 +88,15 @@ async fn join(
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
     tokio::spawn(mux::serve(server, service.serve()));
+    handover::install(process.clone()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
+    let (ending, watched) = (queue.clone(), process.clone());
+    tokio::spawn(async move {
+        watched.over().await;
+        // Without the head nothing can be submitted or waited for here: another process is of more use. What runs is
+        // finished, and its results can still reach their owners.
+        eprintln!("wingbeat: this worker process takes no more work, because it has lost its connection to the head");
+        ending.end();
+    });
     tokio::spawn(async move {
         connection.closed().await;
         // Without its daemon a worker process has no purpose and nobody to end it.

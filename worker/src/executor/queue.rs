@@ -7,6 +7,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex};
@@ -21,6 +23,9 @@ use crate::page::Page;
 
 /// The default concurrency group.
 pub(crate) const DEFAULT_GROUP: &str = "";
+
+/// How long a forced cancel waits for owners to take in the results of other tasks. Those that read at all take less.
+const FORCED_LIMIT: Duration = Duration::from_millis(500);
 
 /// Something to start.
 pub(crate) enum Next {
@@ -67,6 +72,8 @@ struct State {
     waiting: u32,
     draining: bool,
     ended: bool,
+    /// Threads that would take another call while some are under way.
+    takers: Vec<Waker>,
 }
 
 /// The queue; it is what the process's IO side calls.
@@ -90,15 +97,28 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Waits until item `index` may be sent, `ahead` of what was taken.
+    /// Whether item `index` may be sent, `ahead` of what was taken.
+    pub(crate) fn covers(&self, index: u32, ahead: u32) -> bool {
+        index < self.taken.lock().saturating_add(ahead)
+    }
+
+    /// Waits until item `index` may be sent.
     pub(crate) async fn for_item(&self, index: u32, ahead: u32) {
         loop {
             let more = self.more.notified();
-            if index < *self.taken.lock() + ahead {
+            if self.covers(index, ahead) {
                 return;
             }
             more.await;
         }
+    }
+
+    /// The consumer has taken so many in all.
+    fn taken(&self, count: u32) {
+        let mut taken = self.taken.lock();
+        *taken = (*taken).max(count);
+        drop(taken);
+        self.more.notify_waiters();
     }
 }
 
@@ -137,20 +157,46 @@ impl Queue {
     pub(crate) fn next_call(&self, group: &str) -> Next {
         let mut state = self.state.lock();
         loop {
-            if state.ended {
-                return Next::End;
-            }
-            if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
-                self.busy.fetch_add(1, Ordering::Relaxed);
-                return Next::Call { spec };
-            }
-            if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty)
-            {
-                state.ended = true;
-                self.arrived.notify_all();
-                return Next::End;
+            if let Some(next) = self.take_call(&mut state, group) {
+                return next;
             }
             self.arrived.wait(&mut state);
+        }
+    }
+
+    /// As [`Queue::next_call`], for a thread that has others under way.
+    pub(crate) fn poll_next_call(&self, group: &str, cx: &Context<'_>) -> Poll<Next> {
+        let mut state = self.state.lock();
+        if let Some(next) = self.take_call(&mut state, group) {
+            return Poll::Ready(next);
+        }
+        if !state.takers.iter().any(|taker| taker.will_wake(cx.waker())) {
+            state.takers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn take_call(&self, state: &mut State, group: &str) -> Option<Next> {
+        if state.ended {
+            return Some(Next::End);
+        }
+        if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            return Some(Next::Call { spec });
+        }
+        if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty) {
+            state.ended = true;
+            self.wake_all(state);
+            return Some(Next::End);
+        }
+        None
+    }
+
+    /// Has every thread look again.
+    fn wake_all(&self, state: &mut State) {
+        self.arrived.notify_all();
+        for taker in state.takers.drain(..) {
+            taker.wake();
         }
     }
 
@@ -160,7 +206,7 @@ impl Queue {
         state.running.remove(&task);
         self.busy.fetch_sub(1, Ordering::Relaxed);
         if state.draining {
-            self.arrived.notify_all();
+            self.wake_all(&mut state);
         }
     }
 
@@ -174,10 +220,11 @@ impl Queue {
         self.state.lock().being = Some(being);
     }
 
-    /// Ends the main loop.
+    /// Nothing is started any more: the threads end when what they run is done.
     pub(crate) fn end(&self) {
-        self.state.lock().ended = true;
-        self.arrived.notify_all();
+        let mut state = self.state.lock();
+        state.ended = true;
+        self.wake_all(&mut state);
     }
 
     /// Sends a result; refs in it live until the owner has registered them.
@@ -193,9 +240,11 @@ impl Queue {
         self.answer(spec, Outcome::Failed(Box::new(error)), 0, Vec::new());
     }
 
-    fn bounce(&self, owner: ProcessId, lease: LeaseId, tasks: &[Arc<TaskSpec>]) {
-        let ids = tasks.iter().map(|task| task.id).collect();
-        self.session.process().give_back(owner, lease, ids, true);
+    /// Gives unstarted tasks back. Called under the lock: that the process waits must not be said after it is ready again.
+    fn give_back(&self, state: &State, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>) {
+        // One that is no longer leased, or is about to end, takes nothing either.
+        let waiting = state.waiting > 0 || state.lease != Some(lease) || state.ended;
+        self.session.process().give_back(owner, lease, tasks, waiting);
     }
 
     fn cancel(&self, task: TaskId, force: bool) {
@@ -217,7 +266,12 @@ impl Queue {
         execution.cancel();
         if force {
             eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            let process = self.session.process().clone();
+            // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
+            self.session.process().io().spawn(async move {
+                let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            });
         }
     }
 }
@@ -237,8 +291,7 @@ impl Executor for Queue {
             Work::Tasks(lease, first, tasks) => {
                 let mut state = self.state.lock();
                 if state.waiting > 0 || state.lease != Some(lease) || state.ended {
-                    drop(state);
-                    self.bounce(from, lease, &tasks);
+                    self.give_back(&state, from, lease, tasks.iter().map(|task| task.id).collect());
                     return;
                 }
                 state.owner = Some(from);
@@ -252,7 +305,11 @@ impl Executor for Queue {
                 let mut state = self.state.lock();
                 let ours =
                     state.being.as_ref().is_some_and(|being| being.actor == actor && being.incarnation == incarnation);
-                if !ours || state.ended {
+                if ours && state.ended {
+                    // The process is about to end, and the head says what becomes of the actor and of these calls.
+                    return;
+                }
+                if !ours {
                     drop(state);
                     for spec in calls {
                         let class = task_name(&spec);
@@ -269,8 +326,8 @@ impl Executor for Queue {
                         None => unknown.push(spec),
                     }
                 }
+                self.wake_all(&mut state);
                 drop(state);
-                self.arrived.notify_all();
                 for spec in unknown {
                     let option = "group".to_owned();
                     let why =
@@ -280,20 +337,27 @@ impl Executor for Queue {
             }
             Work::TakeBack(lease, most) => {
                 let mut state = self.state.lock();
-                let keep = state.tasks.len().saturating_sub(most as usize);
-                let back: Vec<TaskId> =
-                    state.tasks.split_off(keep).into_iter().map(|(_, _, _, spec)| spec.id).collect();
-                let waiting = state.waiting > 0;
-                drop(state);
-                self.session.process().give_back(from, lease, back, waiting);
+                // Of this lease: a late message must not take another owner's.
+                let of_lease = state.tasks.iter().filter(|(_, of, ..)| *of == lease).count();
+                let mut kept = of_lease.saturating_sub(most as usize);
+                let mut back = Vec::new();
+                state.tasks.retain(|(_, of, _, spec)| {
+                    if *of != lease {
+                        return true;
+                    }
+                    if kept == 0 {
+                        back.push(spec.id);
+                        return false;
+                    }
+                    kept -= 1;
+                    true
+                });
+                self.give_back(&state, from, lease, back);
             }
             Work::Cancel(task, force) => self.cancel(task, force),
             Work::StreamTaken(task, count) => {
                 if let Some(credit) = self.streams.get(&task) {
-                    let mut taken = credit.taken.lock();
-                    *taken = (*taken).max(count);
-                    drop(taken);
-                    credit.more.notify_waiters();
+                    credit.taken(count);
                 }
             }
             Work::Received(tasks) => {
@@ -345,12 +409,12 @@ impl Executor for Queue {
                 // Calls that come while the constructor runs wait in their queues.
                 state.being = Some(Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease });
                 state.become_actor = Some(Box::new(Become { lease, spec, incarnation }));
-                drop(state);
-                self.arrived.notify_all();
+                self.wake_all(&mut state);
             }
             WorkerCommand::Drain => {
-                self.state.lock().draining = true;
-                self.arrived.notify_all();
+                let mut state = self.state.lock();
+                state.draining = true;
+                self.wake_all(&mut state);
             }
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns.
@@ -371,10 +435,8 @@ impl Executor for Queue {
             return;
         }
         let back: Vec<TaskId> = state.tasks.drain(..).map(|(_, _, _, spec)| spec.id).collect();
-        let (owner, lease) = (state.owner, state.lease);
-        drop(state);
-        if let (Some(owner), Some(lease)) = (owner, lease) {
-            self.session.process().give_back(owner, lease, back, true);
+        if let (Some(owner), Some(lease)) = (state.owner, state.lease) {
+            self.give_back(&state, owner, lease, back);
         }
     }
 
@@ -384,10 +446,8 @@ impl Executor for Queue {
             return;
         }
         state.waiting -= 1;
-        let ready = state.waiting == 0;
-        let (owner, lease) = (state.owner, state.lease);
-        drop(state);
-        if let (true, Some(owner), Some(lease)) = (ready, owner, lease) {
+        // Under the lock, as what it takes back.
+        if let (0, Some(owner), Some(lease)) = (state.waiting, state.owner, state.lease) {
             self.session.process().say_ready(owner, lease);
         }
     }
