@@ -14,8 +14,9 @@ use wingbeat_process::{StreamHandle, Value, block_on};
 /// Dropping the stream cancels the task.
 ///
 /// The items of an actor's method may borrow the actor's state. So the actor's other calls wait until such a stream is
-/// taken to its end or dropped; in a `concurrent` actor, those with `&mut self` do. If the items borrow nothing, say so
-/// with `+ use<>` in the method's return type: then the other calls go on while the stream waits for its consumer.
+/// taken to its end or dropped; in an actor that runs several calls at a time, those with `&mut self` do. If the items
+/// borrow nothing, say so with `+ use<>` in the method's return type: then the other calls go on while the stream waits
+/// for its consumer.
 ///
 /// ```no_run
 /// #[wingbeat::remote]
