@@ -220,30 +220,6 @@ fn what_is_submitted_while_another_thread_shuts_down_ends_too() {
 }
 
 #[test]
-fn nothing_of_a_session_stays_when_its_refs_are_gone() {
-    let local = Local::start(1);
-    let started = Started::new();
-    let running = never_ends::remote(started.path());
-    let dependent = square::remote(&running);
-    let group =
-        wingbeat::block_on(placement_group([Bundle::new().num_cpus(1000.0)]).wait_until_feasible().into_future())
-            .unwrap();
-    let ready = group.ready();
-    let process = std::sync::Arc::downgrade(local.session.process());
-    wingbeat::block_on(local.session.shutdown());
-    // These come too late to be taken in by anybody.
-    let late = (square::remote(&running), group.ready(), Deaf::remote().hear());
-    running.cancel();
-    drop((late, dependent, running, ready, group, local));
-    // A thread that was shutting it down may have it for a moment longer.
-    let begun = std::time::Instant::now();
-    while process.strong_count() > 0 {
-        assert!(begun.elapsed() < LIMIT, "{} still hold the process", process.strong_count());
-        std::thread::yield_now();
-    }
-}
-
-#[test]
 fn an_explanation_can_be_printed() {
     let local = Local::start(1);
     let started = Started::new();
@@ -262,23 +238,6 @@ fn a_removed_group_is_named_once() {
     let error = square::options().in_group(&group).remote(1).get_timeout_blocking(LIMIT).unwrap_err().to_string();
     assert_eq!(error.matches("cannot run").count(), 1, "{error}");
     assert_eq!(error.matches(&group.id().to_string()).count(), 1, "{error}");
-}
-
-#[test]
-fn a_task_with_retries_left_says_that_its_cluster_was_stopped() {
-    let mut cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
-    let token = cluster.token().unwrap();
-    let local = Local::from(wingbeat::init_at(cluster.address()).token(&token));
-    let started = Started::new();
-    let running = never_ends::options().max_retries(100).remote(started.path());
-    let waiting = square::remote(2);
-    started.wait();
-    cluster.stop().unwrap();
-    for object in [running, waiting] {
-        let error = object.get_timeout_blocking(LIMIT).unwrap_err();
-        assert!(matches!(error, Error::SessionEnded { .. }), "{error}");
-    }
-    drop(local);
 }
 
 #[test]
