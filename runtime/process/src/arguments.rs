@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
-use wingbeat_core::codec;
 use wingbeat_core::error::Error;
 
 use crate::object::Handle;
@@ -135,9 +134,4 @@ impl<'a> CallArgs<'a> {
             Some(error) => Err(error),
         }
     }
-}
-
-/// The error of a value that did not decode as the type that a ref promised.
-pub fn undecodable(what: String, error: codec::CodecError) -> Error {
-    Error::Decode { what, why: error.0 }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::codec::Payload;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
 use wingbeat_core::*;
@@ -117,6 +116,3 @@ pub struct Fetch {
     /// Size and holders.
     pub stored: Stored,
 }
-
-/// A piece of an executable.
-pub type Chunk = Payload;
