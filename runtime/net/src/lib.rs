@@ -5,18 +5,22 @@
 //! - [`mux`]: two tarpc channels over one connection, one each way.
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
+//! - [`limits`]: how long things may take.
+//! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
-//! [`mux::SILENCE_LIMIT`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
+//! [`limits::Limits::silence`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
 
 pub mod address;
 pub mod handshake;
+pub mod limits;
 pub mod link;
 pub mod messages;
 pub mod mux;
 mod outbox;
 pub mod services;
+pub mod silence;
 mod socket;
 pub mod spin;
 

@@ -30,12 +30,8 @@ use wingbeat_core::codec;
 
 use crate::address::Stream;
 use crate::outbox::{Outbox, Urgency};
+use crate::silence::{Probing, Silence};
 use crate::socket::Socket;
-
-/// A TCP connection on which nothing was heard for so long is dead. Probes go out every second, so
-/// this is ten lost ones.
-pub const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// No message is larger: values above the inline limit travel as bulk, and senders cut batches well
 /// below this.
@@ -134,6 +130,7 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
 pub struct Connection {
     outbox: Arc<Outbox>,
     ended: watch::Receiver<bool>,
+    silence: watch::Receiver<bool>,
 }
 
 impl Connection {
@@ -149,6 +146,12 @@ impl Connection {
     /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
         *self.ended.borrow()
+    }
+
+    /// Whether nothing was heard for the limit. Then the connection has ended, unless that is only noted
+    /// ([`Probing::Notes`]).
+    pub fn silence(&self) -> watch::Receiver<bool> {
+        self.silence.clone()
     }
 
     /// Waits until it has ended, from either side.
@@ -184,7 +187,24 @@ where
     SReq: DeserializeOwned + Send + 'static,
     SResp: Serialize + Send + 'static,
 {
-    let probe = matches!(stream, Stream::Tcp(_)).then_some((&PROBE_FRAME[..], PROBE_EVERY));
+    connect_probing(stream, waiting, Probing::default())
+}
+
+/// As [`connect`], where silence matters on one machine, too. The sides must agree on who probes.
+pub fn connect_probing<CReq, CResp, SReq, SResp>(
+    stream: Stream,
+    waiting: Waiting,
+    probing: Probing,
+) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
+where
+    CReq: Serialize + Send + 'static,
+    CResp: DeserializeOwned + Send + 'static,
+    SReq: DeserializeOwned + Send + 'static,
+    SResp: Serialize + Send + 'static,
+{
+    let silence = Silence::new(probing, matches!(stream, Stream::Tcp(_)));
+    let noted = silence.noted();
+    let probe = silence.probe_every().map(|every| (&PROBE_FRAME[..], every));
     let socket = Socket::new(stream, waiting == Waiting::Awake);
     let outbox = Arc::new(Outbox::default());
     let (to_client, from_server) = mpsc::channel(INBOX);
@@ -193,7 +213,7 @@ where
     let closing = outbox.clone();
     // The socket is this task's alone, so that it is closed with it.
     tokio::spawn(async move {
-        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, probe.is_some());
+        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence);
         let writing = closing.write_loop(&socket, probe);
         tokio::select! {
             ended = reading => if let Err(error) = ended {
@@ -206,7 +226,7 @@ where
         closing.close();
         let _ = ended_tx.send(true);
     });
-    let connection = Connection { outbox: outbox.clone(), ended };
+    let connection = Connection { outbox: outbox.clone(), ended, silence: noted };
     let client = Half { incoming: from_server, outbox: outbox.clone(), tag: REQUEST, sends: PhantomData };
     let server = Half { incoming: from_client, outbox, tag: RESPONSE, sends: PhantomData };
     (connection, client, server)
@@ -217,7 +237,7 @@ async fn read_loop<CResp, SReq>(
     outbox: &Outbox,
     to_client: mpsc::Sender<Response<CResp>>,
     to_server: mpsc::Sender<ClientMessage<SReq>>,
-    probes: bool,
+    silence: &Silence,
 ) -> io::Result<()>
 where
     CResp: DeserializeOwned,
@@ -246,13 +266,7 @@ where
             }
         }
         buffer.reserve(64 << 10);
-        let read = socket.read(&mut buffer);
-        let count = if probes {
-            tokio::time::timeout(SILENCE_LIMIT, read).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
-        } else {
-            read.await?
-        };
-        if count == 0 {
+        if silence.reading(socket.read(&mut buffer)).await? == 0 {
             return Ok(());
         }
     }
