@@ -160,7 +160,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
                 eprintln!("wingbeat worker: {why}");
                 Ok(())
             }
-            Err(why) => Err(anyhow::anyhow!("{why}; start this worker again when the head is back")),
+            Err(why) => Err(anyhow::Error::msg(why)),
         },
     };
     node.shut_down();

@@ -28,6 +28,8 @@ pub struct TestCluster {
     keeps_journal: bool,
     /// Further environment of the next node.
     env: Vec<(String, String)>,
+    /// Further environment of all daemons.
+    env_of_all: Vec<(String, String)>,
 }
 
 /// A daemon with what it wrote.
@@ -140,6 +142,17 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::start`], with these variables in the environment of every daemon.
+    pub fn with_env(nodes: usize, cpus: u32, env: &[(&str, &str)]) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary()?, false)?;
+        cluster.env_of_all = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
     /// As [`TestCluster::start`], with a head that keeps a journal.
     pub fn with_journal(nodes: usize, cpus: u32) -> Result<TestCluster> {
         let mut cluster = Self::head_only(binary()?, true)?;
@@ -150,24 +163,28 @@ impl TestCluster {
     }
 
     fn head_only(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary, keeps_journal)?;
+        cluster.start_head()?;
+        Ok(cluster)
+    }
+
+    fn unstarted(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
         let dir = tempfile::tempdir()?;
         let token = dir.path().join("token");
         std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
         std::fs::set_permissions(&token, private)?;
-        let mut cluster = TestCluster {
+        Ok(TestCluster {
             address: String::new(),
             token,
             dir,
             binary,
             head: None,
             nodes: Vec::new(),
-            keeps_journal: false,
+            keeps_journal,
             env: Vec::new(),
-        };
-        cluster.keeps_journal = keeps_journal;
-        cluster.start_head()?;
-        Ok(cluster)
+            env_of_all: Vec::new(),
+        })
     }
 
     /// Starts a head; if the last one kept a journal, with that.
@@ -190,7 +207,8 @@ impl TestCluster {
         command
             .env("WINGBEAT_TOKEN_FILE", &self.token)
             .env_remove("WINGBEAT_TOKEN")
-            .env("WINGBEAT_ADDRESS", &self.address);
+            .env("WINGBEAT_ADDRESS", &self.address)
+            .envs(self.env_of_all.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }
 

@@ -14,6 +14,7 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
+use wingbeat_net::silence::Probing;
 use wingbeat_process::Prepared;
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::{Config, Io, Session};
@@ -154,9 +155,10 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let joined = Joined { token, cluster, head: address, listen: None };
+    let joined = Joined { token, cluster, head: address, listen: None, node: Probing::default() };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
+    tokio::spawn(home::end_with_node(embedded.node_ended(), session.clone()));
     session.process().keep(Box::new(embedded));
     session.process().keep(Box::new(head));
     Ok(session)
@@ -176,7 +178,7 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    let joined = Joined { token, cluster, head, listen };
+    let joined = Joined { token, cluster, head, listen, node: Probing::Expects };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
     tokio::spawn(home::stay_attached(joined, session.clone()));
@@ -207,6 +209,8 @@ pub(crate) struct Joined {
     pub head: Address,
     /// Where to listen for other machines.
     pub listen: Option<SocketAddr>,
+    /// Whether the node that it uses may be stopped while it is not: not where both are one process.
+    pub node: Probing,
 }
 
 impl Joined {

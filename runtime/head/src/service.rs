@@ -17,6 +17,7 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, Sco
 use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{
     ClusterState, ClusterView, Explanation, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Subject,
@@ -27,6 +28,7 @@ use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
     ProcessResponse,
 };
+use wingbeat_net::silence::Probing;
 
 use crate::state::{Action, Event, Fact, Millis, State};
 
@@ -288,8 +290,11 @@ impl Shell {
     }
 
     async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
-        let (connection, client, server) =
-            mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(
+            stream,
+            Waiting::Asleep,
+            Probing::Both,
+        );
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let link: Link<NodeMessage> = Link::new();
         if !claim(&mut self.inside.lock().nodes, node, &link) {
@@ -306,7 +311,12 @@ impl Shell {
             inside.nodes.remove(&node);
             inside.node_clients.remove(&node);
         }
-        self.step(Event::NodeLost(node, "its connection to the head ended".into()));
+        let why = if *connection.silence().borrow() {
+            format!("the head heard nothing from it for {} s", limits().silence.as_secs_f64())
+        } else {
+            "its connection to the head ended".to_owned()
+        };
+        self.step(Event::NodeLost(node, why));
     }
 }
 
@@ -344,7 +354,9 @@ impl Service {
             | HeadMessage::LeaseFailed { lease, .. }
             | HeadMessage::LeaseEnded(lease) => said_by(*lease),
             HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) => matches!(self.role, Role::Node(_)),
+            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) | HeadMessage::NodeEnds(_) => {
+                matches!(self.role, Role::Node(_))
+            }
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
             | HeadMessage::Waiting { .. }
@@ -368,6 +380,10 @@ impl Service {
             HeadMessage::DevicesHeld(held) => {
                 let Role::Node(node) = self.role else { return None };
                 Event::DevicesHeld(node, held)
+            }
+            HeadMessage::NodeEnds(why) => {
+                let Role::Node(node) = self.role else { return None };
+                Event::NodeLost(node, why)
             }
             HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
             HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
@@ -461,6 +477,10 @@ impl wingbeat_net::services::Head for Service {
         let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
         // A node that is gone or too slow has nothing more to show in time.
         let _ = futures::future::join_all(settling).await;
+    }
+
+    async fn knows_node(self, _: Context, node: NodeId) -> bool {
+        self.shell.inside.lock().state.has_node(node)
     }
 
     async fn state(self, _: Context) -> ClusterState {

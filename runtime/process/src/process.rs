@@ -426,6 +426,11 @@ impl Process {
                 }
             }
             HeadEvent::NodeDied { node, why } => {
+                // A stopped daemon closes no connection. A driver finds another node, and a worker process ends: what it
+                // runs may run elsewhere already.
+                if let Some(storage) = self.storage().filter(|storage| storage.node() == node) {
+                    storage.connection().close();
+                }
                 self.copies_lost_with(node, &why);
                 self.submission.node_died(self, node, &why);
             }

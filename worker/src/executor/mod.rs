@@ -2,12 +2,14 @@
 //!
 //! - `queue`: the unstarted tasks and calls, and who they are for.
 //! - `run`: one task from its arguments to its result.
+//! - `fence`: what it does while its daemon is silent.
 //! - `lanes`: the threads that take calls of an actor.
 //!
 //! The main thread runs tasks, or the default group of the actor that the process became; user code never
 //! runs on the IO thread, which takes work in and answers cancellations while user code is busy.
 //! The process ends when its daemon says so, or is gone, or when its actor has been drained.
 
+mod fence;
 mod lanes;
 mod queue;
 mod run;
@@ -23,6 +25,7 @@ use wingbeat_net::handshake::{Purpose, Role, Token};
 use wingbeat_net::messages::WorkerStart;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_net::silence::Probing;
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::storage::NodeLink;
 use wingbeat_process::{Config, Io, PeerService, Session};
@@ -68,8 +71,11 @@ async fn join(
     let prepared = wingbeat_process::Prepared::bind(config).await?;
     let hello = prepared.hello(Purpose::Control);
     let stream = address::dial(&info.daemon, "the node daemon", &token, hello).await?;
-    let (connection, client, server) =
-        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+    let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(
+        stream,
+        Waiting::Asleep,
+        Probing::Notes,
+    );
     let client = NodeClient::new(mux::client_config(), client).spawn();
     let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
     let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver } =
@@ -82,6 +88,8 @@ async fn join(
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
     let queue = Arc::new(Queue::new(session.clone(), page));
     process.set_executor(queue.clone());
+    tokio::spawn(fence::keep(queue.clone(), connection.clone(), node));
+    tokio::spawn(fence::report_loss_of_head(process.clone()));
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
     tokio::spawn(mux::serve(server, service.serve()));

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Outcome, TaskResult, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
-use wingbeat_net::messages::WorkerCommand;
+use wingbeat_net::messages::{NodeMessage, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::{Executor, Handle, Session, Work};
 
@@ -67,6 +67,8 @@ struct State {
     waiting: u32,
     draining: bool,
     ended: bool,
+    /// Nothing is started meanwhile: it may have been started elsewhere.
+    held: bool,
 }
 
 /// The queue; it is what the process's IO side calls.
@@ -122,6 +124,10 @@ impl Queue {
             if state.ended {
                 return Next::End;
             }
+            if state.held {
+                self.arrived.wait(&mut state);
+                continue;
+            }
             if let Some(actor) = state.become_actor.take() {
                 return Next::Become(actor);
             }
@@ -139,6 +145,10 @@ impl Queue {
         loop {
             if state.ended {
                 return Next::End;
+            }
+            if state.held {
+                self.arrived.wait(&mut state);
+                continue;
             }
             if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
                 self.busy.fetch_add(1, Ordering::Relaxed);
@@ -172,6 +182,12 @@ impl Queue {
     /// The process is an actor from now on.
     pub(crate) fn be(&self, being: Being) {
         self.state.lock().being = Some(being);
+    }
+
+    /// Starts nothing while `held`; what arrives waits.
+    pub(crate) fn hold(&self, held: bool) {
+        self.state.lock().held = held;
+        self.arrived.notify_all();
     }
 
     /// Ends the main loop.
@@ -327,7 +343,7 @@ impl Executor for Queue {
 
     fn command(&self, command: WorkerCommand) {
         match command {
-            WorkerCommand::Lease { lease, gpus, captures, .. } => {
+            WorkerCommand::Lease { lease, gpus, captures } => {
                 self.page.reset();
                 self.session.process().set_gpus(gpus);
                 self.session.process().set_captures(captures);
@@ -356,6 +372,8 @@ impl Executor for Queue {
                 // Somebody may still read what this process owns.
                 if self.session.process().live_objects() == 0 {
                     self.end();
+                } else {
+                    self.session.process().tell_node(NodeMessage::Stays);
                 }
             }
         }

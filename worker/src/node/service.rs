@@ -11,6 +11,7 @@ use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
+use wingbeat_net::silence::Probing;
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::transfer::create_error;
@@ -47,8 +48,16 @@ impl Daemon {
             Purpose::Control => {}
         }
         let peer = hello.address.process;
-        let (connection, _, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+        let probing = match hello.role {
+            // They must notice when this daemon is stopped. When they are, nobody waits for what they say.
+            Role::Worker | Role::Driver(_) => Probing::Sends,
+            _ => Probing::default(),
+        };
+        let (connection, _, server) = mux::connect_probing::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(
+            stream,
+            Waiting::Asleep,
+            probing,
+        );
         let service = NodeService { daemon: self.clone(), peer, connection: Some(connection.clone()) };
         self.until_ended(async {
             tokio::select! {
@@ -89,8 +98,10 @@ impl Daemon {
             }
             NodeMessage::KillWorker { process, why } => self.kill_worker(process, why),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
-                self.actor_started(actor, incarnation, outcome);
+                self.actor_started(peer, actor, incarnation, outcome);
             }
+            NodeMessage::Stays => self.stays(peer),
+            NodeMessage::LostHead => self.lost_its_head(peer),
         }
     }
 }
@@ -159,11 +170,6 @@ impl wingbeat_net::services::Node for NodeService {
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {
         let sealed = self.daemon.store.seal(object, self.peer);
         sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })
-    }
-
-    async fn abort(self, _: Context, object: ObjectId) {
-        // Whoever aborts what is not there has what it wants.
-        let _ = self.daemon.store.abort(object, self.peer);
     }
 
     async fn settle_output(self, _: Context, job: JobId) {
