@@ -87,7 +87,7 @@ fn names_the_guard(error: &Error) -> bool {
 }
 
 fn a_private_cluster_ends_when(kills: impl Fn(&Running)) -> Running {
-    let local = Local::start(2);
+    let _local = Local::start(2);
     let running = run();
     kills(&running);
     let error = told(&running.task);

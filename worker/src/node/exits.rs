@@ -37,7 +37,9 @@ impl Daemon {
         // Devices are given on only when the process that used them is gone.
         let reason = kill.or_else(|| (!worker.gpus.is_empty()).then(|| "its lease of devices is over".into()));
         let kill = reason.is_some();
-        worker.reason = reason.or(worker.reason.take());
+        if !worker.stage().is_ending() {
+            worker.reason = reason.or(worker.reason.take());
+        }
         self.apply(&mut pool, process, Event::LeaseOver { kill });
     }
 

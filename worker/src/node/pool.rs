@@ -18,7 +18,7 @@ use crate::page::Page;
 /// Idle worker processes beyond the node's CPUs end after this long: starting one takes milliseconds,
 /// and each holds a few megabytes.
 const IDLE_LIMIT: Duration = Duration::from_secs(20);
-/// How often idle processes and freed memory are looked at. Nothing else wakes an idle daemon.
+/// How often idle processes and freed memory are looked at. Besides, only probes wake an idle daemon.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 /// A worker process that has not reported so long after its start never will.
 const START_LIMIT: Duration = Duration::from_secs(60);
