@@ -12,7 +12,7 @@ use wingbeat_net::mux::Connection;
 use wingbeat_net::services::ProcessRequest;
 
 use super::Daemon;
-use super::lifecycle::{Assignment, Contact, Effect, Event, Stage};
+use super::lifecycle::{Assignment, Contact, Event, Stage};
 use super::pool::{Pool, Worker};
 use crate::guard::{Launch, LaunchFds};
 use crate::page::Page;
@@ -101,6 +101,7 @@ impl Daemon {
 
     /// A worker process could not be started.
     pub(super) fn forget_unstarted(&self, process: ProcessId, error: &Error) {
+        self.store.process_gone(process);
         let mut pool = self.pool.lock();
         // Where it was told to end before, its lease is over already, or ends so.
         let Some(stage) = pool.remove(process).map(Worker::into_stage) else { return };
@@ -156,14 +157,16 @@ impl Daemon {
         };
         // The guard is asked under the lock: whoever ends the process from now on asks the guard after this.
         let mut pool = self.pool.lock();
-        if !pool.apply(process, Event::HandedToGuard).contains(&Effect::Launch) {
+        let Some(worker) = pool.workers.get_mut(&process) else {
             // It was told to end meanwhile.
+            self.store.process_gone(process);
             return Ok(());
-        }
-        let Some(worker) = pool.workers.get_mut(&process) else { return Ok(()) };
-        worker.launch = Some(permit);
+        };
         worker.output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
-        self.guard.launch(launch, fds).map_err(failed)
+        self.guard.launch(launch, fds).map_err(failed)?;
+        worker.launch = Some(permit);
+        self.apply(&mut pool, process, Event::HandedToGuard);
+        Ok(())
     }
 
     /// A worker process has reported: it is reached at `address` from now on.

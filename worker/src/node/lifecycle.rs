@@ -81,7 +81,7 @@ pub(super) enum Stage {
 pub(super) enum Event {
     /// It is to serve a lease.
     Assigned(Assignment),
-    /// The guard is asked to start it.
+    /// The guard was asked to start it.
     HandedToGuard,
     /// It says where it is reached.
     Reported(Contact),
@@ -102,8 +102,6 @@ pub(super) enum Event {
 /// What the daemon must do, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
-    /// Ask the guard to start it.
-    Launch,
     /// Send it the orders of its lease.
     HandOver,
     /// Ask it to exit.
@@ -173,7 +171,7 @@ impl Stage {
             }
 
             (Stage::Launching { with_guard: false, assignment, .. }, Event::HandedToGuard) => {
-                (Stage::Launching { since: now, with_guard: true, assignment }, vec![Effect::Launch])
+                (Stage::Launching { since: now, with_guard: true, assignment }, Vec::new())
             }
 
             (Stage::Launching { with_guard: true, assignment, .. }, Event::Reported(contact)) => match assignment {

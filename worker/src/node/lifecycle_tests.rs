@@ -55,7 +55,7 @@ fn a_process_that_is_told_to_die_before_its_launch_is_never_launched() {
 fn a_process_that_is_told_to_die_while_it_starts_gets_no_orders() {
     let (stage, effects) = after(vec![Event::HandedToGuard, KILL, Event::Reported(contact())]);
     assert!(matches!(stage, Stage::Ending { assignment: Some(_), contact: None, by_head: true }));
-    assert_eq!(effects, [Effect::Launch, Effect::Kill]);
+    assert_eq!(effects, [Effect::Kill]);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_lease_that_is_over_before_the_process_reports_leaves_it_to_others() {
     let (stage, effects) =
         after(vec![Event::HandedToGuard, over, Event::Assigned(assignment(8)), Event::Reported(contact())]);
     assert_eq!(stage.assignment().unwrap().lease(), LeaseId(8));
-    assert_eq!(effects, [Effect::Launch, Effect::LeaseEnded(LeaseId(7)), Effect::HandOver]);
+    assert_eq!(effects, [Effect::LeaseEnded(LeaseId(7)), Effect::HandOver]);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_process_that_lost_the_head_takes_no_further_lease() {
     let (stage, effects) =
         after(vec![Event::HandedToGuard, Event::Reported(contact()), Event::Unfit, over, Event::Stays]);
     assert!(matches!(stage, Stage::Retiring { .. }));
-    assert_eq!(effects[2..], [Effect::LeaseEnded(LeaseId(7)), Effect::AskToExit]);
+    assert_eq!(effects[1..], [Effect::LeaseEnded(LeaseId(7)), Effect::AskToExit]);
 }
 
 /// Whatever happens in whatever order: every lease ends exactly once, nobody gets orders after an end, and the pool finds
@@ -153,7 +153,7 @@ fn every_lease_ends_exactly_once_in_any_order_of_events() {
                         open.remove(&lease);
                     }
                     Effect::Kill => assert!(killed.insert(process), "{process} is killed twice (seed {seed})"),
-                    Effect::Launch | Effect::HandOver => assert!(!killed.contains(&process)),
+                    Effect::HandOver => assert!(!killed.contains(&process)),
                     Effect::AskToExit => assert!(!pool.workers[&process].stage().is_free()),
                 }
             }

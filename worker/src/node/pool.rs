@@ -184,8 +184,6 @@ impl Daemon {
     pub(super) fn apply(&self, pool: &mut Pool, process: ProcessId, event: Event) {
         for effect in pool.apply(process, event) {
             match effect {
-                // Whoever starts it does that itself.
-                Effect::Launch => {}
                 Effect::Kill => self.guard.kill(process),
                 Effect::LeaseEnded(lease) => self.head.send(HeadMessage::LeaseEnded(lease)),
                 Effect::HandOver => {
