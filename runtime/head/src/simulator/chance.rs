@@ -95,6 +95,10 @@ impl World {
                 let namespace = format!("team{}", self.random.random_range(0..4));
                 let cpus = f64::from(self.random.random_range(8..32 * scale));
                 let limit = self.chance(2).then(|| holding(cpus, cpus / 8.0));
+                match &limit {
+                    Some(limit) => drop(self.quotas.insert(namespace.clone(), limit.clone())),
+                    None => drop(self.quotas.remove(&namespace)),
+                }
                 self.ask(|state, now| ((), state.quota(now, &namespace, limit)))?;
             }
             83 | 84 => {

@@ -41,6 +41,7 @@ impl World {
             namespace,
             priority,
         };
+        self.namespaces.insert(spec.id, spec.namespace.clone());
         self.owners.insert(ProcessId(id), Owner::new(Some(spec.clone()), None));
         self.deliver(Event::ProcessConnected(ProcessId(id)))?;
         self.deliver(Event::JobJoined(Box::new(spec)))

@@ -6,7 +6,7 @@
 //! - `pool`, `nodes`, `index`: what there is, device by device; what of it is free; where a shape fits.
 //! - `shapes`, `queue`, `placing`: who waits for what, in which order, and who is placed now.
 //! - `leases`: who wants how many leases, and how a lease ends.
-//! - `fairness`: whose leases are recalled for whom, and for whom room is kept.
+//! - `fairness`: whose leases are recalled for whom; `keeping`: room for those who wait long.
 //! - `quotas`: what a namespace may hold.
 //! - `actors`: the lives of actors, and their names.
 //! - `groups`, `gangs`: placement groups, and places for all bundles of one or for none.
@@ -23,6 +23,7 @@ mod fairness;
 mod gangs;
 mod groups;
 mod index;
+mod keeping;
 mod leases;
 mod nodes;
 mod picture;
@@ -51,6 +52,7 @@ use actors::Actors;
 pub use facts::{BundlePlace, Fact, FactKey};
 use fairness::Reservations;
 use groups::Groups;
+use keeping::PATIENCE;
 use leases::{Holder, Leases};
 use nodes::Nodes;
 use queue::{Hold, Queue};
@@ -129,10 +131,15 @@ pub enum Action {
 /// A driver's session.
 struct Job {
     spec: Arc<JobSpec>,
+    /// When this head first knew of it.
+    began: Millis,
     /// The driver is gone; it is known as long as something of it is left.
     is_over: bool,
     /// Leases, living actors and placement groups.
     holds: u32,
+    /// What its leases and placement groups hold, and how much of the cluster that is: see [`State::share_of`].
+    used: ResourceSet,
+    share: u64,
 }
 
 /// The state of the cluster.
@@ -145,6 +152,8 @@ pub struct State {
     /// Counts up with everybody who begins to wait or is served.
     turns: u64,
     reservations: Reservations,
+    /// What may still be searched for groups until the next tick.
+    searches: gangs::Budget,
     quotas: Quotas,
     groups: Groups,
     jobs: BTreeMap<JobId, Job>,
@@ -179,6 +188,7 @@ impl State {
             queue: Queue::default(),
             turns: 0,
             reservations: Reservations::default(),
+            searches: gangs::Budget::default(),
             quotas: Quotas::default(),
             groups: Groups::default(),
             jobs: BTreeMap::new(),
@@ -242,7 +252,13 @@ impl State {
         self.end_recovery_when_due();
         self.wake_the_rested();
         self.enforce_drains();
-        self.queue.unblock_in_turn();
+        self.searches = gangs::Budget::default();
+        if self.reservations.is_empty() {
+            self.queue.unblock_in_turn();
+        } else {
+            // Against whom room is kept may change without anything being given back.
+            self.queue.unblock_all_in_turn();
+        }
         self.serve();
         self.recall_for_the_starved();
         self.tell_of_deadlocks();
@@ -254,7 +270,9 @@ impl State {
         let pace = if self.idle_ticks < TICKS_AT_SPEED { TICK } else { SLOW_TICK };
         let waiting = (!self.queue.is_empty() || !self.reservations.is_empty()).then_some(pace);
         let suspects = self.waits.has_suspects().then_some(TICK);
-        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends()];
+        let patient_since = self.now.checked_sub(PATIENCE).map_or(0, |at| at + 1);
+        let patience_ends = self.queue.hungry_from(patient_since).map(|since| since + PATIENCE);
+        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends(), patience_ends];
         let due = at.into_iter().flatten().min().map(|at| at.saturating_sub(self.now).max(1));
         [waiting, suspects, due].into_iter().flatten().min()
     }
@@ -410,10 +428,11 @@ impl State {
     fn node_joined(&mut self, info: NodeInfo, running: Vec<RunningLease>) {
         let id = info.id;
         self.nodes.join(info);
+        self.shares_changed();
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         self.adopt(id, running);
         self.freed_on(id);
-        self.queue.unblock_in_turn();
+        self.queue.unblock_all_in_turn();
         // Whoever waited when there was no node at all is told what could never be.
         if self.nodes.len() == 1 {
             self.refuse_the_infeasible();
@@ -432,6 +451,7 @@ impl State {
                 Holder::Tasks(_) | Holder::Nobody => None,
             })
             .collect();
+        self.nodes.remember(node.clone(), self.now);
         for lease in node.leases {
             self.forget_lease(lease);
         }
@@ -440,6 +460,7 @@ impl State {
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
         self.worker_jobs.retain(|_, (_, of)| *of != id);
+        self.shares_changed();
         self.refuse_the_infeasible();
     }
 
@@ -456,7 +477,7 @@ impl State {
         if self.worker_jobs.insert(worker, (job, node)).is_some() {
             return;
         }
-        self.queue.unpark(&Hold::UnknownJob(worker));
+        self.job_is_known(worker);
         let leased: BTreeSet<ProcessId> = match 2 * (self.leases.leases.len() + self.connected.len()) + FORMER_WORKERS {
             limit if self.worker_jobs.len() <= limit => return,
             _ => self.leases.leases.values().filter_map(|lease| Some(lease.worker?.0)).collect(),
@@ -475,13 +496,33 @@ impl State {
                 self.order(node, NodeMessage::Prestart { job: id, count: cpus.min(count) });
             }
         }
-        self.queue.unpark(&Hold::UnknownJob(driver));
+        self.job_is_known(driver);
+    }
+
+    /// For which job a process works is known now.
+    fn job_is_known(&mut self, process: ProcessId) {
+        self.queue.unpark(&Hold::UnknownJob(process));
+        for asker in self.leases.asked_by(process) {
+            self.requeue(&asker);
+        }
     }
 
     fn insert_job(&mut self, spec: JobSpec) {
         self.drivers.insert(spec.driver.process, spec.id);
-        let holds = self.jobs.get(&spec.id).map_or(0, |job| job.holds);
-        self.jobs.insert(spec.id, Job { spec: Arc::new(spec), is_over: false, holds });
+        let id = spec.id;
+        let spec = Arc::new(spec);
+        match self.jobs.get_mut(&id) {
+            Some(job) => (job.spec, job.is_over) = (spec, false),
+            None => {
+                let job = Job { spec, began: self.now, is_over: false, holds: 0, used: ResourceSet::new(), share: 0 };
+                self.jobs.insert(id, job);
+            }
+        }
+    }
+
+    /// Since when a job's requests count as possible that a node could have held which is gone now.
+    fn job_began(&self, job: Option<JobId>) -> Millis {
+        job.and_then(|job| self.jobs.get(&job)).map_or(0, |job| job.began)
     }
 
     fn is_job_running(&self, job: JobId) -> bool {
@@ -490,10 +531,6 @@ impl State {
 
     fn job_priority(&self, job: JobId) -> i32 {
         self.jobs.get(&job).map_or(0, |job| job.spec.priority)
-    }
-
-    fn priority_of(&self, process: ProcessId) -> i32 {
-        self.job_of(process).map_or(0, |job| self.job_priority(job))
     }
 
     /// Something of a job began or ended.

@@ -63,6 +63,9 @@ impl State {
                 Fact::Group(spec, bundles) => {
                     let id = spec.id;
                     state.insert_group(*spec);
+                    if bundles.iter().any(Option::is_some) {
+                        state.groups.note_possible(id);
+                    }
                     for (index, place) in bundles.into_iter().enumerate() {
                         if let Some(place) = place {
                             places.entry(place.node).or_default().push((id, index as u32, place));
@@ -219,5 +222,7 @@ impl State {
                 self.process_lost(owner, None);
             }
         }
+        // Until now, a node that could hold it might have come back.
+        self.refuse_the_infeasible();
     }
 }

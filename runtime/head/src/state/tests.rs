@@ -13,8 +13,11 @@ use wingbeat_net::messages::{
 use super::{Action, Event, Millis, State};
 
 mod actors;
+mod exact;
+mod faults;
 mod groups;
 mod leases;
+mod load;
 mod scheduling;
 mod why;
 

@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::state::facts::Fact;
 use crate::state::leases::Holder;
 use crate::state::placing::Attempt;
-use crate::state::queue::{Class, Rank, Waiter};
+use crate::state::queue::{Class, Waiter};
 
 impl State {
     /// The actor of this name, also one that may still come back after the head was started again.
@@ -149,16 +149,17 @@ impl State {
             self.actors.resting.insert((actor.not_before, id));
             return;
         }
-        let (shape, priority) = (Self::placement_of(&actor.spec), self.job_priority(actor.spec.job));
+        let (shape, job) = (Self::placement_of(&actor.spec), actor.spec.job);
         let shape = match actor.shape {
             Some(shape) => shape,
             None => self.shapes.add(shape, &mut self.nodes),
         };
-        let rank = Rank { priority: std::cmp::Reverse(priority), has: 0, turn: self.next_turn() };
+        let turn = self.next_turn();
+        let standing = self.standing(Some(job), 0, turn);
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.shape = Some(shape);
         }
-        self.queue.put(Waiter::Actor(id), rank, self.shapes.class_of(shape), self.now);
+        self.queue.put(Waiter::Actor(id), standing, self.shapes.class_of(shape, standing.job), self.now);
     }
 
     /// It waits for no place any more.
@@ -195,7 +196,10 @@ impl State {
         let Some(actor) = self.actors.actors.get(&id) else { return };
         let Some(shape) = actor.shape else { return };
         let what = format!("actor {}", actor.spec.class_name);
-        if let Some(error) = self.shape_infeasible(shape, what).or_else(|| self.quota_error(Waiter::Actor(id))) {
+        // It has lived: what was possible then may be again.
+        let since = if actor.incarnation.0 > 0 { 0 } else { self.job_began(Some(actor.spec.job)) };
+        let error = self.shape_infeasible(shape, what, since).or_else(|| self.quota_error(Waiter::Actor(id)));
+        if let Some(error) = error {
             self.bury_actor(id, error);
         }
     }
@@ -326,7 +330,7 @@ impl State {
             Holder::Tasks(_) | Holder::Nobody => None,
         });
         let waiting =
-            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.in_class(Class::InGroup(shape)));
+            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.for_all(Class::InGroup(shape, None)));
         let waiting = waiting.filter_map(|waiter| match waiter {
             Waiter::Actor(actor) => Some(actor),
             _ => None,
