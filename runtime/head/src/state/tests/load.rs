@@ -30,7 +30,7 @@ struct Process {
 enum Next {
     TaskDone(ProcessId, LeaseId),
     ActorDone(ProcessId, ActorId, LeaseId),
-    GroupDone(ProcessId, u64),
+    GroupIsOver(ProcessId, u64),
 }
 
 struct Load {
@@ -138,7 +138,7 @@ impl Load {
                         self.placed.insert(group, self.bench.now);
                         if self.processes.get(&process).is_some_and(|known| matches!(known.habit, Habit::Groups(_))) {
                             let millis = self.processes[&process].millis;
-                            self.after(millis, Next::GroupDone(process, group.0));
+                            self.after(millis, Next::GroupIsOver(process, group.0));
                         }
                     }
                     HeadEvent::Refused { error, .. } => panic!("{process} was refused: {error}"),
@@ -177,7 +177,7 @@ impl Load {
                 self.processes.get_mut(&process).unwrap().done += 1;
                 self.begin(process);
             }
-            Next::GroupDone(process, group) => {
+            Next::GroupIsOver(process, group) => {
                 self.bench.remove_group(group);
                 self.processes.get_mut(&process).unwrap().done += 1;
                 self.begin(process);
