@@ -6,6 +6,8 @@
 //! # anyhow::Ok(())
 //! ```
 
+pub mod hosts;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -239,6 +241,11 @@ impl TestCluster {
     /// The number of nodes that were added.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Where its daemons keep files.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The head's `host:port`.
