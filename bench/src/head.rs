@@ -57,6 +57,7 @@ impl Head {
             executable,
             working_dir: String::new(),
             env: BTreeMap::new(),
+            local_env: BTreeMap::new(),
             namespace: String::new(),
             priority: 0,
         })));
@@ -117,6 +118,7 @@ impl Head {
             holds: ResourceSet::new(),
             max_restarts: 0,
             max_concurrency: 1,
+            max_pending_calls: None,
             groups: BTreeMap::new(),
             name: None,
             detached: false,

@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
+use wingbeat_core::names::{printable, printable_lines};
 use wingbeat_core::resources::MEMORY;
+use wingbeat_core::spec::ScopedName;
 use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
 use wingbeat_net::messages::ClusterState;
@@ -16,6 +18,7 @@ use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessReque
 use wingbeat_worker::{join, token};
 
 use crate::daemons::DEFAULT_PORT;
+use crate::say::say;
 use crate::sizes;
 
 #[derive(Args)]
@@ -61,7 +64,7 @@ pub(crate) async fn status(args: StatusArgs) -> Result<()> {
     let head = connect(&args.at).await?;
     let state = head.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&state)?);
+        say!("{}", serde_json::to_string_pretty(&state)?);
     } else {
         show(&state);
     }
@@ -72,7 +75,7 @@ pub(crate) async fn stop(args: StopArgs) -> Result<()> {
     let head = connect(&args.at).await?;
     // The answer and the end of the connection race; both say that it stopped.
     match head.stop(mux::within(Duration::from_secs(10))).await {
-        Ok(()) | Err(tarpc::client::RpcError::Shutdown) => println!("stopped"),
+        Ok(()) | Err(tarpc::client::RpcError::Shutdown) => say!("stopped"),
         Err(error) => return Err(error).context("the head did not answer"),
     }
     Ok(())
@@ -87,9 +90,13 @@ fn table(headings: &[&str]) -> Table {
     table
 }
 
+fn scoped(name: Option<&ScopedName>) -> String {
+    name.map(|name| printable(&format!("{}/{}", name.namespace, name.name)).into_owned()).unwrap_or_default()
+}
+
 fn show(state: &ClusterState) {
     let cluster = state.cluster.map(|cluster| cluster.to_string()).unwrap_or_default();
-    println!("{cluster}, up {} s", state.uptime_secs);
+    say!("{cluster}, up {} s", state.uptime_secs);
     let mut nodes = table(&["node", "host", "free / total", "object store", "leases"]);
     for node in &state.nodes {
         let resources: Vec<String> = node
@@ -108,38 +115,38 @@ fn show(state: &ClusterState) {
             .collect();
         nodes.add_row([
             node.info.id.to_string(),
-            node.info.hostname.clone(),
+            printable(&node.info.hostname).into_owned(),
             resources.join(", "),
             sizes::shown(node.info.store_bytes),
             node.leases.to_string(),
         ]);
     }
     if state.nodes.is_empty() {
-        println!("no nodes; add one with `wingbeat worker --head <this head>`");
+        say!("no nodes; add one with `wingbeat worker --head <this head>`");
     } else {
-        println!("{nodes}");
+        say!("{nodes}");
     }
     if !state.jobs.is_empty() {
         let mut jobs = table(&["job", "name", "leases"]);
         for job in &state.jobs {
-            jobs.add_row([job.id.to_string(), job.name.clone(), job.leases.to_string()]);
+            jobs.add_row([job.id.to_string(), printable(&job.name).into_owned(), job.leases.to_string()]);
         }
-        println!("{jobs}");
+        say!("{jobs}");
     }
     if !state.actors.is_empty() {
         let mut actors = table(&["actor", "class", "name", "state", "node", "pid", "restarts"]);
         for actor in &state.actors {
             actors.add_row([
                 actor.id.to_string(),
-                actor.class_name.clone(),
-                actor.name.as_ref().map(|name| format!("{}/{}", name.namespace, name.name)).unwrap_or_default(),
+                printable(&actor.class_name).into_owned(),
+                scoped(actor.name.as_ref()),
                 actor.state.clone(),
                 actor.node.map(|node| node.to_string()).unwrap_or_default(),
                 actor.pid.map(|pid| pid.to_string()).unwrap_or_default(),
                 actor.restarts.to_string(),
             ]);
         }
-        println!("{actors}");
+        say!("{actors}");
     }
     if !state.placement_groups.is_empty() {
         let mut groups = table(&["placement group", "name", "state", "strategy", "bundles", "nodes"]);
@@ -148,31 +155,32 @@ fn show(state: &ClusterState) {
                 group.bundles.iter().filter_map(|(_, node)| node.map(|node| node.to_string())).collect();
             groups.add_row([
                 group.id.to_string(),
-                group.name.as_ref().map(|name| format!("{}/{}", name.namespace, name.name)).unwrap_or_default(),
+                scoped(group.name.as_ref()),
                 group.state.clone(),
                 format!("{:?}", group.strategy),
                 group.bundles.len().to_string(),
                 nodes.into_iter().collect::<Vec<_>>().join(", "),
             ]);
         }
-        println!("{groups}");
+        say!("{groups}");
     }
     for quota in &state.quotas {
-        println!("namespace {} holds {} of its quota of {}", quota.namespace, quota.used, quota.limit);
+        say!("namespace {} holds {} of its quota of {}", printable(&quota.namespace), quota.used, quota.limit);
     }
     for node in &state.nodes {
         if let Some(why) = &node.draining {
-            println!("{} ({}) is being drained: {why}", node.info.hostname, node.info.id);
+            say!("{} ({}) is being drained: {}", printable(&node.info.hostname), node.info.id, printable(why));
         }
         for held in &node.held_devices {
-            println!("{} ({}) cannot give on {held}", node.info.hostname, node.info.id);
+            say!("{} ({}) cannot give on {}", printable(&node.info.hostname), node.info.id, printable(held));
         }
     }
     if !state.pending.is_empty() {
         let mut pending = table(&["waiting", "wingbeat why", "count", "why"]);
         for row in &state.pending {
-            pending.add_row([row.name.clone(), row.id.clone(), row.count.to_string(), row.why.clone()]);
+            let (name, why) = (printable(&row.name).into_owned(), printable_lines(&row.why).into_owned());
+            pending.add_row([name, row.id.clone(), row.count.to_string(), why]);
         }
-        println!("{pending}");
+        say!("{pending}");
     }
 }

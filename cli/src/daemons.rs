@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
-use wingbeat_core::ClusterId;
+use wingbeat_core::{ClusterId, names};
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
+use wingbeat_net::handshake::MAKE_A_TOKEN;
 use wingbeat_worker::node::{self, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
+use crate::say::say_of_daemon;
 use crate::sizes;
 
 /// The port of a head unless told otherwise.
@@ -32,7 +34,8 @@ pub(crate) struct HeadArgs {
     #[arg(long)]
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
-    /// that is started with the file of another goes on with its cluster.
+    /// that is started with the file of another goes on with its cluster. Only you can read the file; the programs of
+    /// detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
 }
@@ -83,11 +86,30 @@ pub(crate) fn token_for(ip: Option<IpAddr>, file: Option<&std::path::Path>) -> R
     }
     if ip.is_some_and(|ip| !ip.is_loopback()) {
         bail!(
-            "beyond loopback a token must be given on purpose: anybody who has it can run code as you. Make one with\n    \
-             (umask 077; head -c 32 /dev/urandom | base64 > token)\nand give it to every machine with --token-file token"
+            "beyond loopback a token must be given on purpose: anybody who has it can run code as you; {MAKE_A_TOKEN}, on \
+             every machine"
         );
     }
     Ok(token::own()?)
+}
+
+/// The address by which others reach a socket: one that listens on all interfaces, by that on the way to elsewhere.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    // A datagram socket that is connected has the address of its route; nothing is sent. The documentation's networks
+    // are nobody's, and so lie behind the default route.
+    let through = |from: &str, to: &str| {
+        let socket = std::net::UdpSocket::bind(from).ok()?;
+        socket.connect(to).ok()?;
+        socket.local_addr().ok().map(|local| local.ip()).filter(|ip| !ip.is_unspecified())
+    };
+    let by_v4 = || through("0.0.0.0:0", "192.0.2.1:9");
+    let by_v6 = || through("[::]:0", "[2001:db8::1]:9").filter(|_| address.is_ipv6());
+    // Without a route elsewhere, nobody is elsewhere.
+    let local = if address.is_ipv6() { IpAddr::from(std::net::Ipv6Addr::LOCALHOST) } else { [127, 0, 0, 1].into() };
+    SocketAddr::new(by_v4().or_else(by_v6).unwrap_or(local), address.port())
 }
 
 pub(crate) async fn asked_to_end() -> Result<&'static str> {
@@ -100,6 +122,7 @@ pub(crate) async fn asked_to_end() -> Result<&'static str> {
 }
 
 pub(crate) async fn head(args: HeadArgs) -> Result<()> {
+    wingbeat_net::descriptors::raise_limit();
     let token = token_for(Some(args.host), args.token_file.as_deref())?;
     let config = HeadConfig { tcp: Some(SocketAddr::new(args.host, args.port)), token, cluster: ClusterId::random() };
     let head = match &args.journal {
@@ -108,10 +131,11 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     };
     let head = head.context("cannot start the head")?;
     let address = head.address().tcp.context("the head does not listen")?;
-    println!("wingbeat head listening at {address}");
-    println!("  add a machine:  wingbeat worker --head {address}");
-    println!("  use it:         WINGBEAT_ADDRESS={address} <your program>");
-    println!("  look at it:     wingbeat status --address {address}");
+    say_of_daemon!("wingbeat head listening at {address}");
+    let address = reachable(address);
+    say_of_daemon!("  add a machine:  wingbeat worker --head {address}");
+    say_of_daemon!("  use it:         WINGBEAT_ADDRESS={address} <your program>");
+    say_of_daemon!("  look at it:     wingbeat status --address {address}");
     tokio::select! {
         why = asked_to_end() => eprintln!("wingbeat head: {}; ending the cluster", why?),
         () = head.stopped() => eprintln!("wingbeat head: the cluster was stopped"),
@@ -121,6 +145,12 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
 }
 
 pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
+    wingbeat_net::descriptors::raise_limit();
+    for (key, value) in &args.labels {
+        for word in [key, value] {
+            names::check(word).map_err(|why| anyhow::anyhow!("--label {}: {why}", names::shortened(key)))?;
+        }
+    }
     // Whether a token must have been given depends on where the head is; until then, the given one or our own.
     let token = match token::given(args.token_file.as_deref())? {
         Some(token) => token,
@@ -149,7 +179,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         listen: ip.map(|ip| SocketAddr::new(ip, 0)),
     };
     let node = node::start(config).await.context("cannot start the node")?;
-    println!("wingbeat worker {} joined {} with {resources}", node.id(), args.head);
+    say_of_daemon!("wingbeat worker {} joined {} with {resources}", node.id(), args.head);
     let outcome = tokio::select! {
         why = asked_to_end() => {
             eprintln!("wingbeat worker: {}; ending what runs here", why?);
@@ -160,9 +190,26 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
                 eprintln!("wingbeat worker: {why}");
                 Ok(())
             }
-            Err(why) => Err(anyhow::anyhow!("{why}; start this worker again when the head is back")),
+            Err(why) => Err(anyhow::Error::msg(why)),
         },
     };
     node.shut_down();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_on_all_interfaces_says_where_others_reach_it() {
+        let bound = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(reachable(bound("10.1.2.3:6420")), bound("10.1.2.3:6420"));
+        for all in ["0.0.0.0:6420", "[::]:6420"] {
+            let shown = reachable(bound(all));
+            assert!(!shown.ip().is_unspecified() && shown.port() == 6420, "{shown}");
+            // It is an address of this machine.
+            std::net::UdpSocket::bind(SocketAddr::new(shown.ip(), 0)).unwrap();
+        }
+    }
 }

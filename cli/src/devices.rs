@@ -5,6 +5,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use wingbeat_worker::gpus::Gpus;
 
+use crate::say::say;
 use crate::sizes;
 
 /// Show this machine's GPUs, as a node here would offer them.
@@ -27,11 +28,11 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 None => serde_json::json!({ "index": index }),
             })
             .collect();
-        println!("{}", serde_json::to_string(&known)?);
+        say!("{}", serde_json::to_string(&known)?);
         return Ok(());
     }
     if gpus.count == 0 {
-        println!("this machine has no GPU that can be used");
+        say!("this machine has no GPU that can be used");
         return Ok(());
     }
     let mut table = Table::new();
@@ -46,6 +47,6 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
         };
         table.add_row([index.to_string()].into_iter().chain(row));
     }
-    println!("{table}");
+    say!("{table}");
     Ok(())
 }

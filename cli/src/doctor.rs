@@ -9,6 +9,7 @@ use comfy_table::{Table, presets};
 use wingbeat_train::{Diagnosis, doctor};
 use wingbeat_worker::join;
 
+use crate::say::say;
 use crate::sizes;
 
 /// Find out what would go wrong with training on a cluster's nodes: whether each reaches each other, and their versions,
@@ -35,15 +36,15 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
     let diagnosis = doctor(&args.python).await;
     session.shutdown().await;
     let diagnosis = diagnosis?;
-    println!("{}", table(&diagnosis));
+    say!("{}", table(&diagnosis));
     for finding in &diagnosis.findings {
-        println!("{}: {}", if finding.is_fatal { "error" } else { "warning" }, finding.text);
+        say!("{}: {}", if finding.is_fatal { "error" } else { "warning" }, finding.text);
     }
     match diagnosis.findings.iter().any(|finding| finding.is_fatal) {
         true => Ok(ExitCode::FAILURE),
         false => {
             if diagnosis.findings.is_empty() {
-                println!("nothing is wrong");
+                say!("nothing is wrong");
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -6,6 +6,7 @@ mod devices;
 mod doctor;
 mod progress;
 mod rank_logs;
+mod say;
 mod sizes;
 mod torchrun;
 mod train;
@@ -83,7 +84,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // What others said may be in it.
+            eprintln!("error: {}", wingbeat_core::names::printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -10,6 +10,7 @@ use wingbeat_net::messages::{Explanation, Subject};
 use wingbeat_net::mux;
 
 use crate::cluster::{Where, connect};
+use crate::say::say;
 use crate::sizes;
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -78,7 +79,7 @@ pub(crate) async fn why(args: WhyArgs) -> Result<()> {
     let head = connect(&args.at).await?;
     let explanation = head.explain(mux::within(LIMIT), subject).await.context("the head did not answer")??;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&explanation)?);
+        say!("{}", serde_json::to_string_pretty(&explanation)?);
     } else {
         print!("{}", shown(&explanation));
     }
@@ -104,11 +105,11 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<()> {
     let answer = head.drain_node(mux::within(LIMIT), args.node, within, args.reason, args.stop).await;
     answer.context("the head did not answer")??;
     if args.undo {
-        println!("{} takes work again", args.node);
+        say!("{} takes work again", args.node);
     } else {
-        println!("{} takes no new work; what still runs is moved in {}", args.node, sizes::ago(args.within));
-        println!("  look at it:   wingbeat why {}", args.node);
-        println!("  take it back: wingbeat drain {} --undo", args.node);
+        say!("{} takes no new work; what still runs is moved in {}", args.node, sizes::ago(args.within));
+        say!("  look at it:   wingbeat why {}", args.node);
+        say!("  take it back: wingbeat drain {} --undo", args.node);
     }
     Ok(())
 }
@@ -118,7 +119,7 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
     let Some(namespace) = args.namespace else {
         let state = head.state(mux::within(LIMIT)).await.context("the head did not answer")?;
         if state.quotas.is_empty() {
-            println!("no quotas; set one with `wingbeat quota NAMESPACE CPU=8`");
+            say!("no quotas; set one with `wingbeat quota NAMESPACE CPU=8`");
         }
         for row in state.quotas {
             writeln!(std::io::stdout(), "{}: {} of {}", row.namespace, row.used, row.limit)?;
@@ -138,8 +139,8 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
     };
     head.set_quota(mux::within(LIMIT), namespace.clone(), limit.clone()).await.context("the head did not answer")??;
     match limit {
-        Some(limit) => println!("{namespace} may hold {limit} at a time"),
-        None => println!("{namespace} may hold anything"),
+        Some(limit) => say!("{namespace} may hold {limit} at a time"),
+        None => say!("{namespace} may hold anything"),
     }
     Ok(())
 }

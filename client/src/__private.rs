@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::Session;
-use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues};
+use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn};
 
 pub use futures::StreamExt;
 pub use inventory;
@@ -50,11 +50,11 @@ pub fn cell<C: Any + Send + Sync>(instance: Instance, method: &str) -> Result<Ar
 }
 
 /// The state of an actor that runs one call at a time.
-pub struct Exclusive<T>(tokio::sync::Mutex<T>);
+pub struct Exclusive<T>(Arc<tokio::sync::Mutex<T>>);
 
 impl<T: Send + 'static> Exclusive<T> {
     pub fn instance(value: T) -> Instance {
-        Arc::new(Exclusive(tokio::sync::Mutex::new(value)))
+        Arc::new(Exclusive(Arc::new(tokio::sync::Mutex::new(value))))
     }
     pub async fn read(&self) -> tokio::sync::MutexGuard<'_, T> {
         self.0.lock().await
@@ -65,22 +65,27 @@ impl<T: Send + 'static> Exclusive<T> {
     pub fn run_read(self: Arc<Self>, call: impl FnOnce(&T) -> Finished + Send + 'static) -> Running {
         self.run_write(|state| call(state))
     }
-    /// Runs a call that is not asynchronous. It waits its turn without blocking the thread, which may be the one that
-    /// the holder of the lock goes on with.
+    /// Runs a call that is not asynchronous. It waits for its turn without blocking the thread, which may be the one that
+    /// the holder of the lock goes on with; the call itself runs outside of any runtime.
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
         if let Ok(mut state) = self.0.try_lock() {
             return Running::Done(call(&mut state));
         }
-        Running::Future(Box::pin(async move { call(&mut *self.0.lock().await) }))
+        let lock = self.0.clone().lock_owned();
+        Running::Waiting(Box::pin(async move {
+            let mut state = lock.await;
+            let turn: Turn = Box::new(move || call(&mut state));
+            turn
+        }))
     }
 }
 
 /// The state of an actor that runs several calls at a time.
-pub struct Shared<T>(tokio::sync::RwLock<T>);
+pub struct Shared<T>(Arc<tokio::sync::RwLock<T>>);
 
 impl<T: Send + Sync + 'static> Shared<T> {
     pub fn instance(value: T) -> Instance {
-        Arc::new(Shared(tokio::sync::RwLock::new(value)))
+        Arc::new(Shared(Arc::new(tokio::sync::RwLock::new(value))))
     }
     pub async fn read(&self) -> tokio::sync::RwLockReadGuard<'_, T> {
         self.0.read().await
@@ -93,14 +98,24 @@ impl<T: Send + Sync + 'static> Shared<T> {
         if let Ok(state) = self.0.try_read() {
             return Running::Done(call(&state));
         }
-        Running::Future(Box::pin(async move { call(&*self.0.read().await) }))
+        let lock = self.0.clone().read_owned();
+        Running::Waiting(Box::pin(async move {
+            let state = lock.await;
+            let turn: Turn = Box::new(move || call(&state));
+            turn
+        }))
     }
     /// As [`Exclusive::run_write`].
     pub fn run_write(self: Arc<Self>, call: impl FnOnce(&mut T) -> Finished + Send + 'static) -> Running {
         if let Ok(mut state) = self.0.try_write() {
             return Running::Done(call(&mut state));
         }
-        Running::Future(Box::pin(async move { call(&mut *self.0.write().await) }))
+        let lock = self.0.clone().write_owned();
+        Running::Waiting(Box::pin(async move {
+            let mut state = lock.await;
+            let turn: Turn = Box::new(move || call(&mut state));
+            turn
+        }))
     }
 }
 

@@ -14,6 +14,9 @@ use crate::{CallOptions, IntoArg};
 
 /// An actor, whatever its class: its id, and ways to end it. Handles of classes are made of it.
 ///
+/// An actor ends when nobody has a handle of it any more. Two actors that have handles of each other keep each other alive,
+/// until their creator or job ends, or one is killed or terminated.
+///
 /// ```no_run
 /// # struct Tally { n: u64 }
 /// # #[wingbeat::actor] impl Tally { fn new(n: u64) -> Self { Tally { n } } fn add(&mut self, by: u64) -> u64 { self.n += by; self.n } }
@@ -138,6 +141,18 @@ impl<Signature> ActorOptions<Signature> {
     /// How often it is started again when its process or node is lost; never if nothing is said.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.options.max_restarts = Some(restarts);
+        self
+    }
+
+    /// Calls of one process that may wait or run; the next one fails with [`Error::TooManyPendingCalls`]. Without limit if
+    /// nothing is said: then what does not fit into the actor waits in the memory of its caller.
+    ///
+    /// ```no_run
+    /// # struct Tally; #[wingbeat::actor] impl Tally { fn new(start: u64) -> Self { Tally } fn add(&mut self, by: u64) {} }
+    /// let tally = Tally::options().max_pending_calls(1000).remote(0);
+    /// ```
+    pub fn max_pending_calls(mut self, calls: u32) -> Self {
+        self.options.max_pending_calls = Some(calls);
         self
     }
 

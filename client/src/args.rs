@@ -4,7 +4,10 @@ use wingbeat_process::CallArgs;
 
 use crate::ObjectRef;
 
-/// What can be given where a remote function takes a `T`: a `T`, or a ref to one.
+/// What can be given where a remote function takes a `T`: a `T`, or a ref to one; where it takes a `String`, also a `&str`.
+///
+/// Since several types fit, the compiler cannot guess what `.into()` is to make, or the type of `None`: write
+/// `String::from(x)` or `None::<u64>`.
 ///
 /// Implemented here for those; called by the code that the macros write.
 ///
@@ -30,6 +33,12 @@ pub trait IntoArg<T> {
 impl<T: Serialize + DeserializeOwned + Send + 'static> IntoArg<T> for T {
     fn add_to(self, args: &mut CallArgs<'_>) {
         args.value(&self);
+    }
+}
+
+impl IntoArg<String> for &str {
+    fn add_to(self, args: &mut CallArgs<'_>) {
+        args.value(&self.to_owned());
     }
 }
 

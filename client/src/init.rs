@@ -51,7 +51,8 @@ pub fn init_blocking() -> Result<Session> {
     block_on(init().into_future())
 }
 
-/// Leaves the cluster; a private one ends. What is pending fails.
+/// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read; every other ref,
+/// stream and call, also a pending one, fails with [`Error::SessionEnded`](crate::Error::SessionEnded).
 pub async fn shutdown() {
     if let Ok(session) = Session::current() {
         session.shutdown().await;
@@ -87,7 +88,7 @@ pub struct Init {
 }
 
 impl Init {
-    /// The token of the cluster; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or this user's own.
+    /// The token of the cluster, of at least 16 bytes; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or this user's own.
     pub fn token(mut self, token: &str) -> Self {
         self.options.token = Some(token.to_owned());
         self
@@ -143,7 +144,10 @@ impl Init {
         self
     }
 
-    /// A variable of the worker processes' environment, beside this process's own.
+    /// A variable of the worker processes' environment. Those on this process's machine also get all of its own; those on
+    /// other machines get of its own only what is no secret, such as `PATH`, `LANG`, `RUST_*`, `PYTHON*` or `CUDA_*` (the
+    /// list is in [`wingbeat_worker::environment`]). So name here what they need besides, keys of clouds for example: what
+    /// is named is sent over the network and written to the head's journal.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.options.env.insert(name.to_owned(), value.to_owned());
         self

@@ -52,7 +52,7 @@ pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
-pub use wingbeat_process::{Entered, ObjectView, Session, block_on};
+pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
 ///
@@ -86,6 +86,9 @@ pub use wingbeat_macros::main;
 /// `options()`. Arguments and results are any serde types; an argument may also be a ref to one, whose value is
 /// then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
 /// [`ObjectStream`], and the `E` of a `Result<T, E>` through [`Error::application`].
+///
+/// A task that waits for a ref gives its CPUs to others meanwhile. Only its own thread counts: one that joins threads which
+/// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
 /// Options: `num_cpus`, `num_gpus`, `max_retries`, `retry_errors`, `stream_ahead`.
 ///

@@ -53,7 +53,8 @@ impl<T> ObjectRef<T> {
     }
 
     /// Asks for the task that makes the value not to run, or to stop; see [`is_cancelled`](crate::is_cancelled). The
-    /// tasks that it submitted are cancelled too. A finished task is left alone.
+    /// tasks that it submitted are cancelled too. A finished task is left alone. Whoever has the ref can do this: a ref to
+    /// an object of another process sends the request there.
     ///
     /// ```no_run
     /// # #[wingbeat::remote] fn search() -> u64 { 0 }
@@ -72,6 +73,10 @@ impl<T> ObjectRef<T> {
     }
 
     /// As [`cancel`](Self::cancel), and if the task runs, its worker process ends.
+    ///
+    /// A call of an actor is not ended by force, since its process holds the state that others use: its result is
+    /// [`Error::Cancelled`] at once, and the method is asked to stop, as by `cancel`. The actor lives on, busy for as long
+    /// as the method runs; [`ActorRef::kill_may_restart`](crate::ActorRef::kill_may_restart) ends its process.
     pub fn cancel_force(&self) {
         if let Some(session) = self.handle.session() {
             session.cancel(&self.handle, true);
@@ -112,7 +117,10 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     /// As `get`, or [`Error::TimedOut`]; the task goes on.
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
         match self.handle.session() {
-            Some(session) => session.within(limit, format!("getting {}", self.id()), self.get()).await,
+            Some(session) => {
+                let what = || format!("getting {}", session.title(&self.handle));
+                session.within(limit, what, self.get()).await
+            }
             None => self.get().await,
         }
     }

@@ -67,6 +67,10 @@ impl<Signature> TaskOptions<Signature> {
 
     /// How long the task may take from this call to its result; then it is cancelled, and the result is
     /// [`Error::TimedOut`].
+    ///
+    /// A function that is not asynchronous is not interrupted: until it returns, it holds its process and its CPUs. Have
+    /// it look at [`is_cancelled`](crate::is_cancelled) now and then, or end its process with
+    /// [`cancel_force`](crate::ObjectRef::cancel_force).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.options.timeout = Some(limit);
         self
@@ -98,7 +102,9 @@ impl CallOptions {
         Self::default()
     }
 
-    /// How long a call may take; then its result is [`Error::TimedOut`].
+    /// How long a call may take; then it is cancelled, and its result is [`Error::TimedOut`]. A method that is not
+    /// asynchronous is not interrupted, and later calls wait for it: have it look at
+    /// [`is_cancelled`](crate::is_cancelled) now and then.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.options.timeout = Some(limit);
         self

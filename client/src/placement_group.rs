@@ -74,7 +74,8 @@ pub struct NewPlacementGroup {
 
 /// A group of bundles that are reserved all at once or not at all; packed on few nodes if nothing else is said.
 ///
-/// It lives until it is removed, or until its creator ends. What runs in it ends with it.
+/// It lives until it is removed, or until its creator ends. What runs in it ends with it. A group that no nodes could ever
+/// hold is made, too: the error is what [`PlacementGroup::ready`] gives, at once.
 pub fn placement_group(bundles: impl IntoIterator<Item = Bundle>) -> NewPlacementGroup {
     NewPlacementGroup { bundles: bundles.into_iter().collect(), options: GroupOptions::default() }
 }
@@ -140,7 +141,8 @@ impl IntoFuture for NewPlacementGroup {
     }
 }
 
-/// A placement group. Copies of this handle are all the same group; dropping them changes nothing.
+/// A placement group. Copies of this handle are all the same group. Dropping them changes nothing: the group keeps what it
+/// has reserved, also after the last one, until [`remove`](Self::remove) or the end of its creator.
 #[derive(Clone, Debug)]
 pub struct PlacementGroup {
     spec: PlacementGroupSpec,

@@ -1,11 +1,18 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
+use wingbeat_core::ActorId;
 use wingbeat_core::error::{Error, Result};
+use wingbeat_process::Session;
 
 use crate::{ObjectRef, wait};
 
 /// Spreads values over a set of actors, one call at a time each.
+///
+/// An actor that has died leaves the pool: the call that found it dead fails, and later ones go to the others. When none is
+/// left, calls fail with the [`Error::ActorDied`] of the last.
 ///
 /// ```no_run
 /// # struct Worker; #[wingbeat::actor] impl Worker { fn new() -> Self { Worker } fn run(&mut self, x: u64) -> u64 { x } }
@@ -17,22 +24,41 @@ use crate::{ObjectRef, wait};
 /// ```
 pub struct ActorPool<A> {
     actors: Vec<A>,
+    dead: Arc<Dead>,
+}
+
+/// The members of a pool that have died, by their number, with the error that said so.
+#[derive(Default)]
+struct Dead(Mutex<BTreeMap<usize, Error>>);
+
+/// An actor of a pool.
+struct Member<A> {
+    number: usize,
+    actor: A,
+    /// What the last call went to. Only its result says which actor a handle stands for.
+    called: Option<(Session, ActorId)>,
+}
+
+impl<A> Member<A> {
+    fn is_known_to_be_dead(&self) -> bool {
+        self.called.as_ref().is_some_and(|(session, actor)| session.is_dead(*actor))
+    }
 }
 
 impl<A: Clone> ActorPool<A> {
     /// A pool of these actors.
     pub fn new(actors: impl IntoIterator<Item = A>) -> Self {
-        ActorPool { actors: actors.into_iter().collect() }
+        ActorPool { actors: actors.into_iter().collect(), dead: Arc::default() }
     }
 
-    /// The number of actors.
+    /// The number of actors that are not known to be dead.
     pub fn len(&self) -> usize {
-        self.actors.len()
+        self.actors.len() - self.dead.0.lock().len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.actors.is_empty()
+        self.len() == 0
     }
 
     /// Calls an actor with every value, and answers with the results in the order of the values.
@@ -85,7 +111,10 @@ impl<A: Clone> ActorPool<A> {
     /// # }
     /// ```
     pub fn work<T>(&mut self) -> PoolWork<A, T> {
-        PoolWork { idle: self.actors.iter().cloned().collect(), busy: Vec::new(), done: VecDeque::new(), submitted: 0 }
+        let dead = self.dead.0.lock();
+        let living = self.actors.iter().enumerate().filter(|(number, _)| !dead.contains_key(number));
+        let idle = living.map(|(number, actor)| Member { number, actor: actor.clone(), called: None }).collect();
+        PoolWork { idle, busy: Vec::new(), done: VecDeque::new(), submitted: 0, dead: self.dead.clone() }
     }
 
     async fn run<V, T>(
@@ -113,30 +142,52 @@ impl<A: Clone> ActorPool<A> {
 
 /// Calls that an [`ActorPool`] works on; see [`ActorPool::work`].
 pub struct PoolWork<A, T> {
-    idle: VecDeque<A>,
+    idle: VecDeque<Member<A>>,
     /// Calls under way, by the order in which they were submitted.
-    busy: Vec<(usize, A, ObjectRef<T>)>,
+    busy: Vec<(usize, Member<A>, ObjectRef<T>)>,
     /// Calls that are over and were not taken yet.
     done: VecDeque<(usize, ObjectRef<T>)>,
     submitted: usize,
+    /// The pool's.
+    dead: Arc<Dead>,
 }
 
 impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
     /// Calls an actor, when one is free.
     ///
     /// # Errors
-    /// The pool is empty.
+    /// The pool is empty, or all its actors are dead: [`Error::ActorDied`].
     pub async fn submit(&mut self, call: impl FnOnce(&A) -> ObjectRef<T>) -> Result<()> {
-        if self.idle.is_empty() {
-            self.finish_one().await?;
-        }
-        let Some(actor) = self.idle.pop_front() else {
-            return Err(Error::InvalidArgument { what: "the pool has no actors; make it of at least one".into() });
-        };
-        let object = call(&actor);
-        self.busy.push((self.submitted, actor, object));
+        let mut member = self.free().await?;
+        let object = call(&member.actor);
+        let handle = object.handle();
+        member.called = handle.session().cloned().zip(handle.producer());
+        self.busy.push((self.submitted, member, object));
         self.submitted += 1;
         Ok(())
+    }
+
+    /// A living actor without a call, when there is one.
+    async fn free(&mut self) -> Result<Member<A>> {
+        loop {
+            while let Some(member) = self.idle.pop_front() {
+                match &member.called {
+                    Some((_, actor)) if member.is_known_to_be_dead() => {
+                        let cause = Box::new(Error::ActorEnded { by: "something else while it was idle".into() });
+                        let class = std::any::type_name::<A>().to_owned();
+                        let error = Error::ActorDied { actor: *actor, class, cause };
+                        self.dead.0.lock().entry(member.number).or_insert(error);
+                    }
+                    _ => return Ok(member),
+                }
+            }
+            if self.busy.is_empty() {
+                let last = self.dead.0.lock().values().next_back().cloned();
+                let what = || "the pool has no actors; make it of at least one".to_owned();
+                return Err(last.unwrap_or_else(|| Error::InvalidArgument { what: what() }));
+            }
+            self.finish_one().await?;
+        }
     }
 
     /// The result of the call that was submitted first of those that were not taken yet; none if there are no more.
@@ -170,7 +221,7 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         Ok(self.done.pop_front())
     }
 
-    /// Waits until a call ends, if there is one; its actor is free again.
+    /// Waits until a call ends, if there is one; its actor is free again, if it lives.
     async fn finish_one(&mut self) -> Result<()> {
         if self.busy.is_empty() {
             return Ok(());
@@ -179,8 +230,13 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         let (ready, _) = wait(refs, 1, None).await?;
         let ended = |ready: &ObjectRef<T>| self.busy.iter().position(|(_, _, object)| object.id() == ready.id());
         if let Some(at) = ready.first().and_then(ended) {
-            let (position, actor, object) = self.busy.swap_remove(at);
-            self.idle.push_back(actor);
+            let (position, member, object) = self.busy.swap_remove(at);
+            match object.handle().failure() {
+                Some(error @ Error::ActorDied { .. }) => {
+                    self.dead.0.lock().insert(member.number, error);
+                }
+                _ => self.idle.push_back(member),
+            }
             self.done.push_back((position, object));
         }
         Ok(())

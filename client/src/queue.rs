@@ -11,6 +11,8 @@ use wingbeat_core::error::Result;
 use wingbeat_process::refs::KeptRef;
 use wingbeat_process::{block_on, refs};
 
+use crate::ObjectRef;
+
 /// Why a queue did not do what it was asked to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueueError {
@@ -42,22 +44,29 @@ struct QueueActor {
     changed: Notify,
 }
 
-/// Calls of one queue that may wait at the same time.
-const WAITING: u32 = 1000;
-
-#[crate::actor(max_concurrency = 1000)]
+// Those who wait for items and those who wait for room, so many at a time, have places of their own: neither keeps the
+// others from what they wait for.
+#[crate::actor(concurrency_groups(get = 1000, put = 1000))]
 impl QueueActor {
     fn new(capacity: u64) -> Self {
         QueueActor { items: Mutex::default(), capacity: capacity as usize, changed: Notify::new() }
     }
 
+    #[method(group = "put")]
     async fn put(&self, item: Item, wait_ms: Option<u64>) -> Result<(), QueueError> {
         let mut item = Some(item);
         self.within(wait_ms, || self.try_put(&mut item)).await.ok_or(QueueError::Full)
     }
 
+    #[method(group = "get")]
     async fn get(&self, wait_ms: Option<u64>) -> Result<Item, QueueError> {
         self.within(wait_ms, || self.items.lock().pop_front()).await.ok_or(QueueError::Empty)
+    }
+
+    /// An item that was taken for somebody who did not wait for it any more.
+    async fn give_back(&self, item: Item) {
+        self.items.lock().push_front(item);
+        self.changed.notify_waiters();
     }
 
     async fn size(&self) -> u64 {
@@ -83,6 +92,10 @@ impl QueueActor {
                 tokio::pin!(changed);
                 // Registered before the attempt, so that a change in between is not missed.
                 changed.as_mut().enable();
+                if crate::is_cancelled() {
+                    // Nobody waits for what this would do; the call ends now.
+                    std::future::pending::<()>().await;
+                }
                 if let Some(done) = attempt() {
                     self.changed.notify_waiters();
                     return done;
@@ -95,6 +108,30 @@ impl QueueActor {
             Some(limit) => tokio::time::timeout(Duration::from_millis(limit), trying).await.ok(),
         }
     }
+}
+
+/// The result of a call; if this is dropped before that is there, `abandon` says what becomes of the call.
+async fn awaited<T, F>(call: ObjectRef<T>, abandon: F) -> Result<T>
+where
+    T: DeserializeOwned + 'static,
+    F: FnOnce(ObjectRef<T>),
+{
+    struct Awaited<T, F: FnOnce(ObjectRef<T>)>(Option<(ObjectRef<T>, F)>);
+    impl<T, F: FnOnce(ObjectRef<T>)> Drop for Awaited<T, F> {
+        fn drop(&mut self) {
+            if let Some((call, abandon)) = self.0.take() {
+                abandon(call);
+            }
+        }
+    }
+    let result = call.get();
+    let mut awaited = Awaited(Some((call, abandon)));
+    let result = result.await;
+    // A wait of a task can be interrupted. That is not the end of the call.
+    if result.is_ok() || awaited.0.as_ref().is_some_and(|(call, _)| call.handle().failure().is_some()) {
+        awaited.0 = None;
+    }
+    result
 }
 
 /// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref, and so
@@ -124,15 +161,12 @@ impl<T> Clone for Queue<T> {
 impl<T> Queue<T> {
     /// A queue that holds at most `capacity` items.
     pub fn bounded(capacity: usize) -> Self {
-        Queue {
-            actor: QueueActor::options().max_concurrency(WAITING).remote(capacity.max(1) as u64),
-            item: PhantomData,
-        }
+        Queue { actor: QueueActor::remote(capacity.max(1) as u64), item: PhantomData }
     }
 
     /// A queue without a bound: producers are never held up, and memory is what limits them.
     pub fn unbounded() -> Self {
-        Queue { actor: QueueActor::options().max_concurrency(WAITING).remote(0u64), item: PhantomData }
+        Queue { actor: QueueActor::remote(0u64), item: PhantomData }
     }
 
     /// The number of items.
@@ -147,10 +181,13 @@ impl<T> Queue<T> {
 impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// Puts an item at the end, when there is room.
     ///
+    /// If this is dropped before it is done, as by a timeout or `select!`, it waits for room no longer. The item is in the
+    /// queue only if there was room already.
+    ///
     /// # Errors
     /// The item cannot be encoded, or the queue's actor is gone.
     pub async fn put(&self, item: &T) -> Result<()> {
-        self.actor.put(self.encode(item)?, None::<u64>).get().await
+        self.putting(item, None).await
     }
 
     /// As [`put`](Self::put), for at most `limit`.
@@ -158,7 +195,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// As `put`; or `error.application::<QueueError>()` is [`QueueError::Full`].
     pub async fn put_timeout(&self, item: &T, limit: Duration) -> Result<()> {
-        self.actor.put(self.encode(item)?, Some(limit.as_millis() as u64)).get().await
+        self.putting(item, Some(limit.as_millis() as u64)).await
     }
 
     /// As [`put`](Self::put), if there is room now.
@@ -179,10 +216,13 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
 
     /// The first item, when there is one.
     ///
+    /// Nothing is lost if this is dropped before it is done, as by a timeout or `select!`: an item that was on its way goes
+    /// back to the front of the queue.
+    ///
     /// # Errors
     /// The queue's actor is gone.
     pub async fn get(&self) -> Result<T> {
-        self.decode(self.actor.get(None::<u64>).get().await?)
+        self.getting(None).await
     }
 
     /// As [`get`](Self::get), for at most `limit`.
@@ -190,7 +230,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// # Errors
     /// As `get`; or `error.application::<QueueError>()` is [`QueueError::Empty`].
     pub async fn get_timeout(&self, limit: Duration) -> Result<T> {
-        self.decode(self.actor.get(Some(limit.as_millis() as u64)).get().await?)
+        self.getting(Some(limit.as_millis() as u64)).await
     }
 
     /// As [`get`](Self::get), if there is an item now.
@@ -207,6 +247,21 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// As `get`.
     pub fn get_blocking(&self) -> Result<T> {
         block_on(self.get())
+    }
+
+    async fn putting(&self, item: &T, wait_ms: Option<u64>) -> Result<()> {
+        let call = self.actor.put(self.encode(item)?, wait_ms);
+        awaited(call, |call| call.cancel()).await
+    }
+
+    async fn getting(&self, wait_ms: Option<u64>) -> Result<T> {
+        let actor = self.actor.clone();
+        let then = |call: ObjectRef<Item>| {
+            call.cancel();
+            // Runs with the item if the call took one, and fails with the call if not.
+            actor.give_back(call);
+        };
+        self.decode(awaited(self.actor.get(wait_ms), then).await?)
     }
 
     fn encode(&self, item: &T) -> Result<Item> {

@@ -10,8 +10,13 @@ use wingbeat_process::{StreamHandle, Value, block_on};
 
 /// The items of a task that is still running, in order. A failure of the task is the last item.
 ///
-/// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken. Dropping the stream
-/// cancels the task.
+/// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken, and then waits.
+/// Dropping the stream cancels the task.
+///
+/// The items of an actor's method may borrow the actor's state. So the actor's other calls wait until such a stream is
+/// taken to its end or dropped; in an actor that runs several calls at a time, those with `&mut self` do. If the items
+/// borrow nothing, say so with `+ use<>` in the method's return type: then the other calls go on while the stream waits
+/// for its consumer.
 ///
 /// ```no_run
 /// #[wingbeat::remote]

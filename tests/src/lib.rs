@@ -6,6 +6,9 @@
 //! # anyhow::Ok(())
 //! ```
 
+pub mod hosts;
+
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -26,8 +29,12 @@ pub struct TestCluster {
     head: Option<Daemon>,
     nodes: Vec<Option<Daemon>>,
     keeps_journal: bool,
+    /// Where the journal is, if not in the cluster's own folder.
+    journal: Option<PathBuf>,
     /// Further environment of the next node.
     env: Vec<(String, String)>,
+    /// Further environment of all daemons.
+    env_of_all: Vec<(String, String)>,
 }
 
 /// A daemon with what it wrote.
@@ -140,6 +147,17 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::start`], with these variables in the environment of every daemon.
+    pub fn with_env(nodes: usize, cpus: u32, env: &[(&str, &str)]) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary()?, false)?;
+        cluster.env_of_all = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
     /// As [`TestCluster::start`], with a head that keeps a journal.
     pub fn with_journal(nodes: usize, cpus: u32) -> Result<TestCluster> {
         let mut cluster = Self::head_only(binary()?, true)?;
@@ -149,25 +167,47 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::with_journal`], with the journal in this file.
+    pub fn with_journal_at(journal: &Path, nodes: usize, cpus: u32) -> Result<TestCluster> {
+        let mut cluster = Self::head_only(binary()?, false)?;
+        cluster.kill_head()?;
+        (cluster.keeps_journal, cluster.journal) = (true, Some(journal.to_owned()));
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
+    /// The file in which the head keeps what must survive it.
+    pub fn journal(&self) -> PathBuf {
+        self.journal.clone().unwrap_or_else(|| self.dir.path().join("journal"))
+    }
+
     fn head_only(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary, keeps_journal)?;
+        cluster.start_head()?;
+        Ok(cluster)
+    }
+
+    fn unstarted(binary: PathBuf, keeps_journal: bool) -> Result<TestCluster> {
         let dir = tempfile::tempdir()?;
         let token = dir.path().join("token");
         std::fs::write(&token, format!("test-{}-{:?}", std::process::id(), std::time::Instant::now()))?;
         let private = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
         std::fs::set_permissions(&token, private)?;
-        let mut cluster = TestCluster {
+        Ok(TestCluster {
             address: String::new(),
             token,
             dir,
             binary,
             head: None,
             nodes: Vec::new(),
-            keeps_journal: false,
+            keeps_journal,
+            journal: None,
             env: Vec::new(),
-        };
-        cluster.keeps_journal = keeps_journal;
-        cluster.start_head()?;
-        Ok(cluster)
+            env_of_all: Vec::new(),
+        })
     }
 
     /// Starts a head; if the last one kept a journal, with that.
@@ -175,7 +215,7 @@ impl TestCluster {
         let mut command = self.command()?;
         command.args(["head", "--port", "0"]);
         if self.keeps_journal {
-            command.arg("--journal").arg(self.dir.path().join("journal"));
+            command.arg("--journal").arg(self.journal());
         }
         let head = Daemon::start(&mut command)?;
         let line = head.log.wait_for("listening at")?;
@@ -190,20 +230,33 @@ impl TestCluster {
         command
             .env("WINGBEAT_TOKEN_FILE", &self.token)
             .env_remove("WINGBEAT_TOKEN")
-            .env("WINGBEAT_ADDRESS", &self.address);
+            .env("WINGBEAT_ADDRESS", &self.address)
+            .envs(self.env_of_all.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }
 
-    /// Adds a node with these further arguments, and answers with its number.
+    /// Adds a node with these further arguments, and answers with its number. Without `--spill-dir` it spills to the
+    /// cluster's own folder, and without `--object-store-memory` its store has 256 MiB.
     pub fn add_node(&mut self, args: &[&str]) -> Result<usize> {
-        let spill = self.dir.path().to_owned();
+        let mut defaults = Vec::new();
+        if !args.contains(&"--spill-dir") {
+            defaults.extend(["--spill-dir".into(), self.dir.path().as_os_str().to_owned()]);
+        }
+        if !args.contains(&"--object-store-memory") {
+            defaults.extend(["--object-store-memory".into(), "256MiB".into()]);
+        }
+        self.start_node(args.iter().map(OsString::from).chain(defaults))
+    }
+
+    /// Adds a node without any arguments, which offers whatever its machine has, and answers with its number.
+    pub fn add_default_node(&mut self) -> Result<usize> {
+        self.start_node(std::iter::empty())
+    }
+
+    fn start_node(&mut self, args: impl Iterator<Item = OsString>) -> Result<usize> {
         let mut command = self.command()?;
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.args(["worker", "--spill-dir"]).arg(spill).args(args);
-        if !args.contains(&"--object-store-memory") {
-            command.args(["--object-store-memory", "256MiB"]);
-        }
-        let node = Daemon::start(&mut command)?;
+        let node = Daemon::start(command.arg("worker").args(args))?;
         node.log.wait_for("joined")?;
         self.nodes.push(Some(node));
         Ok(self.nodes.len() - 1)
@@ -239,6 +292,11 @@ impl TestCluster {
     /// The number of nodes that were added.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Where its daemons keep files.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The head's `host:port`.
@@ -293,6 +351,28 @@ impl TestCluster {
         }
         Ok(())
     }
+}
+
+/// Whether a test may do what only root can: make network namespaces, mount, be another user. Where it cannot, the test
+/// fails, so that nobody takes it for a pass; with `WINGBEAT_SKIP_HOSTS=1` it says that it is skipped.
+pub fn is_root() -> Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1));
+    if user == Some("0") {
+        return Ok(true);
+    }
+    if std::env::var_os("WINGBEAT_SKIP_HOSTS").is_some_and(|value| value == "1") {
+        eprintln!("skipped: it needs root, and WINGBEAT_SKIP_HOSTS=1");
+        return Ok(false);
+    }
+    bail!("this test needs root; run the tests as root, or leave such out with WINGBEAT_SKIP_HOSTS=1")
+}
+
+/// The parent of a process, or 0 if there is none.
+pub fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    rest.split_whitespace().nth(1).and_then(|parent| parent.parse().ok()).unwrap_or_default()
 }
 
 /// Whether a process of this id is there (and is no zombie).

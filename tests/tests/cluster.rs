@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Local, Started};
-use wingbeat::{Error, ObjectRef, get_all_blocking, put};
+use wingbeat::{Error, ObjectRef, get_all_blocking};
 use wingbeat_tests::{TestCluster, is_alive, wait_for_end};
 
 /// Only something that hangs takes so long.
@@ -21,10 +22,8 @@ fn square(x: u64) -> u64 {
 
 #[wingbeat::remote]
 fn parent_pid() -> u32 {
-    // The guard's parent is the daemon: it names the node.
-    let guard = std::os::unix::process::parent_id();
-    let stat = std::fs::read_to_string(format!("/proc/{guard}/stat")).unwrap();
-    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+    // Above the guard and the process that watches it is the daemon: it names the node.
+    wingbeat_tests::parent(wingbeat_tests::parent(std::os::unix::process::parent_id()))
 }
 
 #[wingbeat::remote]
@@ -62,9 +61,19 @@ fn starts_a_child_and_stays(started: PathBuf) -> u64 {
     }
 }
 
+/// Waits until so many of these run at the same time, and answers with its node.
 #[wingbeat::remote]
-fn refs_of_mine() -> Vec<ObjectRef<u64>> {
-    vec![put(&11u64).unwrap()]
+fn meets(place: PathBuf, number: usize, count: usize) -> u32 {
+    std::fs::write(place.join(number.to_string()), "").unwrap();
+    while std::fs::read_dir(&place).unwrap().count() < count {
+        std::thread::yield_now();
+    }
+    parent_pid()
+}
+
+#[wingbeat::remote]
+fn takes(time: Duration) {
+    std::thread::sleep(time);
 }
 
 struct Counter {
@@ -83,21 +92,14 @@ impl Counter {
     fn node(&self) -> u32 {
         parent_pid()
     }
-    fn lend(&self) -> Vec<ObjectRef<u64>> {
-        refs_of_mine()
+    /// A ref to what never comes, and is the actor's own.
+    fn lend(&self, started: PathBuf) -> Vec<ObjectRef<u64>> {
+        vec![starts_a_child_and_stays::remote(started)]
     }
 }
 
 fn join(cluster: &TestCluster) -> Local {
     Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()))
-}
-
-fn on_each_node(cluster: &TestCluster) -> Vec<u32> {
-    let refs: Vec<_> = (0..cluster.nodes()).map(|_| parent_pid::options().spread().remote()).collect();
-    let mut pids = get_all_blocking(&refs).unwrap();
-    pids.sort_unstable();
-    pids.dedup();
-    pids
 }
 
 #[test]
@@ -106,7 +108,11 @@ fn work_spreads_over_the_nodes() {
     let _driver = join(&cluster);
     let refs: Vec<_> = (0..1000u64).map(square::remote).collect();
     assert_eq!(get_all_blocking(&refs).unwrap()[31], 961);
-    assert!(!on_each_node(&cluster).is_empty());
+    // Two that wait for each other cannot share a node of one CPU.
+    let place = tempfile::tempdir().unwrap();
+    let refs: Vec<_> = (0..2).map(|number| meets::remote(place.path().to_owned(), number, 2)).collect();
+    let nodes: BTreeSet<u32> = get_all_blocking(&refs).unwrap().into_iter().collect();
+    assert_eq!(nodes, (0..2).filter_map(|node| cluster.node_pid(node)).collect());
 }
 
 #[test]
@@ -178,15 +184,12 @@ fn a_dead_owner_is_an_error_and_not_a_hang() {
     let cluster = TestCluster::start(1, 2).unwrap();
     let _driver = join(&cluster);
     let counter = Counter::remote();
-    let lent = counter.lend().get_blocking().unwrap();
+    let started = Started::new();
+    let lent = counter.lend(started.path()).get_blocking().unwrap();
+    started.wait();
     counter.actor().kill();
-    let error = lent[0].get_blocking();
-    match error {
-        Err(Error::OwnerDied { .. }) => {}
-        // Its value was small and had arrived before its owner ended.
-        Ok(value) => assert_eq!(value, 11),
-        Err(other) => panic!("{other}"),
-    }
+    let error = lent[0].get_blocking().unwrap_err();
+    assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
 }
 
 #[test]
@@ -247,11 +250,11 @@ fn a_wrong_token_is_refused_and_a_dead_address_says_so() {
     let joining = |address: &str, token: &str| {
         wingbeat::block_on(wingbeat::init_at(address).token(token).global(false).into_future()).unwrap_err()
     };
-    let error = joining(cluster.address(), "guess");
+    let error = joining(cluster.address(), "a guess that is wrong");
     assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("token"), "{error}");
-    let error = joining("127.0.0.1:1", "guess");
+    let error = joining("127.0.0.1:1", "a guess that is wrong");
     assert!(matches!(error, Error::Unreachable { .. }) && error.to_string().contains("127.0.0.1:1"), "{error}");
-    let error = joining("nonsense", "guess");
+    let error = joining("nonsense", "a guess that is wrong");
     assert!(matches!(error, Error::Unreachable { .. }) && error.to_string().contains("host:port"), "{error}");
 }
 
@@ -277,14 +280,15 @@ fn the_command_line_says_what_is_wrong() {
 #[test]
 fn two_drivers_share_the_cpus() {
     let cluster = TestCluster::start(1, 1).unwrap();
-    let started = Started::new();
     let first = join(&cluster);
-    // More work than the one CPU will do before the other driver comes.
-    let flood: Vec<_> = (0..50_000u64).map(square::remote).collect();
+    // Much longer than anything here may take.
+    let time = 2 * LIMIT / 10_000;
+    let flood: Vec<_> = (0..10_000).map(|_| takes::remote(time)).collect();
+    flood[0].get_blocking().unwrap();
     let second = join(&cluster);
     assert_eq!(square::remote(4).get_blocking().unwrap(), 16);
+    assert!(!flood[9_999].is_ready(), "the second driver waited until the first had no more use for the CPU");
     drop(second);
     drop(flood);
     drop(first);
-    drop(started);
 }

@@ -1,15 +1,12 @@
-//! Several machines: network namespaces joined by a bridge, where root and `ip` are there. Nothing is shared between
-//! them but TCP: no unix sockets, no shared memory, and the worker machines get the driver's executable by its hash.
+//! Several machines that share nothing but a network; the worker machines get the driver's executable by its hash.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::future::IntoFuture;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use wingbeat::{Bundle, PlacementStrategy, placement_group};
 use wingbeat_collective::{Group, Meeting, MeetingHandle, Op};
+use wingbeat_tests::hosts::{Hosts, ip};
 
 /// Runs inside the driver's namespace when the test starts itself again there.
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
@@ -47,121 +44,48 @@ impl Member {
     }
 }
 
-fn ip(arguments: &str) -> bool {
-    let status = Command::new("ip").args(arguments.split(' ')).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-/// Namespaces `…-0` to `…-(n-1)` with the addresses 10.77.x.1 to 10.77.x.n on one bridge.
-struct Hosts {
-    names: Vec<String>,
-    bridge: String,
-    subnet: u8,
-}
-
-impl Hosts {
-    fn new(count: usize) -> Option<Hosts> {
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        // Tests of one program run beside each other. Names of interfaces have 15 letters.
-        let id = std::process::id() % 100_000 * 10 + MADE.fetch_add(1, Ordering::Relaxed);
-        let hosts = Hosts {
-            names: (0..count).map(|i| format!("wb{id}-{i}")).collect(),
-            bridge: format!("wb{id}"),
-            subnet: (id % 250) as u8,
-        };
-        let bridge = &hosts.bridge;
-        if !ip(&format!("link add {bridge} type bridge")) || !ip(&format!("link set {bridge} up")) {
-            return None;
-        }
-        for (i, name) in hosts.names.iter().enumerate() {
-            let (inner, outer) = (format!("i{}", &name[2..]), format!("o{}", &name[2..]));
-            let address = hosts.address(i);
-            let made = ip(&format!("netns add {name}"))
-                && ip(&format!("link add {outer} type veth peer name {inner} netns {name}"))
-                && ip(&format!("link set {outer} master {bridge} up"))
-                && ip(&format!("-n {name} addr add {address}/24 dev {inner}"))
-                && ip(&format!("-n {name} link set {inner} up"))
-                && ip(&format!("-n {name} link set lo up"));
-            if !made {
-                return None;
-            }
-        }
-        Some(hosts)
-    }
-
-    fn address(&self, host: usize) -> String {
-        format!("10.77.{}.{}", self.subnet, host + 1)
-    }
-
-    fn on(&self, host: usize, program: &std::path::Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(program);
-        command
-    }
-}
-
-const TOKEN: &str = "a token for several hosts";
-
-impl Hosts {
-    /// A head on the first, where there is no node, and a node of one CPU on each other: the head's address.
-    fn cluster(&self) -> (String, Vec<Ended>) {
-        let wingbeat = wingbeat_tests::binary().unwrap();
-        let head = self.address(0);
-        let mut command = self.on(0, &wingbeat);
-        command.args(["head", "--host", &head, "--port", "6420"]).env("WINGBEAT_TOKEN", TOKEN);
-        let mut daemons = vec![start(&mut command, "listening").0];
-        let address = format!("{head}:6420");
-        for host in 1..self.names.len() {
-            let mut command = self.on(host, &wingbeat);
-            command.args(["worker", "--head", &address, "--num-cpus", "1", "--object-store-memory", "128MiB"]);
-            daemons.push(start(command.env("WINGBEAT_TOKEN", TOKEN), "joined").0);
-        }
-        (address, daemons)
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            ip(&format!("netns del {name}"));
-        }
-        ip(&format!("link del {}", self.bridge));
-    }
-}
-
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(command: &mut Command, sign: &str) -> (Ended, String) {
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains(sign));
-    // Somebody must read on, or the daemon would block on its next line.
-    std::thread::spawn(move || lines.for_each(drop));
-    (Ended(child), line.unwrap())
-}
-
 #[test]
 fn work_and_objects_cross_machines_that_share_nothing() {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
-    let Some(hosts) = Hosts::new(3) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
+    let Some(hosts) = Hosts::new(3).unwrap() else {
         return;
     };
-    let (address, _daemons) = hosts.cluster();
+    let (address, _daemons) = hosts.cluster().unwrap();
     // The driver is this test, on the head's machine, where there is no node.
     let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
     driver.args(["--exact", "work_and_objects_cross_machines_that_share_nothing", "--nocapture"]);
-    let output =
-        driver.env(INSIDE, "1").env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_ADDRESS", &address).output().unwrap();
+    hosts.join(&mut driver, &address);
+    let output = driver.env(INSIDE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+#[wingbeat::remote]
+fn variable(name: String) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+#[test]
+fn secrets_of_the_environment_stay_on_the_drivers_machine() {
+    if std::env::var_os(INSIDE).is_some() {
+        let session = wingbeat::block_on(wingbeat::init().env("NAMED", "for all").into_future()).unwrap();
+        let seen = |name: &str| variable::remote(name.to_owned()).get_blocking().unwrap();
+        assert_eq!(seen("AWS_SECRET_ACCESS_KEY"), None);
+        assert_eq!(seen("NAMED").as_deref(), Some("for all"));
+        assert_eq!(seen("RUST_BACKTRACE").as_deref(), Some("full"));
+        return wingbeat::block_on(session.shutdown());
+    }
+    let Some(hosts) = Hosts::new(2).unwrap() else {
+        return;
+    };
+    let (address, _daemons) = hosts.cluster().unwrap();
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", "secrets_of_the_environment_stay_on_the_drivers_machine", "--nocapture"]);
+    hosts.join(driver.env(INSIDE, "1"), &address);
+    driver.env("AWS_SECRET_ACCESS_KEY", "S3cr3tKeyValue").env("RUST_BACKTRACE", "full");
+    let output = driver.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }
@@ -209,7 +133,7 @@ fn sums_of_two_members_on_each_of_two_machines() {
 #[test]
 fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
     let python = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/bin/python");
-    let Some(hosts) = Hosts::new(3).filter(|_| python.exists()) else {
+    let Some(hosts) = Hosts::new(3).unwrap().filter(|_| python.exists()) else {
         eprintln!("skipped: needs root and `ip` for network namespaces, and the .venv that `cargo xtask test` makes");
         return;
     };
@@ -219,20 +143,21 @@ fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
         assert!(ip(&format!("-n {name} addr add 172.17.0.1/16 dev docker0")));
         assert!(ip(&format!("-n {name} link set docker0 up")));
     }
-    let (address, _daemons) = hosts.cluster();
+    let (address, _daemons) = hosts.cluster().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("script.py");
     let text = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nones = torch.ones(1 << 20)\ndist.all_reduce(ones)\nassert ones[0] == 2\nprint(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'], os.environ['MASTER_ADDR'])\n";
     std::fs::write(&script, text).unwrap();
     let mut train = hosts.on(0, &wingbeat_tests::binary().unwrap());
     train.args(["train", "--nodes", "2", "--unprefixed", "--address", &address]).arg(&script);
-    let output = train.env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_PYTHON", &python).output().unwrap();
+    hosts.join(&mut train, &address);
+    let output = train.env("WINGBEAT_PYTHON", &python).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut lines: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
     let masters = [hosts.address(1), hosts.address(2)];
     let of = |host: usize| {
-        let interface = format!("i{}", &hosts.names[host][2..]);
+        let interface = hosts.interface(host);
         masters.clone().map(|master| format!("{interface} ={interface} {master}"))
     };
     assert!(of(1).contains(&lines[0]) && of(2).contains(&lines[1]), "{lines:?}");
@@ -240,14 +165,14 @@ fn ranks_of_several_machines_meet_over_the_interface_that_joins_them() {
 
 #[test]
 fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
-    let Some(hosts) = Hosts::new(3) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
+    let Some(hosts) = Hosts::new(3).unwrap() else {
         return;
     };
-    let (address, _daemons) = hosts.cluster();
+    let (address, _daemons) = hosts.cluster().unwrap();
     let command = |arguments: &[&str]| {
         let mut command = hosts.on(0, &wingbeat_tests::binary().unwrap());
-        command.args(arguments).args(["--address", &address]).env("WINGBEAT_TOKEN", TOKEN);
+        command.args(arguments);
+        hosts.join(&mut command, &address);
         command.env("WINGBEAT_PYTHON", "python3").output().unwrap()
     };
     let healthy = command(&["doctor"]);
@@ -270,11 +195,10 @@ fn a_machine_that_another_does_not_reach_is_found_before_a_run() {
 
 #[test]
 fn code_is_shipped_to_machines_that_lack_it() {
-    let Some(hosts) = Hosts::new(2) else {
-        eprintln!("skipped: needs root and `ip` for network namespaces");
+    let Some(hosts) = Hosts::new(2).unwrap() else {
         return;
     };
-    let (address, _daemons) = hosts.cluster();
+    let (address, _daemons) = hosts.cluster().unwrap();
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("part")).unwrap();
     std::fs::write(dir.path().join("part/of.py"), "word = 'shipped'\n").unwrap();
@@ -286,8 +210,9 @@ fn code_is_shipped_to_machines_that_lack_it() {
     let run = |start: &[&str]| {
         let mut command = hosts.on(0, &wingbeat_tests::binary().unwrap());
         command.args(["train", "--unprefixed", "--working-dir"]).arg(dir.path()).args(start);
-        command.args(["--address", &address, "train.py", "--", "x"]).env("WINGBEAT_TOKEN", TOKEN);
-        command.arg("y").env("WINGBEAT_PYTHON", "python3");
+        command.args(["train.py", "--", "x", "y"]);
+        hosts.join(&mut command, &address);
+        command.env("WINGBEAT_PYTHON", "python3");
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()

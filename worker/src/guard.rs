@@ -5,7 +5,13 @@
 //! ends them. When its socket closes, because the daemon ended in whatever way, it ends all descendants and
 //! then itself. So a daemon that is embedded in a driver leaves nothing behind either, not even after kill -9.
 //!
-//! The socket carries one datagram a message; a request's content is in a memory file beside it.
+//! It forks once at its start, so that its own death leaves nothing behind: the child does the work, and the parent
+//! (`watch`) only waits for it. Both are subreapers. When the child is killed, all that it had started falls to the
+//! parent, which ends it; when the parent is killed, the child ends all. Either way the daemon's socket closes, and the
+//! daemon ends the node. Should both be killed at once, the daemon looks for what carries the mark of one of its worker
+//! processes ([`end_marked`]).
+//!
+//! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,9 +19,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -82,6 +90,7 @@ pub(crate) enum Report {
 pub(crate) struct Guard {
     socket: OwnedFd,
     child: parking_lot::Mutex<Option<std::process::Child>>,
+    is_stopping: AtomicBool,
 }
 
 impl Guard {
@@ -113,31 +122,43 @@ impl Guard {
                 report(message);
             }
         })?;
-        Ok(Guard { socket: ours, child: parking_lot::Mutex::new(Some(child)) })
+        Ok(Guard { socket: ours, child: parking_lot::Mutex::new(Some(child)), is_stopping: AtomicBool::new(false) })
     }
 
     pub(crate) fn launch(&self, launch: Launch, fds: LaunchFds) -> io::Result<()> {
+        // An environment can be larger than a datagram.
         let content = start::to_memfd(&Request::Launch(launch))?;
         let all = [&content, &fds.executable, &fds.start, &fds.arena, &fds.page, &fds.stdout, &fds.stderr];
-        send_with(self.socket.as_fd(), &[0], &all.map(AsFd::as_fd))
+        send_with(self.socket.as_fd(), &[IN_FILE], &all.map(AsFd::as_fd))
     }
 
     pub(crate) fn kill(&self, process: ProcessId) {
-        let sent = start::to_memfd(&Request::Kill(process))
-            .and_then(|content| send_with(self.socket.as_fd(), &[0], &[content.as_fd()]));
+        let sent = send(self.socket.as_fd(), &Request::Kill(process));
         // A guard that was told to stop ends everything by itself.
         if let Err(error) = sent
-            && self.child.lock().is_some()
+            && !self.is_stopping.load(Ordering::Acquire)
         {
             tracing::warn!(%error, %process, "cannot ask the guard to end a worker process");
         }
     }
 
+    /// How the guard ended by itself, if it did.
+    pub(crate) fn exit_status(&self) -> Option<ExitStatus> {
+        self.child.lock().as_mut()?.try_wait().ok()?
+    }
+
+    /// Its process id, while it was not told to stop.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.lock().as_ref().map(std::process::Child::id)
+    }
+
     /// Ends every worker process and the guard, and waits for it.
     pub(crate) fn stop(&self) {
-        let child = self.child.lock().take();
+        self.is_stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
-        if let Some(mut child) = child {
+        // Held while it ends, so that everybody who stops it waits for that.
+        let mut child = self.child.lock();
+        if let Some(mut child) = child.take() {
             let _ = child.wait();
         }
     }
@@ -159,9 +180,22 @@ pub(crate) fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<
     Ok(())
 }
 
+/// The first byte of a datagram: what follows is the message, or the message is in the first descriptor.
+const INLINE: u8 = 1;
+const IN_FILE: u8 = 0;
+/// The longest datagram.
+const DATAGRAM: usize = 4096;
+
+/// Sends a short message. It needs no descriptors, of which only so many may be on their way.
 fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
-    let content = start::to_memfd(message)?;
-    send_with(socket, &[0], &[content.as_fd()])
+    let mut bytes = bytes::BytesMut::new();
+    bytes.extend_from_slice(&[INLINE]);
+    wingbeat_core::codec::encode_message(message, &mut bytes).map_err(io::Error::other)?;
+    if bytes.len() > DATAGRAM {
+        let content = start::to_memfd(message)?;
+        return send_with(socket, &[IN_FILE], &[content.as_fd()]);
+    }
+    send_with(socket, &bytes, &[])
 }
 
 /// The descriptor that comes with the next byte.
@@ -179,18 +213,15 @@ pub(crate) fn receive_fd(socket: &impl AsFd) -> io::Result<OwnedFd> {
 
 /// The next message and the descriptors that came with it; none when the other side is gone.
 fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut byte = [0];
+    let mut bytes = [0; DATAGRAM];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let read = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
             other => break other?,
         }
     };
-    if read.bytes == 0 {
-        return Ok(None);
-    }
     let mut fds: Vec<OwnedFd> = ancillary
         .drain()
         .filter_map(|message| match message {
@@ -199,34 +230,99 @@ fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result
         })
         .flatten()
         .collect();
-    if fds.is_empty() {
-        return Err(io::Error::other("a message without content"));
+    match bytes[..read.bytes].split_first() {
+        None => Ok(None),
+        Some((&INLINE, rest)) => {
+            let message = bytes::Bytes::copy_from_slice(rest);
+            Ok(Some((wingbeat_core::codec::decode_message(message).map_err(io::Error::other)?, fds)))
+        }
+        Some(_) if fds.is_empty() => Err(io::Error::other("a message without content")),
+        Some(_) => {
+            let content = fds.remove(0);
+            Ok(Some((start::from_memfd(content)?, fds)))
+        }
     }
-    let content = fds.remove(0);
-    Ok(Some((start::from_memfd(content)?, fds)))
 }
 
 /// The guard process. Returns when everything below it is gone.
 pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
+    let score = keep_from_oom_killer();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let parent = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
+    // SAFETY: this process has one thread, so that its copy is whole.
+    match unsafe { libc::fork() } {
+        0 => {
+            // Inherited by no child of this one.
+            rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+            serve(&socket, &parent, &score)
+        }
+        child => {
+            let child = Pid::from_raw(child).filter(|pid| pid.as_raw_nonzero().get() > 0);
+            // The daemon must see the socket close with the child.
+            drop(socket);
+            watch(child.ok_or_else(io::Error::last_os_error)?)
+        }
+    }
+}
+
+/// Keeps the kernel from choosing the guard when memory runs out, where that is permitted. Answers with what it was
+/// before, for worker processes.
+fn keep_from_oom_killer() -> Vec<u8> {
+    let before = std::fs::read(OOM_SCORE).unwrap_or_default();
+    // Only root may.
+    let _ = std::fs::write(OOM_SCORE, "-1000");
+    before
+}
+
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+
+/// Waits for the working guard, and ends what it leaves behind if it is killed.
+fn watch(child: Pid) -> io::Result<()> {
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == child => {
+                if status.exit_status() == Some(0) {
+                    return Ok(());
+                }
+                end_all();
+                // As a shell has it, for the daemon to tell.
+                let code = status.terminating_signal().map_or(1, |signal| 128 + signal);
+                // SAFETY: ends this process, which has nothing to clean up.
+                unsafe { libc::_exit(code) }
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The working guard; `parent` is the process that watches it.
+fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     let exits = child_signals()?;
     let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
     let mut leaving: Leaving = BTreeMap::new();
     loop {
-        let mut ready = [PollFd::new(&socket, PollFlags::IN), PollFd::new(&exits, PollFlags::IN)];
+        let mut ready = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(&exits, PollFlags::IN),
+            PollFd::new(parent, PollFlags::IN),
+        ];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let (asked, exited) = (!ready[0].revents().is_empty(), !ready[1].revents().is_empty());
+        let [asked, exited, alone] = ready.map(|fd| !fd.revents().is_empty());
+        if alone {
+            break;
+        }
         if exited {
             let mut drained = [0u8; 128];
             let _ = rustix::io::read(&exits, &mut drained);
-            reap(&mut workers, &mut leaving, &socket);
+            reap(&mut workers, &mut leaving, socket);
         }
         if asked {
             match receive::<Request>(socket.as_fd()) {
-                Ok(Some((Request::Launch(launch), fds))) => start_worker(launch, fds, &mut workers, &socket),
+                Ok(Some((Request::Launch(launch), fds))) => start_worker(launch, fds, score, &mut workers, socket),
                 Ok(Some((Request::Kill(process), _))) => {
                     for (pid, _) in workers.iter().filter(|(_, known)| **known == process) {
                         end(*pid);
@@ -259,9 +355,15 @@ fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-fn start_worker(launch: Launch, fds: Vec<OwnedFd>, workers: &mut BTreeMap<u32, ProcessId>, socket: &OwnedFd) {
+fn start_worker(
+    launch: Launch,
+    fds: Vec<OwnedFd>,
+    score: &[u8],
+    workers: &mut BTreeMap<u32, ProcessId>,
+    socket: &OwnedFd,
+) {
     let process = launch.process;
-    let report = match spawn(launch, fds) {
+    let report = match spawn(launch, fds, score) {
         Ok(pid) => {
             workers.insert(pid, process);
             Report::Launched { process, pid }
@@ -271,7 +373,7 @@ fn start_worker(launch: Launch, fds: Vec<OwnedFd>, workers: &mut BTreeMap<u32, P
     let _ = send(socket.as_fd(), &report);
 }
 
-fn spawn(launch: Launch, fds: Vec<OwnedFd>) -> io::Result<u32> {
+fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
     let [executable, start, arena, page, stdout, stderr] = <[OwnedFd; 6]>::try_from(fds)
         .map_err(|fds| io::Error::other(format!("a launch came with {} descriptors", fds.len())))?;
     let inherit = [start.as_raw_fd(), arena.as_raw_fd(), page.as_raw_fd()];
@@ -290,11 +392,16 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>) -> io::Result<u32> {
     if let Some(dir) = launch.working_dir.filter(|dir| std::path::Path::new(dir).is_dir()) {
         command.current_dir(dir);
     }
-    // SAFETY: between fork and exec only `fcntl` and `sigprocmask` run, on open descriptors and a local set.
+    let score = score.to_vec();
+    // SAFETY: between fork and exec only plain system calls run, on open descriptors, constants and a local set.
     unsafe {
         command.pre_exec(move || {
             for fd in inherit {
                 rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+            }
+            // User code is what the kernel should choose when memory runs out. Where this fails, the guard changed nothing.
+            if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                let _ = rustix::io::write(&file, &score);
             }
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigemptyset(&mut set);
@@ -324,11 +431,16 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &
             let _ = send(socket.as_fd(), &report);
         }
     }
-    leaving.retain(|process, orphans| {
-        if orphans.is_empty() {
-            // What was started while the others were being ended.
-            *orphans = end_orphans_of(*process);
+    if leaving.values().any(BTreeSet::is_empty) {
+        // What was started while the others were being ended.
+        let mut left = orphans(workers);
+        for (process, orphans) in leaving.iter_mut().filter(|(_, orphans)| orphans.is_empty()) {
+            for pid in left.remove(process).unwrap_or_default() {
+                end_tree(pid, orphans);
+            }
         }
+    }
+    leaving.retain(|process, orphans| {
         if orphans.is_empty() {
             let _ = send(socket.as_fd(), &Report::Gone { process: *process });
         }
@@ -344,19 +456,50 @@ fn end(pid: u32) {
     }
 }
 
-/// What a dead worker process started and left behind has fallen to this process; its environment says
-/// whose it was. Answers with those that were told to end, and will be reaped here.
-fn end_orphans_of(process: ProcessId) -> BTreeSet<u32> {
-    let mark = format!("{BELONGS}={process}");
-    let mut ended = BTreeSet::new();
-    for pid in children_of(std::process::id()) {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes()) {
-            end_tree(pid, &mut ended);
+/// What dead worker processes started and left behind has fallen to this process; its environment says whose it was.
+fn orphans(workers: &BTreeMap<u32, ProcessId>) -> BTreeMap<ProcessId, Vec<u32>> {
+    let mut orphans: BTreeMap<ProcessId, Vec<u32>> = BTreeMap::new();
+    for pid in children_of(std::process::id()).into_iter().filter(|pid| !workers.contains_key(pid)) {
+        if let Some(process) = mark_of(pid) {
+            orphans.entry(process).or_default().push(pid);
         }
     }
-    ended
+    orphans
 }
+
+/// The worker process that started this process or an ancestor of it.
+fn mark_of(pid: u32) -> Option<ProcessId> {
+    let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mark = |entry| std::str::from_utf8(entry).ok()?.strip_prefix(BELONGS)?.strip_prefix('=')?.parse().ok();
+    environ.split(|byte| *byte == 0).find_map(mark)
+}
+
+/// Ends these worker processes and all that they have started, when there is no guard to do it: first what is below them,
+/// then what carries their mark. Only what threw away its environment and its parents is not found.
+pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
+    for pid in workers.values().filter(|pid| **pid != 0) {
+        // It may be gone, and its number somebody else's.
+        if mark_of(*pid).is_some_and(|process| workers.contains_key(&process)) {
+            end_tree(*pid, &mut BTreeSet::new());
+        }
+    }
+    // What they start before they have ended is there the next time.
+    for _ in 0..ROUNDS {
+        let Ok(processes) = std::fs::read_dir("/proc") else { return };
+        let mut ended = BTreeSet::new();
+        for pid in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            if mark_of(pid).is_some_and(|process| workers.contains_key(&process)) {
+                end_tree(pid, &mut ended);
+            }
+        }
+        if ended.is_empty() {
+            return;
+        }
+    }
+}
+
+/// How often [`end_marked`] looks. A process that keeps starting others faster than this ends them cannot be ended so.
+const ROUNDS: usize = 10;
 
 fn children_of(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };

@@ -49,6 +49,17 @@ pub(crate) async fn stay_attached(joined: Joined, session: Session) {
     }
 }
 
+/// A private cluster has one node: when that has to end, nothing will run any more.
+#[cfg(feature = "embedded")]
+pub(crate) async fn end_with_node(ended: impl Future<Output = Result<String, String>>, session: Session) {
+    let process = session.process();
+    let why = tokio::select! {
+        ended = ended => ended.unwrap_or_else(|why| why),
+        () = process.over() => return,
+    };
+    process.end(&Error::SessionEnded { why: format!("the node of this private cluster has ended: {why}") });
+}
+
 async fn attach_again(joined: &Joined, session: &Session, dead: NodeId) -> Result<(), Error> {
     let head = session.process().head_client().await?;
     let answer = head.state(mux::within(std::time::Duration::from_secs(30))).await;
@@ -62,8 +73,11 @@ async fn attach_to(joined: &Joined, session: &Session, node: NodeId, daemon: &Ad
         map_arena(session, daemon, &joined.token),
         address::dial(daemon, "the node daemon", &joined.token, process.hello(Purpose::Control)),
     )?;
-    let (connection, client, server) =
-        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+    let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(
+        stream,
+        Waiting::Asleep,
+        joined.node,
+    );
     let client = NodeClient::new(mux::client_config(), client).spawn();
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection));
     let service = PeerService::new(process.clone(), daemon.process);
@@ -121,6 +135,14 @@ pub(crate) struct Embedded {
     node: NodeHandle,
     stop: tokio::sync::watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[cfg(feature = "embedded")]
+impl Embedded {
+    /// Waits until the node has ended.
+    pub(crate) fn node_ended(&self) -> impl Future<Output = Result<String, String>> + Send + use<> {
+        self.node.ended()
+    }
 }
 
 impl Drop for Embedded {

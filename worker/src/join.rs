@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
+use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Address, Executable, JobSpec};
 use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
@@ -14,18 +15,23 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
+use wingbeat_net::silence::Probing;
 use wingbeat_process::Prepared;
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::{Config, Io, Session};
 
+use crate::environment;
 use crate::gpus::Gpus;
 use crate::home;
-use crate::start::{BELONGS, VARIABLE};
+use crate::machine;
 use crate::terminal::Terminal;
 use crate::token;
 
 /// Names the head to join, as `host:port`.
 pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
+
+/// Where a token was given, for messages.
+const TOKEN_OPTION: &str = "init().token(..)";
 
 /// How a driver joins.
 #[derive(Clone, Debug)]
@@ -48,7 +54,8 @@ pub struct InitOptions {
     pub priority: i32,
     /// What to call the job.
     pub name: Option<String>,
-    /// Further environment of worker processes.
+    /// Variables of worker processes, on every machine. Of the driver's own, other machines get those of
+    /// [`crate::environment`] alone.
     pub env: BTreeMap<String, String>,
     /// Working directory of worker processes; the driver's if nothing is said.
     pub working_dir: Option<PathBuf>,
@@ -88,6 +95,15 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
         return Err(Error::InvalidArgument {
             what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),
         });
+    }
+    for (option, name) in [("name", &options.name), ("namespace", &options.namespace)] {
+        let checked = name.as_deref().map_or(Ok(()), names::check);
+        let what = "init()".to_owned();
+        checked.map_err(|why| Error::InvalidOption { what, option: option.into(), why })?;
+    }
+    // Also where a private cluster does not need it: the same program may join another one day.
+    if let Some(token) = &options.token {
+        Token::checked(token, TOKEN_OPTION)?;
     }
     let address =
         options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
@@ -154,9 +170,10 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let joined = Joined { token, cluster, head: address, listen: None };
+    let joined = Joined { token, cluster, head: address, listen: None, node: Probing::default() };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
+    tokio::spawn(home::end_with_node(embedded.node_ended(), session.clone()));
     session.process().keep(Box::new(embedded));
     session.process().keep(Box::new(head));
     Ok(session)
@@ -164,7 +181,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
 
 async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result<Session, Error> {
     let token = match &options.token {
-        Some(token) => Token::new(token.clone()),
+        Some(token) => Token::checked(token, TOKEN_OPTION)?,
         None => match token::given(None)? {
             Some(token) => token,
             None => token::own()?,
@@ -176,7 +193,7 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    let joined = Joined { token, cluster, head, listen };
+    let joined = Joined { token, cluster, head, listen, node: Probing::Expects };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
     tokio::spawn(home::stay_attached(joined, session.clone()));
@@ -207,6 +224,8 @@ pub(crate) struct Joined {
     pub head: Address,
     /// Where to listen for other machines.
     pub listen: Option<SocketAddr>,
+    /// Whether the node that it uses may be stopped while it is not: not where both are one process.
+    pub node: Probing,
 }
 
 impl Joined {
@@ -215,7 +234,8 @@ impl Joined {
         let config =
             Config { id: ProcessId::random(), token: self.token.clone(), role: Role::Driver(job), listen: self.listen };
         let prepared = Prepared::bind(config).await?;
-        let spec = job_spec(job, prepared.address().clone(), executable, options);
+        let crosses_network = self.head.machine != prepared.address().machine;
+        let spec = job_spec(job, prepared.address().clone(), executable, options, crosses_network);
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
         if options.log_to_driver {
@@ -241,19 +261,22 @@ impl Joined {
     }
 }
 
-fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOptions) -> JobSpec {
-    let mut env: BTreeMap<String, String> = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    // What tells a process about this cluster or makes it a child is not for user code's children.
-    for private in [VARIABLE, BELONGS, token::TOKEN_VARIABLE] {
-        env.remove(private);
+fn job_spec(
+    id: JobId,
+    driver: Address,
+    executable: Executable,
+    options: &InitOptions,
+    crosses_network: bool,
+) -> JobSpec {
+    let (mut env, mut local_env) = environment::split(std::env::vars_os());
+    if crosses_network {
+        local_env.clear();
     }
     env.extend(options.env.clone());
     let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
     let name = options.name.clone().unwrap_or_else(|| {
         let path = std::path::Path::new(&executable.path);
-        path.file_name().map_or_else(|| "job".into(), |name| name.to_string_lossy().into_owned())
+        path.file_name().map_or_else(|| "job".into(), |name| names::made_of(&name.to_string_lossy()).into_owned())
     });
     JobSpec {
         id,
@@ -262,6 +285,7 @@ fn job_spec(id: JobId, driver: Address, executable: Executable, options: &InitOp
         executable,
         working_dir: working_dir.to_string_lossy().into_owned(),
         env,
+        local_env,
         namespace: options.namespace.clone().unwrap_or_else(|| id.to_string()),
         priority: options.priority,
     }
@@ -298,7 +322,7 @@ pub fn labels_of(gpus: &Gpus, given: BTreeMap<String, String>) -> BTreeMap<Strin
     labels
 }
 
-/// What this machine has, unless told otherwise.
+/// What this process may use of its machine, unless told otherwise.
 ///
 /// # Errors
 /// [`Error::InvalidOption`] for a custom resource that cannot be.
@@ -307,15 +331,17 @@ pub fn machine_resources(
     num_gpus: u32,
     custom: &BTreeMap<String, f64>,
 ) -> Result<ResourceSet, Error> {
-    let cpus = num_cpus.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
-    });
+    let cpus = num_cpus.unwrap_or_else(machine::cpus);
     let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus));
-    let memory = machine_memory() / 10 * 7;
+    let memory = machine::memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {
-        let invalid =
-            |why: String| Error::InvalidOption { what: "the node".into(), option: format!("resource {name}"), why };
+        let invalid = |why: String| Error::InvalidOption {
+            what: "the node".into(),
+            option: format!("resource {}", names::shortened(name)),
+            why,
+        };
+        names::check(name).map_err(invalid)?;
         if [CPU, GPU, MEMORY].contains(&name.as_str()) {
             return Err(invalid("this resource has an option of its own".into()));
         }
@@ -324,21 +350,21 @@ pub fn machine_resources(
     Ok(set)
 }
 
-fn machine_memory() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(4 << 20) << 10
-}
-
-/// 30% of the machine's memory; it is only taken as objects need it.
+/// 30% of the memory that this process may use; it is only taken as objects need it.
 pub fn default_store_bytes() -> u64 {
-    machine_memory() / 10 * 3
+    machine::memory() / 10 * 3
 }
 
-/// Where objects go when the store is full, and how much of the disk they may take: half of what is free.
+/// Where objects go when the store is full, and how much of the disk they may take: half of what is free. A temporary
+/// folder that lies in memory is no help when memory is short: then `/var/tmp`, which must not.
 pub fn default_spill() -> (PathBuf, u64) {
-    let dir = std::env::temp_dir();
+    const TMPFS: u64 = 0x0102_1994;
+    let is_disk = |dir: &PathBuf| {
+        let in_memory = rustix::fs::statfs(dir).is_ok_and(|stat| stat.f_type as u64 == TMPFS);
+        !in_memory && rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok()
+    };
+    let candidates = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
+    let dir = candidates.into_iter().find(is_disk).unwrap_or_else(std::env::temp_dir);
     let free = rustix::fs::statvfs(&dir).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     (dir, free / 2)
 }

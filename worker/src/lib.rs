@@ -1,19 +1,23 @@
 //! The node daemon, and the executor inside a worker process.
 //!
 //! - [`entry`]: how the program's own executable becomes a worker process or a guard, before `main`.
+//! - [`environment`]: which variables of a driver go where.
 //! - [`node`]: the daemon of a machine.
 //! - `guard`: the small process that starts worker processes and outlives none of them.
 //! - [`gpus`]: the GPUs of this machine.
 //! - `executor`: a worker process.
 //! - `home`: the node whose store a driver uses.
+//! - `machine`: what memory and CPUs this process may use.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 
 pub mod entry;
+pub mod environment;
 mod executor;
 pub mod gpus;
 mod guard;
 mod home;
 pub mod join;
+mod machine;
 pub mod node;
 mod page;
 mod start;

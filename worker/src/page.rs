@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const SIZE: usize = 4096;
@@ -35,8 +35,10 @@ unsafe impl Sync for Page {}
 impl Page {
     /// A new page.
     pub(crate) fn create() -> io::Result<Page> {
-        let fd = memfd_create("wingbeat-page", MemfdFlags::CLOEXEC)?;
+        let fd = memfd_create("wingbeat-page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, SIZE as u64)?;
+        // Reading past the end of a file that somebody has made shorter would end the daemon.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Page::open(fd)
     }
 
@@ -105,6 +107,14 @@ impl Drop for Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_process_cannot_cut_its_page_short() {
+        let ours = Page::create().unwrap();
+        let theirs = ours.fd().try_clone_to_owned().unwrap();
+        assert!(ftruncate(&theirs, 0).is_err());
+        assert_eq!(ours.started(), 0);
+    }
 
     #[test]
     fn what_one_mapping_writes_the_other_reads() {

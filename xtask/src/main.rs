@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod python;
 mod simulate;
+mod soak;
 mod steps;
 mod test;
 
@@ -32,6 +33,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
+    Soak(soak::Soak),
     /// Formatting, lints, unit and doc tests, clusters of real processes, Python.
     Test {
         /// The clusters of real processes alone, of the release build.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
         Command::Simulate { args } => simulate::run(&args),
+        Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),
     };
     match done {

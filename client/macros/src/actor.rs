@@ -161,6 +161,8 @@ struct Method {
     text: String,
     is_mut: bool,
     is_async: bool,
+    /// Whether the items of a stream may borrow from the actor.
+    items_borrow: bool,
     group: TokenStream,
     defaults: TokenStream,
 }
@@ -191,6 +193,7 @@ impl Method {
             text: function::text(signature),
             is_mut,
             is_async: signature.asyncness.is_some(),
+            items_borrow: !function::captures_nothing(&signature.output),
             group,
             defaults: attributes.defaults(),
         })
@@ -238,24 +241,38 @@ impl Method {
         if self.returns.is_items() {
             let finish = self.returns.finish_item(&quote!(item));
             let call = if self.is_async { quote!(#call.await) } else { call };
+            let source = if self.items_borrow { call.clone() } else { quote!(source) };
             let each = if self.returns.is_async_stream() {
                 quote! {
-                    let mut source = ::std::pin::pin!(#call);
+                    let mut source = ::std::pin::pin!(#source);
                     while let ::core::option::Option::Some(item) = ::wingbeat::__private::StreamExt::next(&mut source).await {
                         items.send(#finish).await;
                     }
                 }
             } else {
                 quote! {
-                    for item in #call {
+                    for item in #source {
                         items.send(#finish).await;
                     }
                 }
             };
-            // The items may borrow from the actor, so that the lock is held as long as the stream.
+            let is_async = self.is_async || self.returns.is_async_stream();
+            let kind = if is_async { quote!(Stream) } else { quote!(ItemsOfActor) };
+            if self.items_borrow {
+                // The lock is held as long as the stream.
+                return quote! {
+                    ::wingbeat::__private::Running::#kind(::wingbeat::__private::yielding(move |mut items| async move {
+                        #guard = cell.#lock().await;
+                        #each
+                    }))
+                };
+            }
             return quote! {
-                ::wingbeat::__private::Running::Stream(::wingbeat::__private::yielding(move |mut items| async move {
-                    #guard = cell.#lock().await;
+                ::wingbeat::__private::Running::#kind(::wingbeat::__private::yielding(move |mut items| async move {
+                    let source = {
+                        #guard = cell.#lock().await;
+                        #call
+                    };
                     #each
                 }))
             };

@@ -101,6 +101,16 @@ pub(crate) fn returns(output: &ReturnType) -> syn::Result<Returns> {
     }
 }
 
+/// Whether a returned `impl Trait` says that it borrows nothing: `+ use<>`.
+pub(crate) fn captures_nothing(output: &ReturnType) -> bool {
+    let ReturnType::Type(_, ty) = output else { return false };
+    let Type::ImplTrait(impls) = bare(ty) else { return false };
+    impls
+        .bounds
+        .iter()
+        .any(|bound| matches!(bound, TypeParamBound::PreciseCapture(capture) if capture.params.is_empty()))
+}
+
 /// The type without parentheses, and without the invisible ones that a `macro_rules` puts around its `$x:ty`.
 fn bare(ty: &Type) -> &Type {
     match ty {
@@ -137,7 +147,8 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
                     [ok, error] => Ok(Returns::Fallible(Box::new(of_type(ok)?), error.clone())),
                     _ => Err(syn::Error::new_spanned(
                         ty,
-                        "write both types, Result<T, E>: the caller gets the error back as E",
+                        "write both types, Result<T, E>: the caller gets the error back as E, so E must be a serde type. \
+                         anyhow::Error is none: return Result<T, String>, with .map_err(|error| format!(\"{error:#}\"))",
                     )),
                 }
             }

@@ -11,12 +11,15 @@
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::fmt;
+use std::marker::PhantomData;
 
 use bincode::enc::write::Writer;
-use bincode::error::EncodeError;
+use bincode::error::{DecodeError, EncodeError};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::checked::Checked;
 
 /// The most that one decoded body may claim to hold. Payload bytes are not counted: they are there
 /// already, in the frame.
@@ -142,7 +145,7 @@ pub fn decode_message<T: DeserializeOwned>(mut frame: Bytes) -> Result<T, CodecE
     }
     let body = frame.split_to(body_len);
     INCOMING.with_borrow_mut(|slot| *slot = frame);
-    let decoded = bincode::serde::decode_from_slice(&body, body_config());
+    let decoded = bincode::serde::seed_decode_from_slice(Checked(PhantomData::<T>), &body, body_config());
     INCOMING.with_borrow_mut(|slot| *slot = Bytes::new());
     decoded.map(|(message, _)| message).map_err(|error| CodecError(error.to_string()))
 }
@@ -278,8 +281,7 @@ pub fn encode_value<T: Serialize + 'static>(value: &T) -> Result<Encoded<'_>, Co
         }
     }
     let mut out = Vec::with_capacity(std::mem::size_of::<T>().min(256));
-    bincode::serde::encode_into_std_write(value, &mut out, value_config())
-        .map_err(|error| CodecError(error.to_string()))?;
+    bincode::serde::encode_into_std_write(value, &mut out, value_config()).map_err(|error| not_encoded(&error))?;
     Ok(Encoded::Bytes(out))
 }
 
@@ -303,12 +305,44 @@ pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, Co
     if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
         plain_elements!(try_plain);
     }
-    let (value, used) =
-        bincode::serde::decode_from_slice(bytes, value_config()).map_err(|error| CodecError(error.to_string()))?;
+    let (value, used) = bincode::serde::seed_decode_from_slice(Checked(PhantomData::<T>), bytes, value_config())
+        .map_err(|error| not_decoded(&error))?;
     if used != bytes.len() {
         return Err(CodecError(format!("{} bytes are left over after the value", bytes.len() - used)));
     }
     Ok(value)
+}
+
+/// Why a value was not encoded, in words: bincode shows its errors as Rust prints their fields.
+fn not_encoded(error: &EncodeError) -> CodecError {
+    use bincode::serde::EncodeError as Serde;
+    CodecError(match error {
+        EncodeError::OtherString(why) => why.clone(),
+        EncodeError::Other(why) => (*why).to_owned(),
+        EncodeError::Serde(Serde::SequenceMustHaveLength) => {
+            "it has a sequence or a map that does not say how long it is, as `#[serde(flatten)]` makes".to_owned()
+        }
+        other => other.to_string(),
+    })
+}
+
+/// Why bytes were not decoded, in words.
+fn not_decoded(error: &DecodeError) -> CodecError {
+    use bincode::serde::DecodeError as Serde;
+    CodecError(match error {
+        DecodeError::OtherString(why) => why.clone(),
+        DecodeError::Other(why) => (*why).to_owned(),
+        DecodeError::Serde(Serde::AnyNotSupported | Serde::IdentifierNotSupported | Serde::IgnoredAnyNotSupported) => {
+            "its type asks the encoding what comes next, as serde_json::Value and untagged enums do".to_owned()
+        }
+        DecodeError::Serde(Serde::CannotBorrowOwnedData) => "its type borrows from what it is read from".to_owned(),
+        DecodeError::UnexpectedEnd { .. } => "it is cut short".to_owned(),
+        DecodeError::LimitExceeded => "it claims to be larger than any value can be".to_owned(),
+        DecodeError::UnexpectedVariant { type_name, found, .. } => format!("{type_name} has no variant {found}"),
+        DecodeError::Utf8 { .. } | DecodeError::InvalidCharEncoding(_) => "it has text that is not UTF-8".to_owned(),
+        DecodeError::InvalidBooleanValue(byte) => format!("a bool is neither 0 nor 1, but {byte}"),
+        other => other.to_string(),
+    })
 }
 
 /// Decodes a vector of plain elements, in one copy.
@@ -385,6 +419,81 @@ mod tests {
         assert_eq!(fast, slow);
         assert_eq!(decode_value::<Vec<f32>>(&fast).unwrap(), value);
         assert_eq!(decode_value::<String>(&encode_value(&"héllo".to_owned()).unwrap().into_bytes()).unwrap(), "héllo");
+    }
+
+    #[derive(Serialize, Deserialize, PartialEq, Debug, Clone)]
+    enum Shape {
+        Unit,
+        New(String),
+        Tuple(u8, Option<String>),
+        Struct { bytes: serde_bytes_like::Bytes, map: std::collections::BTreeMap<String, Vec<Shape>> },
+    }
+
+    mod serde_bytes_like {
+        /// Bytes that ask for a buffer of their own, as those of the crate `serde_bytes` do.
+        #[derive(PartialEq, Debug, Clone)]
+        pub(super) struct Bytes(pub(super) Vec<u8>);
+
+        impl serde::Serialize for Bytes {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(&self.0)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for Bytes {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl serde::de::Visitor<'_> for Visitor {
+                    type Value = Bytes;
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str("bytes")
+                    }
+                    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Bytes, E> {
+                        Ok(Bytes(bytes.to_vec()))
+                    }
+                }
+                deserializer.deserialize_byte_buf(Visitor)
+            }
+        }
+    }
+
+    fn shapes() -> Vec<Shape> {
+        let inner =
+            vec![Shape::Unit, Shape::New("héllo".into()), Shape::Tuple(7, None), Shape::Tuple(8, Some("x".into()))];
+        let map = std::collections::BTreeMap::from([("a".to_owned(), inner.clone()), (String::new(), Vec::new())]);
+        let mut all = inner;
+        all.push(Shape::Struct { bytes: serde_bytes_like::Bytes(vec![1, 2, 3]), map });
+        all
+    }
+
+    #[test]
+    fn every_form_of_data_comes_back_as_it_was() {
+        let value = shapes();
+        let bytes = encode_value(&value).unwrap().into_bytes();
+        assert_eq!(decode_value::<Vec<Shape>>(&bytes).unwrap(), value);
+    }
+
+    #[test]
+    fn what_claims_to_be_longer_than_what_is_there_is_an_error_and_asks_for_no_memory() {
+        // As two small numbers: they claim 43 GB, and the next as much as one value may.
+        for claim in [10u64 << 32 | 3, 1 << 39, 1 << 40, u64::MAX] {
+            let mut bytes = claim.to_le_bytes().to_vec();
+            bytes.extend_from_slice(b"abc");
+            assert!(decode_value::<String>(&bytes).is_err());
+            assert!(decode_value::<serde_bytes_like::Bytes>(&bytes).is_err());
+            assert!(decode_value::<(String, u8)>(&bytes).is_err());
+            let mut message = (bytes.len() as u32).to_le_bytes().to_vec();
+            message.extend_from_slice(&bytes);
+            assert!(decode_message::<String>(message.into()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_cut_short_is_an_error() {
+        let bytes = encode_value(&shapes()).unwrap().into_bytes();
+        for len in 0..bytes.len() {
+            assert!(decode_value::<Vec<Shape>>(&bytes[..len]).is_err());
+        }
     }
 
     #[test]

@@ -54,8 +54,19 @@ pub enum Error {
         /// How that was found out.
         why: String,
     },
-    /// The actor's process ended; it is being restarted, and calls made from now on will reach it.
-    #[error("actor {class} ({actor}) ended while the call ran, and is being restarted: {cause}")]
+    /// The connection to a process broke, and whether the process lives is not known.
+    #[error("{what} failed: lost contact with {who}: {why}. Check the network between the two machines")]
+    ContactLost {
+        /// The task or call, or what was asked for.
+        what: String,
+        /// The process on the other side, and where it is.
+        who: String,
+        /// How that was found out.
+        why: String,
+    },
+    /// The actor's process ended and it is being restarted, or contact with it was lost; calls made from now on may reach
+    /// it.
+    #[error("actor {class} ({actor}) became unavailable while the call ran: {cause}")]
     ActorUnavailable {
         /// Which actor.
         actor: ActorId,
@@ -74,10 +85,23 @@ pub enum Error {
         /// Why.
         cause: Box<Error>,
     },
+    /// The actor has a limit on pending calls, and this process has made as many as that already.
+    #[error(
+        "actor {class} ({actor}) takes at most {limit} pending calls of a process; wait for results before you make more, \
+         or raise max_pending_calls"
+    )]
+    TooManyPendingCalls {
+        /// Which actor.
+        actor: ActorId,
+        /// Its class.
+        class: String,
+        /// Its `max_pending_calls`.
+        limit: u32,
+    },
     /// The actor was ended on purpose.
     #[error("it was ended by {by}")]
     ActorEnded {
-        /// What ended it: `kill`, `terminate`, or that its last handle was dropped.
+        /// What ended it: `kill`, `terminate`, the end of its creator, or that its last handle was dropped.
         by: String,
     },
     /// The process that owned the object is gone, and the object with it.
@@ -190,9 +214,10 @@ pub enum Error {
         /// Some that there are.
         known: String,
     },
-    /// A value fits neither the store nor its disk.
+    /// A value is larger than the node's store.
     #[error(
-        "{what} needs {size} bytes, more than the node's store ({store} bytes) and its spill space ({disk} bytes) can ever hold; raise --object-store-memory or split the value"
+        "{what} needs {size} bytes, and the node's store has {store} bytes. A value is written to the store before it can \
+         be spilled, so the {disk} bytes of spill space do not help: raise --object-store-memory, or split the value"
     )]
     ObjectTooLarge {
         /// Which object.
@@ -271,12 +296,28 @@ pub enum Error {
         /// What is wrong and what would be right.
         what: String,
     },
+    /// A process may have no more descriptors (open files and connections).
+    #[error("{what}: {why}; some may be free again soon, and `ulimit -n` says how many there may be")]
+    OutOfDescriptors {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        why: String,
+    },
     /// The machine did not do what it should.
     #[error("{what}: {why}")]
     Io {
         /// What was attempted.
         what: String,
         /// The system's answer.
+        why: String,
+    },
+    /// The object exists, but cannot be read or written at this node now. It may work later, or at another node.
+    #[error("{object} is not available here now: {why}; it was not lost: try again, or at another node")]
+    ObjectUnavailable {
+        /// The object.
+        object: ObjectId,
+        /// Who has it, and why that did not help.
         why: String,
     },
 }
@@ -320,11 +361,39 @@ impl Error {
     /// Whether another attempt may succeed although nothing in the program changes: the machine failed
     /// and not the code.
     pub fn is_system_failure(&self) -> bool {
-        matches!(self, Error::WorkerCrashed { .. } | Error::NodeDied { .. } | Error::ObjectLost { .. })
+        matches!(
+            self,
+            Error::WorkerCrashed { .. }
+                | Error::NodeDied { .. }
+                | Error::ContactLost { .. }
+                | Error::ObjectLost { .. }
+                | Error::ObjectUnavailable { .. }
+                | Error::OutOfDescriptors { .. }
+        )
     }
 
     /// What happened, for an IO error.
     pub fn io(what: impl Into<String>, why: &std::io::Error) -> Error {
-        Error::Io { what: what.into(), why: why.to_string() }
+        let (what, text) = (what.into(), why.to_string());
+        match why.raw_os_error() {
+            Some(EMFILE | ENFILE) => Error::OutOfDescriptors { what, why: text },
+            _ => Error::Io { what, why: text },
+        }
+    }
+}
+
+/// This process, and the whole system, have no descriptors left; the numbers are the same on every Linux.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_out_of_descriptors_may_pass() {
+        let error = Error::io("opening", &std::io::Error::from_raw_os_error(EMFILE));
+        assert!(error.is_system_failure() && error.to_string().contains("ulimit"), "{error}");
+        assert!(!Error::io("opening", &std::io::Error::from_raw_os_error(2)).is_system_failure());
     }
 }

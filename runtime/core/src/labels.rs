@@ -6,6 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+/// The longest text of a selector: more than all rules that make sense, and nothing to fill memories with.
+const LONGEST_TEXT: usize = 16 << 10;
+
 /// Labels of a node.
 pub type Labels = BTreeMap<String, String>;
 
@@ -81,6 +84,11 @@ impl FromStr for Selector {
     type Err = InvalidSelector;
 
     fn from_str(text: &str) -> Result<Self, InvalidSelector> {
+        if text.len() > LONGEST_TEXT {
+            // Not the text: it would be in the message.
+            let text = text.chars().take(64).chain(std::iter::once('…')).collect();
+            return Err(InvalidSelector { text, why: "it is longer than 16 KiB" });
+        }
         let rules = split_outside_parentheses(text).into_iter().map(rule).collect::<Result<_, _>>()?;
         Ok(Selector { rules })
     }
@@ -101,7 +109,7 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 
 fn rule(text: &str) -> Result<(String, LabelTest), InvalidSelector> {
     let text = text.trim();
-    let invalid = |why| InvalidSelector { text: text.to_owned(), why };
+    let invalid = |why| InvalidSelector { text: crate::names::printable(text).into_owned(), why };
     let word = |word: &str| {
         let word = word.trim();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:".contains(c);
@@ -192,5 +200,9 @@ mod tests {
         for text in ["", "=a", "a=", "a in b", "a in (b", "a near (b)", "a b", "a=b c", "a,,b"] {
             assert!(text.parse::<Selector>().is_err(), "{text}");
         }
+        let error = format!("zone={}", "a".repeat(10 << 20)).parse::<Selector>().unwrap_err();
+        assert!(error.to_string().len() < 1_000);
+        let error = "zone=\u{1b}[31m".parse::<Selector>().unwrap_err().to_string();
+        assert!(!error.contains('\u{1b}'), "{error:?}");
     }
 }

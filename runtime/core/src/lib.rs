@@ -2,11 +2,14 @@
 //!
 //! Nothing in here does IO, reads a clock or starts a thread.
 
+mod checked;
 pub mod codec;
 pub mod error;
 pub mod ids;
 pub mod labels;
+pub mod names;
 pub mod resources;
+pub mod schema;
 pub mod spec;
 pub mod value;
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::ids::*;
 use crate::labels::Selector;
+use crate::names;
 use crate::resources::{GPU, ResourceSet};
 use crate::value::{ObjectValue, Packed, Stored};
 
@@ -82,7 +83,8 @@ impl Shape {
         if self.gpu_memory > 0 && !self.resources.get(GPU).is_zero() {
             return Err("ask for GPUs or for memory of one, not for both".into());
         }
-        Ok(())
+        names::check_resources(&self.resources)?;
+        names::check_selectors(&self.labels)
     }
 }
 
@@ -282,6 +284,8 @@ pub struct ActorSpec {
     pub max_restarts: u32,
     /// Calls that run at a time in the default group.
     pub max_concurrency: u32,
+    /// Calls of one process that may be pending; more fail. Without limit if there is none.
+    pub max_pending_calls: Option<u32>,
     /// Named concurrency groups.
     pub groups: BTreeMap<String, u32>,
     /// A name to find it by.
@@ -309,6 +313,8 @@ pub struct ActorInfo {
     pub owner: Address,
     /// A detached actor's handles are not counted.
     pub detached: bool,
+    /// As in [`ActorSpec::max_pending_calls`].
+    pub max_pending_calls: Option<u32>,
 }
 
 /// The state of an actor, as the head tells it.
@@ -348,16 +354,34 @@ pub struct JobSpec {
     pub executable: Executable,
     /// The working directory of worker processes, where it exists on their node.
     pub working_dir: String,
-    /// The environment of worker processes.
+    /// Variables of worker processes that may be sent anywhere and written down: those that were named for them, and a
+    /// short list of others.
     pub env: BTreeMap<String, String>,
+    /// All other variables of the driver. They may be secrets: they stay on the driver's machine, and in memory.
+    pub local_env: BTreeMap<String, String>,
     /// The namespace of the actors that it names.
     pub namespace: String,
     /// Whose waiting tasks are served first: those of the job with the larger number.
     pub priority: i32,
 }
 
+impl JobSpec {
+    /// As it may leave the driver's machine, or be written to a disk.
+    #[must_use]
+    pub fn without_local(&self) -> JobSpec {
+        JobSpec { local_env: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// The whole environment of a worker process, as far as it is known here.
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let mut all = self.local_env.clone();
+        all.extend(self.env.clone());
+        all
+    }
+}
+
 /// A program, known by its content.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Executable {
     /// BLAKE3 of the content, in hex.
     pub hash: String,

@@ -16,7 +16,7 @@ pub const INLINE_LIMIT: usize = 100 << 10;
 pub struct Refs {
     /// Every object that the value refers to, in order of encoding.
     pub ids: Vec<ObjectId>,
-    /// The address of every owner that occurs in `ids`, once.
+    /// The address of every owner that occurs in `ids`, once; with an argument in shared memory, also that of its own.
     pub owners: Vec<Address>,
 }
 

@@ -1,16 +1,28 @@
 //! What must survive the head, in an SQLite file: the latest fact under each key.
 //!
 //! One thread writes. Whatever has queued while it wrote goes into its next transaction, so that many who ask at the same
-//! time share one wait for the disk. Nobody is told that something durable was done before it is.
+//! time share one wait for the disk. A change that somebody asked for is written before it is made ([`Durable::intend`]):
+//! if the disk is full, they get the error, and nothing has changed. What became true by itself (an actor died) cannot be
+//! refused: it is owed to the disk, and written as soon as there is room ([`Durable::write`]).
+//!
+//! Damage is found and not passed over in silence. Each fact has a checksum; the seal counts the facts, sums their checksums
+//! up, and counts the transactions. SQLite drops the end of its write-ahead log from the first damaged page on, and opens
+//! what was true before: so the number of the last acknowledged transaction also lies in a file of its own (`FILE-count`).
+//! It is written without waiting for the disk, after the transaction was: a head that was killed finds it exact, and after
+//! a power failure it may be too low, never too high. At a clean stop the log is folded in, and the file is complete by
+//! itself.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use rusqlite::{Connection, OptionalExtension, params};
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use wingbeat_core::ClusterId;
 use wingbeat_core::codec;
 use wingbeat_core::error::Error;
@@ -19,19 +31,28 @@ use crate::service::Durable;
 use crate::state::Fact;
 
 /// The layout of the file and of the facts in it. A head refuses a file of another.
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 /// Facts that are queued at most: further events wait for the disk.
 const QUEUED: usize = 65_536;
+/// How often what is owed to the disk is tried again: soon after room was made, and seldom enough to cost nothing.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What the writer is told.
+enum Order {
+    /// These became true.
+    Owe(Vec<Fact>),
+    /// These are to become true when they are written, and whoever asked waits for that.
+    Intend(Vec<Fact>, oneshot::Sender<Result<(), String>>),
+    /// The file may grow to so many pages: a disk without room.
+    #[cfg(test)]
+    Limit(u32),
+}
 
 /// Where facts go.
 pub(crate) struct Journal {
-    queue: mpsc::SyncSender<Vec<Fact>>,
-    written: watch::Receiver<Written>,
-    count: AtomicU64,
+    queue: Option<mpsc::SyncSender<Order>>,
+    writer: Option<std::thread::JoinHandle<()>>,
 }
-
-/// How many batches were written, or why no more can be.
-type Written = Result<u64, String>;
 
 /// What an earlier head wrote down.
 pub(crate) struct Remembered {
@@ -43,122 +64,453 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::Io { what: format!("the head's journal {}", path.display()), why: why.to_string() }
 }
 
+fn not_written(why: impl std::fmt::Display) -> Error {
+    let why = format!("{why}; nothing was changed. Make room for the journal and try again");
+    Error::Io { what: "writing the head's journal".into(), why }
+}
+
 impl Journal {
     /// Opens a file, or makes it, and reads what is in it.
     ///
     /// # Errors
-    /// It cannot be read or written, another head uses it, or it is no journal of this version.
+    /// It cannot be read or written, belongs to somebody else, another head uses it, it is damaged, or it is no journal of
+    /// this version.
     pub(crate) fn open(path: &Path, cluster: ClusterId) -> Result<(Journal, Remembered), Error> {
         let failed = |why: rusqlite::Error| failed(path, why);
+        make_private(path)?;
+        let count = Count::of(path)?;
         let file = Connection::open(path).map_err(failed)?;
         // Another head has it: waiting would not help.
-        file.busy_timeout(std::time::Duration::ZERO).map_err(failed)?;
+        file.busy_timeout(Duration::ZERO).map_err(failed)?;
         // One head at a time, and nothing is lost when the machine loses power.
         file.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(failed)?;
         file.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         file.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
-        let format: i64 = file.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
-        if format != 0 && format != FORMAT {
-            let why = format!("it has format {format}, and this head writes {FORMAT}; use the version that wrote it");
-            return Err(Error::Io { what: format!("the head's journal {}", path.display()), why });
-        }
-        file.execute_batch(&format!(
-            "BEGIN IMMEDIATE;
-             CREATE TABLE IF NOT EXISTS cluster (id INTEGER NOT NULL);
-             CREATE TABLE IF NOT EXISTS facts (key BLOB PRIMARY KEY, fact BLOB NOT NULL) WITHOUT ROWID;
-             PRAGMA user_version = {FORMAT};
-             COMMIT;"
-        ))
-        .map_err(failed)?;
-        let remembered = read(&file, path)?;
-        if remembered.cluster.is_none() {
-            file.execute("INSERT INTO cluster (id) VALUES (?1)", params![cluster.0 as i64]).map_err(failed)?;
-        }
+        let remembered = match contents(&file).map_err(failed)? {
+            Contents::Nothing if count.acknowledged.is_some() => {
+                let what = format!("it is empty, and {} counts what was in it", Count::path(path).display());
+                return Err(damaged(path, &what));
+            }
+            Contents::Nothing => {
+                make(&file, cluster).map_err(failed)?;
+                Remembered { cluster: None, facts: Vec::new() }
+            }
+            Contents::Format(format) => {
+                let why =
+                    format!("it has format {format}, and this head writes {FORMAT}; use the version that wrote it");
+                return Err(self::failed(path, why));
+            }
+            Contents::Foreign => return Err(damaged(path, "its tables are not those of a journal")),
+            Contents::Journal => {
+                // Takes the lock that is kept: nobody changes what is read here.
+                file.execute_batch("BEGIN EXCLUSIVE; COMMIT").map_err(failed)?;
+                read(&file, path, &count)?
+            }
+        };
+        let mut writer = Writer { file, count: count.open(path)?, owed: BTreeMap::new(), is_failing: false };
+        // From now on it is in use, until it is closed in order.
+        writer.write(&Changes::new(), Use::GoesOn).map_err(failed)?;
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
-        let (sender, written) = watch::channel(Ok(0));
-        let path = path.to_owned();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("wingbeat-journal".into())
-            .spawn(move || write_all(file, &incoming, &sender))
-            .map_err(|error| self::failed(&path, error))?;
-        Ok((Journal { queue, written, count: AtomicU64::new(0) }, remembered))
+            .spawn(move || writer.run(&incoming))
+            .map_err(|error| self::failed(path, error))?;
+        Ok((Journal { queue: Some(queue), writer: Some(thread) }, remembered))
+    }
+
+    fn tell(&self, order: Order) {
+        // Fails only when the writer has panicked; those who wait for it are told so.
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(order);
+        }
+    }
+}
+
+impl Drop for Journal {
+    /// Whatever is queued is written, and the file is closed.
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
     }
 }
 
 impl Durable for Journal {
-    fn write(&self, facts: Vec<Fact>) -> u64 {
-        let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        // Fails only after the thread has ended with an error, which whoever waits is told.
-        let _ = self.queue.send(facts);
-        number
+    fn write(&self, facts: Vec<Fact>) {
+        self.tell(Order::Owe(facts));
     }
 
-    fn is_written(&self, number: u64) -> BoxFuture<'_, Result<(), Error>> {
-        let mut written = self.written.clone();
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>> {
+        let (answer, written) = oneshot::channel();
+        self.tell(Order::Intend(facts, answer));
         Box::pin(async move {
-            let reached = |written: &Written| !matches!(written, Ok(count) if *count < number);
-            let outcome = match written.wait_for(reached).await {
-                Ok(outcome) => outcome.clone(),
-                Err(_) => Err("its writer has ended".into()),
-            };
-            outcome.map(drop).map_err(|why| Error::Io { what: "writing the head's journal".into(), why })
+            let written = written.await.unwrap_or_else(|_| Err("its writer has ended".into()));
+            written.map_err(not_written)
         })
     }
 }
 
-fn read(file: &Connection, path: &Path) -> Result<Remembered, Error> {
-    let failed = |why: rusqlite::Error| failed(path, why);
-    let id: Option<i64> = file.query_row("SELECT id FROM cluster", [], |row| row.get(0)).optional().map_err(failed)?;
-    let mut rows = file.prepare("SELECT fact FROM facts").map_err(failed)?;
-    let rows = rows.query_map([], |row| row.get::<_, Vec<u8>>(0)).map_err(failed)?;
-    let mut facts = Vec::new();
-    for row in rows {
-        let bytes = Bytes::from(row.map_err(failed)?);
-        facts.push(codec::decode_message(bytes).map_err(|error| self::failed(path, error))?);
+/// The file exists, is nobody else's, and is read by nobody else: it holds arguments of actors and environments of jobs.
+/// SQLite gives the mode to the files that it makes beside it.
+fn make_private(path: &Path) -> Result<(), Error> {
+    let failed = |why: String| failed(path, why);
+    let mut options = std::fs::OpenOptions::new();
+    let open = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = open.open(path).map_err(|error| failed(error.to_string()))?;
+    let meta = file.metadata().map_err(|error| failed(error.to_string()))?;
+    if !meta.is_file() {
+        return Err(failed("it is no file".into()));
     }
-    Ok(Remembered { cluster: id.map(|id| ClusterId(id as u64)), facts })
+    let ours = rustix::process::geteuid().as_raw();
+    if meta.uid() != ours {
+        // What it says would be run.
+        return Err(failed(format!("it belongs to user {}, and this is user {ours}", meta.uid())));
+    }
+    if meta.mode() & 0o077 != 0 {
+        let private = std::fs::Permissions::from_mode(0o600);
+        file.set_permissions(private).map_err(|error| failed(format!("others can read it: {error}")))?;
+    }
+    Ok(())
 }
 
-fn write_all(mut file: Connection, incoming: &mpsc::Receiver<Vec<Fact>>, written: &watch::Sender<Written>) {
-    let mut count = 0;
-    while let Ok(first) = incoming.recv() {
-        let mut batch = vec![first];
-        batch.extend(incoming.try_iter());
-        count += batch.len() as u64;
-        if let Err(error) = write_batch(&mut file, batch.into_iter().flatten()) {
-            tracing::error!(%error, "cannot write the head's journal");
-            let _ = written.send_replace(Err(error));
-            return;
+enum Contents {
+    Nothing,
+    Journal,
+    Format(i64),
+    /// Something else, or what damage made of a journal.
+    Foreign,
+}
+
+fn contents(file: &Connection) -> rusqlite::Result<Contents> {
+    let mut tables = file.prepare("SELECT name FROM sqlite_master ORDER BY name")?;
+    let tables = tables.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
+    let format: i64 = file.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    Ok(match format {
+        0 if tables.is_empty() => Contents::Nothing,
+        FORMAT if tables == ["facts", "seal"] => Contents::Journal,
+        0 | FORMAT => Contents::Foreign,
+        other => Contents::Format(other),
+    })
+}
+
+fn make(file: &Connection, cluster: ClusterId) -> rusqlite::Result<()> {
+    file.execute_batch(&format!(
+        "BEGIN EXCLUSIVE;
+         CREATE TABLE facts (key BLOB PRIMARY KEY, fact BLOB NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
+         CREATE TABLE seal (cluster INTEGER NOT NULL, facts INTEGER NOT NULL, sum INTEGER NOT NULL,
+             transactions INTEGER NOT NULL, is_closed INTEGER NOT NULL, checksum INTEGER NOT NULL);
+         PRAGMA user_version = {FORMAT};"
+    ))?;
+    let seal = Seal { cluster, facts: 0, sum: 0, transactions: 0, is_closed: false };
+    file.execute("INSERT INTO seal VALUES (?1, 0, 0, 0, 0, ?2)", params![cluster.0 as i64, seal.checksum()])?;
+    file.execute_batch("COMMIT")
+}
+
+/// What all facts together are.
+struct Seal {
+    cluster: ClusterId,
+    /// How many there are.
+    facts: i64,
+    /// Their checksums, added up.
+    sum: i64,
+    /// How often something was written.
+    transactions: i64,
+    /// The last head ended in order: nothing lies beside the file.
+    is_closed: bool,
+}
+
+impl Seal {
+    /// Whether an earlier head wrote it.
+    fn is_known(&self) -> bool {
+        self.transactions > 0
+    }
+
+    fn checksum(&self) -> i64 {
+        let numbers = [self.cluster.0 as i64, self.facts, self.sum, self.transactions, i64::from(self.is_closed)];
+        checksum(numbers.map(i64::to_le_bytes).each_ref().map(<[u8; 8]>::as_slice).as_slice())
+    }
+
+    fn read(file: &Connection) -> rusqlite::Result<Option<(Seal, i64)>> {
+        let mut rows =
+            file.prepare_cached("SELECT cluster, facts, sum, transactions, is_closed, checksum FROM seal")?;
+        let seal = rows.query_row([], |row| {
+            let cluster = ClusterId(row.get::<_, i64>(0)? as u64);
+            let (facts, sum, transactions) = (row.get(1)?, row.get(2)?, row.get(3)?);
+            let is_closed = row.get::<_, i64>(4)? != 0;
+            Ok((Seal { cluster, facts, sum, transactions, is_closed }, row.get(5)?))
+        });
+        seal.optional()
+    }
+}
+
+/// The number of the last transaction that was acknowledged, in a file beside the journal.
+struct Count {
+    /// As far as the file is there.
+    acknowledged: Option<i64>,
+}
+
+impl Count {
+    fn path(journal: &Path) -> PathBuf {
+        let mut path = journal.as_os_str().to_owned();
+        path.push("-count");
+        path.into()
+    }
+
+    /// What the last head left.
+    fn of(journal: &Path) -> Result<Count, Error> {
+        let path = Count::path(journal);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Count { acknowledged: None }),
+            Err(error) => return Err(failed(&path, error)),
+        };
+        match bytes.as_chunks::<8>() {
+            // It was made, and nothing was acknowledged.
+            ([], []) => Ok(Count { acknowledged: None }),
+            ([number, kept], []) if checksum(&[number]).to_le_bytes() == *kept => {
+                Ok(Count { acknowledged: Some(i64::from_le_bytes(*number)) })
+            }
+            _ => Err(damaged(journal, &format!("{} fails its checksum", path.display()))),
         }
-        let _ = written.send_replace(Ok(count));
+    }
+
+    fn open(self, journal: &Path) -> Result<File, Error> {
+        let path = Count::path(journal);
+        make_private(&path)?;
+        std::fs::OpenOptions::new().write(true).open(&path).map_err(|error| failed(&path, error))
+    }
+
+    fn write(file: &File, number: i64) -> std::io::Result<()> {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        bytes[8..].copy_from_slice(&checksum(&[&number.to_le_bytes()]).to_le_bytes());
+        file.write_all_at(&bytes, 0)
     }
 }
 
-fn write_batch(file: &mut Connection, facts: impl Iterator<Item = Fact>) -> Result<(), String> {
-    let transaction = file.transaction().map_err(|error| error.to_string())?;
-    {
-        let mut put = transaction
-            .prepare_cached("INSERT INTO facts (key, fact) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET fact = ?2")
-            .map_err(|error| error.to_string())?;
-        let mut remove =
-            transaction.prepare_cached("DELETE FROM facts WHERE key = ?1").map_err(|error| error.to_string())?;
-        for fact in facts {
-            let key = encoded(&fact.key())?;
-            let done = if fact.is_end() {
-                remove.execute(params![&key[..]])
-            } else {
-                put.execute(params![&key[..], &encoded(&fact)?[..]])
+/// The first eight bytes of BLAKE3 over the parts and their lengths.
+fn checksum(parts: &[&[u8]]) -> i64 {
+    let mut hash = blake3::Hasher::new();
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.finalize().as_bytes()[..8]);
+    i64::from_le_bytes(first)
+}
+
+fn damaged(path: &Path, what: &str) -> Error {
+    failed(
+        path,
+        format!(
+            "it is damaged: {what}. What it says cannot be trusted; put a copy of it back, or start with a new file, which \
+             forgets placement groups, quotas, named and detached actors"
+        ),
+    )
+}
+
+fn read(file: &Connection, path: &Path, count: &Count) -> Result<Remembered, Error> {
+    let failed = |why: rusqlite::Error| match why.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DatabaseCorrupt) | None => damaged(path, &why.to_string()),
+        _ => failed(path, why),
+    };
+    let (seal, kept) = Seal::read(file).map_err(failed)?.ok_or_else(|| damaged(path, "it has no seal"))?;
+    if seal.checksum() != kept {
+        return Err(damaged(path, "its seal fails its checksum"));
+    }
+    match count.acknowledged {
+        Some(acknowledged) if acknowledged > seal.transactions => {
+            let lost = acknowledged - seal.transactions;
+            return Err(damaged(path, &format!("its last {lost} transactions are missing")));
+        }
+        Some(_) => {}
+        None if seal.is_closed || !seal.is_known() => {}
+        None => {
+            let beside = Count::path(path);
+            let what =
+                format!("the last head did not close it, and {} is missing, which belongs to it", beside.display());
+            return Err(damaged(path, &what));
+        }
+    }
+    let mut rows = file.prepare("SELECT key, fact, checksum FROM facts").map_err(failed)?;
+    let rows =
+        rows.query_map([], |row| Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, Vec<u8>>(1)?, row.get::<_, i64>(2)?)));
+    let (mut facts, mut sum) = (Vec::new(), 0_i64);
+    for row in rows.map_err(failed)? {
+        let (key, fact, kept) = row.map_err(failed)?;
+        if checksum(&[&key, &fact]) != kept {
+            return Err(damaged(path, "a fact fails its checksum"));
+        }
+        sum = sum.wrapping_add(kept);
+        facts.push(codec::decode_message(Bytes::from(fact)).map_err(|error| self::failed(path, error))?);
+    }
+    if (facts.len() as i64, sum) != (seal.facts, seal.sum) {
+        return Err(damaged(path, &format!("it holds {} facts, and {} were written", facts.len(), seal.facts)));
+    }
+    Ok(Remembered { cluster: Some(seal.cluster), facts })
+}
+
+/// Encoded facts by their keys; none where nothing is left to know.
+type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// Whether a head goes on using the file after a transaction.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    GoesOn,
+    Ends,
+}
+
+/// The thread that writes.
+struct Writer {
+    file: Connection,
+    /// See [`Count`].
+    count: File,
+    /// What became true and could not be written yet.
+    owed: Changes,
+    /// Whether the last attempt failed: each outage is logged once.
+    is_failing: bool,
+}
+
+impl Writer {
+    fn run(mut self, incoming: &mpsc::Receiver<Order>) {
+        loop {
+            let first = match self.owed.is_empty() {
+                true => incoming.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                false => incoming.recv_timeout(RETRY),
             };
-            done.map_err(|error| error.to_string())?;
+            let mut asked = Vec::new();
+            // In the order in which they came: a later fact replaces an earlier one under its key.
+            let mut changes = self.owed.clone();
+            match first {
+                Ok(first) => {
+                    for order in std::iter::once(first).chain(incoming.try_iter()) {
+                        self.take_in(order, &mut changes, &mut asked);
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return self.close();
+                }
+            }
+            let written = self.write(&changes, Use::GoesOn).map_err(|error| error.to_string());
+            match &written {
+                Ok(()) => {
+                    self.owed.clear();
+                    if std::mem::take(&mut self.is_failing) {
+                        tracing::info!("the head's journal is written again");
+                    }
+                }
+                Err(error) if !std::mem::replace(&mut self.is_failing, true) => {
+                    tracing::error!(%error, "cannot write the head's journal; changes are refused until there is room");
+                }
+                Err(_) => {}
+            }
+            for answer in asked {
+                let _ = answer.send(written.clone());
+            }
         }
     }
-    transaction.commit().map_err(|error| error.to_string())
+
+    fn take_in(&mut self, order: Order, changes: &mut Changes, asked: &mut Vec<oneshot::Sender<Result<(), String>>>) {
+        match order {
+            Order::Owe(facts) => {
+                for fact in facts {
+                    match encoded(&fact) {
+                        Ok((key, fact)) => {
+                            changes.insert(key.clone(), fact.clone());
+                            self.owed.insert(key, fact);
+                        }
+                        Err(error) => tracing::error!(%error, ?fact, "a fact cannot be encoded"),
+                    }
+                }
+            }
+            Order::Intend(facts, answer) => match facts.iter().map(encoded).collect::<Result<Vec<_>, _>>() {
+                Ok(encoded) => {
+                    changes.extend(encoded);
+                    asked.push(answer);
+                }
+                Err(error) => drop(answer.send(Err(error))),
+            },
+            #[cfg(test)]
+            Order::Limit(pages) => {
+                self.file.pragma_update(None, "max_page_count", pages).unwrap();
+            }
+        }
+    }
+
+    /// Writes what is owed and folds everything into the file, as far as there is room.
+    fn close(mut self) {
+        let owed = std::mem::take(&mut self.owed);
+        let closed = self.write(&owed, Use::Ends).and_then(|()| {
+            self.file.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+            self.file.close().map_err(|(_, error)| error)
+        });
+        if let Err(error) = closed {
+            let missing = owed.len();
+            tracing::error!(%error, missing, "the head's journal was not closed in order; the files beside it belong to it");
+        }
+    }
+
+    fn write(&mut self, changes: &Changes, using: Use) -> rusqlite::Result<()> {
+        if !self.file.is_autocommit() {
+            // The last attempt could not even be undone.
+            self.file.execute_batch("ROLLBACK")?;
+        }
+        let transaction = self.file.transaction()?;
+        let Some((mut seal, _)) = Seal::read(&transaction)? else { return Err(rusqlite::Error::QueryReturnedNoRows) };
+        let is_closed = using == Use::Ends;
+        let mut is_changed = seal.is_closed != is_closed || !seal.is_known();
+        seal.is_closed = is_closed;
+        {
+            let mut get = transaction.prepare_cached("SELECT checksum FROM facts WHERE key = ?1")?;
+            let mut put = transaction.prepare_cached(
+                "INSERT INTO facts (key, fact, checksum) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (key) DO UPDATE SET fact = ?2, checksum = ?3",
+            )?;
+            let mut remove = transaction.prepare_cached("DELETE FROM facts WHERE key = ?1")?;
+            for (key, fact) in changes {
+                let before: Option<i64> = get.query_row(params![key], |row| row.get(0)).optional()?;
+                let after = fact.as_ref().map(|fact| checksum(&[key, fact]));
+                // Also what was written as an intention, and is now true.
+                if before == after {
+                    continue;
+                }
+                is_changed = true;
+                seal.facts += i64::from(after.is_some()) - i64::from(before.is_some());
+                seal.sum = seal.sum.wrapping_sub(before.unwrap_or(0)).wrapping_add(after.unwrap_or(0));
+                match (fact, after) {
+                    (Some(fact), Some(after)) => put.execute(params![key, fact, after])?,
+                    _ => remove.execute(params![key])?,
+                };
+            }
+            if is_changed {
+                seal.transactions += 1;
+                let mut update = transaction.prepare_cached(
+                    "UPDATE seal SET facts = ?1, sum = ?2, transactions = ?3, is_closed = ?4, checksum = ?5",
+                )?;
+                update.execute(params![seal.facts, seal.sum, seal.transactions, seal.is_closed, seal.checksum()])?;
+            }
+        }
+        transaction.commit()?;
+        if is_changed && let Err(error) = Count::write(&self.count, seal.transactions) {
+            // The transaction holds; only its loss would not be noticed.
+            tracing::warn!(%error, "cannot write beside the head's journal");
+        }
+        Ok(())
+    }
 }
 
-fn encoded<T: serde::Serialize>(value: &T) -> Result<BytesMut, String> {
-    let mut bytes = BytesMut::new();
-    codec::encode_message(value, &mut bytes).map_err(|error| error.to_string())?;
-    Ok(bytes)
+/// A fact with its key, as they are written.
+fn encoded(fact: &Fact) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
+    fn bytes<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, String> {
+        let mut bytes = BytesMut::new();
+        codec::encode_message(value, &mut bytes).map_err(|error| error.to_string())?;
+        Ok(bytes.into())
+    }
+    let content = if fact.is_end() { None } else { Some(bytes(fact)?) };
+    Ok((bytes(&fact.key())?, content))
 }
 
 #[cfg(test)]
@@ -176,6 +528,15 @@ mod tests {
         shown
     }
 
+    fn modes(folder: &Path) -> Vec<(String, u32)> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let mut modes: Vec<(String, u32)> = entries
+            .map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().mode() & 0o777))
+            .collect();
+        modes.sort();
+        modes
+    }
+
     #[tokio::test]
     async fn the_next_head_reads_the_latest_fact_under_each_key() {
         let dir = tempfile::tempdir().unwrap();
@@ -183,17 +544,10 @@ mod tests {
         let (journal, before) = Journal::open(&path, ClusterId(7)).unwrap();
         assert!(before.cluster.is_none() && before.facts.is_empty());
         journal.write(vec![quota("a", 1), quota("b", 1)]);
-        journal.write(vec![quota("a", 2), quota("c", 3)]);
-        let last = journal.write(vec![Fact::QuotaGone("b".into())]);
-        journal.is_written(last).await.unwrap();
+        journal.intend(vec![quota("a", 2), quota("c", 3)]).await.unwrap();
+        journal.write(vec![quota("c", 3), Fact::QuotaGone("b".into())]);
         drop(journal);
-        // The file is free when its writer has ended.
-        let after = loop {
-            if let Ok((_, after)) = Journal::open(&path, ClusterId(8)) {
-                break after;
-            }
-            std::thread::yield_now();
-        };
+        let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
         assert_eq!(after.cluster, Some(ClusterId(7)), "the cluster stays the same");
         assert_eq!(shown(&after.facts), shown(&[quota("a", 2), quota("c", 3)]));
     }
@@ -221,5 +575,182 @@ mod tests {
         let _first = Journal::open(&path, ClusterId(7)).unwrap();
         let error = Journal::open(&path, ClusterId(7)).err().unwrap().to_string();
         assert!(error.contains("locked"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn nobody_else_can_read_it_or_what_lies_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        journal.intend(vec![quota("a", 1)]).await.unwrap();
+        assert!(modes(dir.path()).iter().all(|(_, mode)| *mode == 0o600), "{:?}", modes(dir.path()));
+        drop(journal);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let _journal = Journal::open(&path, ClusterId(7)).unwrap();
+        assert!(modes(dir.path()).iter().all(|(_, mode)| *mode == 0o600), "one that was open to others no longer is");
+    }
+
+    #[tokio::test]
+    async fn the_file_alone_is_complete_after_a_clean_stop() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        for cpus in 1..20 {
+            journal.intend(vec![quota("a", cpus), quota(&format!("team {cpus}"), cpus)]).await.unwrap();
+        }
+        drop(journal);
+        let copy = dir.path().join("copy");
+        std::fs::copy(&path, &copy).unwrap();
+        let (journal, copied) = Journal::open(&copy, ClusterId(8)).unwrap();
+        assert_eq!((copied.facts.len(), copied.cluster), (20, Some(ClusterId(7))));
+        journal.intend(vec![quota("b", 1)]).await.unwrap();
+        // While it is in use it is not, and a copy of it says so.
+        let second = dir.path().join("second");
+        std::fs::copy(&copy, &second).unwrap();
+        let error = Journal::open(&second, ClusterId(8)).err().map(|error| error.to_string());
+        assert!(error.is_none_or(|error| error.contains("did not close it")));
+    }
+
+    /// What a head that is killed now would leave: everything that it wrote, and no clean stop.
+    fn killed(path: &Path) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for beside in ["", "-wal", "-count"] {
+            let from = format!("{}{beside}", path.display());
+            std::fs::copy(from, dir.path().join(format!("journal{beside}"))).unwrap();
+        }
+        dir
+    }
+
+    #[tokio::test]
+    async fn a_changed_bit_in_what_a_killed_head_left_loses_nothing_in_silence() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let facts: Vec<Fact> = (1..7).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect();
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        for fact in &facts {
+            journal.intend(vec![fact.clone()]).await.unwrap();
+        }
+        let left = killed(&path);
+        drop(journal);
+        let (_, after) = Journal::open(&left.path().join("journal"), ClusterId(8)).unwrap();
+        assert_eq!(shown(&after.facts), shown(&facts), "what was acknowledged is there");
+        let (journal, _) = Journal::open(&dir.path().join("other"), ClusterId(7)).unwrap();
+        for fact in &facts {
+            journal.intend(vec![fact.clone()]).await.unwrap();
+        }
+        let left = killed(&dir.path().join("other"));
+        drop(journal);
+        let mut refused = 0;
+        for file in ["journal-wal", "journal-count"] {
+            let whole = std::fs::read(left.path().join(file)).unwrap();
+            let step = if whole.len() > 1_000 { 97 } else { 1 };
+            for at in (0..whole.len()).step_by(step) {
+                let damaged = killed(&left.path().join("journal"));
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << (at % 8);
+                std::fs::write(damaged.path().join(file), &bytes).unwrap();
+                match Journal::open(&damaged.path().join("journal"), ClusterId(8)) {
+                    Ok((_, after)) => {
+                        assert_eq!(shown(&after.facts), shown(&facts), "{file}, byte {at}");
+                        assert_eq!(after.cluster, Some(ClusterId(7)), "{file}, byte {at}");
+                    }
+                    Err(error) => {
+                        assert!(error.to_string().contains("damaged"), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 100, "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_changed_bit_loses_nothing_in_silence() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let facts: Vec<Fact> = (1..7).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect();
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        for fact in &facts {
+            journal.intend(vec![fact.clone()]).await.unwrap();
+        }
+        drop(journal);
+        let whole = std::fs::read(&path).unwrap();
+        let mut refused = 0;
+        let count = std::fs::read(Count::path(&path)).unwrap();
+        // Every byte that holds something, and some of those that do not.
+        for (at, byte) in whole.iter().enumerate().filter(|(at, byte)| **byte != 0 || at % 61 == 0) {
+            let mut bytes = whole.clone();
+            bytes[at] = byte ^ (1 << (at % 8));
+            std::fs::write(&path, &bytes).unwrap();
+            std::fs::write(Count::path(&path), &count).unwrap();
+            let _ = std::fs::remove_file(dir.path().join("journal-wal"));
+            match Journal::open(&path, ClusterId(8)) {
+                Ok((_, after)) => {
+                    assert_eq!(shown(&after.facts), shown(&facts), "byte {at}");
+                    assert_eq!(after.cluster, Some(ClusterId(7)), "byte {at}");
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("journal"), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 200, "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        journal.write((1..500).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect());
+        drop(journal);
+        let whole = std::fs::read(&path).unwrap();
+        for length in [whole.len() - 1, whole.len() - 4096, whole.len() / 2, 4096, 100, 1] {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let _ = std::fs::remove_file(dir.path().join("journal-wal"));
+            assert!(Journal::open(&path, ClusterId(8)).is_err(), "{length} bytes");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        journal.intend(vec![quota("a", 1)]).await.unwrap();
+        journal.tell(Order::Limit(1));
+        let large = "a long name ".repeat(1000);
+        for _ in 0..3 {
+            let error = journal.intend(vec![quota(&large, 1)]).await.unwrap_err();
+            assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("full"), "{error}");
+        }
+        // It is true, whether there is room or not.
+        journal.write(vec![quota(&large, 2)]);
+        assert!(journal.intend(vec![quota("b", 1)]).await.is_err(), "nothing passes what is owed");
+        journal.tell(Order::Limit(1_000_000));
+        journal.intend(vec![quota("c", 1)]).await.unwrap();
+        drop(journal);
+        let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+        assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota(&large, 2), quota("c", 1)]));
+    }
+
+    #[tokio::test]
+    async fn what_is_owed_is_written_without_being_asked_for_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+        journal.tell(Order::Limit(1));
+        let large = "a long name ".repeat(1000);
+        journal.write(vec![quota(&large, 2)]);
+        assert!(journal.intend(Vec::new()).await.is_err());
+        journal.tell(Order::Limit(1_000_000));
+        // It is in the log when that has grown.
+        while std::fs::metadata(dir.path().join("journal-wal")).unwrap().len() < large.len() as u64 {
+            std::thread::yield_now();
+        }
+        drop(journal);
+        let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+        assert_eq!(shown(&after.facts), shown(&[quota(&large, 2)]));
     }
 }

@@ -3,6 +3,7 @@
 //! - [`state`]: every decision, in a deterministic state machine without IO.
 //! - [`simulator`]: the same decisions in a world of pretended nodes, with faults, from a seed.
 //! - `journal`: what must survive it, in a file.
+//! - `programs`: the executables of detached actors.
 //! - `service`: the thin shell: connections in, orders out.
 //!
 //! It ends when [`HeadHandle::shutdown`] is called, or when somebody asked it to stop: every node is told, and
@@ -11,6 +12,7 @@
 
 #[cfg(feature = "journal")]
 mod journal;
+mod programs;
 mod service;
 pub mod simulator;
 pub mod state;
@@ -25,6 +27,7 @@ use wingbeat_net::Token;
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
 
+use programs::Programs;
 use service::Shell;
 use state::State;
 
@@ -54,7 +57,7 @@ impl Head {
     /// # Errors
     /// When it cannot listen: most often because another head has the port.
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
-        let shell = Shell::new(State::new(config.cluster, first_lease()), None);
+        let shell = Shell::new(State::new(config.cluster, first_lease()), None, Programs::in_memory());
         Self::serve(config, shell).await
     }
 
@@ -67,6 +70,7 @@ impl Head {
     #[cfg(feature = "journal")]
     pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
+        let programs = Programs::beside(file)?;
         let state = match remembered.cluster {
             None => State::new(config.cluster, first_lease()),
             Some(cluster) => {
@@ -74,7 +78,7 @@ impl Head {
                 State::recover(cluster, first_lease(), remembered.facts)
             }
         };
-        Self::serve(config, Shell::new(state, Some(Box::new(journal)))).await
+        Self::serve(config, Shell::new(state, Some(Box::new(journal)), programs)).await
     }
 
     async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
@@ -120,6 +124,7 @@ impl HeadHandle {
     /// Ends every node, and then the head.
     pub async fn shutdown(self) {
         self.shell.stop_nodes().await;
+        self.shell.settle_journal().await;
         self.shell.stop();
     }
 }

@@ -12,11 +12,14 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
+use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
+use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
-use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{
     ClusterState, ClusterView, Explanation, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Subject,
@@ -27,13 +30,18 @@ use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
     ProcessResponse,
 };
+use wingbeat_net::silence::Probing;
 
+use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
 const SHORT: Duration = Duration::from_millis(25);
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long the last facts may take to be written when the head ends.
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a process may take to say what one of its tasks waits for.
 const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
@@ -42,16 +50,19 @@ const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where what must survive the head is written. Implemented by the journal.
 pub(crate) trait Durable: Send + Sync {
-    /// Queues facts, and answers with their number. Called in the order in which they became true.
-    fn write(&self, facts: Vec<Fact>) -> u64;
-    /// Waits until these facts, and all before them, are safe.
-    fn is_written(&self, number: u64) -> BoxFuture<'_, Result<(), Error>>;
+    /// Queues facts that are true now. They are written as soon as that can be done. Called in the order in which they
+    /// became true.
+    fn write(&self, facts: Vec<Fact>);
+    /// Writes facts that are to become true, and waits until they, and all before them, are safe. After an error they are
+    /// not written, and must not become true.
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>>;
 }
 
 /// Everything that the head's tasks share.
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
     journal: Option<Box<dyn Durable>>,
+    programs: Programs,
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
@@ -71,6 +82,8 @@ struct Inside {
     nodes: BTreeMap<NodeId, Link<NodeMessage>>,
     node_clients: BTreeMap<NodeId, NodeClient>,
     process_clients: BTreeMap<ProcessId, ProcessClient>,
+    /// As of which [`State::programs_version`] the programs that nobody needs were let go.
+    programs_seen: u64,
 }
 
 impl Inside {
@@ -93,10 +106,11 @@ impl Inside {
 }
 
 impl Shell {
-    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>) -> Arc<Shell> {
+    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>, programs: Programs) -> Arc<Shell> {
         if journal.is_some() {
             state.keep_facts();
         }
+        programs.keep_only(&state.programs());
         Arc::new(Shell {
             inside: Mutex::new(Inside {
                 state,
@@ -104,8 +118,10 @@ impl Shell {
                 nodes: BTreeMap::new(),
                 node_clients: BTreeMap::new(),
                 process_clients: BTreeMap::new(),
+                programs_seen: 0,
             }),
             journal,
+            programs,
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
@@ -128,24 +144,80 @@ impl Shell {
         }
     }
 
-    /// Changes the state, and does what follows from it. Also answers with the number of what must be written down.
-    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> (R, Option<u64>) {
+    /// Changes the state, and does what follows from it.
+    fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
         let mut inside = self.inside.lock();
         let (answer, actions) = change(&mut inside.state, self.now());
-        let facts = inside.state.take_facts();
-        let number = self.journal.as_ref().filter(|_| !facts.is_empty()).map(|journal| journal.write(facts));
+        self.write(inside.state.take_facts());
         inside.perform(actions);
-        (answer, number)
+        let version = inside.state.programs_version();
+        if version != inside.programs_seen {
+            inside.programs_seen = version;
+            // Under the lock: a creation that is under way has either been counted, or still holds its program.
+            self.programs.keep_only(&inside.state.programs());
+        }
+        answer
     }
 
-    /// As [`Shell::change`]; whoever asked is told only when what must survive is safe.
-    async fn change_durably<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> Result<R, Error> {
-        let (answer, number) = self.change(change);
-        self.note_time();
-        if let (Some(journal), Some(number)) = (&self.journal, number) {
-            journal.is_written(number).await?;
+    /// Lets go of the programs that no detached actor needs.
+    fn let_programs_go(&self) {
+        let inside = self.inside.lock();
+        self.programs.keep_only(&inside.state.programs());
+    }
+
+    /// Keeps the program of a job for as long as what is returned lives, and longer if a detached actor of it does by
+    /// then. Whoever asks runs that program, and gives it if it is not here yet. None where nobody else could ever run
+    /// it: in a driver's own cluster.
+    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping<'_>>, Error> {
+        let (program, client) = {
+            let inside = self.inside.lock();
+            (inside.state.program_of(job), inside.process_clients.get(&from).cloned())
+        };
+        match program.filter(Programs::can_keep) {
+            Some(program) => self.programs.keep(&program, client).await.map(Some),
+            None => Ok(None),
         }
-        Ok(answer)
+    }
+
+    fn write(&self, facts: Vec<Fact>) {
+        if let Some(journal) = self.journal.as_ref().filter(|_| !facts.is_empty()) {
+            journal.write(facts);
+        }
+    }
+
+    /// As [`Shell::change`], for a change that somebody asked for and that must survive: `fact` is what it is to make
+    /// true. It is written first, so that a disk without room changes nothing. If the change then answers something
+    /// else, `undone` is written over it.
+    async fn change_durably<R>(
+        &self,
+        fact: impl FnOnce(&State) -> Option<Fact>,
+        undone: impl FnOnce(&Result<R, Error>) -> Option<Fact>,
+        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>),
+    ) -> Result<R, Error> {
+        let fact = self.journal.as_ref().and_then(|_| fact(&self.inside.lock().state));
+        let is_written = fact.is_some();
+        if let (Some(journal), Some(fact)) = (&self.journal, fact) {
+            journal.intend(vec![fact]).await?;
+        }
+        let answer = self.change(|state, now| {
+            let changed = change(state, now);
+            if is_written && let Some(undone) = undone(&changed.0) {
+                // Under the lock, and so before whatever becomes true later.
+                self.write(vec![undone]);
+            }
+            changed
+        });
+        self.note_time();
+        answer
+    }
+
+    /// Waits until all that is true was written, as far as that can be done.
+    pub(crate) async fn settle_journal(&self) {
+        if let Some(journal) = &self.journal
+            && let Ok(Err(error)) = tokio::time::timeout(SETTLE_LIMIT, journal.intend(Vec::new())).await
+        {
+            tracing::error!(%error, "the journal misses what happened last");
+        }
     }
 
     /// Ticks while something depends on time; an idle head does not wake up.
@@ -162,7 +234,7 @@ impl Shell {
                     // Something may happen that makes the tick come sooner.
                     Some(time) => match tokio::time::timeout(time, self.ticks.notified()).await {
                         Ok(()) => {}
-                        Err(_) => drop(self.change(|state, now| ((), state.step(now, Event::Tick)))),
+                        Err(_) => self.change(|state, now| ((), state.step(now, Event::Tick))),
                     },
                 }
             }
@@ -288,8 +360,11 @@ impl Shell {
     }
 
     async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
-        let (connection, client, server) =
-            mux::connect::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(
+            stream,
+            Waiting::Asleep,
+            Probing::Both,
+        );
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let link: Link<NodeMessage> = Link::new();
         if !claim(&mut self.inside.lock().nodes, node, &link) {
@@ -306,7 +381,12 @@ impl Shell {
             inside.nodes.remove(&node);
             inside.node_clients.remove(&node);
         }
-        self.step(Event::NodeLost(node, "its connection to the head ended".into()));
+        let why = if *connection.silence().borrow() {
+            format!("the head heard nothing from it for {} s", limits().silence.as_secs_f64())
+        } else {
+            "its connection to the head ended".to_owned()
+        };
+        self.step(Event::NodeLost(node, why));
     }
 }
 
@@ -344,7 +424,9 @@ impl Service {
             | HeadMessage::LeaseFailed { lease, .. }
             | HeadMessage::LeaseEnded(lease) => said_by(*lease),
             HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) => matches!(self.role, Role::Node(_)),
+            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) | HeadMessage::NodeEnds(_) => {
+                matches!(self.role, Role::Node(_))
+            }
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
             | HeadMessage::Waiting { .. }
@@ -359,7 +441,9 @@ impl Service {
             return None;
         }
         Some(match message {
-            HeadMessage::Demand { shape, wanted, name } => Event::Demand(process, shape, wanted, name),
+            HeadMessage::Demand { shape, wanted, name } => {
+                Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
+            }
             HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
             HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
@@ -368,6 +452,10 @@ impl Service {
             HeadMessage::DevicesHeld(held) => {
                 let Role::Node(node) = self.role else { return None };
                 Event::DevicesHeld(node, held)
+            }
+            HeadMessage::NodeEnds(why) => {
+                let Role::Node(node) = self.role else { return None };
+                Event::NodeLost(node, why)
             }
             HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
             HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
@@ -386,6 +474,16 @@ impl Service {
     }
 }
 
+/// Refuses what is no name, whoever sent it: it would be shown to others.
+fn named<'a>(what: &str, given: impl IntoIterator<Item = &'a String>) -> Result<(), Error> {
+    let invalid = |why| Error::InvalidArgument { what: format!("the name of {what}: {why}") };
+    given.into_iter().try_for_each(|name| names::check(name).map_err(invalid))
+}
+
+fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
+    named(what, name.into_iter().flat_map(|name| [&name.namespace, &name.name]))
+}
+
 impl wingbeat_net::services::Head for Service {
     async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
         for message in messages {
@@ -399,6 +497,9 @@ impl wingbeat_net::services::Head for Service {
         if self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
+        named("a node's host", [&node.hostname])?;
+        named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
+        names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
         if self.shell.inside.lock().state.has_node(node.id) {
             return Err(self.refused(format!("{} has joined already", node.id)));
         }
@@ -410,31 +511,71 @@ impl wingbeat_net::services::Head for Service {
         if self.role != Role::Driver(job.id) {
             return Err(self.refused("only the job's own driver can start it".into()));
         }
+        named("a job or its namespace", [&job.name, &job.namespace])?;
         if self.shell.inside.lock().state.driver_of(job.id).is_some() {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        self.shell.change_durably(|state, now| ((), state.step(now, Event::JobJoined(Box::new(job))))).await?;
+        let fact = Fact::Job(Box::new(job.without_local()));
+        let joined = |state: &mut State, now| (Ok(()), state.step(now, Event::JobJoined(Box::new(job))));
+        self.shell.change_durably(|_| Some(fact), |_| None, joined).await?;
         Ok(self.shell.inside.lock().state.view())
     }
 
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
-        self.shell.change_durably(|state, now| state.create_actor(now, spec, or_get)).await?
+        scoped("an actor", spec.name.as_ref())?;
+        named("a concurrency group", spec.groups.keys())?;
+        // Whoever detaches it may end at once; its program stays as long as the actor.
+        let mut kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
+        let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
+        // An actor that is there is not written again: it may be in a later life.
+        let fact = |state: &State| {
+            let is_new = is_kept && state.is_new_actor(&named);
+            is_new.then(|| Fact::Actor(Box::new(named), Incarnation(0)))
+        };
+        let undone = |answer: &Result<ActorInfo, Error>| {
+            let is_made = answer.as_ref().is_ok_and(|info| info.id == id);
+            (!is_made).then_some(Fact::ActorGone(id))
+        };
+        let created = self.shell.change_durably(fact, undone, |state, now| state.create_actor(now, spec, or_get)).await;
+        if kept.take().is_some() && created.is_err() {
+            self.shell.let_programs_go();
+        }
+        created
     }
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
-        self.shell.change_durably(|state, now| state.create_group(now, spec)).await?
+        scoped("a placement group", spec.name.as_ref())?;
+        let (id, asked) = (spec.id, spec.clone());
+        let fact = |state: &State| {
+            let places = vec![None; asked.bundles.len()];
+            state.is_new_group(&asked).then(|| Fact::Group(Box::new(asked), places))
+        };
+        let undone = |answer: &Result<PlacementGroupSpec, Error>| answer.is_err().then_some(Fact::GroupGone(id));
+        self.shell.change_durably(fact, undone, |state, now| state.create_group(now, spec)).await
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| ((), state.remove_placement_group(now, group))).await
+        let removed = |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
+        self.shell.change_durably(|_| Some(Fact::GroupGone(group)), |_| None, removed).await
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
+        scoped("a placement group", Some(&name))?;
         self.shell.inside.lock().state.find_group(&name)
     }
 
     async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| ((), state.quota(now, &namespace, limit))).await
+        named("a namespace", [&namespace])?;
+        if let Some(limit) = &limit {
+            let invalid = |why: String| Error::InvalidArgument { what: format!("of a quota, {why}") };
+            names::check_resources(limit).map_err(invalid)?;
+        }
+        let fact = match &limit {
+            Some(limit) => Fact::Quota(namespace.clone(), limit.clone()),
+            None => Fact::QuotaGone(namespace.clone()),
+        };
+        let set = |state: &mut State, now| (Ok(()), state.quota(now, &namespace, limit));
+        self.shell.change_durably(|_| Some(fact), |_| None, set).await
     }
 
     async fn drain_node(
@@ -445,7 +586,8 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
-        self.shell.change_durably(|state, now| state.drain(now, node, within_ms, why, stops)).await?
+        // Which nodes are drained is not remembered; where that moves bundles to, is.
+        self.shell.change_durably(|_| None, |_| None, |state, now| state.drain(now, node, within_ms, why, stops)).await
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
@@ -453,6 +595,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
+        scoped("an actor", Some(&name))?;
         self.shell.inside.lock().state.find_actor(&name)
     }
 
@@ -461,6 +604,14 @@ impl wingbeat_net::services::Head for Service {
         let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
         // A node that is gone or too slow has nothing more to show in time.
         let _ = futures::future::join_all(settling).await;
+    }
+
+    async fn knows_node(self, _: Context, node: NodeId) -> bool {
+        self.shell.inside.lock().state.has_node(node)
+    }
+
+    async fn read_program(self, _: Context, hash: String, offset: u64) -> Result<Option<Payload>, Error> {
+        self.shell.programs.read(&hash, offset)
     }
 
     async fn state(self, _: Context) -> ClusterState {

@@ -3,6 +3,7 @@
 //! Unix sockets live in the abstract namespace: they vanish with their process, so that nothing can be
 //! left behind after kill -9.
 
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
@@ -16,14 +17,15 @@ use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
 
-use crate::handshake::{self, Hello, Token, Welcome};
+use crate::admission::{Admission, Refusals, Source};
+use crate::handshake::{self, Failed, Hello, Token, Welcome};
+use crate::limits::limits;
 
-/// How long dialling and the handshake may take together. A live peer answers in milliseconds; this
-/// allows for a loaded machine and a few lost packets.
-pub const DIAL_LIMIT: Duration = Duration::from_secs(10);
+/// What stands in the way of dialling for a moment is waited for so long, twice as long each time.
+const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 
-/// Handshakes under way at a listener; more wait in the kernel's queue.
-const HANDSHAKES: usize = 256;
+/// How long accepting rests when there are no descriptors and no handshake to end for one.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(50);
 
 /// The machine and network namespace of this process: two processes with the same id can reach each
 /// other's abstract unix sockets.
@@ -131,38 +133,58 @@ impl Listener {
     where
         F: Fn(Stream, Hello) + Clone + Send + 'static,
     {
-        let slots = std::sync::Arc::new(tokio::sync::Semaphore::new(HANDSHAKES));
-        let mut handshakes = tokio::task::JoinSet::new();
+        let mut admission = Admission::default();
+        let mut refusals = Refusals::default();
         loop {
-            let Ok(slot) = slots.clone().acquire_owned().await else { return };
-            let stream = match self.accept().await {
-                Ok(stream) => stream,
-                Err(error) => {
-                    // Out of descriptors, most likely: wait until some are closed.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
+            let refused = tokio::select! {
+                stream = self.accept() => match stream {
+                    Ok((stream, from)) => {
+                        let (token, welcome, accepted) = (token.clone(), welcome.clone(), accepted.clone());
+                        admission.admit(from, async move {
+                            let limit = match from {
+                                Source::Local => limits().dial,
+                                Source::Remote(_) => limits().proof,
+                            };
+                            match tokio::time::timeout(limit, handshake::accept(stream, &token, welcome)).await {
+                                Ok(Ok((stream, hello))) => {
+                                    accepted(stream, hello);
+                                    None
+                                }
+                                Ok(Err(error)) => Some(error.to_string()),
+                                Err(_) => Some(format!("it did not introduce itself within {limit:?}")),
+                            }
+                        });
+                        None
+                    }
+                    Err(error) => {
+                        // Out of descriptors, most likely. Those who have not introduced themselves have some.
+                        admission.make_room();
+                        tokio::time::sleep(OUT_OF_DESCRIPTORS).await;
+                        Some(format!("accepting failed: {error}"))
+                    }
+                },
+                refused = admission.ended() => refused,
+                more = refusals.unlogged() => {
+                    tracing::warn!("refused {more} more connections");
+                    None
                 }
             };
-            while handshakes.try_join_next().is_some() {}
-            let (token, welcome, accepted) = (token.clone(), welcome.clone(), accepted.clone());
-            handshakes.spawn(async move {
-                let _slot = slot;
-                match tokio::time::timeout(DIAL_LIMIT, handshake::accept(stream, &token, welcome)).await {
-                    Ok(Ok((stream, hello))) => accepted(stream, hello),
-                    Ok(Err(error)) => tracing::warn!(%error, "refused a connection"),
-                    Err(_) => tracing::warn!("a connection did not introduce itself in time"),
-                }
-            });
+            if let Some(why) = refused
+                && refusals.note()
+            {
+                tracing::warn!(%why, "refused a connection");
+            }
         }
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
-        let unix = async { self.unix.accept().await.map(|(stream, _)| Stream::Unix(stream)) };
+    async fn accept(&self) -> io::Result<(Stream, Source)> {
+        let unix = async { self.unix.accept().await.map(|(stream, _)| (Stream::Unix(stream), Source::Local)) };
         let Some(tcp) = &self.tcp else { return unix.await };
         tokio::select! {
             stream = unix => stream,
-            stream = tcp.accept() => stream.and_then(|(stream, _)| tune(stream)),
+            stream = tcp.accept() => {
+                stream.and_then(|(stream, from)| Ok((tune(stream)?, Source::remote(from.ip()))))
+            }
         }
     }
 }
@@ -173,17 +195,18 @@ fn tune(stream: TcpStream) -> io::Result<Stream> {
     Ok(Stream::Tcp(stream))
 }
 
+/// A unix socket is connected without waiting: a queue that is full is an error, and not a thread that stands still.
+fn open_unix(name: &str) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    UnixStream::from_std(socket.into())
+}
+
 async fn open(address: &Address) -> Result<Stream, (String, io::Error)> {
     if address.machine == this_machine() {
-        let shown = format!("unix:@{}", address.unix);
-        return std::os::unix::net::SocketAddr::from_abstract_name(&address.unix)
-            .and_then(|name| std::os::unix::net::UnixStream::connect_addr(&name))
-            .and_then(|stream| {
-                stream.set_nonblocking(true)?;
-                UnixStream::from_std(stream)
-            })
-            .map(Stream::Unix)
-            .map_err(|error| (shown, error));
+        return open_unix(&address.unix).map(Stream::Unix).map_err(|error| (shown(address), error));
     }
     let Some(tcp) = address.tcp else {
         let shown = format!("unix:@{} on another machine", address.unix);
@@ -192,22 +215,116 @@ async fn open(address: &Address) -> Result<Stream, (String, io::Error)> {
     TcpStream::connect(tcp).await.and_then(tune).map_err(|error| (tcp.to_string(), error))
 }
 
+/// Whether nobody listens there any more. A process listens as long as it lives.
+fn means_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+/// Whether this machine lacks something that it may have in a moment: descriptors, memory, ports, room in the queue of a
+/// unix socket.
+fn is_passing(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let passing =
+        [Errno::AGAIN, Errno::INTR, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
+    Errno::from_io_error(error).is_some_and(|error| passing.contains(&error))
+}
+
+/// Why a process could not be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// It is gone for good.
+    #[error(transparent)]
+    Gone(Error),
+    /// It may live.
+    #[error(transparent)]
+    Failed(Error),
+}
+
+impl From<DialError> for Error {
+    fn from(error: DialError) -> Error {
+        match error {
+            DialError::Gone(error) | DialError::Failed(error) => error,
+        }
+    }
+}
+
+/// Tries until it is done, it cannot be done, or the limit for dialling is over.
+async fn attempts<T, E, F>(mut attempt: impl FnMut() -> F, timed_out: impl FnOnce(String) -> E) -> Result<T, E>
+where
+    F: Future<Output = Result<T, Attempt<E>>>,
+{
+    let limit = limits().dial;
+    let mut last = None;
+    let tried = tokio::time::timeout(limit, async {
+        let [mut pause, longest] = TRY_AGAIN;
+        loop {
+            match attempt().await {
+                Ok(done) => return Ok(done),
+                Err(Attempt::Failed(error)) => return Err(error),
+                Err(Attempt::Again(error)) => last = Some(error),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    });
+    match tried.await {
+        Ok(tried) => tried,
+        Err(_) => Err(last.unwrap_or_else(|| timed_out(format!("no answer within {limit:?}")))),
+    }
+}
+
+/// How one attempt failed.
+enum Attempt<E> {
+    /// The next would, too.
+    Failed(E),
+    /// The next may not.
+    Again(E),
+}
+
 /// Connects to a process and proves the token.
 ///
 /// # Errors
-/// [`Error::Unreachable`] when nobody answers within [`DIAL_LIMIT`], [`Error::Refused`] when somebody does
+/// [`Error::Unreachable`] when nobody answers within [`limits`]' `dial`, [`Error::Refused`] when somebody does
 /// who will not have us.
 pub async fn dial(address: &Address, what: &str, token: &Token, hello: Hello) -> Result<Stream, Error> {
+    Ok(dial_known(address, what, token, hello).await?)
+}
+
+/// As [`dial`], for whoever needs to know whether the process is gone.
+///
+/// # Errors
+/// As [`dial`].
+pub async fn dial_known(address: &Address, what: &str, token: &Token, hello: Hello) -> Result<Stream, DialError> {
     let unreachable = |address: String, why: String| Error::Unreachable { what: what.into(), address, why };
-    let attempt = async {
-        let stream = open(address).await.map_err(|(shown, error)| unreachable(shown, error.to_string()))?;
-        handshake::introduce(stream, token, hello, what).await
+    let attempt = || async {
+        let stream = open(address).await.map_err(|(shown, error)| {
+            let (gone, passing) = (means_gone(&error), is_passing(&error));
+            let error = unreachable(shown, error.to_string());
+            match (gone, passing) {
+                (true, _) => Attempt::Failed(DialError::Gone(error)),
+                (_, true) => Attempt::Again(DialError::Failed(error)),
+                _ => Attempt::Failed(DialError::Failed(error)),
+            }
+        })?;
+        let (stream, welcome) =
+            handshake::introduce(stream, token, hello.clone(), what).await.map_err(|failed| match failed {
+                Failed::ForGood(error) => Attempt::Failed(DialError::Failed(error)),
+                Failed::ForNow(error) => Attempt::Again(DialError::Failed(error)),
+            })?;
+        if welcome.address.process != address.process {
+            let error = unreachable(shown(address), "another process has taken its place".into());
+            return Err(Attempt::Failed(DialError::Gone(error)));
+        }
+        Ok(stream)
     };
-    match tokio::time::timeout(DIAL_LIMIT, attempt).await {
-        Ok(Ok((stream, welcome))) if welcome.address.process == address.process => Ok(stream),
-        Ok(Ok(_)) => Err(unreachable(shown(address), "another process has taken its place".into())),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(unreachable(shown(address), format!("no answer within {} s", DIAL_LIMIT.as_secs()))),
+    attempts(attempt, |why| DialError::Failed(unreachable(shown(address), why))).await
+}
+
+/// Whether the process is certainly gone: nobody listens where it did.
+pub async fn is_gone(address: &Address) -> bool {
+    match tokio::time::timeout(limits().dial, open(address)).await {
+        Ok(Err((_, error))) => means_gone(&error),
+        _ => false,
     }
 }
 
@@ -224,21 +341,22 @@ fn shown(address: &Address) -> String {
 /// As [`dial`].
 pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let unreachable = |why: String| Error::Unreachable { what: what.into(), address: text.into(), why };
-    let attempt = async {
+    let attempt = || async {
         let stream = TcpStream::connect(text).await.and_then(tune).map_err(|error| {
             let hint = match error.kind() {
                 io::ErrorKind::ConnectionRefused => "; is the head running, and is this its address?",
                 io::ErrorKind::InvalidInput => "; an address is host:port",
                 _ => "",
             };
-            unreachable(format!("{error}{hint}"))
+            let told = unreachable(format!("{error}{hint}"));
+            if is_passing(&error) { Attempt::Again(told) } else { Attempt::Failed(told) }
         })?;
-        handshake::introduce(stream, token, hello, what).await
+        handshake::introduce(stream, token, hello.clone(), what).await.map_err(|failed| match failed {
+            Failed::ForGood(error) => Attempt::Failed(error),
+            Failed::ForNow(error) => Attempt::Again(error),
+        })
     };
-    match tokio::time::timeout(DIAL_LIMIT, attempt).await {
-        Ok(result) => result,
-        Err(_) => Err(unreachable(format!("no answer within {} s", DIAL_LIMIT.as_secs()))),
-    }
+    attempts(attempt, &unreachable).await
 }
 
 /// This machine's address on the interface that leads to `peer`.

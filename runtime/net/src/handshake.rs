@@ -1,17 +1,18 @@
 //! The first bytes of every connection.
 //!
 //! ```text
-//! acceptor → dialler   WINGBEAT <protocol: u32>  [nonce: 32]
-//! dialler → acceptor   WINGBEAT <protocol: u32>  [nonce: 32] [proof: 32]  Hello
+//! acceptor → dialler   WINGBEAT <protocol: u32> <release: 16>  [nonce: 32]
+//! dialler → acceptor   WINGBEAT <protocol: u32> <release: 16>  [nonce: 32] [proof: 32]  Hello
 //! acceptor → dialler   Answer: Welcome with proof, or why not
 //! ```
 //!
-//! The eight letters and the number are the same in every version, so that versions which cannot talk
-//! can at least say so. The proof is BLAKE3, keyed by the token, over both nonces: the token itself never
+//! The eight letters, the number and the release have the same form in every version, so that versions which cannot talk
+//! can at least say so. Nothing else of the dialler is decoded before its proof was checked. The proof is BLAKE3, keyed by the token, over both nonces: the token itself never
 //! crosses the wire, and neither side can replay the other's words.
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -19,27 +20,81 @@ use subtle::ConstantTimeEq;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wingbeat_core::codec;
 use wingbeat_core::error::Error;
+use wingbeat_core::schema::fold;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, JobId, NodeId};
 
 use crate::address::Stream;
 
-/// Changes whenever two builds could misunderstand each other.
-pub const PROTOCOL: u32 = 1;
+/// Changes whenever two builds could misunderstand each other: it is made of the sources of everything that travels. The
+/// highest bit says that a release follows, which it did not when protocols were counted from 1.
+pub const PROTOCOL: u32 = {
+    let core = wingbeat_core::schema::SCHEMA;
+    let handshake = fold(core, include_bytes!("handshake.rs"));
+    let services = fold(handshake, include_bytes!("services.rs"));
+    let head = fold(services, include_bytes!("messages/head.rs"));
+    let node = fold(head, include_bytes!("messages/node.rs"));
+    let peer = fold(node, include_bytes!("messages/peer.rs"));
+    let state = fold(peer, include_bytes!("messages/state.rs"));
+    let all = fold(state, include_bytes!("messages/worker.rs"));
+    (all ^ (all >> 32)) as u32 | HAS_RELEASE
+};
+const HAS_RELEASE: u32 = 1 << 31;
+
+/// The release of this build.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 const MAGIC: [u8; 8] = *b"WINGBEAT";
 
-/// A hello with an address is some two hundred bytes; more is no hello.
-const HELLO_LIMIT: usize = 64 << 10;
+/// A hello with an address is some two hundred bytes; more is no hello. Nor is a longer answer one.
+const HELLO_LIMIT: usize = 4 << 10;
+
+/// How long the release of a version that cannot be talked to is waited for: it is in the same packet, or nowhere.
+const RELEASE_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long the rest of what a refused dialler sends is read: closing with unread input would take the answer back.
+const REFUSED_LIMIT: Duration = Duration::from_millis(500);
 
 /// What every connection must know: who knows it may run code as this user.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
+/// The fewest bytes of a token that a person chose. Listeners answer anybody who asks, as often as they ask: less than
+/// this can be guessed. The command in the README makes 44.
+pub const SHORTEST_TOKEN: usize = 16;
+
+/// How to make a token, for messages.
+pub const MAKE_A_TOKEN: &str = "make one with\n    (umask 077; head -c 32 /dev/urandom | base64 > token)\nand \
+                                name the file with --token-file token or WINGBEAT_TOKEN_FILE=token";
+
 impl Token {
-    /// A token that a person chose.
+    /// A token as it is. One from outside goes through [`Token::checked`].
     pub fn new(text: impl Into<String>) -> Token {
         Token(text.into())
+    }
+
+    /// A token that was given from outside: without the blanks around it, and refused if it could be guessed. `from` is
+    /// where it was given, for the message.
+    ///
+    /// ```
+    /// use wingbeat_net::Token;
+    /// assert!(Token::checked(" ", "WINGBEAT_TOKEN").is_err());
+    /// assert_eq!(Token::checked("0123456789abcdef\n", "WINGBEAT_TOKEN").unwrap().reveal(), "0123456789abcdef");
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is empty, blank, or shorter than [`SHORTEST_TOKEN`].
+    pub fn checked(text: &str, from: &str) -> Result<Token, Error> {
+        let text = text.trim();
+        let wrong = match text.len() {
+            0 => "is empty".to_owned(),
+            length if length < SHORTEST_TOKEN => {
+                format!("has {length} bytes, and {SHORTEST_TOKEN} are needed")
+            }
+            _ => return Ok(Token(text.to_owned())),
+        };
+        let what = format!("the token from {from} {wrong}: whoever guesses it can run code as you; {MAKE_A_TOKEN}");
+        Err(Error::InvalidArgument { what })
     }
 
     /// A new one that nobody can guess.
@@ -106,8 +161,11 @@ pub struct Hello {
     pub purpose: Purpose,
     /// The cluster that it belongs to, if it belongs to one.
     pub cluster: Option<ClusterId>,
-    /// The release, for messages.
+    /// The release.
     pub version: String,
+    /// How often the dialler lost contact with this very process, as far as it knows. More than last time says that
+    /// connections which the acceptor still has are dead.
+    pub losses: u64,
 }
 
 impl Hello {
@@ -115,8 +173,8 @@ impl Hello {
     pub fn of_tool() -> Hello {
         let machine = crate::address::this_machine();
         let nobody = Address { process: wingbeat_core::ProcessId::random(), machine, unix: String::new(), tcp: None };
-        let version = env!("CARGO_PKG_VERSION").into();
-        Hello { address: nobody, role: Role::Tool, purpose: Purpose::Control, cluster: None, version }
+        let version = RELEASE.into();
+        Hello { address: nobody, role: Role::Tool, purpose: Purpose::Control, cluster: None, version, losses: 0 }
     }
 }
 
@@ -135,22 +193,51 @@ enum Answer {
     Refused(String),
 }
 
-fn prelude() -> [u8; 12] {
-    let mut bytes = [0; 12];
+const PRELUDE: usize = 12;
+const RELEASE_LEN: usize = 16;
+
+fn prelude() -> [u8; PRELUDE + RELEASE_LEN] {
+    let mut bytes = [0; PRELUDE + RELEASE_LEN];
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..].copy_from_slice(&PROTOCOL.to_le_bytes());
+    bytes[8..PRELUDE].copy_from_slice(&PROTOCOL.to_le_bytes());
+    let release = &RELEASE.as_bytes()[..RELEASE.len().min(RELEASE_LEN)];
+    bytes[PRELUDE..PRELUDE + release.len()].copy_from_slice(release);
     bytes
 }
 
-/// What a prelude says about the side that sent it, if it cannot be talked to.
-fn objection(prelude: &[u8; 12]) -> Option<String> {
-    if prelude[..8] != MAGIC {
-        return Some("it does not speak Wingbeat's protocol".into());
+/// Reads what the other side says of itself first. Answers with the objection to it, if it cannot be talked to.
+async fn read_prelude(stream: &mut Stream) -> io::Result<Option<String>> {
+    let mut first = [0; PRELUDE];
+    stream.read_exact(&mut first).await?;
+    if first[..8] != MAGIC {
+        return Ok(Some("it does not speak Wingbeat's protocol".into()));
     }
-    let theirs = u32::from_le_bytes([prelude[8], prelude[9], prelude[10], prelude[11]]);
-    (theirs != PROTOCOL).then(|| {
-        format!("it speaks protocol version {theirs} and this is version {PROTOCOL}; install the same release of Wingbeat on both sides")
-    })
+    let theirs = u32::from_le_bytes([first[8], first[9], first[10], first[11]]);
+    let mut release = [0; RELEASE_LEN];
+    if theirs == PROTOCOL {
+        stream.read_exact(&mut release).await?;
+        return Ok(None);
+    }
+    if theirs & HAS_RELEASE != 0 {
+        let _ = tokio::time::timeout(RELEASE_LIMIT, stream.read_exact(&mut release)).await;
+    }
+    let release: String = release.iter().map(|byte| *byte as char).filter(char::is_ascii_graphic).collect();
+    Ok(Some(objection(theirs, &release)))
+}
+
+fn objection(protocol: u32, release: &str) -> String {
+    let ours = format!("{RELEASE} (protocol {PROTOCOL:08x})");
+    match release {
+        RELEASE => format!(
+            "it is built from other sources of Wingbeat {RELEASE} (protocol {protocol:08x}) than this, which is {ours}; use the same build on both sides"
+        ),
+        "" => format!(
+            "it is another release of Wingbeat (protocol {protocol:08x}) and this is {ours}; install the same release on both sides"
+        ),
+        other => format!(
+            "it is Wingbeat {other} (protocol {protocol:08x}) and this is {ours}; install the same release on both sides"
+        ),
+    }
 }
 
 async fn send<T: Serialize>(stream: &mut Stream, prefix: &[u8], message: &T) -> io::Result<()> {
@@ -173,6 +260,21 @@ async fn receive<T: serde::de::DeserializeOwned>(stream: &mut Stream) -> io::Res
     codec::decode_message(Bytes::from(body)).map_err(io::Error::other)
 }
 
+/// Says why not, and lets the other side read it.
+async fn refuse(mut stream: Stream, why: String) -> io::Result<(Stream, Hello)> {
+    send(&mut stream, &[], &Answer::Refused(why.clone())).await?;
+    stream.shutdown().await?;
+    let rest = async {
+        let mut unread = [0; 1024];
+        let mut left = HELLO_LIMIT;
+        while left > 0 && stream.read(&mut unread).await.is_ok_and(|count| count > 0) {
+            left = left.saturating_sub(unread.len());
+        }
+    };
+    let _ = tokio::time::timeout(REFUSED_LIMIT, rest).await;
+    Err(io::Error::other(why))
+}
+
 /// The accepting side of the handshake.
 ///
 /// # Errors
@@ -188,13 +290,11 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
         }
     }
     let nonce: [u8; 32] = rand::random();
-    let mut first = [0; 44];
-    first[..12].copy_from_slice(&prelude());
-    first[12..].copy_from_slice(&nonce);
+    let mut first = Vec::with_capacity(PRELUDE + RELEASE_LEN + nonce.len());
+    first.extend_from_slice(&prelude());
+    first.extend_from_slice(&nonce);
     stream.write_all(&first).await?;
-    let mut theirs = [0; 12];
-    stream.read_exact(&mut theirs).await?;
-    if let Some(why) = objection(&theirs) {
+    if let Some(why) = read_prelude(&mut stream).await? {
         return Err(io::Error::other(why));
     }
     let mut rest = [0; 64];
@@ -202,59 +302,67 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
     let (their_nonce, their_proof) = rest.split_at(32);
     let mut peer_nonce = [0; 32];
     peer_nonce.copy_from_slice(their_nonce);
-    let hello: Hello = receive(&mut stream).await?;
     let expected = token.proof("dialler", &nonce, &peer_nonce);
-    let refusal = if !bool::from(expected.ct_eq(their_proof)) {
-        Some("the token is wrong; give both sides the same one with --token-file or WINGBEAT_TOKEN".to_owned())
-    } else {
-        match hello.cluster {
-            Some(theirs) if theirs != welcome.cluster => {
-                Some(format!("this process belongs to {}, not to {theirs}", welcome.cluster))
-            }
-            _ => None,
-        }
+    if !bool::from(expected.ct_eq(their_proof)) {
+        let why = "the token is wrong; give both sides the same one with --token-file or WINGBEAT_TOKEN";
+        return refuse(stream, why.to_owned()).await;
+    }
+    let hello: Hello = match receive(&mut stream).await {
+        Ok(hello) => hello,
+        Err(error) => return refuse(stream, format!("its introduction cannot be read: {error}")).await,
     };
-    if let Some(why) = refusal {
-        send(&mut stream, &[], &Answer::Refused(why.clone())).await?;
-        return Err(io::Error::other(why));
+    if hello.version != RELEASE {
+        let theirs = hello.version.escape_debug();
+        let why = format!("it is Wingbeat {theirs} and this is {RELEASE}; install the same release on both sides");
+        return refuse(stream, why).await;
+    }
+    if let Some(theirs) = hello.cluster
+        && theirs != welcome.cluster
+    {
+        return refuse(stream, format!("this process belongs to {}, not to {theirs}", welcome.cluster)).await;
     }
     let proof = token.proof("acceptor", &peer_nonce, &nonce);
     send(&mut stream, &[], &Answer::Welcome { welcome, proof }).await?;
     Ok((stream, hello))
 }
 
-/// The dialling side of the handshake.
-///
-/// # Errors
-/// [`Error::Refused`], with the other side's reason or ours.
-pub async fn introduce(
+/// Why a dialler was not let in.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// It would not be the next time either.
+    ForGood(Error),
+    /// The other side closed the connection, after it had begun, without a word: it was busy, and may not be the next time.
+    ForNow(Error),
+}
+
+/// The dialling side of the handshake. Errors are [`Error::Refused`], with the other side's reason or ours.
+pub(crate) async fn introduce(
     mut stream: Stream,
     token: &Token,
     hello: Hello,
     what: &str,
-) -> Result<(Stream, Welcome), Error> {
-    let refused = |why: String| Error::Refused { who: what.to_owned(), why };
-    let broken = |error: io::Error| Error::Refused {
+) -> Result<(Stream, Welcome), Failed> {
+    let refused = |why: String| Failed::ForGood(Error::Refused { who: what.to_owned(), why });
+    let ended = |error: io::Error| Error::Refused {
         who: what.to_owned(),
         why: format!("the connection ended during the introduction ({error}); its log says why"),
     };
-    let mut first = [0; 12];
-    stream.read_exact(&mut first).await.map_err(broken)?;
-    if let Some(why) = objection(&first) {
+    if let Some(why) = read_prelude(&mut stream).await.map_err(|error| Failed::ForGood(ended(error)))? {
         // Tell the other side what we speak, so that its log can say it too.
         let _ = stream.write_all(&prelude()).await;
         return Err(refused(why));
     }
+    let busy = |error: io::Error| Failed::ForNow(ended(error));
     let mut their_nonce = [0; 32];
-    stream.read_exact(&mut their_nonce).await.map_err(broken)?;
+    stream.read_exact(&mut their_nonce).await.map_err(busy)?;
     let nonce: [u8; 32] = rand::random();
-    let mut prefix = Vec::with_capacity(76);
+    let mut prefix = Vec::with_capacity(PRELUDE + RELEASE_LEN + 64);
     prefix.extend_from_slice(&prelude());
     prefix.extend_from_slice(&nonce);
     prefix.extend_from_slice(&token.proof("dialler", &their_nonce, &nonce));
-    send(&mut stream, &prefix, &hello).await.map_err(broken)?;
-    match receive(&mut stream).await.map_err(broken)? {
-        Answer::Refused(why) => Err(refused(why)),
+    send(&mut stream, &prefix, &hello).await.map_err(busy)?;
+    match receive(&mut stream).await.map_err(busy)? {
+        Answer::Refused(why) => Err(refused(without_control(&why))),
         Answer::Welcome { welcome, proof } => {
             let expected = token.proof("acceptor", &nonce, &their_nonce);
             if !bool::from(expected.ct_eq(&proof)) {
@@ -263,4 +371,9 @@ pub async fn introduce(
             Ok((stream, welcome))
         }
     }
+}
+
+/// Whoever answers has proved nothing, and its text is shown in terminals.
+fn without_control(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }

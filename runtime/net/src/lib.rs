@@ -1,22 +1,30 @@
 //! How Wingbeat's processes reach each other.
 //!
 //! - [`address`]: which machine this is, and listening and dialling by unix socket or TCP.
+//! - `admission`: connections that have not proved the token yet.
 //! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
 //! - [`mux`]: two tarpc channels over one connection, one each way.
+//! - [`descriptors`]: how many this process may have.
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
+//! - [`limits`]: how long things may take.
+//! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
-//! [`mux::SILENCE_LIMIT`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
+//! [`limits::Limits::silence`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
 
 pub mod address;
+mod admission;
+pub mod descriptors;
 pub mod handshake;
+pub mod limits;
 pub mod link;
 pub mod messages;
 pub mod mux;
 mod outbox;
 pub mod services;
+pub mod silence;
 mod socket;
 pub mod spin;
 

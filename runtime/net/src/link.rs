@@ -15,14 +15,19 @@ use serde::Serialize;
 use tarpc::{ClientMessage, Request};
 use tokio::sync::{Notify, watch};
 
+use crate::messages::Weight;
 use crate::mux::{self, Connection, HURRY, LINK, REQUEST};
-use crate::outbox::{Answers, Urgency};
+use crate::outbox::{Answers, PushError, Urgency};
 
 /// Batches in flight. Answers may be a millisecond late.
 const BATCHES: usize = 64;
 
-/// Messages in a batch; keeps frames far below the limit (inline values are at most 100 KiB).
+/// Messages in a batch.
 const BATCH: usize = 512;
+
+/// About so many bytes in a batch, unless its first message has more: with [`BATCHES`] it bounds what a peer that takes
+/// nothing in must keep, and it keeps frames far below their limit.
+const BATCH_BYTES: usize = 1 << 20;
 
 struct Shared<M> {
     state: Mutex<State<M>>,
@@ -34,6 +39,8 @@ struct State<M> {
     queue: VecDeque<M>,
     /// Messages ever queued.
     queued: u64,
+    /// After the end of the connection: nothing is queued any more.
+    broken: bool,
     /// Whether somebody waits for one of those in the queue to be taken in.
     hurry: bool,
     /// Ids and sizes of the batches that are not answered.
@@ -58,22 +65,29 @@ impl<M> Clone for Link<M> {
     }
 }
 
-impl<M: Send + 'static> Default for Link<M> {
+impl<M: Weight + Send + 'static> Default for Link<M> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<M: Send + 'static> Link<M> {
+impl<M: Weight + Send + 'static> Link<M> {
     /// A link that queues until [`Link::run`] is given a connection.
     pub fn new() -> Self {
-        let state = State { queue: VecDeque::new(), queued: 0, hurry: false, in_flight: VecDeque::new(), next: 0 };
+        let state = State {
+            queue: VecDeque::new(),
+            queued: 0,
+            broken: false,
+            hurry: false,
+            in_flight: VecDeque::new(),
+            next: 0,
+        };
         let shared = Shared { state: Mutex::new(state), wake: Notify::new(), acknowledged: watch::Sender::default() };
         Link { shared: Arc::new(shared) }
     }
 
-    /// Queues a message. Never waits: what bounds the queue is what bounds the callers (leases in flight,
-    /// live objects). After the link broke, messages are dropped: whoever cares watches the connection.
+    /// Queues a message. Does not wait, and the queue has no bound of its own: callers are bounded by what they have in
+    /// flight (leases, calls, live objects), whose bytes they hold anyway. After the link broke the message is dropped.
     pub fn send(&self, message: M) {
         let mut state = self.shared.state.lock();
         let first = state.push(message);
@@ -127,6 +141,7 @@ impl<M: Send + 'static> Link<M> {
     /// Marks the link as broken: waits end, and what is queued is dropped.
     pub fn broke(&self) {
         let mut state = self.shared.state.lock();
+        state.broken = true;
         let dropped = std::mem::take(&mut state.queue);
         state.in_flight.clear();
         self.shared.acknowledged.send_modify(|progress| progress.broken = true);
@@ -158,8 +173,14 @@ impl<M: Send + 'static> Link<M> {
                     continue;
                 };
                 let request = Request { context: mux::no_deadline(), id, message: request(batch) };
-                if let Err(error) = outbox.push(REQUEST, &ClientMessage::Request(request), Urgency::Soon) {
-                    return tracing::debug!(%error, "a link broke");
+                match outbox.push(REQUEST, &ClientMessage::Request(request), Urgency::Soon) {
+                    Ok(()) => {}
+                    Err(PushError::Closed) => return tracing::debug!("a link broke"),
+                    Err(PushError::Refused(why)) => {
+                        // It can never arrive. The connection is everybody's, and goes on.
+                        tracing::error!(%why, "dropped a message that cannot be sent");
+                        self.shared.answered(id, true);
+                    }
                 }
             }
         };
@@ -176,7 +197,12 @@ impl<M: Send + 'static> Link<M> {
         if state.queue.is_empty() || state.in_flight.len() >= BATCHES {
             return None;
         }
-        let count = state.queue.len().min(BATCH);
+        let mut bytes = 0;
+        let fits = |message: &&M| {
+            bytes += message.weight();
+            bytes <= BATCH_BYTES
+        };
+        let count = state.queue.iter().take(BATCH).take_while(fits).count().max(1);
         let batch: Vec<M> = state.queue.drain(..count).collect();
         let mut id = LINK | state.next;
         if state.hurry {
@@ -192,8 +218,12 @@ impl<M: Send + 'static> Link<M> {
 impl<M> State<M> {
     /// Whether it is the first in the queue.
     fn push(&mut self, message: M) -> bool {
-        self.queue.push_back(message);
+        // What was dropped counts as queued: whoever waits for it learns that it was not taken in.
         self.queued += 1;
+        if self.broken {
+            return false;
+        }
+        self.queue.push_back(message);
         self.queue.len() == 1
     }
 }

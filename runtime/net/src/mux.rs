@@ -19,33 +19,41 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use futures::stream::{FuturesUnordered, StreamExt};
-use futures::{Sink, Stream as FuturesStream};
+use futures::{FutureExt, Sink, Stream as FuturesStream};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tarpc::client::RpcError;
 use tarpc::server::{BaseChannel, Channel, Serve};
-use tarpc::{ClientMessage, Response, context};
+use tarpc::{ClientMessage, Response, ServerError, context};
 use tokio::sync::{mpsc, watch};
 use wingbeat_core::codec;
 
 use crate::address::Stream;
-use crate::outbox::{Outbox, Urgency};
+use crate::outbox::{FRAME_LIMIT, Outbox, PushError, Urgency};
+use crate::silence::{Probing, Silence};
 use crate::socket::Socket;
-
-/// A TCP connection on which nothing was heard for so long is dead. Probes go out every second, so
-/// this is ten lost ones.
-pub const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-const PROBE_EVERY: Duration = Duration::from_secs(1);
-
-/// No message is larger: values above the inline limit travel as bulk, and senders cut batches well
-/// below this.
-const FRAME_LIMIT: usize = 256 << 20;
 
 /// Decoded messages that wait for a channel's consumer. Consumers are prompt; this only smooths.
 const INBOX: usize = 256;
 
 /// Requests in flight on a channel; beyond it, callers wait. Batches make large numbers pointless.
 const IN_FLIGHT: usize = 4096;
+
+/// A peer with more unanswered requests keeps to no limit of ours, and would fill this process's memory by not reading the
+/// answers. More than a client of ours and its link can ever have.
+const UNANSWERED: usize = 2 * IN_FLIGHT;
+
+/// Requests that are begun before those that wait are looked at again, so that a peer which never pauses cannot keep them
+/// from going on.
+const TURN: usize = 32;
+
+/// What is left in the socket when we close a connection is read for so long, since closing a TCP socket with unread input
+/// would take back what was written last.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The longest deadline that is taken from a peer. The timer wheel behind it takes no more than about two years, and adding
+/// too much to a clock panics.
+const DEADLINE_LIMIT: Duration = Duration::from_secs(31 * 24 * 3600);
 
 pub(crate) const REQUEST: u8 = 0;
 const RESPONSE: u8 = 1;
@@ -59,8 +67,8 @@ pub(crate) const LINK: u64 = 1 << 63;
 /// Set besides when somebody waits for the answer.
 pub(crate) const HURRY: u64 = 1 << 62;
 
-/// A context for calls that are ended by the connection's end and not by a clock. Thirty days, because
-/// the timer wheel behind it takes no more than about two years.
+/// A context for calls that are ended by the connection's end and not by a clock. Thirty days, which is within what a peer
+/// takes.
 pub fn no_deadline() -> context::Context {
     within(Duration::from_secs(30 * 24 * 3600))
 }
@@ -88,13 +96,21 @@ impl<In, Out> FuturesStream for Half<In, Out> {
 }
 
 /// What a channel sends.
-pub trait Outgoing: Serialize {
+pub trait Outgoing: Serialize + Sized {
     /// The request that this answers, if it is an answer.
     fn answers(&self) -> Option<u64>;
+
+    /// What is sent instead when this cannot be, so that the other side does not wait for it.
+    fn instead(&self, why: &str) -> Option<Self>;
 }
 
 impl<T: Serialize> Outgoing for ClientMessage<T> {
     fn answers(&self) -> Option<u64> {
+        None
+    }
+
+    // The caller is here, and is told.
+    fn instead(&self, _: &str) -> Option<Self> {
         None
     }
 }
@@ -102,6 +118,11 @@ impl<T: Serialize> Outgoing for ClientMessage<T> {
 impl<T: Serialize> Outgoing for Response<T> {
     fn answers(&self) -> Option<u64> {
         Some(self.request_id)
+    }
+
+    fn instead(&self, why: &str) -> Option<Self> {
+        let error = ServerError::new(io::ErrorKind::InvalidData, format!("the answer cannot be sent: {why}"));
+        Some(Response { request_id: self.request_id, message: Err(error) })
     }
 }
 
@@ -117,11 +138,19 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
             Some(id) if id & (LINK | HURRY) == LINK => Urgency::Patient,
             _ => Urgency::Soon,
         };
-        self.outbox.push(self.tag, &message, urgency)
+        match self.outbox.push(self.tag, &message, urgency) {
+            Err(PushError::Refused(why)) => match message.instead(&why) {
+                Some(instead) => Ok(self.outbox.push(self.tag, &instead, urgency)?),
+                None => Err(PushError::Refused(why).into()),
+            },
+            pushed => Ok(pushed?),
+        }
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    /// Pending exactly while [`Sink::poll_ready`] is: tarpc alternates between the two until that is ready, within one
+    /// poll, in which the writer cannot run.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.outbox.poll_room(cx)
     }
 
     fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -134,6 +163,7 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
 pub struct Connection {
     outbox: Arc<Outbox>,
     ended: watch::Receiver<bool>,
+    silence: watch::Receiver<bool>,
 }
 
 impl Connection {
@@ -149,6 +179,12 @@ impl Connection {
     /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
         *self.ended.borrow()
+    }
+
+    /// Whether nothing was heard for the limit. Then the connection has ended, unless that is only noted
+    /// ([`Probing::Notes`]).
+    pub fn silence(&self) -> watch::Receiver<bool> {
+        self.silence.clone()
     }
 
     /// Waits until it has ended, from either side.
@@ -184,7 +220,24 @@ where
     SReq: DeserializeOwned + Send + 'static,
     SResp: Serialize + Send + 'static,
 {
-    let probe = matches!(stream, Stream::Tcp(_)).then_some((&PROBE_FRAME[..], PROBE_EVERY));
+    connect_probing(stream, waiting, Probing::default())
+}
+
+/// As [`connect`], where silence matters on one machine, too. The sides must agree on who probes.
+pub fn connect_probing<CReq, CResp, SReq, SResp>(
+    stream: Stream,
+    waiting: Waiting,
+    probing: Probing,
+) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
+where
+    CReq: Serialize + Send + 'static,
+    CResp: DeserializeOwned + Send + 'static,
+    SReq: DeserializeOwned + Send + 'static,
+    SResp: Serialize + Send + 'static,
+{
+    let silence = Silence::new(probing, matches!(stream, Stream::Tcp(_)));
+    let noted = silence.noted();
+    let probe = silence.probe_every().map(|every| (&PROBE_FRAME[..], every));
     let socket = Socket::new(stream, waiting == Waiting::Awake);
     let outbox = Arc::new(Outbox::default());
     let (to_client, from_server) = mpsc::channel(INBOX);
@@ -193,20 +246,29 @@ where
     let closing = outbox.clone();
     // The socket is this task's alone, so that it is closed with it.
     tokio::spawn(async move {
-        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, probe.is_some());
+        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence);
         let writing = closing.write_loop(&socket, probe);
-        tokio::select! {
-            ended = reading => if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended while reading");
-            },
-            ended = writing => if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended while writing");
-            },
-        }
+        let closed_here = tokio::select! {
+            ended = reading => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection ended while reading");
+                }
+                false
+            }
+            ended = writing => {
+                if let Err(error) = &ended {
+                    tracing::debug!(%error, "a connection ended while writing");
+                }
+                ended.is_ok()
+            }
+        };
         closing.close();
         let _ = ended_tx.send(true);
+        if closed_here {
+            let _ = tokio::time::timeout(LINGER, read_to_end(&socket)).await;
+        }
     });
-    let connection = Connection { outbox: outbox.clone(), ended };
+    let connection = Connection { outbox: outbox.clone(), ended, silence: noted };
     let client = Half { incoming: from_server, outbox: outbox.clone(), tag: REQUEST, sends: PhantomData };
     let server = Half { incoming: from_client, outbox, tag: RESPONSE, sends: PhantomData };
     (connection, client, server)
@@ -217,7 +279,7 @@ async fn read_loop<CResp, SReq>(
     outbox: &Outbox,
     to_client: mpsc::Sender<Response<CResp>>,
     to_server: mpsc::Sender<ClientMessage<SReq>>,
-    probes: bool,
+    silence: &Silence,
 ) -> io::Result<()>
 where
     CResp: DeserializeOwned,
@@ -230,6 +292,7 @@ where
             // A channel whose consumer is gone just loses its messages: the other may live on.
             match tag {
                 REQUEST => {
+                    limit_deadline(&mut frame);
                     let message = codec::decode_message(frame.freeze()).map_err(io::Error::other)?;
                     let _ = to_server.send(message).await;
                 }
@@ -246,15 +309,28 @@ where
             }
         }
         buffer.reserve(64 << 10);
-        let read = socket.read(&mut buffer);
-        let count = if probes {
-            tokio::time::timeout(SILENCE_LIMIT, read).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
-        } else {
-            read.await?
-        };
-        if count == 0 {
+        if silence.reading(socket.read(&mut buffer)).await? == 0 {
             return Ok(());
         }
+    }
+}
+
+async fn read_to_end(socket: &Socket) {
+    let mut buffer = BytesMut::with_capacity(64 << 10);
+    while socket.read(&mut buffer).await.is_ok_and(|count| count > 0) {
+        buffer.clear();
+    }
+}
+
+/// Shortens the deadline of a [`tarpc::Request`] to what can be added to a clock. Its body begins after four bytes, with the
+/// discriminant of [`ClientMessage`] and then the seconds of the deadline.
+fn limit_deadline(frame: &mut [u8]) {
+    if frame.get(4..8) == Some(&[0; 4])
+        && let Some(seconds) = frame.get_mut(8..16)
+        && let Some(now) = seconds.first_chunk()
+    {
+        let limited = u64::from_le_bytes(*now).min(DEADLINE_LIMIT.as_secs());
+        seconds.copy_from_slice(&limited.to_le_bytes());
     }
 }
 
@@ -303,14 +379,24 @@ where
     let requests = BaseChannel::new(config, half).requests();
     futures::pin_mut!(requests);
     let mut waiting = FuturesUnordered::new();
+    let mut begun = 0;
     loop {
+        if begun >= TURN {
+            begun = 0;
+            while let Some(Some(())) = waiting.next().now_or_never() {}
+        }
         tokio::select! {
             biased;
             request = requests.next() => {
                 let Some(Ok(request)) = request else { return };
+                begun += 1;
                 let mut handling = Box::pin(request.execute(service.clone()));
                 if futures::poll!(&mut handling).is_pending() {
                     waiting.push(handling);
+                    if waiting.len() > UNANSWERED {
+                        tracing::warn!("ended a connection whose peer has {UNANSWERED} unanswered requests");
+                        return;
+                    }
                 }
             }
             Some(_) = waiting.next(), if !waiting.is_empty() => {}
@@ -329,7 +415,55 @@ pub fn answered<T>(answer: Result<T, RpcError>, who: &str) -> Result<T, wingbeat
         why: match error {
             RpcError::DeadlineExceeded => "it did not answer in time".to_owned(),
             RpcError::Shutdown => "the connection ended".to_owned(),
+            RpcError::Server(error) => error.detail,
+            RpcError::Send(error) => error.to_string(),
             other => other.to_string(),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tarpc::Request;
+
+    use super::*;
+
+    fn frame(deadline: Duration) -> BytesMut {
+        let request = Request { context: within(deadline), id: 7, message: 8u32 };
+        let mut frame = BytesMut::new();
+        codec::encode_message(&ClientMessage::Request(request), &mut frame).unwrap();
+        frame
+    }
+
+    fn seconds(frame: &BytesMut) -> u64 {
+        match codec::decode_message(frame.clone().freeze()).unwrap() {
+            ClientMessage::<u32>::Request(request) => {
+                request.context.deadline.saturating_duration_since(Instant::now()).as_secs()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_deadline_is_taken_as_it_is_unless_no_clock_could_hold_it() {
+        for usual in [Duration::from_secs(60), Duration::from_secs(30 * 24 * 3600)] {
+            let mut frame = frame(usual);
+            let before = frame.clone();
+            limit_deadline(&mut frame);
+            assert_eq!(frame, before);
+        }
+        for huge in [DEADLINE_LIMIT.as_secs() + 100, u64::MAX / 2, u64::MAX] {
+            let mut frame = frame(Duration::from_secs(1));
+            frame[8..16].copy_from_slice(&huge.to_le_bytes());
+            limit_deadline(&mut frame);
+            assert!((DEADLINE_LIMIT.as_secs() - 1..=DEADLINE_LIMIT.as_secs() + 5).contains(&seconds(&frame)));
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_cut_short_has_no_deadline() {
+        for len in 0..16 {
+            limit_deadline(&mut frame(Duration::from_secs(1))[..len]);
+        }
+    }
 }

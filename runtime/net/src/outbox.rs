@@ -20,6 +20,10 @@ use crate::socket::Socket;
 /// a slow peer costs little memory.
 const HIGH: usize = 4 << 20;
 
+/// No frame is larger, in bytes after its length. Large values travel as bulk, and senders cut batches by bytes far below
+/// this; a receiver ends a connection that claims more.
+pub(crate) const FRAME_LIMIT: usize = 256 << 20;
+
 /// How long a patient frame waits for company.
 const PATIENCE: Duration = Duration::from_millis(1);
 
@@ -30,6 +34,26 @@ pub(crate) enum Urgency {
     Soon,
     /// With others, or after a moment.
     Patient,
+}
+
+/// Why a message was not sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PushError {
+    /// The connection is over.
+    #[error("the connection is closed")]
+    Closed,
+    /// The message cannot be sent over any connection; this one goes on.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<PushError> for io::Error {
+    fn from(error: PushError) -> io::Error {
+        match error {
+            PushError::Closed => io::ErrorKind::BrokenPipe.into(),
+            PushError::Refused(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        }
+    }
 }
 
 /// Is told of the answers to the batches of a [`crate::link::Link`].
@@ -75,25 +99,43 @@ impl Outbox {
         if buffer.bytes.len() < HIGH {
             return Poll::Ready(Ok(()));
         }
-        buffer.waiting.push(cx.waker().clone());
+        // Polled often while it is full: each task waits once.
+        if !buffer.waiting.iter().any(|waiting| waiting.will_wake(cx.waker())) {
+            buffer.waiting.push(cx.waker().clone());
+        }
         Poll::Pending
     }
 
     /// Encodes a frame.
-    pub(crate) fn push<T: Serialize>(&self, tag: u8, message: &T, urgency: Urgency) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// After one, nothing of the message is in the buffer, and other messages can be sent unless the outbox is closed.
+    pub(crate) fn push<T: Serialize>(&self, tag: u8, message: &T, urgency: Urgency) -> Result<(), PushError> {
         let mut buffer = self.buffer.lock();
         if buffer.closed {
-            return Err(io::ErrorKind::BrokenPipe.into());
+            return Err(PushError::Closed);
         }
         let start = buffer.bytes.len();
         buffer.bytes.put_u32_le(0);
         buffer.bytes.put_u8(tag);
-        if let Err(error) = codec::encode_message(message, &mut buffer.bytes) {
+        let encoded = codec::encode_message(message, &mut buffer.bytes);
+        let len = buffer.bytes.len() - start - 4;
+        let refused = match encoded {
+            Err(error) => Some(error.to_string()),
+            Ok(()) if len > FRAME_LIMIT => {
+                Some(format!("a message of {len} bytes is over the limit of {FRAME_LIMIT} bytes"))
+            }
+            Ok(()) => None,
+        };
+        if let Some(why) = refused {
             buffer.bytes.truncate(start);
-            return Err(io::Error::other(error));
+            // It must not hold the memory of what was refused.
+            if start == 0 && buffer.bytes.capacity() > 2 * HIGH {
+                buffer.bytes = BytesMut::new();
+            }
+            return Err(PushError::Refused(why));
         }
-        let len = (buffer.bytes.len() - start - 4) as u32;
-        buffer.bytes[start..start + 4].copy_from_slice(&len.to_le_bytes());
+        buffer.bytes[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
         let wake = match urgency {
             Urgency::Patient => start == 0,
             Urgency::Soon => !std::mem::replace(&mut buffer.urgent, true),

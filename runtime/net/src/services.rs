@@ -34,6 +34,11 @@ pub trait Head {
     async fn explain(subject: Subject) -> Result<Explanation, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
+    /// Whether the node is part of the cluster. Asked by its worker processes when its daemon is silent.
+    async fn knows_node(node: NodeId) -> bool;
+    /// A piece of a program that the head keeps for detached actors, from `offset`; empty at its end, and none if it is
+    /// not kept.
+    async fn read_program(hash: String, offset: u64) -> Result<Option<Payload>, Error>;
     /// A picture of the cluster.
     async fn state() -> ClusterState;
     /// Ends every job and node, and then the head itself.
@@ -51,8 +56,6 @@ pub trait Node {
     async fn create(object: ObjectId, size: u64) -> Result<Option<Located>, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
-    /// The object will not be completed.
-    async fn abort(object: ObjectId);
     /// Waits until what the job's worker processes here have printed so far was shown.
     async fn settle_output(job: JobId);
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the

@@ -19,11 +19,22 @@ pub struct ActorHandle {
     class: FunctionId,
     class_name: Arc<str>,
     detached: bool,
+    max_pending_calls: Option<u32>,
 }
 
 impl ActorHandle {
     pub(crate) fn new(handle: Handle, id: ActorId, class: FunctionId, class_name: Arc<str>, detached: bool) -> Self {
-        ActorHandle { handle, id, class, class_name, detached }
+        ActorHandle { handle, id, class, class_name, detached, max_pending_calls: None }
+    }
+
+    /// With so many calls of each process that may be pending.
+    pub(crate) fn with_limit(self, max_pending_calls: Option<u32>) -> Self {
+        ActorHandle { max_pending_calls, ..self }
+    }
+
+    /// How many calls of this process may be pending.
+    pub(crate) fn max_pending_calls(&self) -> Option<u32> {
+        self.max_pending_calls
     }
 
     /// A handle of an actor that could not even be asked for.

@@ -1,11 +1,12 @@
 //! Arguments on their way into user code, and on their way out of it.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use smallvec::SmallVec;
-use wingbeat_core::codec;
 use wingbeat_core::error::Error;
 
 use crate::object::Handle;
@@ -85,11 +86,14 @@ impl<'a> CallArgs<'a> {
             Ok(packed) => {
                 let bit = 1u32 << (index as u32).min(31);
                 if self.checked.load(Ordering::Relaxed) & bit == 0 {
-                    match refs::decode_packed::<T>(self.session, &packed) {
-                        Ok(()) => {
+                    let decode = AssertUnwindSafe(|| refs::decode_packed::<T>(self.session, &packed));
+                    match catch_unwind(decode) {
+                        Ok(Ok(())) => {
                             self.checked.fetch_or(bit, Ordering::Relaxed);
                         }
-                        Err(error) => self.fail(index, error.0),
+                        Ok(Err(error)) => self.fail(index, error.0),
+                        // As at the other end, it is the error of the call.
+                        Err(payload) => self.fail(index, format!("its Deserialize panicked: {}", text_of(&*payload))),
                     }
                 }
                 self.args.push(Outbound::Value(packed));
@@ -137,7 +141,8 @@ impl<'a> CallArgs<'a> {
     }
 }
 
-/// The error of a value that did not decode as the type that a ref promised.
-pub fn undecodable(what: String, error: codec::CodecError) -> Error {
-    Error::Decode { what, why: error.0 }
+/// What a panic says.
+fn text_of(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

@@ -9,12 +9,23 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorState, Address, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
+use wingbeat_net::limits::limits;
+use wingbeat_net::messages::Weight;
 
+use crate::dispatch::{CAUSE_LIMIT_MS, too_large};
 use crate::name::Name;
 use crate::object::Held;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
 const IN_FLIGHT: usize = 8_192;
+/// And so many bytes of arguments, unless one call alone has more: enough for a fast network's round trip.
+const IN_FLIGHT_BYTES: usize = 16 << 20;
+
+/// When contact with an actor is lost and the head reports no end of it within this time, the connection broke and the actor
+/// lives. More than the time after which the head itself takes a silent machine for lost.
+fn contact_limit_ms() -> u64 {
+    limits().silence.as_millis() as u64 + CAUSE_LIMIT_MS
+}
 
 /// A call that is not done.
 pub(crate) struct Call {
@@ -24,6 +35,8 @@ pub(crate) struct Call {
     pub resolved: bool,
     /// Attempts that the actor's restarts may still cost.
     pub retries: u32,
+    /// With so many calls of this process pending, it fails.
+    pub limit: Option<u32>,
     pub cancelled: bool,
     /// Arguments and the actor's own handle, held until the call is done.
     pub held: Held,
@@ -49,6 +62,11 @@ pub(crate) enum Action {
         call: Call,
         error: Error,
     },
+    /// The call goes on, and its caller does not wait for it any more.
+    Answer {
+        spec: Arc<TaskSpec>,
+        error: Error,
+    },
 }
 
 enum Phase {
@@ -58,7 +76,13 @@ enum Phase {
         address: Address,
         incarnation: Incarnation,
     },
-    /// Between two lives, or its connection ended and the head has not said why yet.
+    /// The connection to this life ended, and the head has not said why yet.
+    Lost {
+        address: Address,
+        incarnation: Incarnation,
+        since_ms: u64,
+    },
+    /// Between two lives.
     Away,
     Dead(Error),
 }
@@ -70,12 +94,33 @@ struct Target {
     gone: Option<Incarnation>,
     queue: VecDeque<Call>,
     in_flight: VecDeque<Call>,
+    /// What those weigh.
+    bytes: usize,
     watching: bool,
     /// It is to end when the calls before this are done; later ones fail.
     ending: bool,
 }
 
 impl Target {
+    /// Calls in flight that may be tried again go first in line, in their old order; the others fail.
+    fn give_up_in_flight(&mut self, actor: ActorId, cause: &Error, out: &mut Vec<Action>) {
+        self.bytes = 0;
+        for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
+            if call.retries > 0 && !call.cancelled {
+                call.retries = call.retries.saturating_sub(1);
+                Arc::make_mut(&mut call.spec).attempt += 1;
+                self.queue.push_front(call);
+            } else {
+                let class = self.class_name.to_string();
+                let error = match call.cancelled {
+                    true => Error::Cancelled { task: call.name.to_string() },
+                    false => Error::ActorUnavailable { actor, class, cause: Box::new(cause.clone()) },
+                };
+                out.push(Action::Fail { call, error });
+            }
+        }
+    }
+
     fn end_if_done(&self, actor: ActorId, out: &mut Vec<Action>) {
         if self.ending && self.queue.is_empty() && self.in_flight.is_empty() {
             out.push(Action::Terminate(actor));
@@ -88,6 +133,8 @@ impl Target {
 pub(crate) struct Calls {
     targets: BTreeMap<ActorId, Target>,
     by_worker: BTreeMap<ProcessId, ActorId>,
+    /// Actors contact with which was lost. Seldom any.
+    lost: Vec<ActorId>,
     session_over: Option<Error>,
 }
 
@@ -125,12 +172,20 @@ impl Calls {
             gone: None,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
+            bytes: 0,
             watching: false,
             ending: false,
         });
         if target.ending {
             let cause = Box::new(Error::ActorEnded { by: "terminate".into() });
             let error = Error::ActorDied { actor, class: class_name.to_string(), cause };
+            out.push(Action::Fail { call, error });
+            return;
+        }
+        if let Some(limit) = call.limit
+            && target.queue.len() + target.in_flight.len() >= limit as usize
+        {
+            let error = Error::TooManyPendingCalls { actor, class: class_name.to_string(), limit };
             out.push(Action::Fail { call, error });
             return;
         }
@@ -177,7 +232,7 @@ impl Calls {
     pub(crate) fn settle(&mut self, actor: ActorId, out: &mut Vec<Action>) {
         let Some(target) = self.targets.get_mut(&actor) else { return };
         match &target.phase {
-            Phase::Unknown | Phase::Away => {}
+            Phase::Unknown | Phase::Lost { .. } | Phase::Away => {}
             Phase::Dead(cause) => {
                 let cause = cause.clone();
                 for call in target.queue.drain(..) {
@@ -185,17 +240,28 @@ impl Calls {
                 }
             }
             Phase::Alive { address, incarnation } => {
-                let room = IN_FLIGHT.saturating_sub(target.in_flight.len());
-                let count = target.queue.iter().take(room).take_while(|call| call.resolved).count();
-                if count == 0 {
-                    return target.end_if_done(actor, out);
-                }
-                let mut calls = Vec::with_capacity(count);
-                for call in target.queue.drain(..count) {
+                let mut calls = Vec::new();
+                while let Some(call) = target.queue.front()
+                    && call.resolved
+                    && target.in_flight.len() < IN_FLIGHT
+                {
+                    let weight = call.spec.weight();
+                    let error = too_large(&call.spec, &call.name);
+                    if error.is_none() && target.bytes > 0 && target.bytes + weight > IN_FLIGHT_BYTES {
+                        break;
+                    }
+                    let Some(call) = target.queue.pop_front() else { break };
+                    if let Some(error) = error {
+                        out.push(Action::Fail { call, error });
+                        continue;
+                    }
+                    target.bytes += weight;
                     calls.push(call.spec.clone());
                     target.in_flight.push_back(call);
                 }
-                out.push(Action::Push { worker: address.clone(), actor, incarnation: *incarnation, calls });
+                if !calls.is_empty() {
+                    out.push(Action::Push { worker: address.clone(), actor, incarnation: *incarnation, calls });
+                }
             }
         }
         target.end_if_done(actor, out);
@@ -206,7 +272,9 @@ impl Calls {
         let actor = *self.by_worker.get(&worker)?;
         let target = self.targets.get_mut(&actor)?;
         let at = target.in_flight.iter().position(|call| call.spec.id == id)?;
-        target.in_flight.remove(at).map(|call| (actor, call))
+        let call = target.in_flight.remove(at)?;
+        target.bytes = target.bytes.saturating_sub(call.spec.weight());
+        Some((actor, call))
     }
 
     /// What the head says of an actor.
@@ -222,27 +290,22 @@ impl Calls {
                 if target.gone.is_some_and(|gone| incarnation <= gone) {
                     return;
                 }
+                // Known; calls that were in flight when contact was lost have their time.
+                if matches!(&target.phase, Phase::Lost { incarnation: lost, .. } if *lost == incarnation) {
+                    return;
+                }
                 self.by_worker.insert(address.process, actor);
                 target.phase = Phase::Alive { address, incarnation };
             }
             ActorState::Restarting { cause } => {
                 Self::leave(&mut self.by_worker, target);
                 target.phase = Phase::Away;
-                // What may be tried again goes first in line, in its old order.
-                for mut call in std::mem::take(&mut target.in_flight).into_iter().rev() {
-                    if call.retries > 0 && !call.cancelled {
-                        call.retries = call.retries.saturating_sub(1);
-                        Arc::make_mut(&mut call.spec).attempt += 1;
-                        target.queue.push_front(call);
-                    } else {
-                        let error = Error::ActorUnavailable { actor, class: class.clone(), cause: cause.clone() };
-                        out.push(Action::Fail { call, error });
-                    }
-                }
+                target.give_up_in_flight(actor, &cause, out);
             }
             ActorState::Dead { cause } => {
                 Self::leave(&mut self.by_worker, target);
                 let error = Error::ActorDied { actor, class, cause };
+                target.bytes = 0;
                 for call in target.in_flight.drain(..).chain(target.queue.drain(..)) {
                     out.push(Action::Fail { call, error: error.clone() });
                 }
@@ -253,24 +316,56 @@ impl Calls {
     }
 
     fn leave(by_worker: &mut BTreeMap<ProcessId, ActorId>, target: &mut Target) {
-        if let Phase::Alive { address, incarnation } = &target.phase {
+        if let Phase::Alive { address, incarnation } | Phase::Lost { address, incarnation, .. } = &target.phase {
             by_worker.remove(&address.process);
             target.gone = Some(*incarnation);
         }
     }
 
-    /// The connection to a process ended. The head will say why; until then its actor takes no calls.
-    pub(crate) fn connection_lost(&mut self, worker: ProcessId) {
-        let Some(actor) = self.by_worker.remove(&worker) else { return };
+    /// Contact with a process was lost. The head says why if it ended; until then, and for a while, its actor takes no calls.
+    pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64) {
+        let Some(actor) = self.by_worker.get(&worker).copied() else { return };
         if let Some(target) = self.targets.get_mut(&actor)
-            && let Phase::Alive { incarnation, .. } = &target.phase
+            && let Phase::Alive { address, incarnation } = &target.phase
         {
-            target.gone = Some(*incarnation);
-            target.phase = Phase::Away;
+            target.phase = Phase::Lost { address: address.clone(), incarnation: *incarnation, since_ms: now_ms };
+            self.lost.push(actor);
         }
     }
 
-    /// The user wants the call not to run. Answers false when it is not one of ours.
+    /// Time passes. Answers in how many milliseconds it wants to be called again.
+    pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let limit_ms = contact_limit_ms();
+        let mut next: Option<u64> = None;
+        for actor in std::mem::take(&mut self.lost) {
+            let Some(target) = self.targets.get_mut(&actor) else { continue };
+            let Phase::Lost { address, incarnation, since_ms } = &target.phase else { continue };
+            let left = (since_ms + limit_ms).saturating_sub(now_ms);
+            if left > 0 {
+                next = Some(next.map_or(left, |known| known.min(left)));
+                self.lost.push(actor);
+                continue;
+            }
+            // It lives, or the head would have said otherwise. What was in flight is lost with the connection; what comes
+            // now goes over another.
+            let (address, incarnation) = (address.clone(), *incarnation);
+            let cause = Error::ContactLost {
+                what: format!("the call of {}", target.class_name),
+                who: format!("its process, {}", address.process),
+                why: format!("the connection broke, and no exit was reported within {} s", limit_ms / 1000),
+            };
+            target.phase = Phase::Alive { address, incarnation };
+            target.give_up_in_flight(actor, &cause, out);
+            self.settle(actor, out);
+        }
+        next
+    }
+
+    /// The user wants the call not to run; with `force`, its caller has its answer at once. Answers false when it is not
+    /// one of ours.
     pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) -> bool {
         for (actor, target) in &mut self.targets {
             if let Some(at) = target.queue.iter().position(|call| call.spec.id == id) {
@@ -284,12 +379,22 @@ impl Calls {
             if let Some(call) = target.in_flight.iter_mut().find(|call| call.spec.id == id) {
                 call.cancelled = true;
                 if let Phase::Alive { address, .. } = &target.phase {
-                    out.push(Action::Cancel { worker: address.process, task: id, force });
+                    // Never by force, which would end the actor with the state that it has for everybody else.
+                    out.push(Action::Cancel { worker: address.process, task: id, force: false });
+                }
+                if force {
+                    let error = Error::Cancelled { task: call.name.to_string() };
+                    out.push(Action::Answer { spec: call.spec.clone(), error });
                 }
                 return true;
             }
         }
         false
+    }
+
+    /// Whether the head has said that the actor is dead.
+    pub(crate) fn is_dead(&self, actor: ActorId) -> bool {
+        self.targets.get(&actor).is_some_and(|target| matches!(target.phase, Phase::Dead(_)))
     }
 
     /// Calls that `parent` made.

@@ -1,7 +1,7 @@
 //! The order of calls, whatever happens between.
 
 use proptest::prelude::*;
-use wingbeat_core::spec::{MachineId, Outputs};
+use wingbeat_core::spec::{Arg, MachineId, Outputs};
 use wingbeat_core::{FunctionId, ProcessId};
 
 use super::*;
@@ -19,8 +19,10 @@ enum Step {
     Return(usize),
     /// The actor's process ends, and another life begins.
     Restart,
-    /// The connection breaks; the head says later what became of it.
+    /// Contact is lost.
     Break,
+    /// So much time passes that the head would have reported the end of the process.
+    Wait,
     Cancel(usize),
 }
 
@@ -31,6 +33,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => any::<usize>().prop_map(Step::Return),
         1 => Just(Step::Restart),
         1 => Just(Step::Break),
+        1 => Just(Step::Wait),
         1 => any::<usize>().prop_map(Step::Cancel),
     ];
     proptest::collection::vec(step, 0..120)
@@ -56,7 +59,15 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         group: None,
         parent: None,
     };
-    Call { spec: Arc::new(spec), name: Name::Path("call"), resolved, retries, cancelled: false, held: Held::new() }
+    Call {
+        spec: Arc::new(spec),
+        name: Name::Path("call"),
+        resolved,
+        retries,
+        limit: None,
+        cancelled: false,
+        held: Held::new(),
+    }
 }
 
 /// One caller and one actor.
@@ -64,8 +75,10 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
 struct Bench {
     calls: Calls,
     life: u32,
-    /// What each life was sent, in order.
+    now_ms: u64,
+    /// What each life was sent over each connection, in order. A new connection begins a new list.
     sent: Vec<Vec<u64>>,
+    connections: usize,
     /// What was sent to this life and has not returned.
     running: Vec<u64>,
     /// Calls whose arguments are not there.
@@ -78,10 +91,10 @@ impl Bench {
     fn take_in(&mut self, out: Vec<Action>) {
         for action in out {
             match action {
-                Action::Push { incarnation, calls, .. } => {
-                    self.sent.resize(self.sent.len().max(incarnation.0 as usize + 1), Vec::new());
+                Action::Push { calls, .. } => {
+                    self.sent.resize(self.connections + 1, Vec::new());
                     for call in calls {
-                        self.sent[incarnation.0 as usize].push(call.id.seq);
+                        self.sent[self.connections].push(call.id.seq);
                         self.running.push(call.id.seq);
                     }
                 }
@@ -141,11 +154,23 @@ proptest! {
                     let cause = Box::new(Error::NoSession);
                     bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
                     bench.life += 1;
+                    bench.connections += 1;
                     bench.alive();
                 }
                 Step::Break => {
-                    let worker = address(bench.life).process;
-                    bench.with(|calls, _| calls.connection_lost(worker));
+                    let (worker, now) = (address(bench.life).process, bench.now_ms);
+                    bench.with(|calls, _| calls.connection_lost(worker, now));
+                }
+                Step::Wait => {
+                    bench.now_ms += contact_limit_ms();
+                    if !bench.calls.lost.is_empty() {
+                        bench.running.clear();
+                        bench.connections += 1;
+                    }
+                    let now = bench.now_ms;
+                    bench.with(|calls, out| {
+                        calls.tick(now, out);
+                    });
                 }
                 Step::Cancel(which) if made > 0 => {
                     let seq = which as u64 % made + 1;
@@ -166,4 +191,175 @@ proptest! {
         done.sort_unstable();
         prop_assert_eq!(done, (1..=made).collect::<Vec<_>>());
     }
+}
+
+fn alive_with(calls: &[(u64, u32)]) -> Bench {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    for (seq, retries) in calls {
+        let class = class.clone();
+        bench.with(|state, out| state.submit(ACTOR, &class, call(*seq, true, *retries), out));
+    }
+    bench.alive();
+    bench
+}
+
+#[test]
+fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reached_by_what_comes_later() {
+    let mut bench = alive_with(&[(1, 0), (2, 1)]);
+    assert_eq!(bench.running, [1, 2]);
+    let worker = address(0).process;
+    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    let class: Arc<str> = "Counter".into();
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(3, true, 0), out));
+    // The head is given time to say that the process ended. It says that it lives, or nothing.
+    bench.alive();
+    assert_eq!(bench.running, [1, 2]);
+    let mut out = Vec::new();
+    assert_eq!(bench.calls.tick(101, &mut out), Some(contact_limit_ms() - 1));
+    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), &mut out), None);
+    let error = out.iter().find_map(|action| match action {
+        Action::Fail { call, error } => Some((call.spec.id.seq, error.clone())),
+        _ => None,
+    });
+    let Some((1, Error::ActorUnavailable { cause, .. })) = error else { panic!("{error:?}") };
+    assert!(cause.to_string().contains("lost contact"), "{cause}");
+    bench.running.clear();
+    bench.take_in(out);
+    // The one with a retry goes again, and before the later one.
+    assert_eq!(bench.running, [2, 3]);
+    for seq in [2, 3] {
+        assert!(bench.calls.finished(worker, task(seq)).is_some());
+    }
+}
+
+#[test]
+fn results_that_arrive_over_the_next_connection_count() {
+    let mut bench = alive_with(&[(1, 0)]);
+    let worker = address(0).process;
+    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    assert!(bench.calls.finished(worker, task(1)).is_some());
+}
+
+#[test]
+fn an_actor_that_ended_while_contact_was_lost_is_what_the_head_says() {
+    let mut bench = alive_with(&[(1, 0), (2, 1)]);
+    let worker = address(0).process;
+    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    let cause = Box::new(Error::NoSession);
+    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+    assert_eq!(bench.failed, [1]);
+    bench.life = 1;
+    bench.connections = 1;
+    bench.running.clear();
+    bench.alive();
+    assert_eq!(bench.running, [2]);
+    // Nothing is left of the loss.
+    let mut out = Vec::new();
+    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), &mut out), None);
+    assert!(out.is_empty());
+}
+
+#[test]
+fn calls_in_flight_are_bounded_by_bytes_and_each_is_sent_in_the_end() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    for seq in 1..=1_000 {
+        let mut large = call(seq, true, 0);
+        let value = wingbeat_core::value::Packed::plain(vec![0; 95 << 10].into());
+        Arc::make_mut(&mut large.spec).args = vec![wingbeat_core::spec::Arg::Value(value)];
+        let class = class.clone();
+        bench.with(|calls, out| calls.submit(ACTOR, &class, large, out));
+    }
+    bench.alive();
+    let worker = address(0).process;
+    let mut done = 0;
+    while !bench.running.is_empty() {
+        assert!(bench.running.len() * (95 << 10) <= IN_FLIGHT_BYTES);
+        let seq = bench.running.remove(0);
+        assert!(bench.calls.finished(worker, task(seq)).is_some());
+        done += 1;
+        bench.with(|_, _| {});
+    }
+    assert_eq!(done, 1_000);
+}
+
+#[test]
+fn a_call_that_no_message_can_hold_fails_alone() {
+    let mut huge = call(2, true, 0);
+    let value = wingbeat_core::value::Packed::plain(vec![0; wingbeat_net::messages::MESSAGE_LIMIT].into());
+    Arc::make_mut(&mut huge.spec).args = vec![wingbeat_core::spec::Arg::Value(value)];
+    let class: Arc<str> = "Counter".into();
+    let mut bench = alive_with(&[(1, 0)]);
+    bench.with(|calls, out| calls.submit(ACTOR, &class, huge, out));
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(3, true, 0), out));
+    assert_eq!((bench.running, bench.failed), (vec![1, 3], vec![2]));
+}
+
+fn call_of(seq: u64, bytes: usize) -> Call {
+    let mut call = call(seq, true, 0);
+    let packed = wingbeat_core::value::Packed::plain(vec![0; bytes].into());
+    Arc::make_mut(&mut call.spec).args = vec![Arg::Value(packed)];
+    call
+}
+
+#[test]
+fn calls_in_flight_are_bounded_by_their_bytes_and_keep_their_order() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    let of_each = IN_FLIGHT_BYTES / 4;
+    for seq in 1..=10 {
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call_of(seq, of_each), out));
+    }
+    bench.alive();
+    assert_eq!(bench.running, [1, 2, 3], "with what a call takes itself, the fourth is too much");
+    // One that is larger than all that may be in flight goes alone.
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call_of(11, IN_FLIGHT_BYTES * 2), out));
+    let worker = address(0).process;
+    for seq in 1..=10 {
+        assert!(bench.calls.finished(worker, task(seq)).is_some());
+        bench.running.retain(|running| *running != seq);
+        bench.with(|_, _| {});
+        let most = if seq == 10 { 1 } else { 3 };
+        assert!(bench.running.len() <= most, "{:?}", bench.running);
+    }
+    assert_eq!(bench.running, [11]);
+    assert_eq!(bench.sent[0], (1..=11).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_call_over_the_limit_of_pending_ones_fails_and_the_others_go_on() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    for seq in 1..=3 {
+        let call = Call { limit: Some(2), ..call(seq, true, 0) };
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call, out));
+    }
+    bench.alive();
+    assert_eq!((&bench.running[..], &bench.failed[..]), (&[1, 2][..], &[3][..]));
+    assert!(bench.calls.finished(address(0).process, task(1)).is_some());
+    let call = Call { limit: Some(2), ..call(4, true, 0) };
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call, out));
+    assert_eq!(bench.sent[0], [1, 2, 4]);
+}
+
+#[test]
+fn a_call_that_is_cancelled_by_force_is_answered_and_its_process_is_only_asked_to_stop_it() {
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(1, true, 5), out));
+    bench.alive();
+    let mut out = Vec::new();
+    assert!(bench.calls.cancel(task(1), true, &mut out));
+    assert!(matches!(
+        &out[..],
+        [Action::Cancel { force: false, .. }, Action::Answer { error: Error::Cancelled { .. }, .. }]
+    ));
+    // It is not tried again in the next life.
+    let cause = Box::new(Error::NoSession);
+    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+    bench.life += 1;
+    bench.alive();
+    assert_eq!(bench.failed, [1]);
+    assert_eq!(bench.sent.len(), 1);
 }

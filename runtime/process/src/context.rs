@@ -41,6 +41,15 @@ struct Asked {
     wakers: Vec<Waker>,
 }
 
+impl Asked {
+    /// Has `cx` woken at the next change, once however often it is polled.
+    fn wake_later(&mut self, cx: &Context<'_>) {
+        if !self.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            self.wakers.push(cx.waker().clone());
+        }
+    }
+}
+
 impl Execution {
     /// A run that begins now.
     pub fn new(
@@ -85,9 +94,7 @@ impl Execution {
         if asked.cancelled {
             return Poll::Ready(Error::Cancelled { task: self.name.to_string() });
         }
-        if !asked.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            asked.wakers.push(cx.waker().clone());
-        }
+        asked.wake_later(cx);
         Poll::Pending
     }
 
@@ -147,7 +154,7 @@ pub async fn cancelled() {
         if asked.cancelled {
             return Poll::Ready(());
         }
-        asked.wakers.push(cx.waker().clone());
+        asked.wake_later(cx);
         Poll::Pending
     })
     .await;
@@ -161,4 +168,46 @@ pub fn current_task() -> Option<TaskId> {
 /// The actor that this code runs in.
 pub fn current_actor() -> Option<ActorId> {
     current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::{ClusterId, JobId, ProcessId};
+    use wingbeat_net::handshake::{Role, Token};
+
+    use super::*;
+    use crate::io::Io;
+    use crate::process::{Config, Prepared};
+
+    fn session() -> Session {
+        let io = Arc::new(Io::start().unwrap());
+        let id = ProcessId::random();
+        let config = Config { id, token: Token::new("a token of a test"), role: Role::Worker, listen: None };
+        let prepared = io.run(Prepared::bind(config)).unwrap().unwrap();
+        prepared.start(&io, JobId::random(), String::new(), ClusterId::random())
+    }
+
+    struct Woken;
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn however_often_a_task_is_polled_one_waker_is_kept() {
+        let session = session();
+        let task = TaskId { owner: ProcessId::random(), seq: 1 };
+        let execution = Execution::new(task, "f".into(), None, None, session.clone());
+        let mut waiting = std::pin::pin!(execution.scope(cancelled()));
+        let waker = Waker::from(Arc::new(Woken));
+        let mut cx = Context::from_waker(&waker);
+        for _ in 0..10_000 {
+            assert!(waiting.as_mut().poll(&mut cx).is_pending());
+            assert!(execution.poll_interrupted(&mut cx).is_pending());
+        }
+        assert_eq!(execution.asked.lock().wakers.len(), 1);
+        execution.cancel();
+        assert!(waiting.as_mut().poll(&mut cx).is_ready());
+        session.process().shut_down("the test is over");
+    }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Shape, TaskSpec};
 use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
-use wingbeat_net::messages::WorkerDeath;
+use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 
 use crate::lineage::Remaking;
 use crate::name::Name;
@@ -31,13 +31,17 @@ const AHEAD_NANOS: f64 = 2_000_000.0;
 const LONG_NANOS: f64 = 20_000_000.0;
 /// And at most so many tasks, which bounds the memory of a worker process.
 const AHEAD_TASKS: usize = 2_048;
+/// And at most so many bytes of arguments, unless one task alone has more: enough for a fast network's round trip, and a
+/// bound of the memory of a worker process that does not get to its tasks.
+const AHEAD_BYTES: usize = 8 << 20;
 /// Leases wanted for one shape at most; the head grants what there is.
 const WANTED_LIMIT: usize = 4_096;
 /// An idle lease is kept so long, since the next task often comes at once. The head can recall it earlier.
 pub(crate) const IDLE_KEEP_MS: u64 = 300;
 /// What a task costs beside its user code; keeps the depth of no-op tasks within bounds.
 const OVERHEAD_NANOS: f64 = 1_000.0;
-/// A lost worker process whose end nobody explains within this time ended for unknown reasons.
+/// When contact with a worker process is lost and no exit is reported within this time, the connection broke and the process
+/// may live: its lease is returned, and its tasks are tried again elsewhere.
 pub(crate) const CAUSE_LIMIT_MS: u64 = 5_000;
 
 /// A task that this process submitted and that is not done.
@@ -97,6 +101,8 @@ struct Lease {
     phase: Phase,
     /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
     in_flight: VecDeque<(u64, Task)>,
+    /// What those weigh.
+    bytes: usize,
     next: u64,
     taking_back: bool,
     idle_since_ms: u64,
@@ -170,6 +176,10 @@ impl Dispatch {
             out.push(Action::Fail { task, error: error.clone() });
             return;
         }
+        if let Some(error) = too_large(&task.spec, &task.name) {
+            out.push(Action::Fail { task, error });
+            return;
+        }
         let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_back(task);
     }
@@ -222,11 +232,20 @@ impl Dispatch {
                 continue;
             }
             let first = lease.next;
-            lease.next += share as u64;
             let mut tasks = Vec::with_capacity(share);
-            for (i, task) in queue.ready.drain(..share).enumerate() {
+            while tasks.len() < share {
+                let Some(weight) = queue.ready.front().map(|task| task.spec.weight()) else { break };
+                if lease.bytes > 0 && lease.bytes + weight > AHEAD_BYTES {
+                    break;
+                }
+                let Some(task) = queue.ready.pop_front() else { break };
                 tasks.push(task.spec.clone());
-                lease.in_flight.push_back((first + i as u64, task));
+                lease.bytes += weight;
+                lease.in_flight.push_back((lease.next, task));
+                lease.next += 1;
+            }
+            if tasks.is_empty() {
+                continue;
             }
             lease.last_result_ms = now_ms;
             out.push(Action::Push { worker: lease.worker.clone(), lease: id, first, tasks });
@@ -309,6 +328,7 @@ impl Dispatch {
             pid,
             phase: Phase::Open,
             in_flight: VecDeque::new(),
+            bytes: 0,
             next: 0,
             taking_back: false,
             idle_since_ms: now_ms,
@@ -377,6 +397,7 @@ impl Dispatch {
             return Settled::Unknown;
         };
         let Some((_, task)) = lease.in_flight.remove(at) else { return Settled::Unknown };
+        lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
         lease.last_result_ms = now_ms;
         if lease.in_flight.is_empty() {
             lease.idle_since_ms = now_ms;
@@ -437,6 +458,7 @@ impl Dispatch {
             .into_iter()
             .filter_map(|(seq, task)| {
                 if tasks.contains(&task.spec.id) {
+                    lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
                     returned.push(task);
                     None
                 } else {
@@ -498,7 +520,9 @@ impl Dispatch {
     pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64, out: &mut Vec<Action>) {
         let Some(id) = self.by_worker.get(&worker).copied() else { return };
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        lease.phase = Phase::Lost { since_ms: now_ms };
+        if !matches!(lease.phase, Phase::Lost { .. }) {
+            lease.phase = Phase::Lost { since_ms: now_ms };
+        }
         if let Some(death) = lease.death.take() {
             self.bury(id, Some(death), out);
         }
@@ -516,9 +540,13 @@ impl Dispatch {
         }
     }
 
-    /// A worker process that could never be reached, or died before it was: nothing was started.
+    /// Settles all tasks in flight on a lost lease: unstarted ones are queued again for free, the others cost a retry or
+    /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned.
     fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, out: &mut Vec<Action>) {
         let Some(lease) = self.give_up(id) else { return };
+        if death.is_none() {
+            out.push(Action::Return { lease: id });
+        }
         let started = death.as_ref().map_or(u64::MAX, |death| death.started);
         for (seq, task) in lease.in_flight.into_iter().rev() {
             if task.cancelled {
@@ -537,13 +565,10 @@ impl Dispatch {
                     pid: death.pid,
                     exit: death.exit.clone(),
                 },
-                None => Error::NodeDied {
+                None => Error::ContactLost {
                     what: task.name.to_string(),
-                    node: lease.node,
-                    why: format!(
-                        "the connection to its worker process (pid {}) ended, and nobody reported why",
-                        lease.pid
-                    ),
+                    who: format!("worker process {} on {}", lease.pid, lease.node),
+                    why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
                 },
             };
             if self.may_retry(&task, &error) {
@@ -561,7 +586,10 @@ impl Dispatch {
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {
-                let error = Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() };
+                let error = match task.cancelled {
+                    true => Error::Cancelled { task: task.name.to_string() },
+                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
+                };
                 if self.may_retry(&task, &error) {
                     self.again(task, true);
                 } else {
@@ -618,6 +646,16 @@ impl Dispatch {
             out.push(Action::Fail { task, error: error.clone() });
         }
     }
+}
+
+/// Why a task or call cannot be sent to anybody, if it cannot.
+pub(crate) fn too_large(spec: &TaskSpec, name: &Name) -> Option<Error> {
+    let weight = spec.weight();
+    (weight > MESSAGE_LIMIT).then(|| Error::InvalidArgument {
+        what: format!(
+            "the arguments of {name} need {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; put large values and long lists of refs into the store with `put`, and pass their refs"
+        ),
+    })
 }
 
 fn is_users(error: &Error) -> bool {

@@ -216,7 +216,117 @@ fn a_loss_that_nobody_explains_is_settled_after_a_while() {
     dispatch.connection_lost(ProcessId(101), 10, &mut out);
     assert_eq!(dispatch.tick(20, &mut out), Some(CAUSE_LIMIT_MS - 10));
     dispatch.tick(10 + CAUSE_LIMIT_MS, &mut out);
-    assert!(matches!(&said(out).failed[..], [(0, Error::NodeDied { .. })]));
+    let said = said(out);
+    assert!(matches!(&said.failed[..], [(0, Error::ContactLost { .. })]));
+    assert_eq!(
+        said.failed[0].1.to_string(),
+        "task failed: lost contact with worker process 1 on node-000000000001: no exit was reported within 5 s. Check the network between the two machines"
+    );
+    assert_eq!(said.returned, [1]);
+}
+
+#[test]
+fn a_lease_whose_contact_broke_goes_back_and_its_tasks_run_on_the_next_even_of_the_same_process() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 0).pushed[&1], [0]);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 10, &mut out);
+    // Every further attempt to reach it fails, and puts nothing off.
+    dispatch.connection_lost(ProcessId(101), 10 + CAUSE_LIMIT_MS / 2, &mut out);
+    dispatch.tick(10 + CAUSE_LIMIT_MS, &mut out);
+    assert_eq!(said(out).returned, [1]);
+    // Nothing is held, so that the head hears of a demand, and grants.
+    assert_eq!(settle(&mut dispatch, 6_000).wanted, Some(1));
+    let again = Grant { lease: LeaseId(2), ..grant(1) };
+    dispatch.granted(again, 6_000, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 6_000).pushed[&2], [0]);
+    let done = dispatch.finished(ProcessId(101), id(0), None, 1, 6_001, &mut Vec::new());
+    assert!(matches!(done, Settled::Done(task) if task.spec.attempt == 1));
+}
+
+#[test]
+fn an_idle_lease_whose_contact_broke_goes_back_too() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 1, 1);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 2, &mut out);
+    dispatch.tick(2 + CAUSE_LIMIT_MS, &mut out);
+    assert_eq!(said(out).returned, [1]);
+}
+
+#[test]
+fn results_that_arrive_over_the_next_connection_count() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 1, &mut out);
+    assert!(matches!(finish(&mut dispatch, 1, 0, 1_000, 2), Settled::Done(_)));
+    dispatch.tick(1 + CAUSE_LIMIT_MS, &mut out);
+    let said = said(out);
+    assert!(said.failed.is_empty());
+    assert_eq!(said.returned, [1]);
+}
+
+/// A task with an argument of so many bytes.
+fn large(seq: u64, bytes: usize) -> Task {
+    let mut large = task(seq);
+    let value = wingbeat_core::value::Packed::plain(vec![0; bytes].into());
+    Arc::make_mut(&mut large.spec).args = vec![wingbeat_core::spec::Arg::Value(value)];
+    large
+}
+
+#[test]
+fn tasks_ahead_are_bounded_by_bytes_and_each_is_pushed_in_the_end() {
+    let mut dispatch = Dispatch::default();
+    for seq in 0..1_000 {
+        dispatch.submit(large(seq, 90_000), &mut Vec::new());
+    }
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    let mut waiting: VecDeque<u64> = settle(&mut dispatch, 0).pushed[&1].clone().into();
+    let mut done = 0;
+    while let Some(seq) = waiting.pop_front() {
+        assert!(matches!(finish(&mut dispatch, 1, seq, 500, 1), Settled::Done(_)));
+        done += 1;
+        waiting.extend(settle(&mut dispatch, 1).pushed.remove(&1).unwrap_or_default());
+        assert!(waiting.len() * 90_000 <= AHEAD_BYTES, "{}", waiting.len());
+    }
+    assert_eq!(done, 1_000);
+}
+
+#[test]
+fn a_task_over_every_bound_but_the_messages_goes_alone_and_a_larger_one_fails_with_advice() {
+    let mut dispatch = Dispatch::default();
+    let mut out = Vec::new();
+    for seq in 0..3 {
+        dispatch.submit(large(seq, 2 * AHEAD_BYTES), &mut out);
+    }
+    dispatch.submit(large(3, MESSAGE_LIMIT), &mut out);
+    let failed = said(out).failed;
+    assert!(matches!(&failed[..], [(3, Error::InvalidArgument { what })] if what.contains("`put`")));
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    for seq in 0..3 {
+        assert_eq!(settle(&mut dispatch, 0).pushed[&1], [seq]);
+        finish(&mut dispatch, 1, seq, 500, 1);
+    }
+}
+
+#[test]
+fn bytes_of_tasks_that_were_given_back_are_free_for_others() {
+    let mut dispatch = Dispatch::default();
+    for seq in 0..200 {
+        dispatch.submit(large(seq, 90_000), &mut Vec::new());
+    }
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    finish(&mut dispatch, 1, 0, 500, 1);
+    let pushed = settle(&mut dispatch, 1).pushed.remove(&1).unwrap();
+    let back: Vec<TaskId> = pushed.iter().map(|seq| id(*seq)).collect();
+    dispatch.gave_back(LeaseId(1), &back, false, 2, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 2).pushed.remove(&1).unwrap(), pushed);
 }
 
 #[test]

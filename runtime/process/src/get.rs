@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use futures::task::AtomicWaker;
 use serde::de::DeserializeOwned;
 use wingbeat_core::codec::Plain;
 use wingbeat_core::error::Error;
@@ -16,7 +18,7 @@ use wingbeat_core::{ActorId, NodeId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
 
 use crate::context::{self, Execution};
-use crate::object::Handle;
+use crate::object::{Handle, Place};
 use crate::process::Process;
 use crate::refs;
 use crate::session::Session;
@@ -103,6 +105,8 @@ enum Stage {
 /// See [`Session::value`].
 pub struct ValueFuture {
     handle: Handle,
+    /// Among those that wait for the object.
+    place: Option<Place>,
     stage: Stage,
     waiting: Option<Waiting>,
 }
@@ -115,7 +119,7 @@ impl Future for ValueFuture {
         loop {
             match &mut this.stage {
                 Stage::Waiting => {
-                    let value = match this.handle.object().poll(cx) {
+                    let value = match this.handle.object().poll(&mut this.place, cx) {
                         Poll::Ready(value) => value,
                         Poll::Pending => return this.wait(cx).map(Err),
                     };
@@ -154,7 +158,7 @@ impl Future for ValueFuture {
 impl ValueFuture {
     /// Waits for a value and brings it into reach of this process.
     pub fn new(handle: &Handle) -> ValueFuture {
-        ValueFuture { handle: handle.clone(), stage: Stage::Waiting, waiting: None }
+        ValueFuture { handle: handle.clone(), place: None, stage: Stage::Waiting, waiting: None }
     }
 
     fn done(&self, bits: Bits) -> Value {
@@ -172,6 +176,96 @@ impl ValueFuture {
             Some(waiting) => waiting.poll_interrupted(cx),
             None => Poll::Pending,
         }
+    }
+}
+
+impl Drop for ValueFuture {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take()
+            && !self.handle.is_ready()
+        {
+            self.handle.object().forget(place);
+        }
+    }
+}
+
+/// Counts the objects that become ready, and wakes who waits for so many of them. Each object knows of it once, for as
+/// long as this lives.
+struct Arrivals {
+    handles: Vec<Handle>,
+    places: Vec<Option<Place>>,
+    count: usize,
+    shared: Arc<Missing>,
+}
+
+struct Missing {
+    /// Objects that must still become ready. Below zero when more are than need to be.
+    count: AtomicIsize,
+    waker: AtomicWaker,
+}
+
+impl Arrivals {
+    fn new(handles: Vec<Handle>, count: usize) -> Arrivals {
+        let places = vec![None; handles.len()];
+        let shared = Arc::new(Missing { count: AtomicIsize::new(0), waker: AtomicWaker::new() });
+        let mut arrivals = Arrivals { handles, places, count, shared };
+        arrivals.register();
+        arrivals
+    }
+
+    /// Starts to count anew.
+    fn register(&mut self) {
+        self.forget();
+        let missing = Missing { count: AtomicIsize::new(self.count as isize), waker: AtomicWaker::new() };
+        self.shared = Arc::new(missing);
+        let shared = self.shared.clone();
+        let arrived: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            if shared.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+                shared.waker.wake();
+            }
+        });
+        for (handle, place) in self.handles.iter().zip(&mut self.places) {
+            *place = handle.object().when_ready(&arrived);
+            if place.is_none() {
+                arrived();
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        for (handle, place) in self.handles.iter().zip(&mut self.places) {
+            if let Some(place) = place.take()
+                && !handle.is_ready()
+            {
+                handle.object().forget(place);
+            }
+        }
+    }
+
+    fn ready(&self) -> Vec<usize> {
+        (0..self.handles.len()).filter(|at| self.handles[*at].is_ready()).collect()
+    }
+
+    /// The positions of those that are ready, when so many are.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Vec<usize>> {
+        loop {
+            self.shared.waker.register(cx.waker());
+            if self.shared.count.load(Ordering::Acquire) > 0 {
+                return Poll::Pending;
+            }
+            let ready = self.ready();
+            if ready.len() >= self.count {
+                return Poll::Ready(ready);
+            }
+            // One that was ready has lost its value since.
+            self.register();
+        }
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 
@@ -195,7 +289,9 @@ impl Process {
     ) -> Result<Bits, Error> {
         let process = self.clone();
         let fetching = self.io.spawn(async move { process.fetch(id, stored).await });
-        fetching.await.map_err(|_| self.over_error())?
+        let fetched = fetching.await.map_err(|_| self.over_error())?;
+        // Whatever it says went wrong then: the session closed its connections.
+        fetched.map_err(|error| self.ended().cloned().unwrap_or(error))
     }
 }
 
@@ -203,6 +299,11 @@ impl Session {
     /// The session of a process.
     pub(crate) fn of(process: &Arc<Process>) -> Session {
         Session::from_process(process.clone())
+    }
+
+    /// Whether this process knows that an actor which it has called is dead.
+    pub fn is_dead(&self, actor: ActorId) -> bool {
+        self.process().submission.look(|_, calls| calls.is_dead(actor))
     }
 
     /// Waits for a value and brings it into reach of this process.
@@ -237,32 +338,22 @@ impl Session {
             for handle in &handles {
                 process.subscribe(handle);
             }
+            let mut arrivals = Arrivals::new(handles, count);
             let mut waiting = None;
             let mut timer = timeout.map(|limit| process.timer(limit));
             std::future::poll_fn(|cx| {
-                let ready: Vec<usize> = (0..handles.len()).filter(|i| handles[*i].object().is_ready()).collect();
-                if ready.len() >= count {
+                if let Poll::Ready(ready) = arrivals.poll(cx) {
                     return Poll::Ready(Ok(ready));
                 }
                 if let Some(timer) = &mut timer
                     && timer.as_mut().poll(cx).is_ready()
                 {
-                    return Poll::Ready(Ok(ready));
-                }
-                let mut arrived = false;
-                for handle in &handles {
-                    if !handle.is_ready() {
-                        arrived |= handle.object().poll(cx).is_ready();
-                    }
-                }
-                if arrived {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
+                    return Poll::Ready(Ok(arrivals.ready()));
                 }
                 if waiting.is_none() {
                     // Who waits for some of several is held up by none of them in particular.
-                    let all = count == handles.len();
-                    let on = handles.iter().filter(|handle| all && !handle.is_ready());
+                    let all = count == arrivals.handles.len();
+                    let on = arrivals.handles.iter().filter(|handle| all && !handle.is_ready());
                     waiting = Waiting::begin(on.map(|handle| (handle.id().task, handle.object().producer())).collect());
                 }
                 match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {
@@ -274,18 +365,33 @@ impl Session {
         }
     }
 
+    /// The object as people know it: with the name of the task that makes it, if that is known here.
+    pub fn title(&self, handle: &Handle) -> String {
+        let (id, task) = (handle.id(), handle.id().task);
+        let name = self.process().submission.look(|dispatch, calls| {
+            let of_task = dispatch.standing(task).map(|(name, _)| name);
+            of_task.or_else(|| calls.standing(task).map(|(name, _, _)| name))
+        });
+        let waiting = || self.process().submission.unresolved.get(&task).map(|waiting| waiting.name.to_string());
+        match name.or_else(waiting) {
+            Some(name) => format!("the result of {name} ({id})"),
+            None => id.to_string(),
+        }
+    }
+
     /// Fails with [`Error::TimedOut`] if `future` takes longer than `limit`. Needs no tokio runtime of the caller.
     ///
     /// # Errors
     /// What `future` answers, or [`Error::TimedOut`].
-    pub fn within<T, F>(
+    pub fn within<T, F, N>(
         &self,
         limit: Duration,
-        what: String,
+        what: N,
         future: F,
-    ) -> impl Future<Output = Result<T, Error>> + use<T, F>
+    ) -> impl Future<Output = Result<T, Error>> + use<T, F, N>
     where
         F: Future<Output = Result<T, Error>>,
+        N: Fn() -> String,
     {
         let mut timer = self.process().timer(limit);
         async move {
@@ -297,7 +403,7 @@ impl Session {
                 timer
                     .as_mut()
                     .poll(cx)
-                    .map(|()| Err(Error::TimedOut { what: what.clone(), limit_ms: limit.as_millis() as u64 }))
+                    .map(|()| Err(Error::TimedOut { what: what(), limit_ms: limit.as_millis() as u64 }))
             })
             .await
         }

@@ -16,6 +16,7 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
 use crate::object::Handle;
+use crate::options::check_name;
 use crate::process::Process;
 use crate::session::Session;
 
@@ -64,6 +65,12 @@ impl Watched {
             PlacementGroupState::Gone { .. } => groups.remove(&id).map(|watch| watch.ready).unwrap_or_default(),
         }
     }
+
+    /// The session is over: nobody will say anything of groups any more.
+    pub(crate) fn end(&self) -> Vec<Handle> {
+        let groups = std::mem::take(&mut *self.groups.lock());
+        groups.into_values().flat_map(|watch| watch.ready).collect()
+    }
 }
 
 impl Process {
@@ -94,10 +101,11 @@ impl Session {
     /// Makes a placement group. Waits for the head to know it, durably; not for its places.
     ///
     /// # Errors
-    /// It makes no sense, no nodes could ever hold it, or its name is taken.
+    /// It makes no sense, or its name is taken. That no nodes could ever hold it is what its readiness gives.
     pub async fn create_placement_group(&self, options: GroupOptions) -> Result<PlacementGroupSpec, Error> {
         let process = self.process().clone();
         let name = options.name.map(|name| ScopedName { namespace: process.namespace.clone(), name });
+        check_name("a placement group", "name", name.as_ref().map(|name| name.name.as_str()))?;
         if options.detached && name.is_none() {
             return Err(Error::InvalidOption {
                 what: "a placement group".into(),
@@ -139,6 +147,9 @@ impl Session {
     /// [`Error::PlacementGroupNotFound`].
     pub async fn find_placement_group(&self, name: &str, namespace: Option<&str>) -> Result<PlacementGroupSpec, Error> {
         let namespace = namespace.unwrap_or(self.namespace()).to_owned();
+        for name in [name, &namespace] {
+            check_name("finding a placement group", "name", Some(name))?;
+        }
         let name = ScopedName { namespace, name: name.to_owned() };
         self.ask_head(move |head| async move { head.find_placement_group(mux::within(HEAD_LIMIT), name).await }).await?
     }
@@ -146,11 +157,12 @@ impl Session {
     /// A ref to the node of each bundle of the group, that is there when all have one. Answers at once.
     pub fn placement_group_ready(&self, id: PlacementGroupId) -> Handle {
         let process = self.process();
-        if process.is_shut_down() {
-            return Handle::failed(process.over_error());
-        }
         let handle = process.objects.insert(self, process.next_task().output(0), None);
         let mut groups = process.groups.groups.lock();
+        if process.ended().is_some() {
+            // Then the handle says so already.
+            return handle;
+        }
         let watch = groups.entry(id).or_default();
         let is_new = watch.state.is_none() && watch.ready.is_empty();
         let known = watch.state.clone().filter(|state| matches!(state, PlacementGroupState::Placed { .. }));

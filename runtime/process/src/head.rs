@@ -72,7 +72,8 @@ impl HeadLink {
         let (this, process) = (self.clone(), process.clone());
         // Tasks of a connection belong to the IO thread, whoever dialled.
         let (ready, client) = tokio::sync::oneshot::channel();
-        process.clone().io.spawn(async move {
+        let vital = process.clone();
+        vital.vital("its connection to the head", async move {
             let (connection, client, server) =
                 mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
             *this.shared.connection.lock() = Some(connection.clone());

@@ -20,6 +20,7 @@ impl Io {
     /// # Errors
     /// When the system has no thread or descriptor left.
     pub fn start() -> Result<Io, Error> {
+        wingbeat_net::descriptors::raise_limit();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -70,7 +71,8 @@ impl Io {
     }
 }
 
-/// Blocks this thread until `future` is done.
+/// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
+/// runtime's thread goes on meanwhile: a `future` that waits for a timer or task of the same thread never ends.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -80,7 +82,9 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut cx = std::task::Context::from_waker(&waker);
-    let mut future = std::pin::pin!(future);
+    // Inside of a runtime, tokio gives a task a budget of 128 steps, and then has it yield. Nothing renews the budget while
+    // this thread blocks, so that the 129th wait would never end.
+    let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
     loop {
         if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut cx) {
             return done;

@@ -5,7 +5,8 @@
 //!   others wait.
 //! - [`registry`]: the functions and classes of this executable.
 //! - [`arguments`], [`refs`], [`view`]: values on their way in and out, and the refs inside them.
-//! - `object`: owned and borrowed objects, and the handles that count them.
+//! - `object`: owned and borrowed objects, and the handles that count them; `borrowing`: how refs are counted across processes,
+//!   pure; `worklist`: freeing what is nested deeply.
 //! - `dispatch` and `calls`: the pure decisions: which task goes to which lease, which call to which actor.
 //! - `submission` and `submit`: the shell around them; `lineage`: making lost objects again.
 //! - [`groups`]: placement groups; `locality`: tasks go to their data; `standing`: what a task waits for;
@@ -15,6 +16,7 @@
 
 pub mod actor;
 pub mod arguments;
+mod borrowing;
 mod calls;
 mod cluster;
 pub mod context;
@@ -41,6 +43,7 @@ mod submission;
 pub mod submit;
 pub mod view;
 mod worker_side;
+mod worklist;
 
 pub use actor::ActorHandle;
 pub use arguments::{Arguments, CallArgs, Outbound};
@@ -53,3 +56,4 @@ pub use session::{Entered, Session};
 pub use stream::StreamHandle;
 pub use submit::Submitted;
 pub use view::ObjectView;
+pub use wingbeat_net::messages::{ClusterState, Explanation};

@@ -18,7 +18,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Shape, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{NodeId, ObjectId};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::{PeerMessage, Registration};
 
 use crate::arguments::Outbound;
 use crate::dispatch::Task;
@@ -153,6 +153,7 @@ impl Process {
     pub(crate) fn object_lost(self: &Arc<Self>, id: ObjectId, at: &[NodeId], why: &str) {
         let Some(object) = self.objects.get(id) else { return };
         let (loss, gone) = object.lose(at);
+        self.objects.not_stored(id, &gone);
         for holder in gone {
             // Whoever cannot read it there must not find it there later.
             self.send_to_node(&holder.address, wingbeat_net::messages::NodeMessage::Delete(vec![id]));
@@ -174,7 +175,8 @@ impl Process {
             return self.object_lost(id, at, why);
         }
         if let Some(object) = self.objects.get(id) {
-            object.forget_copies(at);
+            let gone = object.forget_copies(at);
+            self.objects.not_stored(id, &gone);
         }
         self.send_to(id.owner(), PeerMessage::Lost { object: id, at: at.to_vec(), why: why.to_owned() });
     }
@@ -182,7 +184,7 @@ impl Process {
     /// A node is gone with everything in its store.
     pub(crate) fn copies_lost_with(self: &Arc<Self>, node: NodeId, why: &str) {
         let why = format!("{node} had its last copy, and died: {why}");
-        for id in self.objects.stored_at(node) {
+        for id in self.objects.take_stored_at(node) {
             if id.owner() == self.id {
                 self.object_lost(id, &[node], &why);
             } else if let Some(object) = self.objects.get(id) {
@@ -205,7 +207,7 @@ impl Process {
         }
         let args = std::mem::take(&mut Arc::make_mut(&mut task.spec).args);
         // The task holds every object that occurs here.
-        let handle = |id: ObjectId| self.objects.handle(&session, id).0;
+        let handle = |id: ObjectId| self.borrow(&session, id);
         let args: SmallVec<[Outbound; 3]> = args
             .into_iter()
             .map(|arg| match arg {
@@ -216,8 +218,10 @@ impl Process {
                 }
             })
             .collect();
-        let (id, name) = (task.spec.id, task.name.clone());
-        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, parent, name) = (task.spec.id, task.spec.parent, task.name.clone());
+        when_resolved(&session, (id, parent, &name), args, move |session, args| {
+            session.process().submit_resolved(task, args)
+        });
     }
 
     fn make_again(self: &Arc<Self>, recipe: Arc<Recipe>, why: &str) {
@@ -262,8 +266,10 @@ impl Process {
             held: crate::submission::holds(&args),
             remaking: Some(remaking),
         };
-        let (id, name) = (task.spec.id, task.name.clone());
-        when_resolved(&session, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
+        let (id, parent, name) = (task.spec.id, task.spec.parent, task.name.clone());
+        when_resolved(&session, (id, parent, &name), args, move |session, args| {
+            session.process().submit_resolved(task, args)
+        });
     }
 
     /// An object that a lost one was made from: as it is, or to be made again.
@@ -272,7 +278,7 @@ impl Process {
         if id.owner() != self.id {
             return self.borrow(session, id);
         }
-        let (handle, new) = self.objects.handle(session, id);
+        let (handle, new) = self.objects.handle(session, id, Registration::default);
         match &source.recipe {
             _ if !new => {}
             Some(recipe) => {

@@ -6,8 +6,8 @@
 //! against each other.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use dashmap::DashMap;
@@ -16,9 +16,15 @@ use smallvec::SmallVec;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, StoreNode};
 use wingbeat_core::{ActorId, NodeId, ObjectId, ProcessId};
+use wingbeat_net::messages::Registration;
 
+use crate::borrowing::Borrowers;
 use crate::lineage::Recipe;
 use crate::session::Session;
+use crate::worklist::{self, Step};
+
+/// Names a waiter of an object, so that one who does not wait any more can be forgotten.
+pub(crate) type Place = u64;
 
 /// What to do when an object becomes ready.
 pub(crate) enum Waiter {
@@ -28,20 +34,40 @@ pub(crate) enum Waiter {
     Dependent(Arc<dyn Fn() + Send + Sync>),
 }
 
+impl Waiter {
+    fn call(self) {
+        match self {
+            Waiter::Waker(waker) => waker.wake(),
+            Waiter::Dependent(then) => worklist::take(Step::Call(then)),
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     value: Option<ObjectValue>,
-    waiters: SmallVec<[Waiter; 1]>,
-    /// Processes that hold refs. A set, not a number, so that telling twice does no harm.
-    borrowers: BTreeSet<ProcessId>,
+    waiters: SmallVec<[(Place, Waiter); 1]>,
+    /// The place of the latest waiter.
+    latest: Place,
+    /// Processes that hold refs.
+    borrowers: Borrowers,
     /// Borrowers that asked to be told.
     subscribers: BTreeSet<ProcessId>,
-    /// Handles of the refs inside the value: they live as long as it does.
+    /// Handles of the refs inside the value. They live as long as the object, even if its value is lost and made again:
+    /// whoever has read the first one may not have registered them yet.
     contained: Vec<Handle>,
     /// Whether this process asked the owner to be told.
     subscribed: bool,
     /// How to make the value again, if it is stored and a task of ours made it.
     recipe: Option<Arc<Recipe>>,
+}
+
+impl State {
+    fn add(&mut self, waiter: Waiter) -> Place {
+        self.latest += 1;
+        self.waiters.push((self.latest, waiter));
+        self.latest
+    }
 }
 
 /// What the loss of copies means for an object of ours.
@@ -57,6 +83,8 @@ pub struct Object {
     id: ObjectId,
     /// The actor that the call which makes it was sent to.
     producer: Option<ActorId>,
+    /// With its owner, if it is borrowed.
+    registration: Registration,
     handles: AtomicU32,
     /// Whether there is a value, for who only asks that.
     ready: AtomicBool,
@@ -71,8 +99,9 @@ pub(crate) struct Announce {
 }
 
 impl Object {
-    fn new(id: ObjectId, producer: Option<ActorId>) -> Object {
-        Object { id, producer, handles: AtomicU32::new(0), ready: AtomicBool::new(false), state: Mutex::default() }
+    fn new(id: ObjectId, producer: Option<ActorId>, registration: Registration) -> Object {
+        let (handles, ready) = (AtomicU32::new(0), AtomicBool::new(false));
+        Object { id, producer, registration, handles, ready, state: Mutex::default() }
     }
 
     pub(crate) fn id(&self) -> ObjectId {
@@ -91,27 +120,37 @@ impl Object {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Answers with the value, or has `cx` woken when it is there.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ObjectValue> {
+    /// Answers with the value, or has `cx` woken when it is there. Whoever stops waiting before that has its `place`
+    /// forgotten.
+    pub(crate) fn poll(&self, place: &mut Option<Place>, cx: &mut Context<'_>) -> Poll<ObjectValue> {
         let mut state = self.state.lock();
         if let Some(value) = &state.value {
             return Poll::Ready(value.clone());
         }
-        let known = state.waiters.iter().any(|waiter| matches!(waiter, Waiter::Waker(w) if w.will_wake(cx.waker())));
-        if !known {
-            state.waiters.push(Waiter::Waker(cx.waker().clone()));
+        let mine = state.waiters.iter_mut().find(|(known, _)| Some(*known) == *place);
+        match mine {
+            Some((_, Waiter::Waker(waker))) => waker.clone_from(cx.waker()),
+            _ => *place = Some(state.add(Waiter::Waker(cx.waker().clone()))),
         }
         Poll::Pending
     }
 
-    /// Calls `then` when the object is ready; answers false, and does not call it, if it is already.
-    pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> bool {
+    /// Calls `then` when the object is ready; answers with nothing, and does not call it, if it is already.
+    pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> Option<Place> {
         let mut state = self.state.lock();
         if state.value.is_some() {
-            return false;
+            return None;
         }
-        state.waiters.push(Waiter::Dependent(then.clone()));
-        true
+        Some(state.add(Waiter::Dependent(then.clone())))
+    }
+
+    /// Whoever had this place does not wait any more.
+    pub(crate) fn forget(&self, place: Place) {
+        let mut state = self.state.lock();
+        let at = state.waiters.iter().position(|(known, _)| *known == place);
+        let forgotten = at.map(|at| state.waiters.swap_remove(at));
+        drop(state);
+        drop(forgotten);
     }
 
     /// Sets the value unless there is one. The waiters are called after the lock is gone.
@@ -125,27 +164,43 @@ impl Object {
         }
         state.value = Some(value);
         self.ready.store(true, Ordering::Release);
-        state.contained = contained;
+        match state.contained.is_empty() {
+            true => state.contained = contained,
+            false => state.contained.extend(contained),
+        }
         let waiters = std::mem::take(&mut state.waiters);
         let subscribers = std::mem::take(&mut state.subscribers);
         drop(state);
-        for waiter in waiters {
-            match waiter {
-                Waiter::Waker(waker) => waker.wake(),
-                Waiter::Dependent(then) => then(),
-            }
-        }
+        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
         Announce { subscribers: subscribers.into_iter().collect() }
     }
 
-    /// Forgets the value, so that it can be made again.
-    pub(crate) fn unresolve(&self) {
+    /// The session is over: a value that lies here stays readable, anything else becomes `error`. The refs inside the
+    /// value are given up, since they hold the session.
+    fn conclude(&self, error: &Error) {
         let mut state = self.state.lock();
-        state.value = None;
-        self.ready.store(false, Ordering::Release);
-        let contained = std::mem::take(&mut state.contained);
+        if !matches!(state.value, Some(ObjectValue::Inline(_) | ObjectValue::Failed(_))) {
+            state.value = Some(ObjectValue::Failed(Box::new(error.clone())));
+        }
+        self.ready.store(true, Ordering::Release);
+        let given_up = (std::mem::take(&mut state.contained), state.recipe.take());
+        let waiters = std::mem::take(&mut state.waiters);
         drop(state);
-        drop(contained);
+        drop(given_up.1);
+        drop_all(given_up.0);
+        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
+    }
+
+    /// The value, if it is in shared memory. Of those who find that the object was freed, one gets it and deletes the copies.
+    pub(crate) fn take_stored(&self) -> Option<wingbeat_core::value::Stored> {
+        let mut state = self.state.lock();
+        match state.value.take() {
+            Some(ObjectValue::Stored(stored)) => Some(stored),
+            other => {
+                state.value = other;
+                None
+            }
+        }
     }
 
     pub(crate) fn recipe(&self) -> Option<Arc<Recipe>> {
@@ -168,18 +223,16 @@ impl Object {
         }
         state.value = None;
         self.ready.store(false, Ordering::Release);
-        let contained = std::mem::take(&mut state.contained);
-        let recipe = state.recipe.clone();
-        drop(state);
-        drop(contained);
-        (Loss::All(recipe), gone)
+        (Loss::All(state.recipe.clone()), gone)
     }
 
     /// As [`Object::lose`], for an object that is borrowed: without copies, its owner is to be asked again.
-    pub(crate) fn forget_copies(&self, at: &[NodeId]) {
-        if let (Loss::All(_), _) = self.lose(at) {
+    pub(crate) fn forget_copies(&self, at: &[NodeId]) -> Vec<StoreNode> {
+        let (loss, gone) = self.lose(at);
+        if let Loss::All(_) = loss {
             self.state.lock().subscribed = false;
         }
+        gone
     }
 
     fn is_stored_at(&self, node: NodeId) -> bool {
@@ -238,10 +291,23 @@ impl Handle {
         self.object.is_ready()
     }
 
+    /// The actor that makes the value, if it is the result of a call which this process made.
+    pub fn producer(&self) -> Option<ActorId> {
+        self.object.producer()
+    }
+
+    /// Why there will be no value, if that is known.
+    pub fn failure(&self) -> Option<Error> {
+        match self.object.value() {
+            Some(ObjectValue::Failed(error)) => Some(*error),
+            _ => None,
+        }
+    }
+
     /// A handle to nothing but an error.
     pub fn failed(error: Error) -> Handle {
         let task = wingbeat_core::TaskId { owner: ProcessId(0), seq: 0 };
-        let object = Object::new(task.output(0), None);
+        let object = Object::new(task.output(0), None, Registration::default());
         object.resolve(ObjectValue::Failed(Box::new(error)), Vec::new());
         object.handles.store(1, Ordering::Relaxed);
         Handle { object: Arc::new(object), session: None }
@@ -285,7 +351,22 @@ pub(crate) enum Freed {
     /// It was ours: here is its last value, whose stored copies are to be deleted.
     Owned(Option<ObjectValue>),
     /// It was borrowed: tell its owner.
-    Borrowed,
+    Borrowed(Released),
+}
+
+/// A borrowed object that nobody here holds any more.
+pub(crate) struct Released {
+    pub id: ObjectId,
+    pub registration: Registration,
+    /// The refs in its value. They must be registered before its owner may let go of them.
+    pub contained: Vec<ObjectId>,
+}
+
+/// Drops handles of which each may be the last one of an object that holds others.
+fn drop_all(handles: Vec<Handle>) {
+    if !handles.is_empty() {
+        worklist::take(Step::Drop(handles));
+    }
 }
 
 /// The objects of a process.
@@ -294,8 +375,12 @@ pub(crate) struct ObjectTable {
     objects: DashMap<ObjectId, Arc<Object>>,
     /// What each borrower holds, so that its death is cheap to act on.
     borrowed_by: DashMap<ProcessId, HashSet<ObjectId>>,
+    /// Objects with a copy at each node, so that its death is cheap to act on.
+    stored_at: DashMap<NodeId, HashSet<ObjectId>>,
     /// The most objects at a time since memory was given back, as far as samples tell.
     peak: AtomicUsize,
+    /// Why the session is over, once it is: an object that is entered later is this error from the start.
+    ended: OnceLock<Error>,
 }
 
 /// One of so many objects is looked at to know how many there are.
@@ -306,25 +391,55 @@ const MANY: usize = 1 << 16;
 impl ObjectTable {
     /// A new object with its first handle.
     pub(crate) fn insert(&self, session: &Session, id: ObjectId, producer: Option<ActorId>) -> Handle {
-        let object = Object::new(id, producer);
+        let object = Object::new(id, producer, Registration::default());
         object.handles.store(1, Ordering::Relaxed);
         let object = Arc::new(object);
         self.objects.insert(id, object.clone());
         if id.task.seq.is_multiple_of(SAMPLE) {
             self.peak.fetch_max(self.objects.len(), Ordering::Relaxed);
         }
+        self.fail_if_ended(&object);
         Handle { object, session: Some(session.clone()) }
     }
 
-    /// A handle to an object that is known, or is borrowed from now on (`true`).
-    pub(crate) fn handle(&self, session: &Session, id: ObjectId) -> (Handle, bool) {
+    /// A handle to an object that is known, or is from now on (`true`). `register` is called under the table's lock, so
+    /// that whoever finds the object finds it registered.
+    pub(crate) fn handle(
+        &self,
+        session: &Session,
+        id: ObjectId,
+        register: impl FnOnce() -> Registration,
+    ) -> (Handle, bool) {
         let mut new = false;
         let entry = self.objects.entry(id).or_insert_with(|| {
             new = true;
-            Arc::new(Object::new(id, None))
+            Arc::new(Object::new(id, None, register()))
         });
         entry.handles.fetch_add(1, Ordering::Relaxed);
-        (Handle { object: entry.clone(), session: Some(session.clone()) }, new)
+        let object = entry.clone();
+        drop(entry);
+        if new {
+            self.fail_if_ended(&object);
+        }
+        (Handle { object, session: Some(session.clone()) }, new)
+    }
+
+    /// Checked after the object is in the table: either [`ObjectTable::end`] was before, or [`ObjectTable::pending`]
+    /// still finds the object.
+    fn fail_if_ended(&self, object: &Object) {
+        if let Some(error) = self.ended.get() {
+            object.resolve(ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+        }
+    }
+
+    /// From now on nobody can wait for a new object. The first reason stands.
+    pub(crate) fn end(&self, error: &Error) {
+        let _ = self.ended.set(error.clone());
+    }
+
+    /// Why the session is over, if it is.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.ended.get()
     }
 
     /// The object, if it is known.
@@ -337,19 +452,46 @@ impl ObjectTable {
         let removed = self.objects.remove_if(&id, |_, object| {
             object.handles.load(Ordering::Acquire) == 0 && object.state.lock().borrowers.is_empty()
         });
-        match removed {
-            None => Freed::Kept,
-            Some((_, object)) if id.owner() == us => {
-                let mut state = object.state.lock();
-                let contained = std::mem::take(&mut state.contained);
-                let value = state.value.take();
-                let recipe = state.recipe.take();
-                drop(state);
-                drop((contained, recipe));
-                Freed::Owned(value)
-            }
-            Some(_) => Freed::Borrowed,
+        let Some((_, object)) = removed else { return Freed::Kept };
+        let mut state = object.state.lock();
+        let contained = std::mem::take(&mut state.contained);
+        let value = state.value.take();
+        let recipe = state.recipe.take();
+        drop(state);
+        drop(recipe);
+        if let Some(ObjectValue::Stored(stored)) = &value {
+            self.not_stored(id, &stored.nodes);
         }
+        if id.owner() == us {
+            drop_all(contained);
+            return Freed::Owned(value);
+        }
+        let released =
+            Released { id, registration: object.registration, contained: contained.iter().map(Handle::id).collect() };
+        drop_all(contained);
+        Freed::Borrowed(released)
+    }
+
+    /// Copies of `id` are at these nodes.
+    pub(crate) fn stored(&self, id: ObjectId, nodes: &[StoreNode]) {
+        for holder in nodes {
+            self.stored_at.entry(holder.node).or_default().insert(id);
+        }
+    }
+
+    /// There are none (any more).
+    pub(crate) fn not_stored(&self, id: ObjectId, nodes: &[StoreNode]) {
+        for holder in nodes {
+            self.stored_at.remove_if_mut(&holder.node, |_, objects| {
+                objects.remove(&id);
+                objects.is_empty()
+            });
+        }
+    }
+
+    /// Whether this very object can still be found.
+    pub(crate) fn has(&self, object: &Arc<Object>) -> bool {
+        self.objects.get(&object.id).is_some_and(|known| Arc::ptr_eq(&known, object))
     }
 
     /// Whether, with `id`, most of many objects have been freed: then their memory is to be given back, once.
@@ -370,19 +512,21 @@ impl ObjectTable {
     }
 
     /// `who` holds refs to `id`. False when the object is gone already.
-    pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId) -> bool {
+    pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId, number: Registration) -> bool {
         let Some(object) = self.objects.get(&id) else { return false };
-        object.state.lock().borrowers.insert(who);
+        object.state.lock().borrowers.borrow(who, number);
         drop(object);
         self.borrowed_by.entry(who).or_default().insert(id);
         true
     }
 
-    /// `who` no longer does; the object is to be looked at.
-    pub(crate) fn unborrow(&self, id: ObjectId, who: ProcessId) {
+    /// `who` no longer does, unless it has registered again; the object is to be looked at.
+    pub(crate) fn unborrow(&self, id: ObjectId, who: ProcessId, number: Registration) {
         if let Some(object) = self.objects.get(&id) {
             let mut state = object.state.lock();
-            state.borrowers.remove(&who);
+            if !state.borrowers.release(who, number) {
+                return;
+            }
             state.subscribers.remove(&who);
         }
         if let Some(mut held) = self.borrowed_by.get_mut(&who) {
@@ -393,25 +537,20 @@ impl ObjectTable {
     /// Everything that `who` held; it holds nothing any more.
     pub(crate) fn forget_borrower(&self, who: ProcessId) -> Vec<ObjectId> {
         let held = self.borrowed_by.remove(&who).map(|(_, held)| held).unwrap_or_default();
-        let held: Vec<ObjectId> = held.into_iter().collect();
         for id in &held {
-            self.unborrow(*id, who);
+            if let Some(object) = self.objects.get(id) {
+                let mut state = object.state.lock();
+                state.borrowers.forget(who);
+                state.subscribers.remove(&who);
+            }
         }
-        held
+        held.into_iter().collect()
     }
 
-    /// Objects of an owner that is gone and whose value is not known here.
-    pub(crate) fn pending_of(&self, owner: ProcessId) -> Vec<Arc<Object>> {
-        self.objects
-            .iter()
-            .filter(|entry| entry.key().owner() == owner && !entry.is_ready())
-            .map(|entry| entry.value().clone())
-            .collect()
-    }
-
-    /// Objects with a copy at this node.
-    pub(crate) fn stored_at(&self, node: NodeId) -> Vec<ObjectId> {
-        self.objects.iter().filter(|entry| entry.is_stored_at(node)).map(|entry| *entry.key()).collect()
+    /// Objects that had a copy at this node, which is gone.
+    pub(crate) fn take_stored_at(&self, node: NodeId) -> Vec<ObjectId> {
+        let stored = self.stored_at.remove(&node).map(|(_, stored)| stored).unwrap_or_default();
+        stored.into_iter().filter(|id| self.get(*id).is_some_and(|object| object.is_stored_at(node))).collect()
     }
 
     /// Everything that is not ready.
@@ -424,12 +563,12 @@ impl ObjectTable {
         self.objects.len()
     }
 
-    /// Takes everything out, at the end of the session.
-    pub(crate) fn clear(&self) {
+    /// Takes everything out, at the end of the session. Whoever still has a ref can ask it.
+    pub(crate) fn clear(&self, error: &Error) {
         let all: Vec<Arc<Object>> = self.objects.iter().map(|entry| entry.value().clone()).collect();
         self.objects.clear();
         for object in all {
-            object.unresolve();
+            object.conclude(error);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::labels::Selector;
+use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Shape, Strategy};
 use wingbeat_core::{Amount, ResourceSet};
@@ -72,6 +73,8 @@ pub struct ActorOptions {
     pub max_restarts: Option<u32>,
     /// Calls that run at a time in the default group.
     pub max_concurrency: Option<u32>,
+    /// Calls of one process that may be pending; more fail.
+    pub max_pending_calls: Option<u32>,
     /// Concurrency groups, beside those that the class declares.
     pub groups: BTreeMap<String, u32>,
 }
@@ -111,9 +114,10 @@ impl PlaceOptions {
                 let why = "this resource has an option of its own: num_cpus, num_gpus or memory";
                 return Err(invalid(&format!("resource {name}"), why.into()));
             }
-            set.set(name, amount(what, &format!("resource {name}"), *value)?);
+            set.set(name, amount(what, &format!("resource {}", names::shortened(name)), *value)?);
         }
         set.check().map_err(|error| invalid("num_gpus", error.to_string()))?;
+        names::check_resources(&set).map_err(|why| invalid("resource", why))?;
         let gpu_memory = match &self.gpu_memory {
             None => 0,
             Some(text) => text
@@ -123,6 +127,7 @@ impl PlaceOptions {
         };
         let labels = self.labels.iter().map(|text| text.parse::<Selector>());
         let labels = labels.collect::<Result<Vec<_>, _>>().map_err(|error| invalid("labels", error.to_string()))?;
+        names::check_selectors(&labels).map_err(|why| invalid("labels", why))?;
         let shape =
             Shape { resources: set, gpu_memory, strategy: self.strategy.clone(), labels, patient: self.patient };
         shape.check().map_err(|why| invalid("gpu_memory", why))?;
@@ -130,12 +135,27 @@ impl PlaceOptions {
     }
 }
 
+/// Checks a name that was given as an option.
+pub(crate) fn check_name(what: &str, option: &str, name: Option<&str>) -> Result<(), Error> {
+    let checked = name.map_or(Ok(()), names::check);
+    checked.map_err(|why| Error::InvalidOption { what: what.to_owned(), option: option.to_owned(), why })
+}
+
 impl TaskOptions {
+    /// Checks the name of a task or call of `what`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn check_name(&self, what: &str) -> Result<(), Error> {
+        check_name(what, "name", self.name.as_deref())
+    }
+
     /// The shape of a task of `what` with these options and the attribute's defaults.
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
     pub fn shape(&self, what: &str, defaults: &Defaults) -> Result<Shape, Error> {
+        self.check_name(what)?;
         let is_plain = self.num_cpus.is_none() && defaults.num_cpus.is_none() && defaults.num_gpus.is_none();
         if is_plain && self.place.is_plain() {
             return Ok(Shape::of(ResourceSet::cpus(Amount::ONE)));
@@ -151,6 +171,9 @@ impl ActorOptions {
     /// # Errors
     /// [`Error::InvalidOption`].
     pub fn shapes(&self, what: &str, defaults: &Defaults) -> Result<(Shape, ResourceSet), Error> {
+        check_name(what, "name", self.name.as_deref())?;
+        check_name(what, "namespace", self.namespace.as_deref())?;
+        self.groups.keys().try_for_each(|group| check_name(what, "concurrency_group", Some(group)))?;
         let cpus = self.num_cpus.or(defaults.num_cpus);
         let mut placement = self.place.shape(what, cpus, defaults.num_gpus)?;
         let holds = placement.resources.clone();
@@ -164,6 +187,13 @@ impl ActorOptions {
                 what: what.to_owned(),
                 option: "max_concurrency".into(),
                 why: "at least one call must be able to run".into(),
+            });
+        }
+        if self.max_pending_calls == Some(0) {
+            return Err(Error::InvalidOption {
+                what: what.to_owned(),
+                option: "max_pending_calls".into(),
+                why: "at least one call must be able to wait".into(),
             });
         }
         Ok((placement, holds))

@@ -1,22 +1,38 @@
 //! Connections to other processes: one a pair, dialled on first use, and watched for their end.
 
+use std::collections::{HashSet, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use dashmap::{DashMap, DashSet};
-use parking_lot::Mutex;
-use wingbeat_core::ProcessId;
+use dashmap::DashMap;
+use futures::FutureExt;
+use parking_lot::{Mutex, RwLock};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_net::address::{self, Stream};
-use wingbeat_net::handshake::Purpose;
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, ObjectId, ProcessId};
+use wingbeat_net::address::{self, DialError, Stream};
+use wingbeat_net::handshake::{Hello, Purpose};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{NodeMessage, PeerMessage};
+use wingbeat_net::messages::{NodeMessage, PeerMessage, Registration, Weight};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 
+use crate::borrowing::{Borrowing, Ready};
+use crate::object::{Handle, Object, Released};
 use crate::process::Process;
 use crate::service::PeerService;
 use crate::session::Session;
+
+/// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
+/// still names it makes this process dial it, and find it gone again.
+const GONE: usize = 4_096;
+
+/// Registrations in a message: keeps frames far below the limit.
+const BATCH: usize = 4_096;
+
+/// A message that confirms refs, and to whom it goes.
+pub(crate) type Confirmation = (ProcessId, PeerMessage);
 
 /// Everybody this process talks to, the head excepted.
 #[derive(Default)]
@@ -24,17 +40,59 @@ pub(crate) struct Peers {
     links: DashMap<ProcessId, Link<PeerMessage>>,
     nodes: DashMap<ProcessId, Link<NodeMessage>>,
     addresses: DashMap<ProcessId, Address>,
-    connections: DashMap<ProcessId, Connection>,
-    /// Ids are never used again, so that who is gone stays gone.
-    gone: DashSet<ProcessId>,
-    /// Links with registrations of borrowed objects that are not acknowledged yet.
-    borrowing: Mutex<Vec<(ProcessId, Link<PeerMessage>)>>,
+    contacts: DashMap<ProcessId, Contact>,
+    /// Processes of which it is certain that they are gone.
+    gone: RwLock<Gone>,
+    /// What is borrowed from others, and what waits until it is registered with them.
+    borrowing: Mutex<Borrowing<Confirmation>>,
+    /// Says that nothing waits in `borrowing`.
+    confirmed: tokio::sync::Notify,
+}
+
+/// Ids are never used again, so that who is gone stays gone.
+#[derive(Default)]
+struct Gone {
+    known: HashSet<ProcessId>,
+    /// The longest gone first.
+    order: VecDeque<ProcessId>,
+}
+
+impl Gone {
+    fn insert(&mut self, process: ProcessId) {
+        if !self.known.insert(process) {
+            return;
+        }
+        self.order.push_back(process);
+        if self.order.len() > GONE
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, process: ProcessId) {
+        self.known.remove(&process);
+    }
+}
+
+/// What this process knows of its connections with another. A broken connection is a loss of contact and not of the
+/// process: who has something to say afterwards dials again.
+#[derive(Default)]
+struct Contact {
+    /// How often contact was lost. What belongs to an earlier contact does not end a later one.
+    losses: u64,
+    /// The same as far as the other side is known to count. When it says more, this side's connections are dead and it has
+    /// not noticed. Too high a number only means that the limit for silence has to find that out.
+    theirs: u64,
+    /// Those of the present contact: two when both sides dialled at once. Each carries what its dialler says, so that the
+    /// end of either is a loss.
+    connections: Vec<Connection>,
 }
 
 impl Peers {
     /// Remembers where a process is.
     pub(crate) fn learn(&self, address: &Address) {
-        if !self.addresses.contains_key(&address.process) {
+        if !self.addresses.contains_key(&address.process) && !self.is_gone(address.process) {
             self.addresses.insert(address.process, address.clone());
         }
     }
@@ -43,36 +101,31 @@ impl Peers {
         self.addresses.get(&process).map(|address| address.clone())
     }
 
+    /// Numbers of addresses that are known, and of processes that are known to be gone.
+    #[cfg(test)]
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.addresses.len(), self.gone.read().known.len())
+    }
+
     pub(crate) fn is_gone(&self, process: ProcessId) -> bool {
-        self.gone.contains(&process)
+        self.gone.read().known.contains(&process)
     }
 
-    /// Notes that something was registered with `owner`, for [`Peers::borrows_registered`].
-    pub(crate) fn borrowed_from(&self, owner: ProcessId) {
-        let Some(link) = self.links.get(&owner).map(|link| link.clone()) else { return };
-        let mut borrowing = self.borrowing.lock();
-        if !borrowing.iter().any(|(known, _)| *known == owner) {
-            borrowing.push((owner, link));
-        }
-    }
-
-    /// Whether registrations with processes other than `except` are on their way.
-    pub(crate) fn is_borrowing_elsewhere(&self, except: ProcessId) -> bool {
-        let mut borrowing = self.borrowing.lock();
-        borrowing.retain(|(_, link)| !link.is_idle());
-        borrowing.iter().any(|(owner, _)| *owner != except)
-    }
-
-    /// Waits until every registration so far was taken in (or its owner is gone, and nothing matters).
-    pub(crate) async fn borrows_registered(&self) {
-        let waiting = std::mem::take(&mut *self.borrowing.lock());
-        for (_, link) in waiting {
-            link.flushed().await;
-        }
+    /// Remembers that a process is certainly gone.
+    pub(crate) fn certainly_gone(&self, process: ProcessId) {
+        self.gone.write().insert(process);
+        self.addresses.remove(&process);
     }
 
     /// Waits until everything that was queued was taken in, or its receiver is gone.
     pub(crate) async fn flushed(&self) {
+        loop {
+            let confirmed = self.confirmed.notified();
+            if self.borrowing.lock().is_idle() {
+                break;
+            }
+            confirmed.await;
+        }
         let links: Vec<Link<PeerMessage>> = self.links.iter().map(|link| link.value().clone()).collect();
         for link in links {
             link.flushed().await;
@@ -80,14 +133,24 @@ impl Peers {
     }
 
     pub(crate) fn close(&self) {
-        for connection in &self.connections {
-            connection.close();
+        for contact in &self.contacts {
+            for connection in &contact.connections {
+                connection.close();
+            }
         }
+    }
+
+    /// The link of the present contact with `peer`, whether it is new, and how many contacts were lost before it.
+    fn link(&self, peer: ProcessId) -> (Link<PeerMessage>, bool, u64) {
+        // Held until the link is entered, so that no loss comes between.
+        let contact = self.contacts.entry(peer).or_default();
+        let (link, new) = link_of(&self.links, peer);
+        (link, new, contact.losses)
     }
 }
 
 /// The link to `process`, and whether it is new.
-fn link_of<M: Send + 'static>(links: &DashMap<ProcessId, Link<M>>, process: ProcessId) -> (Link<M>, bool) {
+fn link_of<M: Weight + Send + 'static>(links: &DashMap<ProcessId, Link<M>>, process: ProcessId) -> (Link<M>, bool) {
     let mut new = false;
     let link = links.entry(process).or_insert_with(|| {
         new = true;
@@ -104,14 +167,19 @@ impl Process {
             return;
         }
         if self.peers.is_gone(to.process) {
+            if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
+                // Somebody waits for their results.
+                let (process, gone) = (self.clone(), to.process);
+                self.io.spawn(async move { process.submission.connection_lost(&process, gone) });
+            }
             return;
         }
         self.peers.learn(to);
-        let (link, new) = link_of(&self.peers.links, to.process);
+        let (link, new, losses) = self.peers.link(to.process);
         link.send(message);
         if new {
             let (process, to) = (self.clone(), to.clone());
-            self.io.spawn(async move { process.dial_peer(to, link).await });
+            self.io.spawn(async move { process.dial_peer(to, link, losses).await });
         }
     }
 
@@ -130,42 +198,73 @@ impl Process {
         }
     }
 
-    /// Tells an owner that this process holds refs to `id`; what is sent in return waits for its answer.
-    fn send_borrow(self: &Arc<Self>, owner: ProcessId, id: wingbeat_core::ObjectId) -> bool {
-        let message = PeerMessage::Borrow(vec![id]);
-        if let Some(link) = self.peers.links.get(&owner) {
-            link.send_in_a_hurry(message);
-            return true;
-        }
-        self.send_to(owner, message)
-    }
-
-    async fn dial_peer(self: Arc<Self>, to: Address, link: Link<PeerMessage>) {
-        let hello = self.hello(Purpose::Control);
-        match address::dial(&to, "a process of the job", &self.token, hello).await {
-            Ok(stream) => self.run_peer(stream, to.process, Some(link)).await,
+    async fn dial_peer(self: Arc<Self>, to: Address, link: Link<PeerMessage>, losses: u64) {
+        let hello = Hello { losses, ..self.hello(Purpose::Control) };
+        match address::dial_known(&to, "a process of the job", &self.token, hello).await {
+            Ok(stream) => self.see_peer_through(stream, to.process, Some(link), losses).await,
             Err(error) => {
                 tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
+                if matches!(error, DialError::Gone(_)) {
+                    self.peers.certainly_gone(to.process);
+                }
                 link.broke();
             }
         }
-        self.peer_lost(to.process);
+        self.contact_lost(to.process, losses);
     }
 
     /// Serves a connection that another process opened.
-    pub(crate) async fn accept_peer(self: Arc<Self>, stream: Stream, from: Address) {
-        self.peers.learn(&from);
-        let process = from.process;
-        let (link, first) = link_of(&self.peers.links, process);
+    pub(crate) async fn accept_peer(self: Arc<Self>, stream: Stream, hello: &Hello) {
+        let process = hello.address.process;
+        // Whoever connects lives.
+        self.peers.gone.write().remove(process);
+        self.peers.learn(&hello.address);
+        let dead = {
+            let contact = self.peers.contacts.entry(process).or_default();
+            let more = hello.losses > contact.theirs;
+            let has_any = !contact.connections.is_empty() || self.peers.links.contains_key(&process);
+            (more && has_any).then_some(contact.losses)
+        };
+        if let Some(losses) = dead {
+            self.contact_lost(process, losses);
+        }
+        if let Some(mut contact) = self.peers.contacts.get_mut(&process) {
+            contact.theirs = contact.theirs.max(hello.losses);
+        }
+        let (link, first, losses) = self.peers.link(process);
         // If we are dialling it at the same time, our own connection carries what we say.
-        self.run_peer(stream, process, first.then_some(link)).await;
-        self.peer_lost(process);
+        self.see_peer_through(stream, process, first.then_some(link), losses).await;
+        self.contact_lost(process, losses);
     }
 
-    async fn run_peer(self: &Arc<Self>, stream: Stream, peer: ProcessId, link: Option<Link<PeerMessage>>) {
+    /// Serves a connection until it ends; a panic while a message is taken in ends it, so that nobody waits for the peer.
+    async fn see_peer_through(
+        self: &Arc<Self>,
+        stream: Stream,
+        peer: ProcessId,
+        link: Option<Link<PeerMessage>>,
+        losses: u64,
+    ) {
+        if AssertUnwindSafe(self.run_peer(stream, peer, link, losses)).catch_unwind().await.is_err() {
+            tracing::error!(%peer, "a message of a peer could not be taken in; its connection is closed");
+        }
+    }
+
+    async fn run_peer(self: &Arc<Self>, stream: Stream, peer: ProcessId, link: Option<Link<PeerMessage>>, losses: u64) {
         let (connection, _, server) =
             mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Awake);
-        self.peers.connections.insert(peer, connection.clone());
+        let is_present = {
+            let mut contact = self.peers.contacts.entry(peer).or_default();
+            let is_present = contact.losses == losses;
+            if is_present {
+                contact.connections.push(connection.clone());
+            }
+            is_present
+        };
+        if !is_present {
+            // Contact was lost while this was dialled or introduced itself, and its link is broken.
+            return connection.close();
+        }
         let service = PeerService::new(self.clone(), peer);
         let serving = mux::serve(server, service.serve());
         let sending = async {
@@ -179,7 +278,6 @@ impl Process {
             () = sending => {}
         }
         connection.close();
-        self.peers.connections.remove(&peer);
     }
 
     /// Queues a message to a node daemon, dialling it if need be.
@@ -214,13 +312,24 @@ impl Process {
         Ok(())
     }
 
-    /// A process is gone: everything that waits for it must know.
-    pub(crate) fn peer_lost(self: &Arc<Self>, peer: ProcessId) {
-        if !self.peers.gone.insert(peer) {
-            return;
-        }
-        if let Some((_, link)) = self.peers.links.remove(&peer) {
-            link.broke();
+    /// Contact with a process was lost, after so many losses before: everything that waits for it must know. The process may
+    /// be gone, or may be reached again.
+    fn contact_lost(self: &Arc<Self>, peer: ProcessId, losses: u64) {
+        let connections = {
+            let Some(mut contact) = self.peers.contacts.get_mut(&peer) else { return };
+            if contact.losses != losses {
+                return;
+            }
+            contact.losses += 1;
+            // The other side sees the end of a connection too, and both may dial next.
+            contact.theirs += u64::from(!contact.connections.is_empty());
+            if let Some((_, link)) = self.peers.links.remove(&peer) {
+                link.broke();
+            }
+            std::mem::take(&mut contact.connections)
+        };
+        for connection in connections {
+            connection.close();
         }
         if self.is_shut_down() {
             return;
@@ -228,9 +337,10 @@ impl Process {
         for id in self.objects.forget_borrower(peer) {
             self.free_if_unneeded(id);
         }
-        for object in self.objects.pending_of(peer) {
-            let error = Error::OwnerDied { object: object.id(), owner: peer };
-            self.resolve_object(&object, wingbeat_core::value::ObjectValue::Failed(Box::new(error)), Vec::new());
+        let pending = self.borrowed_pending(peer);
+        if !pending.is_empty() {
+            let process = self.clone();
+            self.io.spawn(async move { process.fail_pending(peer, pending).await });
         }
         self.submission.connection_lost(self, peer);
         if let Some(executor) = self.executor() {
@@ -238,25 +348,199 @@ impl Process {
         }
     }
 
-    /// A borrowed object, or one of ours that is referred to from outside.
-    pub(crate) fn borrow(self: &Arc<Self>, session: &Session, id: wingbeat_core::ObjectId) -> crate::object::Handle {
-        let (handle, new) = self.objects.handle(session, id);
-        if !new {
-            return handle;
+    /// Fails what was asked of an owner contact with which was lost.
+    async fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
+        let address = self.peers.address(owner);
+        if let Some(address) = &address
+            && address::is_gone(address).await
+        {
+            self.peers.certainly_gone(owner);
         }
-        let owner = id.owner();
-        let told = owner != self.id && self.send_borrow(owner, id);
-        if told {
-            self.peers.borrowed_from(owner);
-        } else {
-            // Either ours and freed already, or its owner is gone or unknown: say so instead of waiting.
-            let error = Error::OwnerDied { object: id, owner };
-            self.resolve_object(
-                handle.object(),
-                wingbeat_core::value::ObjectValue::Failed(Box::new(error)),
-                Vec::new(),
-            );
+        let is_gone = self.peers.is_gone(owner);
+        for object in pending {
+            let error = if is_gone {
+                Error::OwnerDied { object: object.id(), owner }
+            } else {
+                Error::ContactLost {
+                    what: format!("getting {}", object.id()),
+                    who: format!("its owner, {owner}"),
+                    why: "the connection broke before the value arrived".into(),
+                }
+            };
+            self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
+        }
+    }
+
+    /// Nobody knows where `owner` is.
+    fn owner_gone(self: &Arc<Self>, owner: ProcessId) {
+        for object in self.borrowed_pending(owner) {
+            let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: object.id(), owner });
+            self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
+        }
+    }
+
+    /// Nothing waits for registrations with `owner` any more. Answers with its objects whose values are awaited here.
+    fn borrowed_pending(self: &Arc<Self>, owner: ProcessId) -> Vec<Arc<Object>> {
+        let mut ready = Vec::new();
+        let borrowed = self.peers.borrowing.lock().gone(owner, &mut ready);
+        let objects = borrowed.into_iter().filter_map(|id| self.objects.get(id));
+        let pending = objects.filter(|object| !object.is_ready()).collect();
+        self.send_ready(ready);
+        pending
+    }
+
+    /// `handle` is the handle object of `actor`: what is known of the actor goes with it. An owner knows it already.
+    pub(crate) fn know_actor(&self, handle: ObjectId, actor: ActorId) {
+        if handle.owner() != self.id {
+            self.handles.insert(handle, actor);
+        }
+    }
+
+    /// A borrowed object, or one of ours that is referred to from outside.
+    pub(crate) fn borrow(self: &Arc<Self>, session: &Session, id: ObjectId) -> Handle {
+        let (handle, new) = self.hold(session, id);
+        if new {
+            self.send_registrations();
         }
         handle
+    }
+
+    /// Handles of several, which are registered together.
+    pub(crate) fn borrow_all(self: &Arc<Self>, session: &Session, ids: &[ObjectId]) -> Vec<Handle> {
+        let mut any_new = false;
+        let handles = ids.iter().map(|id| {
+            let (handle, new) = self.hold(session, *id);
+            any_new |= new;
+            handle
+        });
+        let handles = handles.collect();
+        if any_new {
+            self.send_registrations();
+        }
+        handles
+    }
+
+    /// As [`Process::borrow`], but the registration is not sent yet.
+    fn hold(self: &Arc<Self>, session: &Session, id: ObjectId) -> (Handle, bool) {
+        let owner = id.owner();
+        if owner != self.id {
+            return self.objects.handle(session, id, || self.peers.borrowing.lock().register(id));
+        }
+        let (handle, new) = self.objects.handle(session, id, Registration::default);
+        if new {
+            // Freed already: say so instead of waiting.
+            let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: id, owner });
+            self.resolve_object(handle.object(), ObjectValue::Failed(Box::new(error)), Vec::new());
+        }
+        (handle, false)
+    }
+
+    /// Sends what was registered and not sent yet, by whomever.
+    fn send_registrations(self: &Arc<Self>) {
+        let unreachable = self.send_unsent(&mut self.peers.borrowing.lock());
+        for owner in unreachable {
+            self.owner_gone(owner);
+        }
+    }
+
+    /// Sends registrations while the lock is held, so that they are queued in the order of their numbers. Answers with
+    /// owners that are gone, or of which nobody knows where they are.
+    fn send_unsent(self: &Arc<Self>, borrowing: &mut Borrowing<Confirmation>) -> Vec<ProcessId> {
+        if !borrowing.has_unsent() {
+            return Vec::new();
+        }
+        let mut unreachable = Vec::new();
+        for (owner, registrations) in borrowing.take_unsent() {
+            let sent = registrations.chunks(BATCH).all(|batch| {
+                let message = PeerMessage::Borrow(batch.to_vec());
+                // Somebody will wait for the answer.
+                match self.peers.links.get(&owner) {
+                    Some(link) => {
+                        link.send_in_a_hurry(message);
+                        true
+                    }
+                    None => self.send_to(owner, message),
+                }
+            });
+            let link = self.peers.links.get(&owner).map(|link| link.clone());
+            match link {
+                Some(link) if sent => {
+                    if let Some(number) = borrowing.ask(owner) {
+                        self.io.spawn(self.clone().see_registered(owner, link, number));
+                    }
+                }
+                _ => unreachable.push(owner),
+            }
+        }
+        unreachable
+    }
+
+    /// Waits until `owner` has taken in the registrations that were sent to it. If it is gone first, [`Process::contact_lost`]
+    /// sees to the rest.
+    async fn see_registered(self: Arc<Self>, owner: ProcessId, link: Link<PeerMessage>, mut number: Registration) {
+        while link.flushed().await {
+            let mut ready = Vec::new();
+            let next = self.peers.borrowing.lock().acknowledged(owner, number, &mut ready);
+            self.send_ready(ready);
+            match next {
+                Some(next) => number = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Sends `message` to `receiver`, which it confirms that the refs `ids` are registered to.
+    pub(crate) fn confirm<'a>(
+        self: &Arc<Self>,
+        receiver: ProcessId,
+        ids: impl IntoIterator<Item = &'a ObjectId>,
+        message: PeerMessage,
+    ) {
+        let mut borrowing = self.peers.borrowing.lock();
+        let unreachable = self.send_unsent(&mut borrowing);
+        let confirmed = borrowing.confirm(receiver, ids, (receiver, message));
+        drop(borrowing);
+        if let Some((receiver, message)) = confirmed {
+            self.send_to(receiver, message);
+        }
+        for owner in unreachable {
+            self.owner_gone(owner);
+        }
+    }
+
+    /// Reports borrowed objects that nobody here holds any more to their owners.
+    pub(crate) fn release(self: &Arc<Self>, released: impl IntoIterator<Item = Released>) {
+        let mut ready = Vec::new();
+        let mut borrowing = self.peers.borrowing.lock();
+        let unreachable = self.send_unsent(&mut borrowing);
+        for object in released {
+            borrowing.release(object.id, object.registration, &object.contained, &mut ready);
+        }
+        drop(borrowing);
+        self.send_ready(ready);
+        for owner in unreachable {
+            self.owner_gone(owner);
+        }
+    }
+
+    fn send_ready(self: &Arc<Self>, ready: Vec<Ready<Confirmation>>) {
+        if ready.is_empty() {
+            return;
+        }
+        let mut releases: std::collections::BTreeMap<ProcessId, Vec<(ObjectId, Registration)>> = Default::default();
+        for ready in ready {
+            match ready {
+                Ready::Message((receiver, message)) => {
+                    self.send_to(receiver, message);
+                }
+                Ready::Release(id, number) => releases.entry(id.owner()).or_default().push((id, number)),
+            }
+        }
+        for (owner, releases) in releases {
+            for batch in releases.chunks(BATCH) {
+                self.send_to(owner, PeerMessage::Release(batch.to_vec()));
+            }
+        }
+        self.peers.confirmed.notify_waiters();
     }
 }

@@ -7,13 +7,14 @@
 //! Then everything that is pending fails with the reason, connections close after what was queued is
 //! written, and the IO thread is joined.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
+use futures::FutureExt;
 use parking_lot::{Mutex, RwLock};
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
@@ -29,7 +30,7 @@ use crate::groups::Watched;
 use crate::head::HeadLink;
 use crate::io::Io;
 use crate::lineage::Lineage;
-use crate::object::{Freed, Handle, Object, ObjectTable};
+use crate::object::{Freed, Handle, Object, ObjectTable, Released};
 use crate::peers::Peers;
 use crate::session::Session;
 use crate::storage::Home;
@@ -69,6 +70,8 @@ pub enum Work {
     StreamTaken(TaskId, u32),
     /// Results arrived, and the refs in them are registered.
     Received(Vec<TaskId>),
+    /// An item of a stream arrived, and the refs in it are registered.
+    ItemReceived(ObjectId),
 }
 
 /// What a process must know to take part.
@@ -106,8 +109,8 @@ pub struct Process {
     pub(crate) waits: DashMap<TaskId, Arc<Execution>>,
     next: AtomicU64,
     /// Borrowed objects to report as dropped.
-    released: tokio::sync::mpsc::UnboundedSender<ObjectId>,
-    /// Detached or not, actors whose handle object is ours.
+    released: tokio::sync::mpsc::UnboundedSender<Released>,
+    /// Actors by their handle object, whether that is ours or borrowed.
     pub(crate) handles: DashMap<ObjectId, ActorId>,
     log_sink: OnceLock<Box<dyn Fn(Vec<LogLine>) + Send + Sync>>,
     pub(crate) gpus: RwLock<Vec<u32>>,
@@ -152,6 +155,7 @@ impl Prepared {
             purpose,
             cluster: None,
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 
@@ -191,8 +195,8 @@ impl Prepared {
             keep: Mutex::default(),
         });
         process.peers.learn(&process.address);
-        io.handle().spawn(process.clone().release_loop(to_release));
-        io.handle().spawn(process.clone().submission_loop());
+        process.vital("its releases", process.clone().release_loop(to_release));
+        process.vital("its submissions", process.clone().submission_loop());
         process.accept_peers(listener, cluster);
         Session::from_process(process)
     }
@@ -209,7 +213,7 @@ impl Process {
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
-                process.io.clone().spawn(async move { process.accept_peer(stream, hello.address).await });
+                process.io.clone().spawn(async move { process.accept_peer(stream, &hello).await });
             });
             tokio::select! {
                 () = serving => {}
@@ -289,6 +293,7 @@ impl Process {
             purpose,
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 
@@ -326,7 +331,17 @@ impl Process {
 
     /// Sets an object's value and tells everybody who waits for it.
     pub(crate) fn resolve_object(self: &Arc<Self>, object: &Arc<Object>, value: ObjectValue, contained: Vec<Handle>) {
+        let is_stored = if let ObjectValue::Stored(stored) = &value {
+            self.objects.stored(object.id(), &stored.nodes);
+            true
+        } else {
+            false
+        };
         let announce = object.resolve(value, contained);
+        if is_stored && !self.objects.has(object) {
+            // It was freed in the same moment, perhaps before its value was there to be deleted.
+            self.freed_while_stored(object);
+        }
         if announce.subscribers.is_empty() {
             return;
         }
@@ -337,13 +352,21 @@ impl Process {
         }
     }
 
+    fn freed_while_stored(self: &Arc<Self>, object: &Arc<Object>) {
+        let Some(stored) = object.take_stored() else { return };
+        self.objects.not_stored(object.id(), &stored.nodes);
+        if object.id().owner() == self.id {
+            self.delete_stored(object.id(), &stored);
+        }
+    }
+
     /// Handles of the refs in a value that arrived.
     pub fn hold_refs(self: &Arc<Self>, session: &Session, refs: Option<&wingbeat_core::value::Refs>) -> Vec<Handle> {
         let Some(refs) = refs else { return Vec::new() };
         for owner in &refs.owners {
             self.peers.learn(owner);
         }
-        refs.ids.iter().map(|id| self.borrow(session, *id)).collect()
+        self.borrow_all(session, &refs.ids)
     }
 
     /// The last handle of an object here was dropped.
@@ -357,9 +380,12 @@ impl Process {
         }
         match self.objects.free_if_unneeded(id, self.id) {
             Freed::Kept => {}
-            Freed::Borrowed => {
+            Freed::Borrowed(released) => {
+                if let Some((_, actor)) = self.handles.remove(&id) {
+                    self.submission.forget_actor(actor);
+                }
                 // Fails only when the session is over, and then nobody needs to know.
-                let _ = self.released.send(id);
+                let _ = self.released.send(released);
             }
             Freed::Owned(value) => {
                 if let Some(ObjectValue::Stored(stored)) = value {
@@ -390,22 +416,35 @@ impl Process {
         });
     }
 
-    /// Reports dropped borrowed objects to their owners, never before registrations that were made
-    /// earlier have arrived.
-    async fn release_loop(self: Arc<Self>, mut released: tokio::sync::mpsc::UnboundedReceiver<ObjectId>) {
+    /// Reports dropped borrowed objects to their owners.
+    async fn release_loop(self: Arc<Self>, mut released: tokio::sync::mpsc::UnboundedReceiver<Released>) {
         let mut batch = Vec::new();
         while released.recv_many(&mut batch, 4096).await > 0 {
-            self.peers.borrows_registered().await;
-            let mut by_owner: BTreeMap<ProcessId, Vec<ObjectId>> = BTreeMap::new();
-            for id in batch.drain(..) {
-                // Borrowed again meanwhile: the owner still has this process in its set.
-                if self.objects.get(id).is_none() {
-                    by_owner.entry(id.owner()).or_default().push(id);
-                }
+            self.release(batch.drain(..));
+        }
+    }
+
+    /// Runs a part on the IO thread without which everything would wait for ever: if it panics, the session ends.
+    pub(crate) fn vital(self: &Arc<Self>, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+        let process = self.clone();
+        self.io.spawn(async move {
+            if let Err(panic) = AssertUnwindSafe(running).catch_unwind().await {
+                process.broken(part, &*panic);
             }
-            for (owner, ids) in by_owner {
-                self.send_to(owner, PeerMessage::Release(ids));
-            }
+        });
+    }
+
+    /// A panic on the IO thread, which was printed there, is a defect of Wingbeat's.
+    fn broken(self: &Arc<Self>, part: &str, panic: &(dyn std::any::Any + Send)) {
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let why = format!("Wingbeat's IO thread panicked in {part} ({message}); this is a defect, please report it");
+        self.end(&Error::SessionEnded { why: why.clone() });
+        if self.executor().is_some() {
+            // A worker process without its IO thread is of no use, and its daemon and owners act on its end.
+            eprintln!("wingbeat: this worker process ends: {why}");
+            // SAFETY: ends the process without running user code's exit handlers.
+            unsafe { libc::_exit(101) }
         }
     }
 
@@ -426,6 +465,11 @@ impl Process {
                 }
             }
             HeadEvent::NodeDied { node, why } => {
+                // A stopped daemon closes no connection. A driver finds another node, and a worker process ends: what it
+                // runs may run elsewhere already.
+                if let Some(storage) = self.storage().filter(|storage| storage.node() == node) {
+                    storage.connection().close();
+                }
                 self.copies_lost_with(node, &why);
                 self.submission.node_died(self, node, &why);
             }
@@ -450,17 +494,29 @@ impl Process {
         let _ = over.wait_for(|over| *over).await;
     }
 
-    pub(crate) fn over_error(&self) -> Error {
-        Error::SessionEnded { why: "it was shut down".into() }
+    /// Why nothing is taken any more, once the session is over.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.objects.ended()
     }
 
-    /// Fails everything that is pending; nothing new is taken. The process can still be shut down.
+    pub(crate) fn over_error(&self) -> Error {
+        self.ended().cloned().unwrap_or_else(|| Error::SessionEnded { why: "it was shut down".into() })
+    }
+
+    /// Fails everything that is pending; nothing new is taken. The process can still be shut down. Only the first
+    /// reason counts.
     pub fn end(self: &Arc<Self>, error: &Error) {
-        self.submission.end(self, error);
-        self.streams.end(error);
+        // First, so that what another thread is submitting right now fails too: whatever it enters from here on fails at
+        // once, and what it has entered before is found below.
+        self.objects.end(error);
+        let error = self.over_error();
+        self.submission.end(self, &error);
+        self.streams.end(&error);
         for object in self.objects.pending() {
             self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
         }
+        let watched = self.groups.end();
+        drop(watched);
         let _ = self.over.send(true);
     }
 
@@ -470,7 +526,8 @@ impl Process {
             return;
         }
         self.end(&Error::SessionEnded { why: why.into() });
-        self.objects.clear();
+        self.submission.close();
+        self.objects.clear(&self.over_error());
         if let Some(head) = self.head.get() {
             head.close();
         }
@@ -483,3 +540,7 @@ impl Process {
         self.io_thread.stop();
     }
 }
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;

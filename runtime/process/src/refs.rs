@@ -6,6 +6,8 @@
 //! thread-local session says to whom they belong. Outside of both, refs refuse to be written or read.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::thread::LocalKey;
 
 use bytes::Bytes;
 use serde::de::{DeserializeOwned, Error as _};
@@ -25,6 +27,25 @@ use crate::view::Bits;
 thread_local! {
     static ENCODING: RefCell<Option<Encoding>> = const { RefCell::new(None) };
     static DECODING: RefCell<Option<Session>> = const { RefCell::new(None) };
+}
+
+/// What a thread was doing before; it does so again when this is dropped, also if a user's type has panicked.
+struct Outer<T: 'static> {
+    place: &'static LocalKey<RefCell<Option<T>>>,
+    before: Option<T>,
+}
+
+impl<T> Outer<T> {
+    fn enter(place: &'static LocalKey<RefCell<Option<T>>>, now: T) -> Self {
+        Outer { place, before: place.replace(Some(now)) }
+    }
+}
+
+impl<T> Drop for Outer<T> {
+    fn drop(&mut self) {
+        let ended = self.place.replace(self.before.take());
+        drop(ended);
+    }
 }
 
 struct Encoding {
@@ -69,9 +90,10 @@ pub(crate) fn capture<R>(
     session: &Session,
     encode: impl FnOnce() -> Result<R, CodecError>,
 ) -> Result<(R, Vec<Handle>), PackError> {
-    let outer = ENCODING.replace(Some(Encoding { session: session.clone(), found: Vec::new(), foreign: None }));
+    let outer = Outer::enter(&ENCODING, Encoding { session: session.clone(), found: Vec::new(), foreign: None });
     let encoded = encode();
-    let met = ENCODING.replace(outer);
+    let met = ENCODING.take();
+    drop(outer);
     let (found, foreign) = met.map(|met| (met.found, met.foreign)).unwrap_or_default();
     match (encoded, foreign) {
         (_, Some(foreign)) => Err(PackError::Other(foreign)),
@@ -96,10 +118,11 @@ pub(crate) fn describe(session: &Session, held: &[Handle]) -> Option<Box<Refs>> 
         return None;
     }
     let mut refs = Refs::default();
+    let mut owners = BTreeSet::new();
     for handle in held {
         let id = handle.id();
         refs.ids.push(id);
-        if !refs.owners.iter().any(|owner| owner.process == id.owner())
+        if owners.insert(id.owner())
             && let Some(address) = session.process().address_of(id.owner())
         {
             refs.owners.push(address);
@@ -167,10 +190,8 @@ impl<'de> Deserialize<'de> for KeptRef {
 
 /// Decodes a value that arrived.
 pub(crate) fn decode<T: DeserializeOwned + 'static>(session: &Session, bits: &Bits) -> Result<T, CodecError> {
-    let outer = DECODING.replace(Some(session.clone()));
-    let decoded = codec::decode_value(bits);
-    DECODING.set(outer);
-    decoded
+    let _outer = Outer::enter(&DECODING, session.clone());
+    codec::decode_value(bits)
 }
 
 /// Decodes what is about to be sent, to see that it can be.
@@ -192,6 +213,7 @@ struct WireActor {
     class_name: String,
     handle: ObjectId,
     detached: bool,
+    max_pending_calls: Option<u32>,
 }
 
 /// Writes a ref.
@@ -250,6 +272,7 @@ pub fn serialize_actor<S: Serializer>(actor: &ActorHandle, serializer: S) -> Res
         class_name: actor.class_name().to_owned(),
         handle: actor.handle().id(),
         detached: actor.is_detached(),
+        max_pending_calls: actor.max_pending_calls(),
     };
     wire.serialize(serializer)
 }
@@ -268,5 +291,7 @@ pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     }
     let session = decoding_session().map_err(D::Error::custom)?;
     let handle = session.process().borrow(&session, wire.handle);
-    Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached))
+    session.process().know_actor(handle.id(), wire.id);
+    Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached)
+        .with_limit(wire.max_pending_calls))
 }

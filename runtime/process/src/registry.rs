@@ -44,14 +44,21 @@ pub type Finished = Result<OutputValues, Error>;
 /// An item of a stream.
 pub type Item = Result<Box<dyn Outgoing>, Error>;
 
+/// A call that has its turn. It runs outside of any runtime.
+pub type Turn = Box<dyn FnOnce() -> Finished + Send>;
+
 /// A function that was called with its arguments.
 pub enum Running {
     /// It was not asynchronous, and has ended.
     Done(Finished),
+    /// It is not asynchronous, and waits for its turn at the actor's state.
+    Waiting(BoxFuture<'static, Turn>),
     /// It goes on when polled.
     Future(BoxFuture<'static, Finished>),
     /// It gives its items one after another.
     Items(Box<dyn Iterator<Item = Item> + Send>),
+    /// As `Items`, of an actor whose state the items borrow: it is polled outside of any runtime.
+    ItemsOfActor(BoxStream<'static, Item>),
     /// It gives its items when polled.
     Stream(BoxStream<'static, Item>),
 }

@@ -42,8 +42,10 @@ impl PeerService {
             PeerMessage::Calls { actor, incarnation, calls } => self.work(Work::Calls(actor, incarnation, calls)),
             PeerMessage::TakeBack { lease, most } => self.work(Work::TakeBack(lease, most)),
             PeerMessage::Cancel { task, force } => self.work(Work::Cancel(task, force)),
+            PeerMessage::CancelObject { object, force } => process.cancel_object(object, force),
             PeerMessage::StreamTaken { task, count } => self.work(Work::StreamTaken(task, count)),
             PeerMessage::Received(tasks) => self.work(Work::Received(tasks)),
+            PeerMessage::ItemReceived(item) => self.work(Work::ItemReceived(item)),
             PeerMessage::Results(results) => process.submission.results(process, self.peer, results),
             PeerMessage::GaveBack { lease, tasks, waiting } => {
                 process.submission.gave_back(process, lease, &tasks, waiting);
@@ -74,15 +76,19 @@ impl PeerService {
                 }
             }
             PeerMessage::Borrow(ids) => {
-                for id in ids {
-                    if !process.objects.borrow(id, self.peer) {
+                // Nothing would ever take out what somebody who is gone registers.
+                if process.peers.is_gone(self.peer) {
+                    return;
+                }
+                for (id, number) in ids {
+                    if !process.objects.borrow(id, self.peer, number) {
                         tracing::debug!(object = %id, "somebody borrows an object that is freed already");
                     }
                 }
             }
             PeerMessage::Release(ids) => {
-                for id in ids {
-                    process.objects.unborrow(id, self.peer);
+                for (id, number) in ids {
+                    process.objects.unborrow(id, self.peer, number);
                     process.free_if_unneeded(id);
                 }
             }

@@ -117,6 +117,9 @@ impl Session {
     /// [`Error::Encode`], [`Error::ForeignRef`], or what the store answers.
     pub fn put<T: serde::Serialize + Send + 'static>(&self, value: &T) -> Result<Handle, Error> {
         use crate::refs::{Content, PackError};
+        if let Some(error) = self.process.ended() {
+            return Err(error.clone());
+        }
         let packed = crate::refs::pack(self, value).map_err(|error| match error {
             PackError::Codec(error) => {
                 Error::Encode { what: format!("a value of type {}", std::any::type_name::<T>()), why: error.0 }
@@ -149,10 +152,12 @@ impl Session {
     {
         let head = self.process.head_client().await?;
         let asking = self.process.io.spawn(question(head));
-        mux::answered(asking.await.map_err(|_| self.process.over_error())?, "the head")
+        let answer = asking.await.map_err(|_| self.process.over_error())?;
+        mux::answered(answer, "the head").map_err(|error| self.process.ended().cloned().unwrap_or(error))
     }
 
-    /// Leaves the cluster. What is pending fails; a private cluster ends.
+    /// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read. Every other
+    /// ref, stream and call of the session, also a pending one, fails with [`Error::SessionEnded`].
     pub async fn shutdown(&self) {
         let process = self.process.clone();
         let mine = GLOBAL.read().as_ref().is_some_and(|global| Arc::ptr_eq(&global.process, &process));

@@ -161,11 +161,12 @@ impl Process {
     }
 
     fn fill(&self, node: &NodeLink, id: ObjectId, located: Located, encoded: &Encoded<'_>) -> Result<(), Error> {
-        let mut region = node
-            .shared
-            .mapping
-            .write_region(Extent { offset: located.offset, len: located.len })
-            .map_err(|error| Error::Io { what: "writing to the node's store".into(), why: error.to_string() })?;
+        let extent = Extent { offset: located.offset, len: located.len };
+        // SAFETY: the daemon answered the extent to `create` for this process; the object is sealed below, after the region
+        // is dropped, and aborted nowhere while it lives.
+        let region = unsafe { node.shared.mapping.write_region(extent) };
+        let mut region =
+            region.map_err(|error| Error::Io { what: "writing to the node's store".into(), why: error.to_string() })?;
         encoded.copy_to(&mut region);
         drop(region);
         let node = node.clone();
@@ -187,10 +188,11 @@ impl Process {
                 self.send_to(id.owner(), PeerMessage::Copied { object: id, at });
             }
         }
-        let region = storage
-            .shared
-            .mapping
-            .region(Extent { offset: located.offset, len: located.len })
+        let extent = Extent { offset: located.offset, len: located.len };
+        // SAFETY: the daemon answered the extent to `fetch`, with a pin for this process, which `Pinned` releases when the
+        // region is dropped with it; it gives the region to nobody.
+        let region = unsafe { storage.shared.mapping.region(extent) };
+        let region = region
             .map_err(|error| Error::Io { what: "reading from the node's store".into(), why: error.to_string() })?;
         Ok(Bits::Shared(Arc::new(Pinned::new(region, id, storage.clone()))))
     }
@@ -198,11 +200,14 @@ impl Process {
     /// A node has a copy of one of our objects now.
     pub(crate) fn copied(self: &Arc<Self>, id: ObjectId, at: StoreNode) {
         match self.objects.get(id) {
-            Some(object) => object.update_stored(|stored| {
-                if !stored.nodes.iter().any(|known| known.node == at.node) {
-                    stored.nodes.push(at);
-                }
-            }),
+            Some(object) => {
+                self.objects.stored(id, std::slice::from_ref(&at));
+                object.update_stored(|stored| {
+                    if !stored.nodes.iter().any(|known| known.node == at.node) {
+                        stored.nodes.push(at);
+                    }
+                });
+            }
             // Freed meanwhile.
             None => self.send_to_node(&at.address, NodeMessage::Delete(vec![id])),
         }

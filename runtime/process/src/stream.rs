@@ -34,6 +34,30 @@ struct State {
     waker: Option<Waker>,
 }
 
+/// What an item that arrives is to its stream.
+enum Place {
+    /// It is the first of this index.
+    Wanted,
+    /// It is there already, and the consumer has not come to it.
+    Arrived,
+    /// The consumer has taken so many, and it is one of them.
+    Taken(u32),
+    /// There is no consumer any more.
+    Nowhere,
+}
+
+impl State {
+    fn place_of(&self, index: u32) -> Place {
+        if index < self.taken {
+            Place::Taken(self.taken)
+        } else if self.items.contains_key(&index) {
+            Place::Arrived
+        } else {
+            Place::Wanted
+        }
+    }
+}
+
 pub(crate) struct Cell {
     state: Mutex<State>,
 }
@@ -45,6 +69,13 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// Looks at a stream without waking its consumer.
+    fn look(&self, task: TaskId, look: impl FnOnce(&mut State)) {
+        if let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) {
+            look(&mut cell.state.lock());
+        }
+    }
+
     fn change(&self, task: TaskId, change: impl FnOnce(&mut State)) -> bool {
         let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) else { return false };
         let mut state = cell.state.lock();
@@ -80,21 +111,49 @@ impl Streams {
 
 impl Process {
     pub(crate) fn stream_item(self: &Arc<Self>, from: ProcessId, task: TaskId, index: u32, value: ObjectValue) {
-        let session = Session::of(self);
-        let handle = self.objects.insert(&session, task.output(index), None);
-        let contained = self.hold_refs(&session, value.refs());
-        self.resolve_object(handle.object(), value, contained);
-        let mut handle = Some(handle);
-        let wanted = self.streams.change(task, |state| {
+        let refs = value.refs().map(|refs| refs.ids.clone());
+        self.place_item(from, task, index, value);
+        // It holds the refs in the item until they are registered here, or until it hears that they are not needed.
+        if let Some(refs) = refs {
+            self.confirm(from, &refs, PeerMessage::ItemReceived(task.output(index)));
+        }
+    }
+
+    fn place_item(self: &Arc<Self>, from: ProcessId, task: TaskId, index: u32, value: ObjectValue) {
+        let mut place = Place::Nowhere;
+        self.streams.look(task, |state| {
             state.worker = Some(from);
-            if index >= state.taken
-                && let Some(handle) = handle.take()
-            {
-                state.items.entry(index).or_insert(handle);
-            }
+            place = state.place_of(index);
         });
-        if !wanted {
-            self.send_to(from, PeerMessage::Cancel { task, force: false });
+        match place {
+            Place::Wanted => {
+                let session = Session::of(self);
+                let handle = self.objects.insert(&session, task.output(index), None);
+                let contained = self.hold_refs(&session, value.refs());
+                self.resolve_object(handle.object(), value, contained);
+                // Items arrive on this thread alone, so that nobody else has put one there.
+                self.streams.change(task, |state| {
+                    state.items.insert(index, handle);
+                });
+                return;
+            }
+            // Another attempt sends the first ones again. It must know how far the consumer is, or it would wait there for
+            // room that nobody will make.
+            Place::Taken(count) => {
+                self.send_to(from, PeerMessage::StreamTaken { task, count });
+            }
+            Place::Arrived => {}
+            Place::Nowhere => {
+                self.send_to(from, PeerMessage::Cancel { task, force: false });
+            }
+        }
+        // The first one's copies stand, as long as anybody needs them.
+        if let ObjectValue::Stored(stored) = &value {
+            let id = task.output(index);
+            match self.objects.get(id).and_then(|object| object.value()) {
+                Some(current) => self.delete_other_copies(id, stored, &current),
+                None => self.delete_stored(id, stored),
+            }
         }
     }
 }
@@ -111,6 +170,9 @@ impl StreamHandle {
     pub(crate) fn new(session: &Session, task: TaskId, producer: Option<ActorId>) -> Self {
         let cell = Arc::new(Cell { state: Mutex::default() });
         session.process().streams.cells.insert(task, cell.clone());
+        if let Some(error) = session.process().ended() {
+            session.process().streams.failed(task, error.clone());
+        }
         StreamHandle { session: Ok(session.clone()), task, producer, cell }
     }
 
@@ -184,7 +246,7 @@ impl StreamHandle {
     pub fn cancel(&self, force: bool) {
         if let Ok(session) = &self.session {
             let outputs = Outputs::Stream { ahead: 0 };
-            session.process().submission.request(Request::Cancel { task: self.task, outputs, force });
+            session.process().submission.request(Request::Cancel { task: self.task, outputs, force, again: false });
         }
     }
 }

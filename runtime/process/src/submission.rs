@@ -14,10 +14,11 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed};
-use wingbeat_core::{ActorId, LeaseId, NodeId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
 
 use crate::arguments::Outbound;
@@ -33,10 +34,28 @@ use crate::session::Session;
 /// What user threads ask for.
 pub(crate) enum Request {
     Task(Task),
-    Call { actor: ActorId, class_name: Arc<str>, call: Call },
-    CallReady { actor: ActorId, id: TaskId, args: Result<Vec<Arg>, Error> },
-    Cancel { task: TaskId, outputs: Outputs, force: bool },
-    CancelChildren(TaskId),
+    Call {
+        actor: ActorId,
+        class_name: Arc<str>,
+        call: Call,
+    },
+    CallReady {
+        actor: ActorId,
+        id: TaskId,
+        args: Result<Vec<Arg>, Error>,
+    },
+    /// `again`: the task was found nowhere. It may have been on its way from [`Unresolved`] into the inbox, which was
+    /// already emptied; the second look comes after it.
+    Cancel {
+        task: TaskId,
+        outputs: Outputs,
+        force: bool,
+        again: bool,
+    },
+    CancelChildren {
+        parent: TaskId,
+        again: bool,
+    },
     Forget(ActorId),
     Killed(ActorId),
     Terminate(ActorId),
@@ -45,11 +64,47 @@ pub(crate) enum Request {
 /// Tasks and calls of this process that are not done.
 #[derive(Default)]
 pub(crate) struct Submission {
-    inbox: Mutex<Vec<Request>>,
+    inbox: Mutex<Inbox>,
     wake: Notify,
     core: Mutex<Core>,
     /// Tasks and calls some of whose arguments are not there yet.
     pub(crate) unresolved: DashMap<TaskId, Arc<Unresolved>>,
+    /// Tasks and calls that may take a limited time.
+    pub(crate) timeouts: Timeouts,
+}
+
+/// The timers of tasks and calls that are not done. Each ends with its task.
+#[derive(Default)]
+pub(crate) struct Timeouts {
+    timers: DashMap<TaskId, AbortHandle>,
+    /// As many as there are, for results that have none.
+    count: AtomicUsize,
+}
+
+impl Timeouts {
+    /// `start` starts the timer of a task that was not submitted yet. The timer cannot end before it is known here.
+    pub(crate) fn begin(&self, task: TaskId, start: impl FnOnce() -> AbortHandle) {
+        self.count.fetch_add(1, Ordering::Release);
+        self.timers.entry(task).or_insert_with(start);
+    }
+
+    /// The task is done, or its time is over. Whether its timer still ran.
+    pub(crate) fn end(&self, task: TaskId) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let Some((_, timer)) = self.timers.remove(&task) else { return false };
+        self.count.fetch_sub(1, Ordering::Release);
+        timer.abort();
+        true
+    }
+}
+
+#[derive(Default)]
+struct Inbox {
+    requests: Vec<Request>,
+    /// Set at the end: a request holds handles, and so the session, and nobody would take it out any more.
+    closed: bool,
 }
 
 struct Core {
@@ -68,18 +123,34 @@ impl Default for Core {
 struct Todo {
     dispatch: Vec<dispatch::Action>,
     calls: Vec<calls::Action>,
+    /// Tasks that are cancelled before their arguments are there.
+    unresolved: Vec<Arc<Unresolved>>,
 }
 
 impl Submission {
     /// Queues a request and wakes the IO thread if it is the first.
     pub(crate) fn request(&self, request: Request) {
         let mut inbox = self.inbox.lock();
-        inbox.push(request);
-        let first = inbox.len() == 1;
+        if inbox.closed {
+            drop(inbox);
+            return drop(request);
+        }
+        inbox.requests.push(request);
+        let first = inbox.requests.len() == 1;
         drop(inbox);
         if first {
             self.wake.notify_one();
         }
+    }
+
+    /// Takes no more requests. Whoever waits for what they ask for has been told that the session is over.
+    pub(crate) fn close(&self) {
+        let mut inbox = self.inbox.lock();
+        inbox.closed = true;
+        let requests = std::mem::take(&mut inbox.requests);
+        drop(inbox);
+        drop(requests);
+        self.wake.notify_one();
     }
 
     /// Looks at what is not done.
@@ -105,13 +176,14 @@ impl Submission {
         let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
         // Those of which more than the spec is needed.
         let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
-        let mut received = Vec::new();
+        // Results whose sender holds refs, and those refs.
+        let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(process, |core, now, todo| {
             for result in results {
-                if has_refs(&result.outcome) {
-                    received.push(result.id);
+                if let Some(refs) = refs_of(&result.outcome) {
+                    received.push((result.id, refs));
                 }
                 if let Some((actor, call)) = core.calls.finished(from, result.id) {
                     core.calls.settle(actor, &mut todo.calls);
@@ -149,13 +221,9 @@ impl Submission {
             }
         }
         drop(finished);
-        if !received.is_empty() {
-            let process = process.clone();
+        for (task, refs) in received {
             // The sender holds the refs until they are registered with their owners.
-            process.io.clone().spawn(async move {
-                process.peers.borrows_registered().await;
-                process.send_to(from, PeerMessage::Received(received));
-            });
+            process.confirm(from, &refs, PeerMessage::Received(vec![task]));
         }
     }
 
@@ -172,7 +240,7 @@ impl Submission {
     pub(crate) fn connection_lost(&self, process: &Arc<Process>, peer: ProcessId) {
         self.with_core(process, |core, now, todo| {
             core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
-            core.calls.connection_lost(peer);
+            core.calls.connection_lost(peer, now);
         });
     }
 
@@ -227,11 +295,16 @@ fn argument_lost(task: &Task, outcome: &Outcome) -> bool {
     known && !task.cancelled
 }
 
-fn has_refs(outcome: &Outcome) -> bool {
+/// The refs in a result, if its sender waits to hear that they arrived.
+fn refs_of(outcome: &Outcome) -> Option<Vec<ObjectId>> {
+    let of = |value: &ObjectValue| value.refs().map(|refs| refs.ids.clone());
     match outcome {
-        Outcome::One(value) => value.refs().is_some(),
-        Outcome::Many(values) => values.iter().any(|value| value.refs().is_some()),
-        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+        Outcome::One(value) => of(value),
+        Outcome::Many(values) => values.iter().filter_map(of).reduce(|mut all, more| {
+            all.extend(more);
+            all
+        }),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => None,
     }
 }
 
@@ -250,21 +323,30 @@ impl Process {
             if self.is_shut_down() {
                 return;
             }
-            let requests = std::mem::take(&mut *self.submission.inbox.lock());
+            let requests = std::mem::take(&mut self.submission.inbox.lock().requests);
+            let unresolved = &self.submission.unresolved;
             let mut todo = Todo::default();
             let mut core = self.submission.core.lock();
             let now_ms = core.started.elapsed().as_millis() as u64;
-            let mut undecided = Vec::new();
+            let mut not_found = Vec::new();
             for request in requests {
-                core.take_in(request, &mut todo, &mut undecided);
+                core.take_in(request, unresolved, &mut todo, &mut not_found);
             }
             next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+            if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
+                next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
+            }
             core.dispatch.settle(now_ms, &mut todo.dispatch);
             drop(core);
             self.perform(todo);
-            for (task, outputs) in undecided {
-                // Its arguments are not there yet, so nobody else knows it.
-                self.cancel_unresolved(task, outputs);
+            for request in not_found {
+                match request {
+                    Request::Cancel { task, outputs, again: true, .. } => {
+                        let error = Error::Cancelled { task: task.to_string() };
+                        self.fail_outputs(task, outputs, &error);
+                    }
+                    request => self.submission.request(request),
+                }
             }
         }
     }
@@ -291,6 +373,9 @@ impl Process {
                 }
             }
         }
+        for unresolved in todo.unresolved {
+            unresolved.cancel();
+        }
         for action in todo.calls {
             match action {
                 calls::Action::Push { worker, actor, incarnation, calls } => {
@@ -304,7 +389,13 @@ impl Process {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
                 calls::Action::Fail { call, error } => {
+                    // Its arguments, if they are not there, are not needed any more.
+                    let unresolved = self.submission.unresolved.remove(&call.spec.id);
+                    drop(unresolved);
                     self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
+                }
+                calls::Action::Answer { spec, error } => {
+                    self.settle_outputs(&spec, Outcome::Failed(Box::new(error)), None);
                 }
             }
         }
@@ -312,6 +403,7 @@ impl Process {
 
     /// Gives a task's outputs their values, and those in shared memory the recipe for making them again.
     fn settle_outputs(self: &Arc<Self>, spec: &TaskSpec, outcome: Outcome, recipe: Option<&Arc<Recipe>>) {
+        self.submission.timeouts.end(spec.id);
         if let Outputs::Stream { .. } = spec.outputs {
             match outcome {
                 Outcome::StreamEnded(count) => self.streams.ended(spec.id, count),
@@ -364,28 +456,20 @@ impl Process {
         }
     }
 
-    fn cancel_unresolved(self: &Arc<Self>, task: TaskId, outputs: Outputs) {
-        let error = Error::Cancelled { task: task.to_string() };
-        match outputs {
-            Outputs::Fixed(count) => {
-                for index in 0..count {
-                    if let Some(object) = self.objects.get(task.output(index)) {
-                        self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
-                    }
-                }
-            }
-            Outputs::Stream { .. } => self.streams.failed(task, error),
-        }
-    }
-
     /// Asks for a task or call to be cancelled with everything that it submitted here.
     pub fn cancel_children(&self, parent: TaskId) {
-        self.submission.request(Request::CancelChildren(parent));
+        self.submission.request(Request::CancelChildren { parent, again: false });
     }
 }
 
 impl Core {
-    fn take_in(&mut self, request: Request, todo: &mut Todo, undecided: &mut Vec<(TaskId, Outputs)>) {
+    fn take_in(
+        &mut self,
+        request: Request,
+        unresolved: &DashMap<TaskId, Arc<Unresolved>>,
+        todo: &mut Todo,
+        not_found: &mut Vec<Request>,
+    ) {
         match request {
             Request::Task(task) => self.dispatch.submit(task, &mut todo.dispatch),
             Request::Call { actor, class_name, call } => {
@@ -399,21 +483,34 @@ impl Core {
                 }
                 self.calls.settle(actor, &mut todo.calls);
             }
-            Request::Cancel { task, outputs, force } => {
+            Request::Cancel { task, outputs, force, again } => {
                 if self.calls.cancel(task, force, &mut todo.calls) {
                     return;
                 }
                 let before = todo.dispatch.len();
                 self.dispatch.cancel(task, force, &mut todo.dispatch);
-                if todo.dispatch.len() == before {
-                    undecided.push((task, outputs));
+                if todo.dispatch.len() != before {
+                    return;
+                }
+                match unresolved.get(&task) {
+                    Some(waiting) => todo.unresolved.push(waiting.clone()),
+                    None if again => not_found.push(Request::Cancel { task, outputs, force, again }),
+                    None => not_found.push(Request::Cancel { task, outputs, force, again: true }),
                 }
             }
-            Request::CancelChildren(parent) => {
+            Request::CancelChildren { parent, again } => {
                 let mut children = self.dispatch.children_of(parent);
                 children.extend(self.calls.children_of(parent));
+                let waiting = unresolved.iter().filter(|waiting| waiting.parent == Some(parent));
+                children.extend(waiting.map(|waiting| *waiting.key()));
+                children.sort_unstable();
+                children.dedup();
                 for task in children {
-                    self.take_in(Request::Cancel { task, outputs: Outputs::Fixed(1), force: false }, todo, undecided);
+                    let cancel = Request::Cancel { task, outputs: Outputs::Fixed(1), force: false, again: false };
+                    self.take_in(cancel, unresolved, todo, not_found);
+                }
+                if !again {
+                    not_found.push(Request::CancelChildren { parent, again: true });
                 }
             }
             Request::Terminate(actor) => self.calls.terminate(actor, &mut todo.calls),
@@ -433,25 +530,66 @@ type Then = Box<dyn FnOnce(&Session, Result<Vec<Arg>, Error>) + Send>;
 pub(crate) struct Unresolved {
     session: Session,
     id: TaskId,
+    /// The task that submitted it.
+    parent: Option<TaskId>,
     pub(crate) name: Name,
     missing: AtomicUsize,
-    parts: Mutex<Option<(SmallVec<[Outbound; 3]>, Then)>>,
+    parts: Mutex<Parts>,
+}
+
+enum Parts {
+    Waiting(SmallVec<[Outbound; 3]>, Then),
+    /// A thread has taken them, and is about to submit the call.
+    Leaving {
+        cancelled: bool,
+    },
 }
 
 impl Unresolved {
-    fn arrived(&self) {
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some((args, then)) = self.parts.lock().take()
-        {
-            self.session.process().submission.unresolved.remove(&self.id);
-            when_resolved(&self.session, (self.id, &self.name), args, then);
+    fn take(&self, cancelled: bool) -> Option<(SmallVec<[Outbound; 3]>, Then)> {
+        let mut parts = self.parts.lock();
+        if let Parts::Leaving { cancelled: already } = &mut *parts {
+            *already |= cancelled;
+            return None;
         }
+        match std::mem::replace(&mut *parts, Parts::Leaving { cancelled }) {
+            Parts::Waiting(args, then) => Some((args, then)),
+            Parts::Leaving { .. } => None,
+        }
+    }
+
+    fn arrived(&self) {
+        if self.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let Some((args, then)) = self.take(false) else { return };
+        let submission = &self.session.process().submission;
+        // If one that was there is lost again, a new entry takes the place of this one.
+        when_resolved(&self.session, (self.id, self.parent, &self.name), args, then);
+        // Only after it was submitted, so that who cancels it finds it here or there.
+        submission.unresolved.remove_if(&self.id, |_, entry| std::ptr::eq(&**entry, self));
+        if matches!(*self.parts.lock(), Parts::Leaving { cancelled: true }) {
+            let outputs = Outputs::Fixed(1);
+            submission.request(Request::Cancel { task: self.id, outputs, force: false, again: false });
+        }
+    }
+
+    /// It is not submitted any more, unless it is already.
+    fn cancel(&self) {
+        let Some((args, then)) = self.take(true) else { return };
+        self.session.process().submission.unresolved.remove(&self.id);
+        drop(args);
+        then(&self.session, Err(Error::Cancelled { task: self.name.to_string() }));
     }
 
     /// The arguments that are not there yet, and which each is.
     pub(crate) fn missing(&self) -> Vec<(usize, Handle)> {
         let parts = self.parts.lock();
-        let args = parts.iter().flat_map(|(args, _)| args.iter().enumerate());
+        let args = match &*parts {
+            Parts::Waiting(args, _) => args.as_slice(),
+            Parts::Leaving { .. } => &[],
+        };
+        let args = args.iter().enumerate();
         let objects = args.filter_map(|(index, arg)| match arg {
             Outbound::Object(handle) => Some((index, handle.clone())),
             Outbound::Value(PackedValue { content: Content::Stored(handle), .. }) => Some((index, handle.clone())),
@@ -488,7 +626,19 @@ pub(crate) fn resolve_one(session: &Session, arg: &Outbound) -> Option<Result<Ar
     };
     Some(match handle.object().value()? {
         ObjectValue::Inline(packed) => Ok(Arg::Value(packed)),
-        ObjectValue::Stored(stored) => Ok(Arg::Stored(handle.id(), stored)),
+        ObjectValue::Stored(mut stored) => {
+            let owner = handle.id().owner();
+            // The reader tells the owner of its copy, or that it found none, and may never have heard of it.
+            if owner != session.process().id
+                && let Some(address) = session.process().address_of(owner)
+            {
+                let refs = stored.refs.get_or_insert_default();
+                if !refs.owners.iter().any(|known| known.process == owner) {
+                    refs.owners.push(address);
+                }
+            }
+            Ok(Arg::Stored(handle.id(), stored))
+        }
         ObjectValue::Failed(error) => Err(*error),
     })
 }
@@ -496,7 +646,7 @@ pub(crate) fn resolve_one(session: &Session, arg: &Outbound) -> Option<Result<Ar
 /// Calls `then` with the arguments when the last one is there; at once, and on this thread, if they are.
 pub(crate) fn when_resolved(
     session: &Session,
-    (id, name): (TaskId, &Name),
+    (id, parent, name): (TaskId, Option<TaskId>, &Name),
     args: SmallVec<[Outbound; 3]>,
     then: impl FnOnce(&Session, Result<Vec<Arg>, Error>) + Send + 'static,
 ) {
@@ -515,9 +665,10 @@ pub(crate) fn when_resolved(
     let unresolved = Arc::new(Unresolved {
         session: session.clone(),
         id,
+        parent,
         name: name.clone(),
         missing: AtomicUsize::new(waiting.len() + 1),
-        parts: Mutex::new(Some((args, Box::new(then)))),
+        parts: Mutex::new(Parts::Waiting(args, Box::new(then))),
     });
     session.process().submission.unresolved.insert(id, unresolved.clone());
     let callback: Arc<dyn Fn() + Send + Sync> = {
@@ -526,7 +677,7 @@ pub(crate) fn when_resolved(
     };
     for handle in &waiting {
         session.process().subscribe(handle);
-        if !handle.object().when_ready(&callback) {
+        if handle.object().when_ready(&callback).is_none() {
             unresolved.arrived();
         }
     }

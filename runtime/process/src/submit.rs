@@ -10,7 +10,7 @@ use wingbeat_core::resources::ResourceSet;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount};
-use wingbeat_net::messages::HeadMessage;
+use wingbeat_net::messages::{HeadMessage, PeerMessage};
 use wingbeat_net::mux;
 
 use crate::actor::ActorHandle;
@@ -36,6 +36,10 @@ pub enum Submitted {
 
 /// The arguments of a call, or what was wrong with them.
 pub type Args = Result<SmallVec<[Outbound; 3]>, Error>;
+
+/// How long the head may take to write down a new actor. It answers within milliseconds unless its disk or its machine
+/// stands still.
+const CREATE_LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 static ONE_CPU: LazyLock<Arc<Shape>> = LazyLock::new(|| Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE))));
 
@@ -68,8 +72,8 @@ impl Session {
             Err(error) => return failed(function.outputs, error),
         };
         let process = self.process();
-        if process.is_shut_down() {
-            return failed(function.outputs, process.over_error());
+        if let Some(error) = process.ended() {
+            return failed(function.outputs, error.clone());
         }
         let id = process.next_task();
         let outputs = outputs_of(function.outputs, options.stream_ahead.or(function.defaults.stream_ahead));
@@ -98,8 +102,10 @@ impl Session {
         if let Some(limit) = options.timeout {
             self.cancel_after(limit, id, outputs, task.name.to_string());
         }
-        let name = task.name.clone();
-        when_resolved(self, (id, &name), args, move |session, args| session.process().submit_resolved(task, args));
+        let (parent, name) = (task.spec.parent, task.name.clone());
+        when_resolved(self, (id, parent, &name), args, move |session, args| {
+            session.process().submit_resolved(task, args)
+        });
         submitted
     }
 
@@ -113,32 +119,18 @@ impl Session {
     }
 
     fn cancel_after(&self, limit: std::time::Duration, task: wingbeat_core::TaskId, outputs: Outputs, name: String) {
-        let timer = self.process().timer(limit);
         let process = self.process().clone();
-        self.process().io.spawn(async move {
-            timer.await;
+        let timeout = async move {
+            tokio::time::sleep(limit).await;
+            if !process.submission.timeouts.end(task) {
+                return;
+            }
             let error = Error::TimedOut { what: name, limit_ms: limit.as_millis() as u64 };
-            let mut late = false;
-            match outputs {
-                Outputs::Fixed(count) => {
-                    for index in 0..count {
-                        if let Some(object) = process.objects.get(task.output(index))
-                            && !object.is_ready()
-                        {
-                            late = true;
-                            process.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
-                        }
-                    }
-                }
-                Outputs::Stream { .. } => {
-                    late = true;
-                    process.streams.failed(task, error);
-                }
-            }
-            if late {
-                process.submission.request(Request::Cancel { task, outputs, force: false });
-            }
-        });
+            process.fail_outputs(task, outputs, &error);
+            process.submission.request(Request::Cancel { task, outputs, force: false, again: false });
+        };
+        let process = self.process();
+        process.submission.timeouts.begin(task, || process.io.spawn(timeout).abort_handle());
     }
 
     /// Calls a method of an actor. Never waits.
@@ -147,13 +139,13 @@ impl Session {
             Ok(()) => self,
             Err(error) => return failed(method.outputs, error),
         };
-        let args = match args {
+        let args = match options.check_name(method.path).and(args) {
             Ok(args) => args,
             Err(error) => return failed(method.outputs, error),
         };
         let process = session.process();
-        if process.is_shut_down() {
-            return failed(method.outputs, process.over_error());
+        if let Some(error) = process.ended() {
+            return failed(method.outputs, error.clone());
         }
         let id = process.next_task();
         let outputs = outputs_of(method.outputs, options.stream_ahead.or(method.defaults.stream_ahead));
@@ -175,7 +167,8 @@ impl Session {
             session.cancel_after(limit, id, outputs, name.to_string());
         }
         let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(0);
-        let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, cancelled: false, held };
+        let limit = actor.max_pending_calls();
+        let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, limit, cancelled: false, held };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
         // It takes its place in the queue now, with or without its arguments.
         match resolve_now(session, &args) {
@@ -184,11 +177,14 @@ impl Session {
                 call.resolved = true;
                 process.submission.request(Request::Call { actor: target, class_name, call });
             }
-            Some(Err(error)) => process.fail_outputs(id, outputs, &error),
+            Some(Err(error)) => {
+                process.submission.timeouts.end(id);
+                process.fail_outputs(id, outputs, &error);
+            }
             None => {
-                let name = call.name.clone();
+                let (parent, name) = (call.spec.parent, call.name.clone());
                 process.submission.request(Request::Call { actor: target, class_name, call });
-                when_resolved(session, (id, &name), args, move |session, args| {
+                when_resolved(session, (id, parent, &name), args, move |session, args| {
                     session.process().submission.request(Request::CallReady { actor: target, id, args });
                 });
             }
@@ -234,6 +230,7 @@ impl Session {
             holds,
             max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
             max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
+            max_pending_calls: options.max_pending_calls,
             groups,
             name: options.name.clone().map(|name| ScopedName {
                 namespace: options.namespace.clone().unwrap_or_else(|| process.namespace.clone()),
@@ -283,8 +280,8 @@ impl Session {
         args: Args,
         options: &ActorOptions,
     ) -> Result<(ActorSpec, SmallVec<[Outbound; 3]>), Error> {
-        if self.process().is_shut_down() {
-            return Err(self.process().over_error());
+        if let Some(error) = self.process().ended() {
+            return Err(error.clone());
         }
         let args = args?;
         Ok((self.actor_spec(class, &args, options)?, args))
@@ -309,13 +306,21 @@ impl Session {
         or_get: bool,
     ) -> Result<ActorHandle, Error> {
         let process = self.process();
-        let (id, object, detached) = (spec.id, spec.handle, spec.detached);
+        let (id, object, detached, limit) = (spec.id, spec.handle, spec.detached, spec.max_pending_calls);
         let head = process.head_client().await?;
         let handle = process.objects.insert(&self, object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
-        let answer = head.create_actor(mux::within(std::time::Duration::from_secs(60)), spec, or_get).await;
-        let info = mux::answered(answer, "the head")??;
+        let answer = head.create_actor(mux::within(CREATE_LIMIT), spec, or_get).await;
+        let info = match mux::answered(answer, "the head") {
+            Ok(answer) => answer?,
+            Err(error) => {
+                // It may exist, or be made when the head goes on. Nobody would ever hold a handle of it.
+                let by = "its creator, which had no answer from the head".to_owned();
+                process.tell_head(HeadMessage::TerminateActor { actor: id, by });
+                return Err(error);
+            }
+        };
         if info.id != id {
             return self.actor_handle(class, info);
         }
@@ -325,7 +330,7 @@ impl Session {
         } else {
             process.handles.insert(object, id);
         }
-        Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached))
+        Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached).with_limit(limit))
     }
 
     fn actor_handle(&self, class: &'static Class, info: ActorInfo) -> Result<ActorHandle, Error> {
@@ -342,9 +347,12 @@ impl Session {
         let handle = if info.detached {
             self.process().objects.insert(self, self.process().next_task().output(0), None)
         } else {
-            self.process().borrow(self, info.handle)
+            let handle = self.process().borrow(self, info.handle);
+            self.process().know_actor(info.handle, info.id);
+            handle
         };
-        Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached))
+        Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)
+            .with_limit(info.max_pending_calls))
     }
 
     /// Finds an actor by name; in the session's namespace if none is given.
@@ -357,7 +365,12 @@ impl Session {
         let name =
             ScopedName { namespace: namespace.unwrap_or(&self.process().namespace).to_owned(), name: name.to_owned() };
         let session = self.clone();
+        let checked = [&name.namespace, &name.name].into_iter().try_for_each(|name| {
+            let checked = wingbeat_core::names::check(name);
+            checked.map_err(|why| Error::InvalidArgument { what: format!("finding an actor by its name: {why}") })
+        });
         async move {
+            checked?;
             let finding = session.clone();
             let find = async move {
                 let head = finding.process().head_client().await?;
@@ -383,14 +396,20 @@ impl Session {
         self.process().submission.request(Request::Terminate(actor.id()));
     }
 
-    /// Asks for the task that makes this object not to run, or to stop. With `force`, its worker process ends
-    /// if it runs. A finished task is left alone.
+    /// Asks for the task that makes this object not to run, or to stop; if another process owns the object, that one is
+    /// asked to. With `force`, a task's worker process ends if it runs; a call of an actor is answered at once, and the
+    /// actor lives on. A finished task is left alone.
     pub fn cancel(&self, handle: &Handle, force: bool) {
-        if handle.is_ready() || handle.id().owner() != self.process().id() {
+        if handle.is_ready() {
             return;
         }
-        let outputs = Outputs::Fixed(handle.id().index + 1);
-        self.process().submission.request(Request::Cancel { task: handle.id().task, outputs, force });
+        let (process, object) = (self.process(), handle.id());
+        if object.owner() == process.id() {
+            process.cancel_object(object, force);
+        } else {
+            // An owner that is gone has failed its objects already.
+            process.send_to(object.owner(), PeerMessage::CancelObject { object, force });
+        }
     }
 }
 
@@ -404,18 +423,21 @@ impl crate::process::Process {
                 }
                 // Nobody else has seen the spec yet, so that nothing is copied here.
                 Arc::make_mut(&mut task.spec).args = args;
-                if let Outputs::Fixed(count) = task.spec.outputs
-                    && count > 0
-                    && (0..count).all(|index| {
-                        self.objects.get(task.spec.id.output(index)).is_some_and(|object| object.is_ready())
-                    })
-                {
-                    // Cancelled or timed out while it waited for its arguments.
-                    return;
-                }
                 self.submission.request(Request::Task(task));
             }
-            Err(error) => self.fail_outputs(task.spec.id, task.spec.outputs, &error),
+            Err(error) => {
+                self.submission.timeouts.end(task.spec.id);
+                self.fail_outputs(task.spec.id, task.spec.outputs, &error);
+            }
+        }
+    }
+
+    /// Cancels the task or call that makes an object of ours.
+    pub(crate) fn cancel_object(&self, object: wingbeat_core::ObjectId, force: bool) {
+        // A ref that is not counted here has been freed, and nobody waits for it.
+        if self.objects.get(object).is_some_and(|object| !object.is_ready()) {
+            let outputs = Outputs::Fixed(object.index + 1);
+            self.submission.request(Request::Cancel { task: object.task, outputs, force, again: false });
         }
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, TaskResult};
-use wingbeat_core::value::ObjectValue;
+use wingbeat_core::spec::{Arg, Outcome, TaskResult};
+use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::{NodeMessage, PeerMessage};
+use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
 
 use crate::arguments::Incoming;
 use crate::get::Value;
@@ -33,7 +33,7 @@ impl Session {
                     held: process.hold_refs(self, packed.refs.as_deref()),
                     bits: Bits::Inline(packed.bytes.0.clone()),
                 },
-                Arg::Stored(id, stored) => match process.fetch(*id, stored.clone()).await {
+                Arg::Stored(id, stored) => match process.fetch_argument(*id, stored).await {
                     Ok(bits) => Incoming { held: process.hold_refs(self, stored.refs.as_deref()), bits },
                     Err(Error::ObjectLost { why, .. }) if patient && process.address_of(id.owner()).is_some() => {
                         let at: Vec<_> = stored.nodes.iter().map(|holder| holder.node).collect();
@@ -78,18 +78,47 @@ impl Session {
     }
 }
 
+/// The objects that an argument refers to, itself included.
+fn refs_of(arg: &Arg) -> impl Iterator<Item = &ObjectId> {
+    let (itself, refs) = match arg {
+        Arg::Value(packed) => (None, packed.refs.as_deref()),
+        Arg::Stored(id, stored) => (Some(id), stored.refs.as_deref()),
+        Arg::Ref(id, _) => (Some(id), None),
+    };
+    itself.into_iter().chain(refs.into_iter().flat_map(|refs| &refs.ids))
+}
+
 impl Process {
-    /// Sends a result to the task's owner, after what the task borrowed is registered everywhere.
-    pub fn send_result(self: &Arc<Self>, owner: ProcessId, result: TaskResult) {
-        if !self.peers.is_borrowing_elsewhere(owner) {
-            self.send_to(owner, PeerMessage::Results(vec![result]));
+    async fn fetch_argument(self: &Arc<Self>, id: ObjectId, stored: &Stored) -> Result<Bits, Error> {
+        for owner in stored.refs.iter().flat_map(|refs| &refs.owners) {
+            self.peers.learn(owner);
+        }
+        self.fetch(id, stored.clone()).await
+    }
+
+    /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
+    /// owner holds them until then.
+    pub fn send_result(self: &Arc<Self>, args: &[Arg], mut result: TaskResult) {
+        let weight = result.weight();
+        if weight > MESSAGE_LIMIT {
+            let what = format!(
+                "the result of {} needs {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; return fewer outputs or refs at a time",
+                result.id
+            );
+            result.outcome = Outcome::Failed(Box::new(Error::InvalidArgument { what }));
+        }
+        let owner = result.id.owner;
+        let message = PeerMessage::Results(vec![result]);
+        if args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
+            self.send_to(owner, message);
             return;
         }
-        let process = self.clone();
-        self.io.spawn(async move {
-            process.peers.borrows_registered().await;
-            process.send_to(owner, PeerMessage::Results(vec![result]));
-        });
+        self.confirm(owner, args.iter().flat_map(refs_of), message);
+    }
+
+    /// Waits until every result so far, and whatever else was queued for other processes, was taken in.
+    pub async fn results_taken_in(&self) {
+        self.peers.flushed().await;
     }
 
     /// Sends an item of a stream to its consumer.
@@ -117,11 +146,6 @@ impl Process {
     /// The objects that this process owns or has borrowed.
     pub fn live_objects(&self) -> usize {
         self.objects.len()
-    }
-
-    /// Waits until everything that was queued for other processes was taken in.
-    pub async fn flushed(&self) {
-        self.peers.flushed().await;
     }
 
     /// The private runtime.

@@ -177,10 +177,10 @@ impl Allocator {
     }
 
     /// What if other extents were free too? See [`Foresight`].
-    pub fn foresee(&self, size: u64) -> Foresight {
-        let mut foresight = Foresight { free: self.free.clone(), size };
+    pub fn foresee(&self, size: u64) -> Foresight<'_> {
+        let mut foresight = Foresight { free: &self.free, supposed: Ranges::default(), size };
         for extent in self.withdrawn.iter() {
-            foresight.free.insert(extent);
+            foresight.join(extent);
         }
         foresight
     }
@@ -230,24 +230,38 @@ impl Allocator {
     }
 }
 
-/// Answers where something would fit if more were free. Built up one extent after another.
+/// Answers where something would fit if more were free. Built up one extent after another; what that costs does not
+/// depend on how much is free.
 #[derive(Debug)]
-pub struct Foresight {
-    free: Ranges,
+pub struct Foresight<'a> {
+    free: &'a Ranges,
+    /// What is supposed to be free, with the free runs beside it.
+    supposed: Ranges,
     size: u64,
 }
 
-impl Foresight {
+impl Foresight<'_> {
     /// Whether it fits without anything more.
     pub fn fits(&self) -> bool {
-        self.free.at_least(footprint(self.size)).any(|run| place(run, self.size).is_some())
+        let needed = footprint(self.size);
+        let mut runs = self.supposed.at_least(needed).chain(self.free.at_least(needed));
+        runs.any(|run| place(run, self.size).is_some())
     }
 
     /// Supposes that an allocated extent were free. Answers the bytes that would be taken, if it
     /// fits around there now.
     pub fn suppose_free(&mut self, extent: Extent) -> Option<Extent> {
-        let run = self.free.insert(taken_for(extent));
+        let run = self.join(taken_for(extent));
         place(run, self.size).map(taken_for)
+    }
+
+    fn join(&mut self, extent: Extent) -> Extent {
+        let mut run = self.supposed.insert(extent);
+        // A free run that is supposed already is part of `run` by now, and so is not beside it.
+        for beside in self.free.beside(run).into_iter().flatten() {
+            run = self.supposed.insert(beside);
+        }
+        run
     }
 }
 

@@ -57,9 +57,8 @@ pub enum CreateError {
     },
     /// It is larger than the whole arena, so no amount of spilling helps.
     #[error(
-        "{id} has {size} bytes and can never fit the object store of {capacity} bytes (objects are written to memory \
-         first; the {spill_capacity} bytes of spill capacity do not add to it): split it, or start the node with a \
-         larger store"
+        "{id} has {size} bytes, more than the object store of {capacity} bytes. Objects are written to memory first, so \
+         the {spill_capacity} bytes of spill space do not help: split it, or start the node with a larger store"
     )]
     TooLarge {
         /// The object.
@@ -82,17 +81,18 @@ pub enum CreateError {
     },
     /// The machine has less memory than the store's capacity promises.
     #[error(
-        "the machine is out of memory for {size} more bytes of the object store: free some, or start the node with a smaller store"
+        "memory is short for {size} more bytes of the object store: {error}. Free some, or start the node with a smaller \
+         --object-store-memory, so that objects are spilled earlier"
     )]
     OutOfMemory {
         /// Bytes that were asked for.
         size: u64,
-        /// What the kernel said.
-        source: io::Error,
+        /// What the kernel said, or who limits the memory.
+        error: io::Error,
     },
     /// Room had to be made by spilling, and the disk refused.
-    #[error("no room could be made in the object store")]
-    Spill(#[from] SpillError),
+    #[error("the object store is full, and no object could be spilled to disk: {0}")]
+    Spill(SpillError),
 }
 
 /// Why an object cannot be read.
@@ -122,21 +122,25 @@ pub enum GetError {
     },
     /// The machine has less memory than the store's capacity promises.
     #[error(
-        "the machine is out of memory for {size} more bytes of the object store: free some, or start the node with a smaller store"
+        "memory is short for {size} more bytes of the object store: {error}. Free some, or start the node with a smaller \
+         --object-store-memory, so that objects are spilled earlier"
     )]
     OutOfMemory {
         /// Bytes that were asked for.
         size: u64,
-        /// What the kernel said.
-        source: io::Error,
+        /// What the kernel said, or who limits the memory.
+        error: io::Error,
     },
-    /// It is on disk and could not be read, or room for it could not be made.
-    #[error("{id} could not be restored from disk")]
+    /// Room had to be made by spilling, and the disk refused.
+    #[error("the object store is full, and no object could be spilled to disk: {0}")]
+    Spill(SpillError),
+    /// It is on disk and could not be read: this copy is of no use.
+    #[error("{id} could not be restored from disk: {error}")]
     Io {
         /// The object.
         id: ObjectId,
         /// What failed.
-        source: SpillError,
+        error: SpillError,
     },
 }
 
@@ -166,16 +170,29 @@ pub enum UnsealedError {
     },
 }
 
-/// A spill file or directory that could not be used.
+/// The spill file could not be used.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {}: check that the spill directory exists, is writable and has space, or choose another one", path.display())]
+#[error("cannot {doing} {}: {}", path.display(), cause(error))]
 pub struct SpillError {
     /// What was being done.
     pub doing: &'static str,
-    /// With which file.
+    /// The spill directory.
     pub path: PathBuf,
     /// What the system said.
-    pub source: io::Error,
+    pub error: io::Error,
+}
+
+fn cause(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::StorageFull => "the disk is full; free space there, or choose another --spill-dir".into(),
+        io::ErrorKind::QuotaExceeded => {
+            "the disk quota is used up; free space there, or choose another --spill-dir".into()
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::NotFound => {
+            format!("{error}; choose a --spill-dir that can be written")
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// An extent that this process cannot be given a view of.

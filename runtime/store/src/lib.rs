@@ -25,12 +25,14 @@
 //!
 //! // In the process, which was sent the descriptor and the extent:
 //! let mapping = Mapping::open(descriptor, store.capacity())?;
-//! mapping.write_region(extent)?.copy_from_slice(b"hello");
+//! // SAFETY: the extent is the answer to `create`, and it is sealed when the view is gone.
+//! unsafe { mapping.write_region(extent)? }.copy_from_slice(b"hello");
 //!
 //! // And so on:
 //! store.seal(id, process)?;
 //! let extent = store.get(id, process)?;
-//! assert_eq!(&*mapping.region(extent)?, b"hello");
+//! // SAFETY: `get` has pinned it, and it is released when the view is gone.
+//! assert_eq!(unsafe { &*mapping.region(extent)? }, b"hello");
 //! store.release(id, process);
 //! store.delete(id);
 //! # Ok(()) }
@@ -38,7 +40,7 @@
 //!
 //! From the bottom up: [`arena`] is the memory and [`mapping`] a process's view of it; [`allocator`]
 //! divides it, [`table`] knows the objects (both are pure: no IO, no clock), [`spill`] is the
-//! files, [`store`] puts the four together.
+//! space on disk, [`store`] puts the four together.
 //!
 //! This crate never speaks to a network, never starts a thread, and knows no async runtime: calls
 //! that may touch the disk say so, and belong on a thread that may block.

@@ -108,9 +108,11 @@ impl Mapping {
 
     /// A view of a sealed object.
     ///
-    /// The caller holds a pin on the object, and drops the view before it releases the pin: without
-    /// one the daemon may give the memory to somebody who writes there.
-    pub fn region(self: &Arc<Self>, extent: Extent) -> Result<Region, RegionError> {
+    /// # Safety
+    /// The extent is the daemon's answer to a request of this process for the object, which is thereby pinned, and the pin
+    /// is released only after the last clone of the view is dropped. Without a pin the daemon may give the memory to
+    /// somebody who writes there.
+    pub unsafe fn region(self: &Arc<Self>, extent: Extent) -> Result<Region, RegionError> {
         self.check(extent)?;
         if overlaps_any(&self.writing.lock(), extent) {
             return Err(RegionError::BeingWritten { extent });
@@ -118,12 +120,13 @@ impl Mapping {
         Ok(Region { mapping: Arc::clone(self), extent })
     }
 
-    /// The extent of an unsealed object, to be filled.
+    /// The extent of an unsealed object, to be filled. Within this process a second such view of the same bytes is
+    /// refused.
     ///
-    /// The daemon gave this extent to this process alone, in its answer to `create`, until it is
-    /// sealed or aborted. The view is dropped before either. Within this process a second view of
-    /// the same bytes is refused.
-    pub fn write_region(self: &Arc<Self>, extent: Extent) -> Result<WriteRegion, RegionError> {
+    /// # Safety
+    /// The extent is the daemon's answer to a `create` of this process, and the object is sealed or aborted only after the
+    /// view is dropped: until then nobody else is given these bytes.
+    pub unsafe fn write_region(self: &Arc<Self>, extent: Extent) -> Result<WriteRegion, RegionError> {
         self.check(extent)?;
         let mut writing = self.writing.lock();
         if overlaps_any(&writing, extent) {
@@ -259,6 +262,19 @@ mod tests {
     use crate::arena::Arena;
     use crate::extent::PAGE;
 
+    /// A mapping that one test has to itself.
+    impl Mapping {
+        fn reading(self: &Arc<Self>, extent: Extent) -> Result<Region, RegionError> {
+            // SAFETY: these tests write nowhere that they have a view of.
+            unsafe { self.region(extent) }
+        }
+
+        fn writing(self: &Arc<Self>, extent: Extent) -> Result<WriteRegion, RegionError> {
+            // SAFETY: as above.
+            unsafe { self.write_region(extent) }
+        }
+    }
+
     fn arena_and_mapping() -> (Arena, Arc<Mapping>) {
         let arena = Arena::create(16 * PAGE).unwrap();
         let mapping = Mapping::open(arena.fd().try_clone_to_owned().unwrap(), arena.capacity()).unwrap();
@@ -271,16 +287,16 @@ mod tests {
         let reader = Mapping::open(arena.fd().try_clone_to_owned().unwrap(), arena.capacity()).unwrap();
         let extent = Extent { offset: PAGE + 64, len: 5 };
         arena.reserve(extent).unwrap();
-        writer.write_region(extent).unwrap().copy_from_slice(b"hello");
-        assert_eq!(&*reader.region(extent).unwrap(), b"hello");
+        writer.writing(extent).unwrap().copy_from_slice(b"hello");
+        assert_eq!(&*reader.reading(extent).unwrap(), b"hello");
     }
 
     #[test]
     fn a_region_outlives_the_handle_it_came_from() {
         let (arena, mapping) = arena_and_mapping();
         let extent = Extent { offset: 0, len: 3 };
-        mapping.write_region(extent).unwrap().copy_from_slice(b"abc");
-        let bytes = Bytes::from(mapping.region(extent).unwrap());
+        mapping.writing(extent).unwrap().copy_from_slice(b"abc");
+        let bytes = Bytes::from(mapping.reading(extent).unwrap());
         drop((arena, mapping));
         assert_eq!(bytes.slice(1..), &b"bc"[..]);
     }
@@ -293,22 +309,22 @@ mod tests {
             Extent { offset: arena.capacity() - 1, len: 2 },
             Extent { offset: u64::MAX, len: 2 },
         ] {
-            assert!(matches!(mapping.region(extent), Err(RegionError::OutOfBounds { .. })));
-            assert!(matches!(mapping.write_region(extent), Err(RegionError::OutOfBounds { .. })));
+            assert!(matches!(mapping.reading(extent), Err(RegionError::OutOfBounds { .. })));
+            assert!(matches!(mapping.writing(extent), Err(RegionError::OutOfBounds { .. })));
         }
-        assert!(mapping.region(Extent { offset: arena.capacity(), len: 0 }).unwrap().is_empty());
+        assert!(mapping.reading(Extent { offset: arena.capacity(), len: 0 }).unwrap().is_empty());
     }
 
     #[test]
     fn a_process_cannot_alias_what_it_writes() {
         let (_arena, mapping) = arena_and_mapping();
-        let writing = mapping.write_region(Extent { offset: 64, len: 64 }).unwrap();
+        let writing = mapping.writing(Extent { offset: 64, len: 64 }).unwrap();
         let across = Extent { offset: 100, len: 100 };
-        assert!(matches!(mapping.write_region(across), Err(RegionError::BeingWritten { .. })));
-        assert!(matches!(mapping.region(across), Err(RegionError::BeingWritten { .. })));
-        assert!(mapping.region(Extent { offset: 128, len: 64 }).is_ok());
+        assert!(matches!(mapping.writing(across), Err(RegionError::BeingWritten { .. })));
+        assert!(matches!(mapping.reading(across), Err(RegionError::BeingWritten { .. })));
+        assert!(mapping.reading(Extent { offset: 128, len: 64 }).is_ok());
         drop(writing);
-        assert!(mapping.region(across).is_ok());
+        assert!(mapping.reading(across).is_ok());
     }
 
     #[test]

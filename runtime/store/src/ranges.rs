@@ -103,6 +103,13 @@ impl Ranges {
         self.by_len.range((len, 0)..).map(|&(len, offset)| Extent { offset, len })
     }
 
+    /// The run that ends where the extent begins, and the one that begins where it ends.
+    pub(crate) fn beside(&self, extent: Extent) -> [Option<Extent>; 2] {
+        let left = self.runs.range(..extent.offset).next_back().filter(|(_, end)| **end == extent.offset);
+        let right = self.runs.get_key_value(&extent.end());
+        [left, right].map(|run| run.map(|(&start, &end)| Extent::between(start, end)))
+    }
+
     fn run_around(&self, extent: Extent) -> Option<Extent> {
         let (&start, &end) = self.runs.range(..=extent.offset).next_back()?;
         (extent.end() <= end).then(|| Extent::between(start, end))

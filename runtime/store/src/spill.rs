@@ -1,179 +1,193 @@
-//! Spilled objects on disk: one directory per daemon, one file per spilled object.
+//! Spilled objects on disk: one file without a name, in which objects lie beside each other.
 //!
-//! The directory is called `wingbeat-spill-<pid>-<start time>-<n>` and is locked (`flock`) by its
-//! daemon for as long as that lives, however it ends. The next daemon removes the directories whose
-//! process is gone *and* whose lock is free: the second also holds for daemons in other pid
-//! namespaces that share the disk.
+//! The file is unlinked from its beginning, so it ends with the daemon's descriptor, however that ends: nothing can be
+//! left behind, and nobody else can open it. It costs one descriptor however many objects are spilled. What is removed
+//! is punched out; where the file system cannot do that, the space is used again for what is spilled later.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 
 use crate::error::SpillError;
+use crate::extent::Extent;
+use crate::ranges::Ranges;
 use crate::table::SpillFile;
 
-const PREFIX: &str = "wingbeat-spill-";
+/// Objects begin at multiples of this, the block of most file systems: only whole blocks can be punched out.
+const BLOCK: u64 = 4096;
 
-/// Tells the directories of several stores in one process apart.
-static NEXT_DIRECTORY: AtomicU64 = AtomicU64::new(0);
-
-/// Where one daemon's spilled objects lie. Made when the first one is, removed when dropped.
+/// Where one daemon's spilled objects lie. Touches no disk before the first one is written.
 #[derive(Debug)]
-pub struct SpillDirectory {
+pub struct SpillSpace {
+    /// The directory on whose disk it is.
     parent: PathBuf,
-    /// The directory, once it was needed.
-    made: Mutex<Option<Made>>,
+    /// Nobody holds this lock during IO, but for making the file and for shortening it when it is empty.
+    layout: Mutex<Layout>,
 }
 
-#[derive(Debug)]
-struct Made {
-    path: PathBuf,
-    /// Holds the lock that says that this daemon lives.
-    _lock: OwnedFd,
+#[derive(Debug, Default)]
+struct Layout {
+    /// Once it was needed.
+    file: Option<Arc<File>>,
+    /// Where complete objects lie.
+    written: BTreeMap<SpillFile, Extent>,
+    /// Bytes before `end` that belong to nothing.
+    free: Ranges,
+    /// The first byte behind everything.
+    end: u64,
 }
 
-impl SpillDirectory {
-    /// A directory below `parent`, to be made when it is needed. Touches no disk.
-    pub fn new(parent: impl Into<PathBuf>) -> Self {
-        Self { parent: parent.into(), made: Mutex::new(None) }
-    }
-
-    /// Removes what daemons that are gone left below the parent. What cannot be examined or removed
-    /// (another user's) stays.
-    pub fn clear_leftovers(&self) {
-        let Ok(entries) = fs::read_dir(&self.parent) else { return };
-        for entry in entries.flatten() {
-            let path = entry.path();
-            if entry.file_name().to_str().and_then(daemon_of).is_some_and(is_gone) && lock(&path).is_ok() {
-                match fs::remove_dir_all(&path) {
-                    Ok(()) => tracing::info!(path = %path.display(), "removed what a dead daemon had spilled"),
-                    Err(error) => {
-                        tracing::debug!(path = %path.display(), %error, "left a dead daemon's spill directory")
-                    }
-                }
+impl Layout {
+    /// The shortest free run that is long enough, or behind everything.
+    fn take(&mut self, len: u64) -> Extent {
+        let taken = len.next_multiple_of(BLOCK);
+        let run = self.free.at_least(taken).next().map(|run| run.offset);
+        let offset = match run {
+            Some(offset) => {
+                self.free.remove(Extent { offset, len: taken });
+                offset
             }
-        }
-    }
-
-    /// Writes an object's bytes. If that fails, there is no file.
-    pub fn write(&self, file: SpillFile, bytes: &[u8]) -> Result<(), SpillError> {
-        let path =
-            self.make().map_err(|source| error("make a spill directory in", &self.parent, source))?.join(name(file));
-        let written = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(bytes));
-        written.map_err(|source| {
-            let _ = fs::remove_file(&path);
-            error("write the spill file", &path, source)
-        })
-    }
-
-    /// Reads an object's bytes back; the file stays. `into` has the object's size.
-    pub fn read(&self, file: SpillFile, into: &mut [u8]) -> Result<(), SpillError> {
-        let path = self.path_of(file);
-        File::open(&path)
-            .and_then(|mut file| file.read_exact(into))
-            .map_err(|source| error("read the spill file", &path, source))
-    }
-
-    /// Removes a file. A failure costs disk space until the daemon ends, and is only logged.
-    pub fn remove(&self, file: SpillFile) {
-        let path = self.path_of(file);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a spill file");
+            None => {
+                self.end += taken;
+                self.end - taken
             }
-            _ => {}
-        }
+        };
+        Extent { offset, len }
     }
 
-    /// The directory, if anything was spilled yet.
-    pub fn path(&self) -> Option<PathBuf> {
-        self.made.lock().as_ref().map(|made| made.path.clone())
-    }
-
-    fn path_of(&self, file: SpillFile) -> PathBuf {
-        self.path().unwrap_or_else(|| self.parent.clone()).join(name(file))
-    }
-
-    fn make(&self) -> io::Result<PathBuf> {
-        let mut made = self.made.lock();
-        if let Some(made) = &*made {
-            return Ok(made.path.clone());
-        }
-        fs::create_dir_all(&self.parent)?;
-        let pid = std::process::id();
-        let started = start_time(pid).ok_or(io::ErrorKind::NotFound)?;
-        let n = NEXT_DIRECTORY.fetch_add(1, Ordering::Relaxed);
-        let path = self.parent.join(format!("{PREFIX}{pid}-{started}-{n}"));
-        DirBuilder::new().mode(0o700).create(&path)?;
-        let lock = lock(&path)?;
-        *made = Some(Made { path: path.clone(), _lock: lock });
-        Ok(path)
-    }
-}
-
-impl Drop for SpillDirectory {
-    fn drop(&mut self) {
-        if let Some(made) = self.made.get_mut()
-            && let Err(error) = fs::remove_dir_all(&made.path)
+    /// Takes back what was punched out, or never written.
+    fn give_back(&mut self, extent: Extent) {
+        self.free.insert(blocks(extent));
+        if self.free.total() == self.end
+            && let Some(file) = &self.file
+            && file.set_len(0).is_ok()
         {
-            tracing::warn!(path = %made.path.display(), %error, "cannot remove the spill directory");
+            self.free = Ranges::default();
+            self.end = 0;
         }
     }
 }
 
-fn name(file: SpillFile) -> String {
-    format!("{}.{}", file.id, file.number)
+fn blocks(extent: Extent) -> Extent {
+    Extent { offset: extent.offset, len: extent.len.next_multiple_of(BLOCK) }
 }
 
-fn error(doing: &'static str, path: &Path, source: io::Error) -> SpillError {
-    SpillError { doing, path: path.to_owned(), source }
+impl SpillSpace {
+    /// On the disk of the directory `parent`, which is made if it is needed and not there.
+    pub fn new(parent: impl Into<PathBuf>) -> Self {
+        Self { parent: parent.into(), layout: Mutex::default() }
+    }
+
+    /// Writes an object's bytes. If that fails, nothing of it is kept.
+    pub fn write(&self, object: SpillFile, bytes: &[u8]) -> Result<(), SpillError> {
+        let (file, extent) = {
+            let mut layout = self.layout.lock();
+            let file = match &layout.file {
+                Some(file) => file.clone(),
+                None => {
+                    let made = make(&self.parent).map_err(|error| self.failed("make a spill file in", error))?;
+                    layout.file.insert(Arc::new(made)).clone()
+                }
+            };
+            (file, layout.take(bytes.len() as u64))
+        };
+        match file.write_all_at(bytes, extent.offset) {
+            Ok(()) => {
+                self.layout.lock().written.insert(object, extent);
+                Ok(())
+            }
+            Err(error) => {
+                self.punch(&file, extent);
+                Err(self.failed("write to the spill file in", error))
+            }
+        }
+    }
+
+    /// Reads an object's bytes back; they stay. `into` has the object's size.
+    pub fn read(&self, object: SpillFile, into: &mut [u8]) -> Result<(), SpillError> {
+        let (file, extent) = {
+            let layout = self.layout.lock();
+            (layout.file.clone(), layout.written.get(&object).copied())
+        };
+        let read = match (file, extent) {
+            (Some(file), Some(extent)) => file.read_exact_at(into, extent.offset),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        };
+        read.map_err(|error| self.failed("read from the spill file in", error))
+    }
+
+    /// Gives an object's space back to the disk.
+    pub fn remove(&self, object: SpillFile) {
+        let (file, extent) = {
+            let mut layout = self.layout.lock();
+            (layout.file.clone(), layout.written.remove(&object))
+        };
+        if let (Some(file), Some(extent)) = (file, extent) {
+            self.punch(&file, extent);
+        }
+    }
+
+    fn punch(&self, file: &File, extent: Extent) {
+        let Extent { offset, len } = blocks(extent);
+        if len > 0
+            && let Err(error) = rustix::io::retry_on_intr(|| {
+                fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+            })
+        {
+            tracing::debug!(%error, "this file system takes spilled space back when all is removed, and not before");
+        }
+        self.layout.lock().give_back(extent);
+    }
+
+    fn failed(&self, doing: &'static str, error: io::Error) -> SpillError {
+        SpillError { doing, path: self.parent.clone(), error }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lose_everything(&self) {
+        if let Some(file) = &self.layout.lock().file {
+            file.set_len(0).unwrap();
+        }
+    }
+
+    /// What it takes on the disk.
+    #[cfg(test)]
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.layout.lock().file.as_ref().map_or(0, |file| file.metadata().unwrap().blocks() * 512)
+    }
 }
 
-/// Opens and locks a directory, unless somebody else has it locked.
-fn lock(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = open(path, flags, Mode::empty())?;
-    flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(directory)
-}
-
-/// Process id and start time from a spill directory's name.
-fn daemon_of(name: &str) -> Option<(u32, u64)> {
-    let mut parts = name.strip_prefix(PREFIX)?.split('-');
-    let daemon = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    let _n: u64 = parts.next()?.parse().ok()?;
-    parts.next().is_none().then_some(daemon)
-}
-
-/// Whether no process has this id, or another one has it by now.
-fn is_gone((pid, started): (u32, u64)) -> bool {
-    start_time(pid) != Some(started)
-}
-
-/// When a process was started, in clock ticks since the machine was.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the command's name in parentheses and may contain anything; the start
-    // time is field 22.
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+/// A file that has no name, readable by this user alone.
+fn make(parent: &Path) -> io::Result<File> {
+    fs::create_dir_all(parent)?;
+    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    if let Ok(file) = open(parent, flags, Mode::RUSR | Mode::WUSR) {
+        return Ok(file.into());
+    }
+    // Some file systems (NFS, older overlays) only make files with names.
+    let mut n = 0;
+    loop {
+        let path = parent.join(format!("wingbeat-spill-{}-{n}", std::process::id()));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => {
+                fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use wingbeat_core::{ObjectId, ProcessId, TaskId};
 
     use super::*;
@@ -185,57 +199,64 @@ mod tests {
     #[test]
     fn what_was_written_is_read_back_until_it_is_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let spill = SpillDirectory::new(parent.path());
+        let spill = SpillSpace::new(parent.path());
         spill.write(file(0), b"zero").unwrap();
         spill.write(file(1), b"one!").unwrap();
         spill.remove(file(1));
         let mut bytes = [0; 4];
         spill.read(file(0), &mut bytes).unwrap();
         assert_eq!(&bytes, b"zero");
-        let error = spill.read(file(1), &mut bytes).unwrap_err();
-        assert!(error.to_string().contains("object-000000000007.1.0.1"), "{error}");
+        assert!(spill.read(file(1), &mut bytes).is_err());
     }
 
     #[test]
-    fn the_directory_is_private_made_on_first_use_and_removed_at_the_end() {
+    fn nothing_on_the_disk_has_a_name() {
         let parent = tempfile::tempdir().unwrap();
-        let spill = SpillDirectory::new(parent.path().join("deeper"));
-        assert!(!parent.path().join("deeper").exists());
+        let deeper = parent.path().join("deeper");
+        let spill = SpillSpace::new(&deeper);
+        assert!(!deeper.exists());
         spill.write(file(0), b"x").unwrap();
-        let path = spill.path().unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-        drop(spill);
-        assert!(!path.exists());
+        assert_eq!(fs::read_dir(&deeper).unwrap().count(), 0);
     }
 
     #[test]
-    fn only_the_directories_of_dead_daemons_are_cleared() {
+    fn space_that_was_removed_is_given_back_and_used_again() {
+        const SIZE: u64 = 1 << 20;
         let parent = tempfile::tempdir().unwrap();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        let own = start_time(std::process::id()).unwrap();
-        let directory = |name: String| {
-            let path = parent.path().join(name);
-            fs::create_dir(&path).unwrap();
-            fs::write(path.join("object"), b"x").unwrap();
-            path
-        };
-        let dead = directory(format!("{PREFIX}{}-12345-0", child.id()));
-        let reused_pid = directory(format!("{PREFIX}{}-{}-0", std::process::id(), own + 1));
-        let alive = directory(format!("{PREFIX}{}-{own}-99999", std::process::id()));
-        let elsewhere = directory(format!("{PREFIX}{}-12345-1", child.id()));
-        let unrelated = directory(format!("{PREFIX}notes"));
-        let _held_by_another_namespace = lock(&elsewhere).unwrap();
-
-        SpillDirectory::new(parent.path()).clear_leftovers();
-        assert!(!dead.exists() && !reused_pid.exists());
-        assert!(alive.exists() && elsewhere.exists() && unrelated.exists());
+        let spill = SpillSpace::new(parent.path());
+        let bytes = |n: u64| vec![n as u8; SIZE as usize];
+        for n in 0..4 {
+            spill.write(file(n), &bytes(n)).unwrap();
+        }
+        let full = spill.disk_bytes();
+        spill.remove(file(1));
+        spill.remove(file(2));
+        assert!(spill.disk_bytes() <= full - 2 * SIZE);
+        spill.write(file(9), &bytes(9)).unwrap();
+        assert_eq!(spill.layout.lock().end, 4 * SIZE);
+        let mut read = bytes(0);
+        for n in [0, 3, 9] {
+            spill.read(file(n), &mut read).unwrap();
+            assert!(read == bytes(n));
+        }
+        for n in [0, 3, 9] {
+            spill.remove(file(n));
+        }
+        assert_eq!((spill.disk_bytes(), spill.layout.lock().end), (0, 0));
     }
 
     #[test]
-    fn a_failed_write_leaves_no_file() {
-        let spill = SpillDirectory::new("/proc/wingbeat-cannot-be-made");
-        assert!(spill.write(file(0), b"x").is_err());
-        assert_eq!(spill.path(), None);
+    fn a_failed_write_says_where_and_why() {
+        let spill = SpillSpace::new("/proc/wingbeat-cannot-be-made");
+        let error = spill.write(file(0), b"x").unwrap_err();
+        assert!(error.to_string().contains("/proc/wingbeat-cannot-be-made"), "{error}");
+        assert!(spill.layout.lock().file.is_none());
+    }
+
+    #[test]
+    fn an_error_says_that_the_disk_is_full() {
+        let spill = SpillSpace::new("/somewhere");
+        let error = spill.failed("write to the spill file in", io::ErrorKind::StorageFull.into());
+        assert!(error.to_string().contains("the disk is full"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ use crate::arena::Arena;
 use crate::error::{CreateError, GetError, RegionError, SpillError, UnsealedError};
 use crate::extent::Extent;
 use crate::mapping::{Mapping, Region, WriteRegion};
-use crate::spill::SpillDirectory;
+use crate::spill::SpillSpace;
 use crate::table::{Created, ObjectTable, Pin, Restore, Room, SpillFile, StoreStats};
 
 /// How much memory [`NodeStore::try_create`] reserves itself: about a millisecond's worth.
@@ -35,17 +35,21 @@ pub struct StoreConfig {
 ///
 /// `create` and `get` may touch the disk and wait for other calls that do: call them where blocking
 /// is fine, after `try_create` and `try_get` answered that they must. They always end, since the IO
-/// that they wait for does. The others only take the lock, which nobody holds during IO, and at most
-/// remove a file or punch memory out.
+/// that they wait for does. So do `remove_unneeded_files`, and `trim`, which punches memory out. The others only take the
+/// lock, which nobody holds during IO.
 ///
-/// At its end (drop) the spill directory is removed. The memory lives on in the processes that
+/// The spill file has no name and ends with the store. The memory lives on in the processes that
 /// still map it, and ends with them.
 #[derive(Debug)]
 pub struct NodeStore {
     arena: Arena,
     /// The daemon's own view, for spilling, restoring and the data plane.
     mapping: Arc<Mapping>,
-    spill: SpillDirectory,
+    spill: SpillSpace,
+    /// What deletions left on disk.
+    unneeded: Mutex<Vec<SpillFile>>,
+    /// How much memory the machine has left for the arena.
+    budget: Option<Budget>,
     table: Mutex<ObjectTable>,
     /// Notified when something that others may wait for is done: a spill, a restore, a punch.
     done: Condvar,
@@ -53,22 +57,78 @@ pub struct NodeStore {
     started: Instant,
 }
 
+/// How long an answer of a [`Budget`] is trusted, unless it is used up earlier: others take memory, too.
+const BUDGET_TRUSTED: Duration = Duration::from_millis(10);
+
+/// How often [`NodeStore::create`] makes memory free before it gives up: each time, others may take what was freed.
+const RELIEFS: u32 = 16;
+
+/// Answers how many more bytes of memory may be taken, as far as that is known.
+type Left = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// Memory that the arena may still take. Beyond it the kernel would not refuse, but kill a process.
+struct Budget {
+    left: Left,
+    /// Bytes that were left when that was asked, less those that were taken since.
+    known: Mutex<Option<(u64, Instant)>>,
+}
+
+impl std::fmt::Debug for Budget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Budget").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+impl Budget {
+    fn take(&self, bytes: u64) -> io::Result<()> {
+        let mut known = self.known.lock();
+        let left = match *known {
+            Some((left, asked)) if left >= bytes && asked.elapsed() < BUDGET_TRUSTED => left,
+            _ => {
+                let left = (self.left)().unwrap_or(u64::MAX);
+                *known = Some((left, Instant::now()));
+                left
+            }
+        };
+        if left < bytes {
+            let why = format!("the machine or its memory limit (cgroup) has {left} bytes left");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
+        }
+        if let Some((left, _)) = &mut *known {
+            *left -= bytes;
+        }
+        Ok(())
+    }
+}
+
 impl NodeStore {
-    /// Makes a store, and removes what dead daemons left in the spill directory.
+    /// Makes a store.
     pub fn new(config: StoreConfig) -> io::Result<Self> {
         let arena = Arena::create(config.capacity)?;
         let mapping = Mapping::open(arena.fd().try_clone_to_owned()?, arena.capacity())?;
         let (spill, spill_capacity) = match config.spill_dir {
-            Some(parent) => {
-                let spill = SpillDirectory::new(parent);
-                spill.clear_leftovers();
-                (spill, config.spill_capacity)
-            }
+            Some(parent) => (SpillSpace::new(parent), config.spill_capacity),
             // With no capacity the table never asks for a spill, so this is never made.
-            None => (SpillDirectory::new(std::env::temp_dir()), 0),
+            None => (SpillSpace::new(std::env::temp_dir()), 0),
         };
         let table = Mutex::new(ObjectTable::new(arena.capacity(), spill_capacity));
-        Ok(Self { arena, mapping, spill, table, done: Condvar::new(), started: Instant::now() })
+        Ok(Self {
+            arena,
+            mapping,
+            spill,
+            unneeded: Mutex::default(),
+            budget: None,
+            table,
+            done: Condvar::new(),
+            started: Instant::now(),
+        })
+    }
+
+    /// Takes no more memory than `left` answers, in bytes; nothing if it does not know. It is asked often: it must not
+    /// block. Where less is left than an object needs, others are spilled, or it is refused.
+    #[must_use]
+    pub fn limited_by(self, left: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
+        Self { budget: Some(Budget { left: Box::new(left), known: Mutex::default() }), ..self }
     }
 
     /// Size of the arena in bytes, as [`Mapping::open`] wants it.
@@ -95,20 +155,18 @@ impl NodeStore {
     /// other objects if it must.
     pub fn create(&self, id: ObjectId, size: u64, by: ProcessId) -> Result<Extent, CreateError> {
         let mut table = self.lock();
-        let mut trimmed = false;
+        let mut reliefs = 0;
         loop {
             match table.create(id, size, by)? {
-                Created::MakeRoom(room) => self.make_room(&mut table, room)?,
+                Created::MakeRoom(room) => self.make_room(&mut table, room).map_err(CreateError::Spill)?,
                 Created::Reserve(allocation) => match self.reserve(&mut table, &allocation) {
                     Ok(()) => return table.reserved(id, by, &allocation.cold),
-                    Err(source) => {
+                    Err(error) => {
                         table.reserve_failed(id, by);
-                        if trimmed {
-                            return Err(CreateError::OutOfMemory { size, source });
+                        if reliefs == RELIEFS || !self.relieve(&mut table, size) {
+                            return Err(CreateError::OutOfMemory { size, error });
                         }
-                        // The memory that is kept warm may be what is missing.
-                        self.punch_out(&mut table, Duration::ZERO);
-                        trimmed = true;
+                        reliefs += 1;
                     }
                 },
             }
@@ -142,14 +200,14 @@ impl NodeStore {
     /// Restores it if it is spilled, and spills others for it if it must.
     pub fn get(&self, id: ObjectId, by: ProcessId) -> Result<Extent, GetError> {
         let mut table = self.lock();
-        let mut trimmed = false;
+        let mut reliefs = 0;
         loop {
             match table.pin(id, by)? {
                 Pin::Located(extent) => return Ok(extent),
                 Pin::Restoring => self.wait(&mut table),
                 Pin::Spilled => match table.restore_started(id)? {
                     Restore::MakeRoom(room) => {
-                        self.make_room(&mut table, room).map_err(|source| GetError::Io { id, source })?;
+                        self.make_room(&mut table, room).map_err(GetError::Spill)?;
                     }
                     Restore::Read(allocation, file) => match self.reserve(&mut table, &allocation) {
                         Ok(()) => {
@@ -158,15 +216,15 @@ impl NodeStore {
                                 return Ok(extent);
                             }
                         }
-                        Err(source) => {
+                        Err(error) => {
                             let unwanted = table.restore_failed(id);
                             self.done.notify_all();
                             self.remove(&mut table, unwanted);
-                            if trimmed {
-                                return Err(GetError::OutOfMemory { size: allocation.extent.len, source });
+                            let size = allocation.extent.len;
+                            if reliefs == RELIEFS || !self.relieve(&mut table, size) {
+                                return Err(GetError::OutOfMemory { size, error });
                             }
-                            self.punch_out(&mut table, Duration::ZERO);
-                            trimmed = true;
+                            reliefs += 1;
                         }
                     },
                 },
@@ -194,15 +252,27 @@ impl NodeStore {
     }
 
     /// Deletes an object: nobody can get it any more, and its memory is free at the last release.
-    /// Deleting what is not here is fine.
+    /// Deleting what is not here is fine. What it has on disk stays there until [`NodeStore::remove_unneeded_files`].
     pub fn delete(&self, id: ObjectId) {
-        let mut table = self.lock();
-        let unwanted = table.delete(id);
-        self.remove(&mut table, unwanted);
+        let unneeded = self.lock().delete(id);
+        self.unneeded.lock().extend(unneeded);
+    }
+
+    /// Whether deletions left something on disk.
+    pub fn has_unneeded_files(&self) -> bool {
+        !self.unneeded.lock().is_empty()
+    }
+
+    /// Gives disk space that deletions left back. Touches the disk.
+    pub fn remove_unneeded_files(&self) {
+        let unneeded = std::mem::take(&mut *self.unneeded.lock());
+        for file in unneeded {
+            self.spill.remove(file);
+        }
     }
 
     /// Gives memory that has been free for [`WARM_FOR`] back to the system. Answers how many bytes.
-    /// To be called about once a second.
+    /// To be called about once a second, where blocking is fine.
     pub fn trim(&self, now: Instant) -> u64 {
         let mut table = self.table.lock();
         table.at(now.saturating_duration_since(self.started));
@@ -214,15 +284,24 @@ impl NodeStore {
         self.lock().stats()
     }
 
-    /// The daemon's view of a sealed object that it has [pinned](NodeStore::get).
-    pub fn region(&self, extent: Extent) -> Result<Region, RegionError> {
-        self.mapping.region(extent)
+    /// The daemon's view of a sealed object.
+    ///
+    /// # Safety
+    /// The daemon has [pinned](NodeStore::get) the object that lies there, and releases it only after the last clone of
+    /// the region is dropped.
+    pub unsafe fn region(&self, extent: Extent) -> Result<Region, RegionError> {
+        // SAFETY: the caller's promise is the mapping's.
+        unsafe { self.mapping.region(extent) }
     }
 
-    /// The daemon's view of an extent that it has [created](NodeStore::create), to be dropped before
-    /// it is sealed.
-    pub fn write_region(&self, extent: Extent) -> Result<WriteRegion, RegionError> {
-        self.mapping.write_region(extent)
+    /// The daemon's view of an extent that it is to fill.
+    ///
+    /// # Safety
+    /// The extent was the answer to a [`create`](NodeStore::create) for the daemon, which seals or aborts the object only
+    /// after the region is dropped.
+    pub unsafe fn write_region(&self, extent: Extent) -> Result<WriteRegion, RegionError> {
+        // SAFETY: the caller's promise is the mapping's.
+        unsafe { self.mapping.write_region(extent) }
     }
 
     fn lock(&self) -> MutexGuard<'_, ObjectTable> {
@@ -248,6 +327,9 @@ impl NodeStore {
         if allocation.cold.is_empty() {
             return Ok(());
         }
+        if let Some(budget) = &self.budget {
+            budget.take(allocation.cold.iter().map(|cold| cold.len).sum())?;
+        }
         let reserve = || {
             let reserved = allocation.cold.iter().try_for_each(|&cold| self.arena.reserve(cold));
             if reserved.is_err() {
@@ -264,6 +346,25 @@ impl NodeStore {
         } else {
             self.unlocked(table, reserve)
         }
+    }
+
+    /// Gives memory back to the machine: what is kept warm, and then that of objects that can be spilled. False if there
+    /// is none of either.
+    fn relieve(&self, table: &mut MutexGuard<'_, ObjectTable>, bytes: u64) -> bool {
+        let mut freed = self.punch_out(table, Duration::ZERO);
+        if freed < bytes {
+            let victims = table.victims(bytes - freed);
+            if !victims.is_empty()
+                && let Err(error) = self.make_room(table, Room::Spill(victims))
+            {
+                tracing::warn!(%error, "memory is short");
+            }
+            freed += self.punch_out(table, Duration::ZERO);
+        }
+        if let Some(budget) = &self.budget {
+            *budget.known.lock() = None;
+        }
+        freed > 0
     }
 
     fn make_room(&self, table: &mut MutexGuard<'_, ObjectTable>, room: Room) -> Result<(), SpillError> {
@@ -295,7 +396,8 @@ impl NodeStore {
     }
 
     fn write_out(&self, extent: Extent, file: SpillFile) -> Result<(), SpillError> {
-        let region = self.mapping.region(extent).map_err(|error| not_viewed("spill from", error))?;
+        // SAFETY: a sealed object that is being spilled keeps its place until `spilled` or `spill_failed`.
+        let region = unsafe { self.mapping.region(extent) }.map_err(|error| not_viewed("spill from", error))?;
         self.spill.write(file, &region)
     }
 
@@ -309,13 +411,15 @@ impl NodeStore {
     ) -> Result<Option<Extent>, GetError> {
         let id = file.id;
         let read = self.unlocked(table, || {
-            let mut region = self.mapping.write_region(extent).map_err(|error| not_viewed("restore to", error))?;
+            // SAFETY: the table gave the extent to this restoration alone, until `restored` or `restore_failed`.
+            let mut region =
+                unsafe { self.mapping.write_region(extent) }.map_err(|error| not_viewed("restore to", error))?;
             self.spill.read(file, &mut region)
         });
         let (unwanted, pinned) = match read {
             // Pinned before the lock is given up: otherwise it could be spilled again at once.
             Ok(()) => (table.restored(id), table.pin(id, by)),
-            Err(source) => (table.restore_failed(id), Err(GetError::Io { id, source })),
+            Err(error) => (table.restore_failed(id), Err(GetError::Io { id, error })),
         };
         self.done.notify_all();
         self.remove(table, unwanted);
@@ -358,7 +462,7 @@ impl NodeStore {
 
 /// The daemon itself still writes where it has sealed: a bug, and yet no reason to lose the node.
 fn not_viewed(doing: &'static str, error: RegionError) -> SpillError {
-    SpillError { doing, path: PathBuf::from("the object store"), source: io::Error::other(error) }
+    SpillError { doing, path: PathBuf::from("the object store"), error: io::Error::other(error) }
 }
 
 #[cfg(test)]

@@ -98,6 +98,10 @@ struct Holdings {
     pins: BTreeMap<ObjectId, u64>,
 }
 
+/// How many of the least recently used objects are looked at for a run of bytes that is long enough before one object is
+/// spilled that is long enough by itself: about a millisecond's worth.
+const EVICTIONS_TRIED: usize = 1024;
+
 /// All objects of a store, and the map of its arena.
 #[derive(Debug)]
 pub struct ObjectTable {
@@ -109,6 +113,13 @@ pub struct ObjectTable {
     attached: BTreeMap<ProcessId, Holdings>,
     /// Sealed objects in memory that nobody reads, least recently used first.
     evictable: BTreeMap<u64, ObjectId>,
+    /// The same by the bytes that each would free.
+    evictable_by_size: BTreeSet<(u64, u64)>,
+    /// Changes of what is free or could be.
+    changes: u64,
+    /// After how many changes no room could be made for how many bytes. Whoever asks again before anything has changed
+    /// is answered at once.
+    hopeless: Option<(u64, u64)>,
     spilling: BTreeSet<ObjectId>,
     tally: Tally,
     /// The key that the next evictable object gets.
@@ -128,6 +139,9 @@ impl ObjectTable {
             objects: BTreeMap::new(),
             attached: BTreeMap::new(),
             evictable: BTreeMap::new(),
+            evictable_by_size: BTreeSet::new(),
+            changes: 0,
+            hopeless: None,
             spilling: BTreeSet::new(),
             tally: Tally::default(),
             next_use: 0,
@@ -361,11 +375,13 @@ impl ObjectTable {
 
     /// An extent of [`ObjectTable::trim`] has no memory behind it any more.
     pub fn punched(&mut self, extent: Extent) {
+        self.changes += 1;
         self.allocator.punched(extent);
     }
 
     /// An extent of [`ObjectTable::trim`] still has its memory.
     pub fn punch_failed(&mut self, extent: Extent) {
+        self.changes += 1;
         self.allocator.punch_failed(extent, self.now);
     }
 
@@ -384,8 +400,27 @@ impl ObjectTable {
         }
     }
 
+    /// The least recently used objects that together have `bytes`, or as many as may be spilled: for memory that the
+    /// machine lacks, wherever in the arena it is.
+    pub fn victims(&self, bytes: u64) -> Vec<ObjectId> {
+        let mut spill_room = self.spill_capacity.saturating_sub(self.tally.spilled);
+        let mut freed = 0;
+        let mut victims = Vec::new();
+        for id in self.evictable.values() {
+            let spillable = |object: &&Object| (1..=spill_room).contains(&object.size);
+            let Some(object) = self.objects.get(id).filter(spillable) else { continue };
+            if freed >= bytes {
+                break;
+            }
+            spill_room -= object.size;
+            freed += object.size;
+            victims.push(*id);
+        }
+        victims
+    }
+
     /// How room for `size` bytes can be made. Nothing is spilled unless that will make it fit.
-    fn room_for(&self, size: u64, spill_capacity: u64) -> Result<Room, Full> {
+    fn room_for(&mut self, size: u64, spill_capacity: u64) -> Result<Room, Full> {
         let spill_room = spill_capacity.saturating_sub(self.tally.spilled);
         let full = Full {
             needed: size,
@@ -401,11 +436,25 @@ impl ObjectTable {
         if fits_soon || foresight.fits() {
             return Ok(Room::Wait);
         }
-        if self.spill_capacity == 0 {
+        if self.spill_capacity == 0 || spill_room == 0 || full.free + self.tally.evictable < size {
             return Err(full);
         }
+        if self.hopeless.is_some_and(|(changes, least)| changes == self.changes && least <= size) {
+            return Err(full);
+        }
+        let alone = || {
+            let extent = Extent { offset: 0, len: size };
+            let &(_, key) = self.evictable_by_size.range((taken_for(extent).len, 0)..).next()?;
+            let id = *self.evictable.get(&key)?;
+            self.objects.get(&id).filter(|object| object.size <= spill_room).map(|_| id)
+        };
         let mut candidates = Vec::new();
-        for &id in self.evictable.values() {
+        for (tried, &id) in self.evictable.values().enumerate() {
+            if tried == EVICTIONS_TRIED
+                && let Some(id) = alone()
+            {
+                return Ok(Room::Spill(vec![id]));
+            }
             let Some(extent) = self.objects.get(&id).and_then(Object::extent) else { continue };
             candidates.push((id, extent));
             if let Some(hole) = foresight.suppose_free(extent) {
@@ -416,6 +465,7 @@ impl ObjectTable {
                 return if bytes <= spill_room { Ok(Room::Spill(victims)) } else { Err(full) };
             }
         }
+        self.hopeless = Some((self.changes, size));
         Err(full)
     }
 
@@ -454,8 +504,15 @@ impl ObjectTable {
 
         self.tally.replace(Tally::of(&before), Tally::of(&after));
         if before.last_used != after.last_used {
-            before.last_used.map(|key| self.evictable.remove(&key));
-            after.last_used.map(|key| self.evictable.insert(key, id));
+            self.changes += 1;
+            if let (Some(key), Some(extent)) = (before.last_used, before.extent()) {
+                self.evictable.remove(&key);
+                self.evictable_by_size.remove(&(taken_for(extent).len, key));
+            }
+            if let (Some(key), Some(extent)) = (after.last_used, after.extent()) {
+                self.evictable.insert(key, id);
+                self.evictable_by_size.insert((taken_for(extent).len, key));
+            }
         }
         if matches!(after.state, State::Spilling { .. }) {
             self.spilling.insert(id);
@@ -466,6 +523,7 @@ impl ObjectTable {
             && let Some(extent) = before.extent()
         {
             self.allocator.free(extent, self.now);
+            self.changes += 1;
         }
         if after.state == State::Nowhere {
             debug_assert_eq!(after.pins, 0, "{id} is read while its memory is freed");

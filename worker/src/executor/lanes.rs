@@ -2,29 +2,37 @@
 //!
 //! The main thread takes tasks. When the process becomes an actor, it takes the calls of the default
 //! group; every further call that may run at the same time gets a lane: a thread that takes calls of one
-//! group, in order. Asynchronous methods of a group with room for several do not occupy their lane: they go on
-//! in the actor's tokio runtime, and the group's permits bound how many do.
+//! group, in order. With room for more calls than lanes, each lane has room for several: asynchronous methods then go
+//! on beside each other in its tokio runtime. A stream that waits for its consumer takes no room.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Poll;
 
 use wingbeat_core::Incarnation;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
-use wingbeat_process::registry::{Constructing, Instance, Running};
+use wingbeat_process::registry::{self, Constructing, Instance};
 use wingbeat_process::{Arguments, Session};
 
 use super::queue::{Become, Being, DEFAULT_GROUP, Next, Queue, task_name};
-use super::run;
+use super::run::{self, Call};
+use super::threads::UnderWay;
 
 /// Threads of one group at most. Synchronous calls beyond that wait; asynchronous ones need no thread.
 const LANES: u32 = 64;
 
 /// Runs what the process is sent, until it ends.
 pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
+    super::handover::watch_this_thread();
     let Some(runtime) = user_runtime() else { return };
+    // User code that is not asynchronous may spawn, too.
+    let _entered = runtime.enter();
+    let paused = Cell::new(0);
+    let mut under_way = UnderWay::default();
     loop {
         match queue.next() {
             Next::Task { lease, number, spec } => {
@@ -32,8 +40,14 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 queue.page.start(number, &name);
                 let execution = Execution::new(spec.id, name, None, Some(lease), session.clone());
                 queue.started(&execution);
-                runtime.block_on(run_task(queue, execution, &spec));
-                queue.done(spec.id);
+                let function = registry::table().function(spec.function, spec.name.as_deref());
+                let call = Call { queue, execution, spec, paused: &paused };
+                let left = match function {
+                    Ok(function) => call.begin(function.path, function.run),
+                    Err(error) => call.begin("an unknown function", |_| Err(error)),
+                };
+                under_way.extend(left);
+                under_way.finish(&runtime);
             }
             Next::Become(become_actor) => return live(session, queue, &runtime, *become_actor),
             Next::Call { .. } => {}
@@ -50,14 +64,6 @@ fn user_runtime() -> Option<tokio::runtime::Runtime> {
             eprintln!("wingbeat: cannot start a runtime for user code: {error}");
             None
         }
-    }
-}
-
-async fn run_task(queue: &Queue, execution: Arc<Execution>, spec: &TaskSpec) {
-    let function = wingbeat_process::registry::table().function(spec.function, spec.name.as_deref());
-    match function {
-        Ok(function) => run::to_result(queue, execution, spec, function.run, function.path).await,
-        Err(error) => run::to_result(queue, execution, spec, |_| Err(error), "an unknown function").await,
     }
 }
 
@@ -95,6 +101,8 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         // Lanes catch user code's panics.
         let _ = thread.join();
     }
+    // The actor's own `Drop` may panic; that was printed, and there is nobody to tell.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(shared)));
 }
 
 fn tell(session: &Session, spec: &ActorSpec, incarnation: Incarnation, outcome: Result<(), Error>) {
@@ -107,20 +115,19 @@ fn construct(
     spec: &ActorSpec,
     being: &Being,
 ) -> Result<Instance, Error> {
-    let class = wingbeat_process::registry::table().class(spec.class, &spec.class_name)?;
+    let class = registry::table().class(spec.class, &spec.class_name)?;
     let actor = Some((being.actor, being.concurrency));
     let execution =
         Execution::new(spec.handle.task, spec.class_name.clone().into(), actor, Some(being.lease), session.clone());
-    let constructing = async {
-        let values = session.bring_in(&spec.args, true).await?;
-        let arguments = Arguments::new(class.path, session.clone(), values);
+    let values = runtime.block_on(session.bring_in(&spec.args, true))?;
+    let arguments = Arguments::new(class.path, session.clone(), values);
+    run::caught(&spec.class_name, || {
+        // Outside of the runtime, as every call of user code that is not asynchronous.
         match execution.run(|| (class.construct)(arguments))? {
             Constructing::Done(instance) => instance,
-            Constructing::Future(future) => execution.scope(future).await,
+            Constructing::Future(future) => runtime.block_on(execution.scope(future)),
         }
-    };
-    catch_unwind(AssertUnwindSafe(|| runtime.block_on(constructing)))
-        .unwrap_or_else(|payload| Err(run::panicked(&spec.class_name, &*payload)))
+    })
 }
 
 struct Lanes {
@@ -134,54 +141,51 @@ struct Lanes {
 impl Lanes {
     fn start(self: Arc<Self>, group: String, most: u32) -> std::thread::JoinHandle<()> {
         std::thread::spawn(move || {
+            super::handover::watch_this_thread();
             if let Some(runtime) = user_runtime() {
+                let _entered = runtime.enter();
                 self.run(&group, most, &runtime);
             }
         })
     }
 
-    fn run(self: &Arc<Self>, group: &str, most: u32, runtime: &tokio::runtime::Runtime) {
-        // With more permits than lanes, asynchronous calls share this lane's runtime.
-        let share = most.div_ceil(most.clamp(1, LANES));
-        if share <= 1 {
-            while let Next::Call { spec } = self.queue.next_call(group) {
-                runtime.block_on(self.call(&spec));
-                self.queue.done(spec.id);
+    fn run(&self, group: &str, most: u32, runtime: &tokio::runtime::Runtime) {
+        // With room for more calls than there are lanes, asynchronous calls share a lane.
+        let room = most.div_ceil(most.clamp(1, LANES)) as usize;
+        let paused = Cell::new(0);
+        let mut under_way = UnderWay::default();
+        loop {
+            let next = if under_way.is_empty() {
+                Some(self.queue.next_call(group))
+            } else {
+                let calls = under_way.len();
+                under_way.go_on(runtime, |cx| {
+                    let has_room = calls - paused.get() < room;
+                    if has_room { self.queue.poll_next_call(group, cx) } else { Poll::Pending }
+                })
+            };
+            match next {
+                Some(Next::Call { spec }) => under_way.extend(self.begin(spec, &paused)),
+                Some(_) => return under_way.finish(runtime),
+                None => {}
             }
-            return;
         }
-        let local = tokio::task::LocalSet::new();
-        let (lanes, group) = (self.clone(), group.to_owned());
-        local.block_on(runtime, async move {
-            let permits = Arc::new(tokio::sync::Semaphore::new(share as usize));
-            loop {
-                let Ok(permit) = permits.clone().acquire_owned().await else { return };
-                let (queue, wanted) = (lanes.queue.clone(), group.clone());
-                // Taking waits on a condition, off this thread, so that calls under way go on.
-                let Ok(next) = tokio::task::spawn_blocking(move || queue.next_call(&wanted)).await else { return };
-                let Next::Call { spec } = next else { break };
-                let lanes = lanes.clone();
-                tokio::task::spawn_local(async move {
-                    lanes.call(&spec).await;
-                    lanes.queue.done(spec.id);
-                    drop(permit);
-                });
-            }
-        });
     }
 
-    async fn call(&self, spec: &TaskSpec) {
-        let name = task_name(spec);
+    fn begin<'a>(
+        &'a self,
+        spec: Arc<TaskSpec>,
+        paused: &'a Cell<usize>,
+    ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
         let actor = Some((self.being.actor, self.being.concurrency));
-        let execution = Execution::new(spec.id, name, actor, Some(self.being.lease), self.session.clone());
+        let execution = Execution::new(spec.id, task_name(&spec), actor, Some(self.being.lease), self.session.clone());
         self.queue.started(&execution);
         let instance = self.instance.clone();
-        match wingbeat_process::registry::table().method(spec.function, Some(&self.class)) {
-            Ok(method) => {
-                let start = |arguments| -> Result<Running, Error> { (method.run)(instance, arguments) };
-                run::to_result(&self.queue, execution, spec, start, method.path).await;
-            }
-            Err(error) => run::to_result(&self.queue, execution, spec, |_| Err(error), "an unknown method").await,
+        let method = registry::table().method(spec.function, Some(&self.class));
+        let call = Call { queue: &self.queue, execution, spec, paused };
+        match method {
+            Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),
+            Err(error) => call.begin("an unknown method", |_| Err(error)),
         }
     }
 }

@@ -2,17 +2,22 @@
 //!
 //! - `queue`: the unstarted tasks and calls, and who they are for.
 //! - `run`: one task from its arguments to its result.
-//! - `lanes`: the threads that take calls of an actor.
+//! - `fence`: what it does while its daemon is silent.
+//! - `lanes`: the threads that take tasks and calls; `threads`: how one of them goes on with several.
+//! - `handover`: results are handed over before the process ends, however it does.
 //!
 //! The main thread runs tasks, or the default group of the actor that the process became; user code never
 //! runs on the IO thread, which takes work in and answers cancellations while user code is busy.
 //! The process ends when its daemon says so, or is gone, or when its actor has been drained.
 
+mod fence;
+mod handover;
 mod lanes;
 mod queue;
 mod run;
+mod threads;
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,6 +28,7 @@ use wingbeat_net::handshake::{Purpose, Role, Token};
 use wingbeat_net::messages::WorkerStart;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_net::silence::Probing;
 use wingbeat_process::head::HeadLink;
 use wingbeat_process::storage::NodeLink;
 use wingbeat_process::{Config, Io, PeerService, Session};
@@ -41,12 +47,12 @@ pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::
     let (session, queue) = joined.map_err(io::Error::other)?;
     Session::set_global(Some(session.clone()));
     lanes::main_loop(&session, &queue);
-    // Results and releases that are queued leave before the process does.
+    // Results and releases that are queued leave before the process does, and what user code printed.
+    let _ = std::io::stdout().flush();
     let process = session.process().clone();
-    let flushing = process.clone();
     io.run(async move {
         let limit = std::time::Duration::from_secs(5);
-        let _ = tokio::time::timeout(limit, flushing.flushed()).await;
+        let _ = tokio::time::timeout(limit, process.results_taken_in()).await;
     });
     Ok(())
 }
@@ -68,8 +74,11 @@ async fn join(
     let prepared = wingbeat_process::Prepared::bind(config).await?;
     let hello = prepared.hello(Purpose::Control);
     let stream = address::dial(&info.daemon, "the node daemon", &token, hello).await?;
-    let (connection, client, server) =
-        mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+    let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(
+        stream,
+        Waiting::Asleep,
+        Probing::Notes,
+    );
     let client = NodeClient::new(mux::client_config(), client).spawn();
     let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
     let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver } =
@@ -82,9 +91,20 @@ async fn join(
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
     let queue = Arc::new(Queue::new(session.clone(), page));
     process.set_executor(queue.clone());
+    tokio::spawn(fence::keep(queue.clone(), connection.clone(), node));
+    tokio::spawn(fence::report_loss_of_head(process.clone()));
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
     tokio::spawn(mux::serve(server, service.serve()));
+    handover::install(process.clone()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
+    let (ending, watched) = (queue.clone(), process.clone());
+    tokio::spawn(async move {
+        watched.over().await;
+        // Without the head nothing can be submitted or waited for here: another process is of more use. What runs is
+        // finished, and its results can still reach their owners.
+        eprintln!("wingbeat: this worker process takes no more work, because it has lost its connection to the head");
+        ending.end();
+    });
     tokio::spawn(async move {
         connection.closed().await;
         // Without its daemon a worker process has no purpose and nobody to end it.

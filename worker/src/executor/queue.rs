@@ -7,13 +7,15 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Outcome, TaskResult, TaskSpec};
-use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
-use wingbeat_net::messages::WorkerCommand;
+use wingbeat_core::{ActorId, Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{NodeMessage, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::{Executor, Handle, Session, Work};
 
@@ -21,6 +23,9 @@ use crate::page::Page;
 
 /// The default concurrency group.
 pub(crate) const DEFAULT_GROUP: &str = "";
+
+/// How long a forced cancel waits for owners to take in the results of other tasks. Those that read at all take less.
+const FORCED_LIMIT: Duration = Duration::from_millis(500);
 
 /// Something to start.
 pub(crate) enum Next {
@@ -63,10 +68,17 @@ struct State {
     /// The owner that sent the last tasks, to whom readiness is told.
     owner: Option<ProcessId>,
     running: BTreeMap<TaskId, Arc<Execution>>,
+    /// What was cancelled, with or without force, while a thread had taken something out and not begun it: it may have
+    /// been this.
+    cancelled_early: Vec<(TaskId, bool)>,
     /// Executions that wait in user code.
     waiting: u32,
     draining: bool,
     ended: bool,
+    /// Nothing is started meanwhile: it may have been started elsewhere.
+    held: bool,
+    /// Threads that would take another call while some are under way.
+    takers: Vec<Waker>,
 }
 
 /// The queue; it is what the process's IO side calls.
@@ -77,6 +89,8 @@ pub(crate) struct Queue {
     arrived: Condvar,
     /// Handles of refs in results, until the owner has registered them.
     returned: DashMap<TaskId, Vec<Handle>>,
+    /// The same for items of streams.
+    sent_items: DashMap<ObjectId, Vec<Handle>>,
     /// Credit of streams that run here.
     pub streams: DashMap<TaskId, Arc<Credit>>,
     busy: AtomicUsize,
@@ -90,15 +104,28 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Waits until item `index` may be sent, `ahead` of what was taken.
+    /// Whether item `index` may be sent, `ahead` of what was taken.
+    pub(crate) fn covers(&self, index: u32, ahead: u32) -> bool {
+        index < self.taken.lock().saturating_add(ahead)
+    }
+
+    /// Waits until item `index` may be sent.
     pub(crate) async fn for_item(&self, index: u32, ahead: u32) {
         loop {
             let more = self.more.notified();
-            if index < *self.taken.lock() + ahead {
+            if self.covers(index, ahead) {
                 return;
             }
             more.await;
         }
+    }
+
+    /// The consumer has taken so many in all.
+    fn taken(&self, count: u32) {
+        let mut taken = self.taken.lock();
+        *taken = (*taken).max(count);
+        drop(taken);
+        self.more.notify_waiters();
     }
 }
 
@@ -110,6 +137,7 @@ impl Queue {
             state: Mutex::default(),
             arrived: Condvar::new(),
             returned: DashMap::new(),
+            sent_items: DashMap::new(),
             streams: DashMap::new(),
             busy: AtomicUsize::new(0),
         }
@@ -121,6 +149,10 @@ impl Queue {
         loop {
             if state.ended {
                 return Next::End;
+            }
+            if state.held {
+                self.arrived.wait(&mut state);
+                continue;
             }
             if let Some(actor) = state.become_actor.take() {
                 return Next::Become(actor);
@@ -137,20 +169,49 @@ impl Queue {
     pub(crate) fn next_call(&self, group: &str) -> Next {
         let mut state = self.state.lock();
         loop {
-            if state.ended {
-                return Next::End;
-            }
-            if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
-                self.busy.fetch_add(1, Ordering::Relaxed);
-                return Next::Call { spec };
-            }
-            if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty)
-            {
-                state.ended = true;
-                self.arrived.notify_all();
-                return Next::End;
+            if let Some(next) = self.take_call(&mut state, group) {
+                return next;
             }
             self.arrived.wait(&mut state);
+        }
+    }
+
+    /// As [`Queue::next_call`], for a thread that has others under way.
+    pub(crate) fn poll_next_call(&self, group: &str, cx: &Context<'_>) -> Poll<Next> {
+        let mut state = self.state.lock();
+        if let Some(next) = self.take_call(&mut state, group) {
+            return Poll::Ready(next);
+        }
+        if !state.takers.iter().any(|taker| taker.will_wake(cx.waker())) {
+            state.takers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn take_call(&self, state: &mut State, group: &str) -> Option<Next> {
+        if state.ended {
+            return Some(Next::End);
+        }
+        if state.held {
+            return None;
+        }
+        if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            return Some(Next::Call { spec });
+        }
+        if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty) {
+            state.ended = true;
+            self.wake_all(state);
+            return Some(Next::End);
+        }
+        None
+    }
+
+    /// Has every thread look again.
+    fn wake_all(&self, state: &mut State) {
+        self.arrived.notify_all();
+        for taker in state.takers.drain(..) {
+            taker.wake();
         }
     }
 
@@ -158,15 +219,25 @@ impl Queue {
     pub(crate) fn done(&self, task: TaskId) {
         let mut state = self.state.lock();
         state.running.remove(&task);
-        self.busy.fetch_sub(1, Ordering::Relaxed);
+        let busy = self.busy.fetch_sub(1, Ordering::Relaxed) - 1;
+        if busy == state.running.len() {
+            state.cancelled_early.clear();
+        }
         if state.draining {
-            self.arrived.notify_all();
+            self.wake_all(&mut state);
         }
     }
 
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
-        self.state.lock().running.insert(execution.task, execution.clone());
+        let mut state = self.state.lock();
+        state.running.insert(execution.task, execution.clone());
+        let early = state.cancelled_early.iter().position(|(task, _)| *task == execution.task);
+        let early = early.map(|at| state.cancelled_early.swap_remove(at));
+        drop(state);
+        if let Some((_, force)) = early {
+            self.stop(execution, force);
+        }
     }
 
     /// The process is an actor from now on.
@@ -174,10 +245,18 @@ impl Queue {
         self.state.lock().being = Some(being);
     }
 
-    /// Ends the main loop.
+    /// Starts nothing while `held`; what arrives waits.
+    pub(crate) fn hold(&self, held: bool) {
+        let mut state = self.state.lock();
+        state.held = held;
+        self.wake_all(&mut state);
+    }
+
+    /// Nothing is started any more: the threads end when what they run is done.
     pub(crate) fn end(&self) {
-        self.state.lock().ended = true;
-        self.arrived.notify_all();
+        let mut state = self.state.lock();
+        state.ended = true;
+        self.wake_all(&mut state);
     }
 
     /// Sends a result; refs in it live until the owner has registered them.
@@ -186,16 +265,25 @@ impl Queue {
             self.returned.insert(spec.id, held);
         }
         let result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
-        self.session.process().send_result(spec.id.owner, result);
+        self.session.process().send_result(&spec.args, result);
+    }
+
+    /// Refs in an item of a stream live until the consumer has registered them.
+    pub(crate) fn hold_item(&self, item: ObjectId, held: Vec<Handle>) {
+        if !held.is_empty() {
+            self.sent_items.insert(item, held);
+        }
     }
 
     fn refuse(&self, spec: &TaskSpec, error: Error) {
         self.answer(spec, Outcome::Failed(Box::new(error)), 0, Vec::new());
     }
 
-    fn bounce(&self, owner: ProcessId, lease: LeaseId, tasks: &[Arc<TaskSpec>]) {
-        let ids = tasks.iter().map(|task| task.id).collect();
-        self.session.process().give_back(owner, lease, ids, true);
+    /// Gives unstarted tasks back. Called under the lock: that the process waits must not be said after it is ready again.
+    fn give_back(&self, state: &State, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>) {
+        // One that is no longer leased, or is about to end, takes nothing either.
+        let waiting = state.waiting > 0 || state.lease != Some(lease) || state.ended;
+        self.session.process().give_back(owner, lease, tasks, waiting);
     }
 
     fn cancel(&self, task: TaskId, force: bool) {
@@ -208,16 +296,30 @@ impl Queue {
             }
         }
         let running = state.running.get(&task).cloned();
+        if taken.is_none() && running.is_none() && self.busy.load(Ordering::Relaxed) > state.running.len() {
+            state.cancelled_early.push((task, force));
+        }
         drop(state);
         if let Some(spec) = taken {
             self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
         }
-        let Some(execution) = running else { return };
-        self.session.process().cancel_children(task);
+        if let Some(execution) = running {
+            self.stop(&execution, force);
+        }
+    }
+
+    /// Asks what runs to stop.
+    fn stop(&self, execution: &Execution, force: bool) {
+        self.session.process().cancel_children(execution.task);
         execution.cancel();
         if force {
             eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            let process = self.session.process().clone();
+            // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
+            self.session.process().io().spawn(async move {
+                let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            });
         }
     }
 }
@@ -237,8 +339,7 @@ impl Executor for Queue {
             Work::Tasks(lease, first, tasks) => {
                 let mut state = self.state.lock();
                 if state.waiting > 0 || state.lease != Some(lease) || state.ended {
-                    drop(state);
-                    self.bounce(from, lease, &tasks);
+                    self.give_back(&state, from, lease, tasks.iter().map(|task| task.id).collect());
                     return;
                 }
                 state.owner = Some(from);
@@ -252,7 +353,11 @@ impl Executor for Queue {
                 let mut state = self.state.lock();
                 let ours =
                     state.being.as_ref().is_some_and(|being| being.actor == actor && being.incarnation == incarnation);
-                if !ours || state.ended {
+                if ours && state.ended {
+                    // The process is about to end, and the head says what becomes of the actor and of these calls.
+                    return;
+                }
+                if !ours {
                     drop(state);
                     for spec in calls {
                         let class = task_name(&spec);
@@ -269,8 +374,8 @@ impl Executor for Queue {
                         None => unknown.push(spec),
                     }
                 }
+                self.wake_all(&mut state);
                 drop(state);
-                self.arrived.notify_all();
                 for spec in unknown {
                     let option = "group".to_owned();
                     let why =
@@ -280,21 +385,32 @@ impl Executor for Queue {
             }
             Work::TakeBack(lease, most) => {
                 let mut state = self.state.lock();
-                let keep = state.tasks.len().saturating_sub(most as usize);
-                let back: Vec<TaskId> =
-                    state.tasks.split_off(keep).into_iter().map(|(_, _, _, spec)| spec.id).collect();
-                let waiting = state.waiting > 0;
-                drop(state);
-                self.session.process().give_back(from, lease, back, waiting);
+                // Of this lease: a late message must not take another owner's.
+                let of_lease = state.tasks.iter().filter(|(_, of, ..)| *of == lease).count();
+                let mut kept = of_lease.saturating_sub(most as usize);
+                let mut back = Vec::new();
+                state.tasks.retain(|(_, of, _, spec)| {
+                    if *of != lease {
+                        return true;
+                    }
+                    if kept == 0 {
+                        back.push(spec.id);
+                        return false;
+                    }
+                    kept -= 1;
+                    true
+                });
+                self.give_back(&state, from, lease, back);
             }
             Work::Cancel(task, force) => self.cancel(task, force),
             Work::StreamTaken(task, count) => {
                 if let Some(credit) = self.streams.get(&task) {
-                    let mut taken = credit.taken.lock();
-                    *taken = (*taken).max(count);
-                    drop(taken);
-                    credit.more.notify_waiters();
+                    credit.taken(count);
                 }
+            }
+            Work::ItemReceived(item) => {
+                let held = self.sent_items.remove(&item);
+                drop(held);
             }
             Work::Received(tasks) => {
                 for task in tasks {
@@ -323,11 +439,17 @@ impl Executor for Queue {
             let held = self.returned.remove(&task);
             drop(held);
         }
+        let items: Vec<ObjectId> =
+            self.sent_items.iter().map(|entry| *entry.key()).filter(|item| item.owner() == peer).collect();
+        for item in items {
+            let held = self.sent_items.remove(&item);
+            drop(held);
+        }
     }
 
     fn command(&self, command: WorkerCommand) {
         match command {
-            WorkerCommand::Lease { lease, gpus, captures, .. } => {
+            WorkerCommand::Lease { lease, gpus, captures } => {
                 self.page.reset();
                 self.session.process().set_gpus(gpus);
                 self.session.process().set_captures(captures);
@@ -345,17 +467,19 @@ impl Executor for Queue {
                 // Calls that come while the constructor runs wait in their queues.
                 state.being = Some(Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease });
                 state.become_actor = Some(Box::new(Become { lease, spec, incarnation }));
-                drop(state);
-                self.arrived.notify_all();
+                self.wake_all(&mut state);
             }
             WorkerCommand::Drain => {
-                self.state.lock().draining = true;
-                self.arrived.notify_all();
+                let mut state = self.state.lock();
+                state.draining = true;
+                self.wake_all(&mut state);
             }
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns.
                 if self.session.process().live_objects() == 0 {
                     self.end();
+                } else {
+                    self.session.process().tell_node(NodeMessage::Stays);
                 }
             }
         }
@@ -371,10 +495,8 @@ impl Executor for Queue {
             return;
         }
         let back: Vec<TaskId> = state.tasks.drain(..).map(|(_, _, _, spec)| spec.id).collect();
-        let (owner, lease) = (state.owner, state.lease);
-        drop(state);
-        if let (Some(owner), Some(lease)) = (owner, lease) {
-            self.session.process().give_back(owner, lease, back, true);
+        if let (Some(owner), Some(lease)) = (state.owner, state.lease) {
+            self.give_back(&state, owner, lease, back);
         }
     }
 
@@ -384,10 +506,8 @@ impl Executor for Queue {
             return;
         }
         state.waiting -= 1;
-        let ready = state.waiting == 0;
-        let (owner, lease) = (state.owner, state.lease);
-        drop(state);
-        if let (true, Some(owner), Some(lease)) = (ready, owner, lease) {
+        // Under the lock, as what it takes back.
+        if let (0, Some(owner), Some(lease)) = (state.waiting, state.owner, state.lease) {
             self.session.process().say_ready(owner, lease);
         }
     }

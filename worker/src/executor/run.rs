@@ -1,21 +1,28 @@
 //! One task, from its arguments to its result.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use futures::StreamExt;
+use futures::future::LocalBoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
+use wingbeat_core::value::ObjectValue;
+use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
 use wingbeat_process::{Arguments, Handle, Session};
 
 use super::queue::{Credit, Queue};
+use super::threads::{inside, outside, polled_outside};
 
 /// Frames of a backtrace that are shown: user code is near the top.
 const FRAMES: usize = 24;
@@ -65,117 +72,261 @@ fn shorten(backtrace: &str) -> String {
     rest[..last].iter().take(FRAMES * 2).copied().collect::<Vec<_>>().join("\n")
 }
 
+/// Calls user code; its panic is an error.
+pub(crate) fn caught<T>(task: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panicked(task, &*payload)))
+}
+
 /// What a panic becomes.
-pub(crate) fn panicked(task: &str, payload: &(dyn Any + Send)) -> Error {
+fn panicked(task: &str, payload: &(dyn Any + Send)) -> Error {
     let (message, backtrace) = PANIC.take().unwrap_or_else(|| (payload_text(payload), String::new()));
     Error::Panicked { task: task.to_owned(), message, backtrace }
 }
 
-/// Runs what `start` calls, in `execution`, to its end, and sends the result.
-pub(crate) async fn to_result(
-    queue: &Queue,
-    execution: Arc<Execution>,
-    spec: &TaskSpec,
-    start: impl FnOnce(Arguments) -> Result<Running, Error>,
-    function: &'static str,
-) {
-    let session = queue.session.clone();
-    let begun = Instant::now();
-    let running = match session.bring_in(&spec.args, execution.actor.is_some()).await {
-        Err(error) => Err(error),
-        Ok(_) if execution.is_cancelled() => Err(Error::Cancelled { task: execution.name.to_string() }),
-        Ok(values) => {
-            let arguments = Arguments::new(function, session.clone(), values);
-            let started = catch_unwind(AssertUnwindSafe(|| execution.run(|| start(arguments))));
-            started.unwrap_or_else(|payload| Err(panicked(&execution.name, &*payload)))
-        }
-    };
-    let (outcome, held) = match running {
-        Ok(Running::Done(finished)) => pack(&session, spec, &execution.name, finished),
-        Ok(Running::Future(future)) => {
-            let finished = guarded(&execution, execution.scope(future)).await;
-            pack(&session, spec, &execution.name, finished.unwrap_or_else(Err))
-        }
-        Ok(Running::Items(items)) => {
-            let mut items = items;
-            let next = || catch_unwind(AssertUnwindSafe(|| execution.run(|| items.next())));
-            let items = std::iter::from_fn(next_or_panic(next, execution.name.to_string()));
-            stream(queue, &execution, spec, futures::stream::iter(items)).await
-        }
-        Ok(Running::Stream(items)) => {
-            let scoped = futures::stream::unfold(Some(items), |items| {
-                let execution = execution.clone();
-                async move {
-                    let mut items = items?;
-                    match guarded(&execution, execution.scope(items.next())).await {
-                        Ok(item) => item.map(|item| (item, Some(items))),
-                        Err(error) => Some((Err(error), None)),
-                    }
-                }
-            });
-            stream(queue, &execution, spec, Box::pin(scoped)).await
-        }
-        Err(error) => (Outcome::Failed(Box::new(error)), Vec::new()),
-    };
-    queue.answer(spec, outcome, begun.elapsed().as_nanos() as u64, held);
+/// How a call ended, and handles of the refs in what it gave.
+type Ended = (Outcome, Vec<Handle>);
+
+fn failed(error: Error) -> Ended {
+    (Outcome::Failed(Box::new(error)), Vec::new())
 }
 
-/// Turns a panic of an iterator into its last item.
-fn next_or_panic<F>(mut next: F, name: String) -> impl FnMut() -> Option<Item>
-where
-    F: FnMut() -> std::thread::Result<Option<Item>>,
-{
-    let mut over = false;
-    move || {
-        if over {
-            return None;
+/// A task, or a call of the actor.
+pub(crate) struct Call<'a> {
+    pub queue: &'a Queue,
+    pub execution: Arc<Execution>,
+    pub spec: Arc<TaskSpec>,
+    /// Of the calls of this thread, those that wait for the consumers of their streams.
+    pub paused: &'a Cell<usize>,
+}
+
+impl<'a> Call<'a> {
+    /// Begins the call with what `start` does, outside of the thread's runtime, and sends its result. Answers with what is
+    /// left, if it is not done at once.
+    pub(crate) fn begin(
+        self,
+        function: &'static str,
+        start: impl FnOnce(Arguments) -> Result<Running, Error> + 'a,
+    ) -> Option<LocalBoxFuture<'a, ()>> {
+        let begun = Instant::now();
+        if Session::is_at_hand(&self.spec.args)
+            && let Some(values) = self.queue.session.bring_in(&self.spec.args, false).now_or_never()
+        {
+            return match self.start(function, values, start) {
+                Ok(running) => Some(Box::pin(async move {
+                    let ended = self.go_on(running).await;
+                    self.answer(begun, ended);
+                })),
+                Err(ended) => {
+                    self.answer(begun, ended);
+                    None
+                }
+            };
         }
-        next().unwrap_or_else(|payload| {
-            over = true;
-            Some(Err(panicked(&name, &*payload)))
+        Some(Box::pin(async move {
+            let patient = self.execution.actor.is_some();
+            let arriving = pin!(self.queue.session.bring_in(&self.spec.args, patient));
+            let values = guarded(&self.execution, arriving).await.and_then(|values| values);
+            let ended = match outside(|| self.start(function, values, start)).await {
+                Ok(running) => self.go_on(running).await,
+                Err(ended) => ended,
+            };
+            self.answer(begun, ended);
+        }))
+    }
+
+    fn answer(&self, begun: Instant, (outcome, held): Ended) {
+        // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
+        let _ = std::io::stdout().flush();
+        self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held);
+        self.queue.done(self.spec.id);
+    }
+
+    /// Calls the function. An error is the end: that of a function that was done at once.
+    fn start(
+        &self,
+        function: &'static str,
+        values: Result<Vec<Incoming>, Error>,
+        start: impl FnOnce(Arguments) -> Result<Running, Error>,
+    ) -> Result<Running, Ended> {
+        let execution = &self.execution;
+        let values = values.map_err(failed)?;
+        if execution.is_cancelled() {
+            return Err(failed(self.cancelled()));
+        }
+        let arguments = Arguments::new(function, self.queue.session.clone(), values);
+        match caught(&execution.name, || execution.run(|| start(arguments))).map_err(failed)? {
+            Running::Done(finished) => Err(self.pack(finished)),
+            running => Ok(running),
+        }
+    }
+
+    async fn go_on(&self, running: Running) -> Ended {
+        let execution = &self.execution;
+        match running {
+            Running::Done(finished) => outside(|| self.pack(finished)).await,
+            Running::Waiting(turn) => match guarded(execution, turn).await {
+                Ok(turn) => {
+                    let run = || self.pack(caught(&execution.name, || execution.run(turn)));
+                    outside(run).await
+                }
+                Err(error) => failed(error),
+            },
+            Running::Future(future) => {
+                let finished = inside(guarded(execution, execution.scope(future))).await;
+                outside(|| self.pack(finished.unwrap_or_else(Err))).await
+            }
+            Running::Items(items) => self.stream(Items::Iterator(items)).await,
+            Running::ItemsOfActor(items) => self.stream(Items::OfActor(items)).await,
+            Running::Stream(items) => self.stream(Items::Stream(items)).await,
+        }
+    }
+
+    fn cancelled(&self) -> Error {
+        Error::Cancelled { task: self.execution.name.to_string() }
+    }
+
+    /// Encodes what the function gave, and drops it: both may call user code.
+    fn pack(&self, finished: Finished) -> Ended {
+        let name = &self.execution.name;
+        let packed = caught(name, || {
+            let values: OutputValues = finished.map_err(|error| named(error, name))?;
+            let mut outputs = Vec::with_capacity(values.len());
+            let mut held = Vec::new();
+            for (index, value) in values.iter().enumerate() {
+                let output = self.spec.id.output(index as u32);
+                let (value, refs) = self.queue.session.pack_output(output, &**value, name)?;
+                outputs.push(value);
+                held.extend(refs);
+            }
+            Ok((outputs, held))
+        });
+        match packed {
+            Ok((mut outputs, held)) => match outputs.pop() {
+                Some(value) if outputs.is_empty() => (Outcome::One(value), held),
+                last => {
+                    outputs.extend(last);
+                    (Outcome::Many(outputs), held)
+                }
+            },
+            Err(error) => failed(error),
+        }
+    }
+
+    fn pack_item(&self, index: u32, item: Item) -> Result<(ObjectValue, Vec<Handle>), Error> {
+        let name = &self.execution.name;
+        caught(name, || {
+            let item = item.map_err(|error| named(error, name))?;
+            self.queue.session.pack_output(self.spec.id.output(index), &*item, name)
         })
+    }
+
+    async fn stream(&self, mut items: Items) -> Ended {
+        let Outputs::Stream { ahead } = self.spec.outputs else {
+            let what = format!("{} gives a stream, and its caller expects none", self.execution.name);
+            return failed(Error::InvalidArgument { what });
+        };
+        let sent = self.send_items(&mut items, ahead).await;
+        let dropped = items.end(&self.execution).await;
+        match sent.and_then(|count| dropped.map(|()| count)) {
+            Ok(count) => (Outcome::StreamEnded(count), Vec::new()),
+            Err(error) => failed(error),
+        }
+    }
+
+    async fn send_items(&self, items: &mut Items, ahead: u32) -> Result<u32, Error> {
+        let registered = Registered::new(self.queue, self.spec.id);
+        let mut index = 0;
+        loop {
+            self.consumer(&registered.0, index, ahead).await?;
+            let Some(item) = items.next(&self.execution).await else { return Ok(index) };
+            let pack = || self.pack_item(index, item);
+            let (value, refs) = if items.is_asynchronous() { pack() } else { outside(pack).await }?;
+            self.queue.hold_item(self.spec.id.output(index), refs);
+            self.queue.session.process().send_item(self.spec.id, index, value);
+            index += 1;
+            if self.execution.is_cancelled() {
+                return Err(self.cancelled());
+            }
+        }
+    }
+
+    /// Waits until the consumer has room for an item. Meanwhile the call is not one of those that run at a time.
+    async fn consumer(&self, credit: &Credit, index: u32, ahead: u32) -> Result<(), Error> {
+        if credit.covers(index, ahead) {
+            return Ok(());
+        }
+        self.paused.set(self.paused.get() + 1);
+        let waited = guarded(&self.execution, pin!(credit.for_item(index, ahead))).await;
+        self.paused.set(self.paused.get() - 1);
+        waited
+    }
+}
+
+/// The items of a stream, as user code makes them.
+enum Items {
+    Iterator(Box<dyn Iterator<Item = Item> + Send>),
+    OfActor(BoxStream<'static, Item>),
+    Stream(BoxStream<'static, Item>),
+}
+
+impl Items {
+    fn is_asynchronous(&self) -> bool {
+        matches!(self, Items::Stream(_))
+    }
+
+    /// The next item. An error is the last.
+    async fn next(&mut self, execution: &Arc<Execution>) -> Option<Item> {
+        match self {
+            Items::Iterator(items) => {
+                let next = || caught(&execution.name, || Ok(execution.run(|| items.next())));
+                outside(next).await.unwrap_or_else(|error| Some(Err(error)))
+            }
+            Items::OfActor(items) => {
+                let next = guarded(execution, execution.scope(items.next()));
+                polled_outside(next).await.unwrap_or_else(|error| Some(Err(error)))
+            }
+            Items::Stream(items) => {
+                let next = guarded(execution, execution.scope(items.next()));
+                inside(next).await.unwrap_or_else(|error| Some(Err(error)))
+            }
+        }
+    }
+
+    /// Drops what makes the items.
+    async fn end(self, execution: &Arc<Execution>) -> Result<(), Error> {
+        let is_asynchronous = self.is_asynchronous();
+        let end = || {
+            caught(&execution.name, || {
+                execution.run(|| drop(self));
+                Ok(())
+            })
+        };
+        if is_asynchronous { inside(async { end() }).await } else { outside(end).await }
     }
 }
 
 /// A future of user code: its panics and its cancellation are errors, and it is dropped when cancelled.
-async fn guarded<F: Future>(execution: &Arc<Execution>, future: F) -> Result<F::Output, Error> {
-    let mut future = std::pin::pin!(future);
-    let cancelled = execution.scope(wingbeat_process::context::cancelled());
-    let mut cancelled = std::pin::pin!(cancelled);
-    std::future::poll_fn(|cx| {
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+async fn guarded<F: Future + Unpin>(execution: &Arc<Execution>, future: F) -> Result<F::Output, Error> {
+    let mut future = Some(future);
+    let mut cancelled = pin!(execution.scope(wingbeat_process::context::cancelled()));
+    let ended = std::future::poll_fn(|cx| {
+        let Some(future) = &mut future else { return Poll::Pending };
+        match catch_unwind(AssertUnwindSafe(|| future.poll_unpin(cx))) {
             Ok(Poll::Ready(done)) => return Poll::Ready(Ok(done)),
             Ok(Poll::Pending) => {}
             Err(payload) => return Poll::Ready(Err(panicked(&execution.name, &*payload))),
         }
         cancelled.as_mut().poll(cx).map(|()| Err(Error::Cancelled { task: execution.name.to_string() }))
     })
-    .await
-}
-
-fn pack(session: &Session, spec: &TaskSpec, name: &str, finished: Finished) -> (Outcome, Vec<Handle>) {
-    let failed = |error| (Outcome::Failed(Box::new(error)), Vec::new());
-    let values: OutputValues = match finished {
-        Ok(values) => values,
-        Err(error) => return failed(named(error, name)),
-    };
-    let mut outputs = Vec::with_capacity(values.len());
-    let mut held = Vec::new();
-    for (index, value) in values.iter().enumerate() {
-        match session.pack_output(spec.id.output(index as u32), &**value, name) {
-            Ok((value, refs)) => {
-                outputs.push(value);
-                held.extend(refs);
-            }
-            Err(error) => return failed(error),
-        }
+    .await;
+    let dropped = caught(&execution.name, || {
+        execution.run(|| drop(future.take()));
+        Ok(())
+    });
+    match dropped {
+        Ok(()) => ended,
+        Err(error) => ended.and(Err(error)),
     }
-    if outputs.len() == 1
-        && let Some(value) = outputs.pop()
-    {
-        return (Outcome::One(value), held);
-    }
-    (Outcome::Many(outputs), held)
 }
 
 /// The function's own error names the task as its caller called it.
@@ -183,42 +334,6 @@ fn named(error: Error, name: &str) -> Error {
     match error {
         Error::Application { error, .. } => Error::Application { task: name.to_owned(), error },
         other => other,
-    }
-}
-
-async fn stream<S>(queue: &Queue, execution: &Arc<Execution>, spec: &TaskSpec, mut items: S) -> (Outcome, Vec<Handle>)
-where
-    S: futures::Stream<Item = Item> + Unpin,
-{
-    let Outputs::Stream { ahead } = spec.outputs else {
-        let what = format!("{} gives a stream, and its caller expects none", execution.name);
-        return (Outcome::Failed(Box::new(Error::InvalidArgument { what })), Vec::new());
-    };
-    let _credit = Registered::new(queue, spec.id);
-    let mut held = Vec::new();
-    let mut index = 0;
-    loop {
-        let credit = _credit.0.clone();
-        if let Err(error) = guarded(execution, credit.for_item(index, ahead)).await {
-            return (Outcome::Failed(Box::new(error)), held);
-        }
-        let item = match items.next().await {
-            None => return (Outcome::StreamEnded(index), held),
-            Some(Ok(item)) => queue.session.pack_output(spec.id.output(index), &*item, &execution.name),
-            Some(Err(error)) => Err(named(error, &execution.name)),
-        };
-        match item {
-            Ok((value, refs)) => {
-                held.extend(refs);
-                queue.session.process().send_item(spec.id, index, value);
-            }
-            Err(error) => return (Outcome::Failed(Box::new(error)), held),
-        }
-        index += 1;
-        if execution.is_cancelled() {
-            let error = Error::Cancelled { task: execution.name.to_string() };
-            return (Outcome::Failed(Box::new(error)), held);
-        }
     }
 }
 

@@ -1,24 +1,52 @@
 //! The programs that worker processes run: the driver's own executable, by its content.
+//!
+//! It is opened where the driver runs, if that is this machine; else the driver gives it, and when that is gone, the head,
+//! which keeps the programs of detached actors. It is kept until the last job of it ends here.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Executable, JobSpec};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::mux::{self, Waiting};
-use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
+use wingbeat_net::services::{HeadClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
+
+/// How long a driver or the head may take to give a megabyte of a program. Over the slowest links that anybody computes
+/// on it takes seconds.
+const CHUNK_LIMIT: Duration = Duration::from_secs(30);
 
 /// Descriptors of executables by hash. A descriptor keeps the content, whatever happens to the path.
 #[derive(Default)]
 pub(super) struct Executables {
-    open: tokio::sync::Mutex<BTreeMap<String, Arc<OwnedFd>>>,
+    open: Mutex<BTreeMap<String, Arc<OnceCell<OwnedFd>>>>,
+}
+
+impl Executables {
+    /// The program of this hash. Those who ask for it at the same time share one attempt to get it, and whoever asks for
+    /// another does not wait for that.
+    async fn get_or(
+        &self,
+        hash: &str,
+        get: impl Future<Output = Result<OwnedFd, Error>>,
+    ) -> Result<std::io::Result<OwnedFd>, Error> {
+        let program = self.open.lock().entry(hash.to_owned()).or_default().clone();
+        Ok(program.get_or_try_init(|| get).await?.try_clone())
+    }
+
+    /// Lets go of the programs of which this says no.
+    pub(super) fn keep_only(&self, is_needed: impl Fn(&str) -> bool) {
+        self.open.lock().retain(|hash, _| is_needed(hash));
+    }
 }
 
 fn failed(job: &JobSpec, why: impl std::fmt::Display) -> Error {
@@ -28,26 +56,51 @@ fn failed(job: &JobSpec, why: impl std::fmt::Display) -> Error {
     }
 }
 
-impl Daemon {
-    /// A descriptor of the job's executable, fetched from the driver if this machine does not have it.
-    pub(super) async fn executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
-        let wanted = &job.executable;
-        // Held over the fetch, so that several worker processes need only one.
-        let mut open = self.executables.open.lock().await;
-        let fd = match open.get(&wanted.hash) {
-            Some(fd) => fd.clone(),
-            None => {
-                let fd = match self.local(wanted) {
-                    Some(file) => OwnedFd::from(file),
-                    None => self.fetch_executable(job).await?,
-                };
-                let fd = Arc::new(fd);
-                open.insert(wanted.hash.clone(), fd.clone());
-                fd
+/// Who gives a program.
+enum Source {
+    Driver(ProcessClient),
+    Head(HeadClient),
+}
+
+impl Source {
+    async fn read(&self, hash: &str, offset: u64) -> Result<Option<Payload>, Error> {
+        let limit = mux::within(CHUNK_LIMIT);
+        match self {
+            Source::Driver(driver) => {
+                let answer = driver.read_executable(limit, offset).await;
+                mux::answered(answer, "the driver")?.map(Some)
             }
+            Source::Head(head) => {
+                let answer = head.read_program(limit, hash.to_owned(), offset).await;
+                mux::answered(answer, "the head")?
+            }
+        }
+    }
+}
+
+impl Daemon {
+    /// A descriptor of the job's executable, fetched if this machine does not have it.
+    pub(super) async fn executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
+        let fd = self.executables.get_or(&job.executable.hash, self.open_executable(job)).await?;
+        fd.map_err(|error| Error::io(format!("opening the executable {}", job.executable.path), &error))
+    }
+
+    async fn open_executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
+        // Another process may have the id of a driver that is gone.
+        let is_over = self.pool.lock().jobs.get(&job.id).is_none_or(|job| job.over);
+        if !is_over && let Some(file) = self.local(&job.executable) {
+            return Ok(file.into());
+        }
+        let from_driver = match is_over {
+            true => Err(failed(job, "its driver is gone")),
+            false => self.fetch_from_driver(job).await,
         };
-        drop(open);
-        fd.try_clone().map_err(|error| failed(job, error))
+        let Err(error) = from_driver else { return from_driver };
+        let head = self.head_client.get().ok_or_else(|| failed(job, "the head has not been joined"))?;
+        match receive(job, &Source::Head(head.clone())).await? {
+            Some(fd) => Ok(fd),
+            None => Err(failed(job, format!("{error}, and the head does not keep it"))),
+        }
     }
 
     /// The driver's own executable, if it runs on this machine and can be opened.
@@ -59,41 +112,103 @@ impl Daemon {
         (file.metadata().ok()?.len() == wanted.size).then_some(file)
     }
 
-    async fn fetch_executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
-        let wanted = &job.executable;
-        tracing::info!(hash = %wanted.hash, size = wanted.size, job = %job.name, "fetching the driver's executable");
+    async fn fetch_from_driver(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(&job.driver, "the driver", &self.token, hello).await?;
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         drop(server);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
-        let fd = rustix::fs::memfd_create("wingbeat-executable", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|error| failed(job, error))?;
-        let mut hash = blake3::Hasher::new();
-        let mut offset = 0;
-        while offset < wanted.size {
-            let answer = client.read_executable(mux::no_deadline(), offset).await;
-            let Payload(chunk) = mux::answered(answer, "the driver")??;
-            if chunk.is_empty() {
-                break;
-            }
-            hash.update(&chunk);
-            let mut written = 0;
-            while written < chunk.len() {
-                written += rustix::io::write(&fd, &chunk[written..]).map_err(|error| failed(job, error))?;
-            }
-            offset += chunk.len() as u64;
-        }
+        let received = receive(job, &Source::Driver(client)).await;
         connection.close();
-        let got = hash.finalize().to_hex().to_string();
-        if got != wanted.hash {
-            return Err(failed(job, format!("its content has the hash {got}, and {} was announced", wanted.hash)));
+        received?.ok_or_else(|| failed(job, "the driver does not have it"))
+    }
+}
+
+/// Receives a program, unless whoever is asked does not have it.
+async fn receive(job: &JobSpec, from: &Source) -> Result<Option<OwnedFd>, Error> {
+    let wanted = &job.executable;
+    let whose = match from {
+        Source::Driver(_) => "the driver",
+        Source::Head(_) => "the head",
+    };
+    tracing::info!(hash = %wanted.hash, size = wanted.size, job = %job.name, "fetching the executable from {whose}");
+    let fd = rustix::fs::memfd_create("wingbeat-executable", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(|error| Error::io("making room for an executable", &error.into()))?;
+    let mut hash = blake3::Hasher::new();
+    let mut offset = 0;
+    while offset < wanted.size {
+        let Some(Payload(chunk)) = from.read(&wanted.hash, offset).await? else { return Ok(None) };
+        if chunk.is_empty() {
+            break;
         }
-        // Executing needs a descriptor that is not open for writing.
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
-        let readable = File::open(path).map_err(|error| failed(job, error))?;
-        drop(fd);
-        Ok(readable.into())
+        hash.update(&chunk);
+        let mut written = 0;
+        while written < chunk.len() {
+            written += rustix::io::write(&fd, &chunk[written..]).map_err(|error| failed(job, error))?;
+        }
+        offset += chunk.len() as u64;
+    }
+    let got = hash.finalize().to_hex().to_string();
+    if got != wanted.hash {
+        return Err(failed(job, format!("its content has the hash {got}, and {} was announced", wanted.hash)));
+    }
+    // Executing needs a descriptor that is not open for writing.
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+    let readable = File::open(path).map_err(|error| failed(job, error))?;
+    drop(fd);
+    Ok(Some(readable.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn program() -> OwnedFd {
+        rustix::fs::memfd_create("program", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_program_that_does_not_come_keeps_nobody_waiting_for_another() {
+        let executables = Arc::new(Executables::default());
+        let stuck = executables.clone();
+        let stuck = tokio::spawn(async move { stuck.get_or("stuck", std::future::pending()).await });
+        tokio::task::yield_now().await;
+        assert!(executables.open.lock().contains_key("stuck"));
+        executables.get_or("other", async { Ok(program()) }).await.unwrap().unwrap();
+        stuck.abort();
+        let _ = stuck.await;
+        // Whoever asks next tries again.
+        executables.get_or("stuck", async { Ok(program()) }).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_program_is_fetched_once_and_again_only_after_a_failure() {
+        let executables = Executables::default();
+        let fetches = AtomicU32::new(0);
+        let get = async |fails: bool| {
+            let fetch = async {
+                fetches.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                if fails { Err(Error::NoSession) } else { Ok(program()) }
+            };
+            executables.get_or("program", fetch).await.map(drop)
+        };
+        assert!(get(true).await.is_err());
+        let (first, second) = tokio::join!(get(false), get(false));
+        first.and(second).unwrap();
+        assert_eq!(fetches.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_program_goes_with_the_last_job_of_it() {
+        let executables = Executables::default();
+        for hash in ["needed", "not needed"] {
+            executables.get_or(hash, async { Ok(program()) }).await.unwrap().unwrap();
+        }
+        executables.keep_only(|hash| hash == "needed");
+        assert_eq!(executables.open.lock().keys().collect::<Vec<_>>(), ["needed"]);
     }
 }

@@ -1,7 +1,9 @@
 //! How worker processes end: with their lease or job, or by themselves.
 
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use wingbeat_core::error::Error;
@@ -10,86 +12,74 @@ use wingbeat_core::{JobId, LeaseId, ProcessId};
 use wingbeat_net::messages::{HeadMessage, WorkerCommand, WorkerDeath};
 
 use super::Daemon;
-use super::pool::{Assignment, Phase};
-use crate::guard::Report;
+use super::lifecycle::{Assignment, Event, Stage};
+use crate::guard::{self, Report};
 
 /// How long the output of a dead process may take to arrive: a grandchild may hold the pipe open.
 const OUTPUT_LIMIT: Duration = Duration::from_millis(300);
+
+/// How the guard ended is known when what it left behind has ended: at once, but for processes that the kernel holds on to.
+const STATUS_EVERY: Duration = Duration::from_millis(10);
+const STATUS_LOOKS: u32 = 200;
 
 impl Daemon {
     /// The head has no more use for a lease.
     pub(super) fn end_lease(&self, lease: LeaseId, kill: Option<String>) {
         let mut pool = self.pool.lock();
-        let found = pool
-            .workers
-            .iter_mut()
-            .find(|(_, worker)| worker.assigned.as_ref().is_some_and(|assigned| assigned.lease() == lease));
-        let Some((process, worker)) = found else {
+        let Some(process) = pool.server_of(lease) else {
             // Its process is gone already, and the head was told.
             drop(pool);
             self.head.send(HeadMessage::LeaseEnded(lease));
             return;
         };
+        // One that was removed waits for its devices, and its end is reported after that.
+        let Some(worker) = pool.workers.get_mut(&process) else { return };
         // Devices are given on only when the process that used them is gone.
         let reason = kill.or_else(|| (!worker.gpus.is_empty()).then(|| "its lease of devices is over".into()));
-        match reason {
-            None => {
-                worker.assigned = None;
-                if worker.address.is_some() {
-                    worker.phase = Phase::Idle { since: Instant::now() };
-                }
-                drop(pool);
-                self.head.send(HeadMessage::LeaseEnded(lease));
-            }
-            Some(reason) => {
-                worker.lease_over = true;
-                worker.reason = Some(reason);
-                worker.phase = Phase::Ending;
-                self.guard.kill(*process);
-            }
+        let kill = reason.is_some();
+        if !worker.stage().is_ending() {
+            worker.reason = reason.or(worker.reason.take());
         }
+        self.apply(&mut pool, process, Event::LeaseOver { kill });
     }
 
     pub(super) fn drain(&self, lease: LeaseId, by: String) {
         let mut pool = self.pool.lock();
-        for worker in pool.workers.values_mut() {
-            if worker.assigned.as_ref().is_some_and(|assigned| assigned.lease() == lease)
-                && let Some(commands) = &worker.commands
-            {
-                worker.reason = Some(by.clone());
-                commands.send(WorkerCommand::Drain);
-            }
+        let Some(worker) = pool.server_of(lease).and_then(|process| pool.workers.get_mut(&process)) else { return };
+        if let Stage::Leased { contact, .. } = worker.stage() {
+            contact.commands.send(WorkerCommand::Drain);
+            worker.reason = Some(by);
         }
     }
 
     pub(super) fn end_job(&self, job: JobId) {
         let mut pool = self.pool.lock();
-        let mut detached = false;
-        for (process, worker) in &mut pool.workers {
-            if worker.job != job {
-                continue;
+        let (detached, ended): (Vec<_>, Vec<_>) = pool
+            .workers
+            .iter()
+            .filter(|(_, worker)| worker.job == job)
+            .map(|(process, worker)| (*process, worker.stage().assignment().is_some_and(Assignment::is_detached)))
+            .partition(|(_, detached)| *detached);
+        for (process, _) in ended {
+            if let Some(worker) = pool.workers.get_mut(&process) {
+                worker.reason = Some("its job is over".into());
             }
-            if worker.assigned.as_ref().is_some_and(Assignment::is_detached) {
-                detached = true;
-                continue;
-            }
-            worker.reason = Some("its job is over".into());
-            worker.phase = Phase::Ending;
-            self.guard.kill(*process);
+            self.apply(&mut pool, process, Event::End { by_head: true });
         }
         if let Some(known) = pool.jobs.get_mut(&job) {
             known.over = true;
         }
-        if !detached {
+        if detached.is_empty() {
             pool.jobs.remove(&job);
+            self.executables.keep_only(|hash| pool.jobs.values().any(|job| job.spec.executable.hash == hash));
         }
     }
 
     pub(super) fn kill_worker(&self, process: ProcessId, why: String) {
-        if let Some(worker) = self.pool.lock().workers.get_mut(&process) {
-            worker.reason = Some(why);
-            self.guard.kill(process);
-        }
+        let mut pool = self.pool.lock();
+        let Some(worker) = pool.workers.get_mut(&process) else { return };
+        worker.reason = Some(why);
+        self.apply(&mut pool, process, Event::End { by_head: false });
     }
 
     /// Reports from the guard, in order, until it is gone.
@@ -99,6 +89,7 @@ impl Daemon {
                 Report::Launched { process, pid } => {
                     if let Some(worker) = self.pool.lock().workers.get_mut(&process) {
                         worker.pid = pid;
+                        worker.launch = None;
                     }
                 }
                 Report::Failed { process, why } => {
@@ -113,7 +104,41 @@ impl Daemon {
                 Report::Gone { process } => self.held.is_gone(process),
             }
         }
-        self.end("the guard of its worker processes is gone");
+        self.guard_is_gone().await;
+    }
+
+    /// Nobody starts and ends worker processes any more: the node ends, and leaves nothing behind.
+    async fn guard_is_gone(self: Arc<Self>) {
+        if self.ended.borrow().is_some() {
+            // It was told to end.
+            return;
+        }
+        let pid = self.guard.pid().unwrap_or_default();
+        let workers: BTreeMap<ProcessId, u32> = {
+            let pool = self.pool.lock();
+            let leaving = self.held.leaving().into_iter().map(|process| (process, 0));
+            leaving.chain(pool.workers.iter().map(|(process, worker)| (*process, worker.pid))).collect()
+        };
+        // Usually the half of the guard that was left has done it already.
+        let _ = tokio::task::spawn_blocking(move || guard::end_marked(&workers)).await;
+        let mut status = self.guard.exit_status();
+        for _ in 0..STATUS_LOOKS {
+            if status.is_some() {
+                break;
+            }
+            tokio::time::sleep(STATUS_EVERY).await;
+            status = self.guard.exit_status();
+        }
+        let signal = status.and_then(|status| status.signal().or_else(|| status.code().map(|code| code - 128)));
+        let how = match signal {
+            Some(9) => "was killed by signal 9 (by a person, or by the kernel because memory ran out)".to_owned(),
+            Some(signal) if signal > 0 => format!("was killed by signal {signal}"),
+            _ => "ended unexpectedly".to_owned(),
+        };
+        self.end(&format!(
+            "wingbeat-guard (pid {pid}), the process that starts and ends the worker processes of this node, {how}; \
+             all of them were ended"
+        ));
     }
 
     pub(super) async fn exited(
@@ -124,42 +149,45 @@ impl Daemon {
         gone: tokio::sync::oneshot::Receiver<()>,
     ) {
         self.store.process_gone(process);
+        self.transfers.object_settled();
         let tail = {
             let mut pool = self.pool.lock();
-            let Some(worker) = pool.workers.get_mut(&process) else { return };
-            worker.phase = Phase::Ending;
-            worker.output.clone()
+            let Some(worker) = pool.workers.get(&process) else { return };
+            let tail = worker.output.clone();
+            self.apply(&mut pool, process, Event::Exited);
+            tail
         };
         let _ = tokio::time::timeout(OUTPUT_LIMIT, tail.complete()).await;
-        let Some(worker) = self.pool.lock().workers.remove(&process) else { return };
-        let exit = Exit { code, signal, stderr: tail.last_lines(), reason: worker.reason };
-        let Some(assigned) = worker.assigned else {
-            if worker.address.is_none() {
+        let Some(mut worker) = self.pool.lock().remove(process) else { return };
+        let exit = Exit { code, signal, stderr: tail.last_lines(), reason: worker.reason.take() };
+        let (gpus, users_before) = (std::mem::take(&mut worker.gpus), std::mem::take(&mut worker.users_before));
+        let (pid, started) = (worker.pid, worker.page.started());
+        let Stage::Ending { assignment, contact, by_head } = worker.into_stage() else { return };
+        if self.ended.borrow().is_some() {
+            // It ended with its node, which is what the head is told.
+            return;
+        }
+        let Some(lease) = assignment.map(|assignment| assignment.lease()) else {
+            if contact.is_none() {
                 tracing::warn!(%process, %exit, "a worker process ended before it reported");
             }
             return;
         };
-        let lease = assigned.lease();
-        if worker.address.is_none() {
-            if !worker.gpus.is_empty() {
-                self.devices_released(&worker.gpus, &worker.users_before, gone).await;
-            }
-            let error = Error::Io { what: "a worker process ended before it reported".into(), why: exit.to_string() };
-            self.head.send(HeadMessage::LeaseFailed { lease, error });
-            return;
+        let is_reported = contact.is_some();
+        if is_reported {
+            let (node, lease, exit) = (self.id, Some(lease), exit.clone());
+            self.head.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
         }
-        self.head.send(HeadMessage::WorkerDied(WorkerDeath {
-            process,
-            pid: worker.pid,
-            node: self.id,
-            lease: Some(lease),
-            exit,
-            started: worker.page.started(),
-        }));
         // Devices are given on only when nothing of the last lease uses them.
-        if !worker.gpus.is_empty() {
-            self.devices_released(&worker.gpus, &worker.users_before, gone).await;
+        if !gpus.is_empty() {
+            self.devices_released(&gpus, &users_before, gone).await;
         }
-        self.head.send(HeadMessage::LeaseEnded(lease));
+        self.pool.lock().lease_is_over(lease);
+        self.head.send(if is_reported || by_head {
+            HeadMessage::LeaseEnded(lease)
+        } else {
+            let error = Error::Io { what: "a worker process ended before it reported".into(), why: exit.to_string() };
+            HeadMessage::LeaseFailed { lease, error }
+        });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, JobSpec};
@@ -12,11 +12,18 @@ use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart, WorkerCommand
 use wingbeat_net::mux::Connection;
 use wingbeat_net::services::ProcessRequest;
 
-use super::pool::{Assignment, Phase, Pool, Worker};
-use super::{Daemon, output};
+use super::Daemon;
+use super::lifecycle::{Assignment, Contact, Event, Stage};
+use super::pool::{Pool, Worker};
 use crate::guard::{Launch, LaunchFds};
 use crate::page::Page;
 use crate::start::{self, WorkerStartInfo};
+
+/// See [`wingbeat_net::limits::Limits::silence`].
+const SILENCE_VARIABLE: &str = "WINGBEAT_SILENCE_MS";
+/// How long a launch waits for descriptors before it fails, and how often it looks.
+const DESCRIPTORS_LIMIT: Duration = Duration::from_secs(10);
+const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Daemon {
     /// A lease to serve: an idle worker process takes it, or one that is starting, or a new one.
@@ -28,27 +35,12 @@ impl Daemon {
             let error = Error::Io { what, why: "the node was not told of the job".into() };
             return self.launch_failed(Some(start.lease), &error);
         };
-        let assigned = Assignment { start, started: false };
-        let free = |worker: &&mut Worker| {
-            worker.job == job.id
-                && worker.gpus == gpus
-                && worker.assigned.is_none()
-                && matches!(worker.phase, Phase::Idle { .. } | Phase::Starting { .. })
-        };
+        let assignment = Assignment { start, started: false };
         // One that has reported is ready now; one that is starting will be sooner than a new one.
-        let mut candidates: Vec<(bool, &mut Worker)> = pool
-            .workers
-            .values_mut()
-            .filter(|worker| free(worker))
-            .map(|worker| (matches!(worker.phase, Phase::Starting { .. }), worker))
-            .collect();
-        candidates.sort_by_key(|(starting, _)| *starting);
-        if let Some((_, worker)) = candidates.into_iter().next() {
-            worker.assigned = Some(assigned);
-            self.hand_over(worker);
-            return;
+        match pool.free_for(job.id, &gpus) {
+            Some(process) => self.apply(&mut pool, process, Event::Assigned(assignment)),
+            None => self.launch(&mut pool, &job, gpus, Some(assignment)),
         }
-        self.launch(&mut pool, &job, gpus, Some(assigned));
     }
 
     pub(super) fn prestart(self: &Arc<Self>, job: JobId, count: u32) {
@@ -60,14 +52,10 @@ impl Daemon {
         }
     }
 
-    /// Gives an assigned worker process that has reported its orders.
-    pub(super) fn hand_over(&self, worker: &mut Worker) {
-        let (Some(assigned), Some(address), Some(commands)) = (&worker.assigned, &worker.address, &worker.commands)
-        else {
-            return;
-        };
-        worker.phase = Phase::Leased;
-        worker.lease_over = false;
+    /// Sends a worker process that has reported the orders of its lease.
+    pub(super) fn hand_over(&self, worker: &Worker) {
+        let Stage::Leased { assignment: assigned, contact } = worker.stage() else { return };
+        let Contact { address, commands, .. } = contact;
         let (lease, gpus, captures) = (assigned.lease(), worker.gpus.clone(), assigned.start.captures);
         let ready = HeadMessage::LeaseReady { lease, worker: address.clone(), pid: worker.pid };
         match &assigned.start.holder {
@@ -78,8 +66,7 @@ impl Daemon {
                 commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures });
             }
             LeaseHolder::Tasks(..) => {
-                let resources = assigned.start.resources.clone();
-                commands.send(WorkerCommand::Lease { lease, resources, gpus, captures });
+                commands.send(WorkerCommand::Lease { lease, gpus, captures });
                 let (link, head) = (commands.clone(), self.head.clone());
                 // The owner must not reach the process before its orders have.
                 self.runtime.spawn(async move {
@@ -91,38 +78,28 @@ impl Daemon {
         }
     }
 
-    pub(super) fn launch(
-        self: &Arc<Self>,
-        pool: &mut Pool,
-        job: &Arc<JobSpec>,
-        gpus: Vec<u32>,
-        assigned: Option<Assignment>,
-    ) {
+    fn launch(self: &Arc<Self>, pool: &mut Pool, job: &Arc<JobSpec>, gpus: Vec<u32>, assignment: Option<Assignment>) {
         let process = ProcessId::random();
-        let lease = assigned.as_ref().map(Assignment::lease);
         let page = match Page::create() {
             Ok(page) => Arc::new(page),
-            Err(error) => return self.launch_failed(lease, &Error::io("making a worker process's page", &error)),
+            Err(error) => {
+                let error = Error::io("making a worker process's page", &error);
+                return self.launch_failed(assignment.map(|assignment| assignment.lease()), &error);
+            }
         };
-        let worker = Worker {
-            job: job.id,
-            gpus: gpus.clone(),
-            phase: Phase::Starting { since: Instant::now() },
-            assigned,
-            pid: 0,
-            address: None,
-            commands: None,
-            users_before: self.users_of(&gpus),
-            page: page.clone(),
-            output: output::Tail::default(),
-            reason: None,
-            lease_over: false,
-        };
-        pool.workers.insert(process, worker);
+        pool.insert(process, Worker::new(job.id, gpus.clone(), assignment, self.users_of(&gpus), page.clone()));
         let (daemon, job) = (self.clone(), job.clone());
         self.runtime.spawn(async move {
-            if let Err(error) = daemon.clone().launch_process(process, &job, &gpus, &page).await {
-                daemon.forget_unstarted(process, &error);
+            let begun = Instant::now();
+            loop {
+                match daemon.clone().launch_process(process, &job, &gpus, &page).await {
+                    Ok(()) => return,
+                    // Connections and files come and go.
+                    Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < DESCRIPTORS_LIMIT => {
+                        tokio::time::sleep(DESCRIPTORS_PAUSE).await;
+                    }
+                    Err(error) => return daemon.forget_unstarted(process, &error),
+                }
             }
         });
     }
@@ -134,14 +111,25 @@ impl Daemon {
         }
     }
 
+    /// A worker process could not be started.
     pub(super) fn forget_unstarted(&self, process: ProcessId, error: &Error) {
-        let worker = self.pool.lock().workers.remove(&process);
-        if let Some(worker) = worker {
-            self.launch_failed(worker.assigned.map(|assigned| assigned.lease()), error);
+        self.store.process_gone(process);
+        let mut pool = self.pool.lock();
+        // Where it was told to end before, its lease is over already, or ends so.
+        let Some(stage) = pool.remove(process).map(Worker::into_stage) else { return };
+        let lease = stage.assignment().map(Assignment::lease);
+        if let Some(lease) = lease {
+            pool.lease_is_over(lease);
+        }
+        drop(pool);
+        match (stage, lease) {
+            (Stage::Ending { by_head: true, .. }, Some(lease)) => self.head.send(HeadMessage::LeaseEnded(lease)),
+            (Stage::Ending { by_head: true, .. }, None) => {}
+            _ => self.launch_failed(lease, error),
         }
     }
 
-    pub(super) async fn launch_process(
+    async fn launch_process(
         self: Arc<Self>,
         process: ProcessId,
         job: &JobSpec,
@@ -150,6 +138,7 @@ impl Daemon {
     ) -> Result<(), Error> {
         let executable = self.executable(job).await?;
         let failed = |error: std::io::Error| Error::io("starting a worker process", &error);
+        let Ok(permit) = self.launches.clone().acquire_owned().await else { return Ok(()) };
         let info = WorkerStartInfo {
             process,
             daemon: self.address.clone(),
@@ -166,18 +155,30 @@ impl Daemon {
             stdout: stdout_end,
             stderr: stderr_end,
         };
-        let mut env = job.env.clone();
-        env.extend(self.gpus.environment(gpus, &job.env));
+        let mut env = job.environment();
+        env.extend(self.gpus.environment(gpus, &env));
+        // A worker process gives its daemon up when the head would.
+        if let Ok(limit) = std::env::var(SILENCE_VARIABLE) {
+            env.insert(SILENCE_VARIABLE.to_owned(), limit);
+        }
         let launch = Launch {
             process,
             title: format!("wingbeat-worker: {}", job.name),
             env,
             working_dir: Some(job.working_dir.clone()),
         };
-        if let Some(worker) = self.pool.lock().workers.get_mut(&process) {
-            worker.output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
-        }
-        self.guard.launch(launch, fds).map_err(failed)
+        // The guard is asked under the lock: whoever ends the process from now on asks the guard after this.
+        let mut pool = self.pool.lock();
+        let Some(worker) = pool.workers.get_mut(&process) else {
+            // It was told to end meanwhile.
+            self.store.process_gone(process);
+            return Ok(());
+        };
+        worker.output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
+        self.guard.launch(launch, fds).map_err(failed)?;
+        worker.launch = Some(permit);
+        self.apply(&mut pool, process, Event::HandedToGuard);
+        Ok(())
     }
 
     /// A worker process has reported: it is reached at `address` from now on.
@@ -190,17 +191,18 @@ impl Daemon {
     ) -> Option<Arc<JobSpec>> {
         let mut pool = self.pool.lock();
         let worker = pool.workers.get_mut(&process)?;
+        if !worker.stage().is_launching() {
+            // It was told to end, and the guard is ending it.
+            return None;
+        }
+        worker.pid = pid;
+        let job = worker.job;
         let commands: Link<WorkerCommand> = Link::new();
         let link = commands.clone();
         self.runtime.spawn(async move {
             link.run(&connection, |commands| ProcessRequest::Commands { commands }).await;
         });
-        worker.pid = pid;
-        worker.address = Some(address);
-        worker.commands = Some(commands);
-        worker.phase = Phase::Idle { since: Instant::now() };
-        self.hand_over(worker);
-        let job = worker.job;
+        self.apply(&mut pool, process, Event::Reported(Contact { address, commands, is_fit: true }));
         pool.jobs.get(&job).map(|job| job.spec.clone())
     }
 }

@@ -1,9 +1,10 @@
 //! The node daemon: it starts worker processes for the head's leases, and keeps the node's objects.
 //!
-//! - `pool`: its worker processes; `launch`: how leases get them, started by the `guard`; `exits`: how they end.
+//! - `lifecycle`: the stages of a worker process, pure; `pool`: all of them; `launch`: how leases get them, started by
+//!   the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
-//! - `transfer`: object bytes between nodes.
-//! - `executables`: programs of drivers on other machines.
+//! - `transfer`: object bytes between nodes; `wire`: the connections that carry them.
+//! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `release`: when devices can be given on.
 //!
@@ -14,11 +15,13 @@
 mod executables;
 mod exits;
 mod launch;
+mod lifecycle;
 mod output;
 mod pool;
 mod release;
 mod service;
 mod transfer;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -35,14 +38,23 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::{self, Listener};
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
+use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
+use wingbeat_net::silence::Probing;
 use wingbeat_store::{NodeStore, StoreConfig};
 
 use crate::gpus::Gpus;
 use crate::guard::Guard;
+
+/// How long worker processes may take to be gone once they were killed, and the head to hear why the node ends.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Launches under way at a time. Each has seven descriptors in flight to the guard, of which the kernel allows a user as
+/// many as it may have open, which may be 256; and the guard starts one after the other anyway.
+const LAUNCHES: usize = 16;
 
 /// What a node is.
 pub struct NodeConfig {
@@ -84,17 +96,18 @@ impl NodeHandle {
         self.daemon.id
     }
 
-    /// Waits until the daemon has ended, and says why: because it was told to, or else the error.
+    /// Waits until the daemon has ended and the head knows it, and says why: because it was told to, or else the error.
     ///
     /// # Errors
     /// It had to end.
-    pub async fn ended(&self) -> Result<String, String> {
-        let mut ended = self.daemon.ended.subscribe();
-        let why = match ended.wait_for(Option::is_some).await {
-            Ok(why) => why.clone().unwrap_or_default(),
-            Err(_) => "it was dropped".into(),
-        };
-        if self.daemon.was_told_to_end.load(Ordering::Acquire) { Ok(why) } else { Err(why) }
+    pub fn ended(&self) -> impl Future<Output = Result<String, String>> + Send + use<> {
+        let daemon = self.daemon.clone();
+        async move {
+            let mut left = daemon.left.subscribe();
+            let _ = left.wait_for(|left| *left).await;
+            let why = daemon.ended.borrow().clone().unwrap_or_default();
+            if daemon.was_told_to_end.load(Ordering::Acquire) { Ok(why) } else { Err(why) }
+        }
     }
 
     /// Ends the daemon and every worker process, and waits for them. Blocks.
@@ -117,16 +130,22 @@ pub(crate) struct Daemon {
     token: Token,
     head_address: Address,
     head: Link<HeadMessage>,
+    /// For questions to the head, once it has been joined.
+    head_client: std::sync::OnceLock<HeadClient>,
     runtime: tokio::runtime::Handle,
     pub(crate) store: NodeStore,
     guard: Guard,
     pool: Mutex<pool::Pool>,
+    /// Bounds the launches that the guard has not answered.
+    launches: Arc<tokio::sync::Semaphore>,
     transfers: transfer::Transfers,
     executables: executables::Executables,
     connections: Mutex<Vec<Connection>>,
     ended: tokio::sync::watch::Sender<Option<String>>,
     /// Whether it ends because somebody wanted it to.
     was_told_to_end: AtomicBool,
+    /// Whether it has ended, and has told the head why as far as it could.
+    left: tokio::sync::watch::Sender<bool>,
     cpus: usize,
     listen_ip: Option<std::net::IpAddr>,
     gpus: Gpus,
@@ -149,7 +168,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         spill_dir: config.spill_dir.clone(),
         spill_capacity: config.spill_bytes,
     })
-    .map_err(|error| Error::io("making the object store", &error))?;
+    .map_err(|error| Error::io("making the object store", &error))?
+    .limited_by(crate::machine::memory_left());
     store.attach(process);
     let (reports, incoming) = mpsc::unbounded_channel();
     let guard = Guard::start(move |report| {
@@ -165,15 +185,18 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         token: config.token.clone(),
         head_address: config.head.clone(),
         head: Link::new(),
+        head_client: std::sync::OnceLock::new(),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
         pool: Mutex::default(),
+        launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         transfers: transfer::Transfers::default(),
         executables: executables::Executables::default(),
         connections: Mutex::default(),
         ended: tokio::sync::watch::Sender::new(None),
         was_told_to_end: AtomicBool::new(false),
+        left: tokio::sync::watch::Sender::new(false),
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
         listen_ip: config.listen.map(|listen| listen.ip()),
         gpus: config.gpus.clone(),
@@ -202,6 +225,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     });
     tokio::spawn(daemon.clone().wind_up_exits(incoming));
     tokio::spawn(daemon.clone().keep_house());
+    tokio::spawn(daemon.clone().leave());
     Ok(NodeHandle { daemon })
 }
 
@@ -213,6 +237,7 @@ impl Daemon {
             purpose,
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
         }
     }
 
@@ -222,6 +247,26 @@ impl Daemon {
             () = work => {}
             _ = ended.wait_for(Option::is_some) => {}
         }
+    }
+
+    /// When the daemon has ended, it ends the worker processes, tells the head why, and leaves: whatever waits for this
+    /// node must not wait for ever, and what is started again elsewhere must not be alive here.
+    async fn leave(self: Arc<Self>) {
+        let mut ended = self.ended.subscribe();
+        let why = match ended.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or_default(),
+            Err(_) => return,
+        };
+        let daemon = self.clone();
+        let stopped = tokio::task::spawn_blocking(move || daemon.guard.stop());
+        let _ = tokio::time::timeout(FAREWELL, stopped).await;
+        self.head.send(HeadMessage::NodeEnds(why));
+        // Where the head is the cause, it does not answer.
+        let _ = tokio::time::timeout(FAREWELL, self.head.flushed()).await;
+        for connection in self.connections.lock().drain(..) {
+            connection.close();
+        }
+        self.left.send_replace(true);
     }
 
     /// The head wants it to end.
@@ -242,17 +287,25 @@ impl Daemon {
 
     async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let stream = address::dial(&self.head_address, "the head", &self.token, self.hello(Purpose::Control)).await?;
-        let (connection, client, server) =
-            mux::connect::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+        let (connection, client, server) = mux::connect_probing::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(
+            stream,
+            Waiting::Asleep,
+            Probing::Both,
+        );
         self.connections.lock().push(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = service::NodeService::new(self.clone(), self.head_address.process);
         tokio::spawn(mux::serve(server, service.serve()));
         let answer = client.join_node(mux::within(Duration::from_secs(30)), info, self.running()).await;
         mux::answered(answer, "the head")??;
+        let _ = self.head_client.set(client);
         tokio::spawn(async move {
             self.head.run(&connection, |messages| HeadRequest::Deliver { messages }).await;
-            self.end("the head is gone");
+            let limit = limits().silence.as_secs_f64();
+            self.end(&format!(
+                "the head is gone, or has given this node up because it heard nothing from it for {limit} s; start this \
+                 worker again when the head is back"
+            ));
         });
         Ok(())
     }
@@ -274,5 +327,6 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::EndJob { .. }
             | NodeMessage::Stop(_)
             | NodeMessage::Prestart { .. }
+            | NodeMessage::NodeDied(_)
     )
 }

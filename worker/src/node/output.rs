@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
+use tokio::sync::Notify;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{JobId, ProcessId};
 use wingbeat_net::address;
@@ -26,6 +28,50 @@ const LINE: usize = 16 << 10;
 /// Lines on their way to one driver. Beyond that the driver is slower than the output, and lines are dropped
 /// with a note, so that user code is never held up by a terminal.
 const QUEUED: usize = 10_000;
+/// A line without an end is shown as it is when nothing more came for so long: a prompt, or a bar that grows.
+const PAUSE: Duration = Duration::from_millis(200);
+/// What is read at a time; a pipe holds four times as much.
+const CHUNK: usize = 16 << 10;
+
+/// Cuts output into lines, none of which is longer than [`LINE`] and a note.
+#[derive(Default)]
+struct Lines {
+    line: Vec<u8>,
+    /// The line was too long, and was shown as far as it goes.
+    skips: bool,
+}
+
+impl Lines {
+    /// More output came. `show` gets every line that is complete, or too long.
+    fn take(&mut self, output: &[u8], mut show: impl FnMut(String)) {
+        for part in output.split_inclusive(|byte| *byte == b'\n') {
+            let (text, ends) = part.strip_suffix(b"\n").map_or((part, false), |text| (text, true));
+            if !self.skips {
+                let room = LINE - self.line.len();
+                self.line.extend_from_slice(&text[..text.len().min(room)]);
+                if text.len() > room {
+                    self.skips = true;
+                    let begun = self.show_begun().unwrap_or_default();
+                    show(format!("{begun} … (the rest of this line is not shown: it is longer than {LINE} bytes)"));
+                } else if ends {
+                    show(self.show_begun().unwrap_or_default());
+                }
+            }
+            self.skips &= !ends;
+        }
+    }
+
+    fn has_begun(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    /// What there is of a line that has no end yet; what follows is a line of its own.
+    fn show_begun(&mut self) -> Option<String> {
+        let text = self.has_begun().then(|| String::from_utf8_lossy(&self.line).into_owned());
+        self.line.clear();
+        text
+    }
+}
 
 /// The last lines of a worker process's standard error.
 #[derive(Clone, Default)]
@@ -34,6 +80,10 @@ pub(super) struct Tail {
     readers: Arc<Mutex<Option<tokio::sync::watch::Receiver<u32>>>>,
     /// The pipes once more, to see whether they are empty.
     pipes: Arc<Mutex<Vec<OwnedFd>>>,
+    /// Number of pipes whose last line has begun, and is not shown yet.
+    begun: Arc<AtomicUsize>,
+    /// Such lines are to be shown now.
+    settling: Arc<Notify>,
 }
 
 impl Tail {
@@ -49,9 +99,11 @@ impl Tail {
         self.lines.lock().iter().cloned().collect()
     }
 
-    /// Whether everything that was printed has been read.
+    /// Whether everything that was printed has been read and shown; if not, it is to be soon.
     fn is_read(&self) -> bool {
-        self.pipes.lock().iter().all(|pipe| rustix::io::ioctl_fionread(pipe).is_ok_and(|left| left == 0))
+        self.settling.notify_waiters();
+        let is_empty = |pipe: &OwnedFd| rustix::io::ioctl_fionread(pipe).is_ok_and(|left| left == 0);
+        self.pipes.lock().iter().all(is_empty) && self.begun.load(Ordering::Relaxed) == 0
     }
 
     /// Waits until both pipes have ended.
@@ -106,40 +158,56 @@ impl Daemon {
         }
     }
 
-    async fn read_pipe(&self, process: ProcessId, job: JobId, pipe: pipe::Receiver, is_stderr: bool, tail: &Tail) {
-        let mut reader = BufReader::new(pipe);
-        let mut line = Vec::new();
+    async fn read_pipe(&self, process: ProcessId, job: JobId, mut pipe: pipe::Receiver, is_stderr: bool, tail: &Tail) {
+        let mut lines = Lines::default();
+        let mut chunk = vec![0; CHUNK];
+        // Lines that the driver had no room for.
+        let mut dropped = 0usize;
+        let mut show = |text: String| self.show(process, job, is_stderr, tail, text, &mut dropped);
         loop {
-            line.clear();
-            // A pipe that breaks has nothing more to say.
-            match reader.read_until(b'\n', &mut line).await {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
-            }
-            if line.last() == Some(&b'\n') {
-                line.pop();
-            }
-            line.truncate(LINE);
-            let text = String::from_utf8_lossy(&line).into_owned();
-            if is_stderr {
-                tail.push(&text);
-            }
-            let (log, pid, source) = {
-                let pool = self.pool.lock();
-                let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else {
-                    continue;
-                };
-                let worker = pool.workers.get(&process);
-                (
-                    log,
-                    worker.map_or(0, |worker| worker.pid),
-                    worker.map(|worker| worker.page.name()).unwrap_or_default(),
-                )
+            let has_begun = lines.has_begun();
+            let read = tokio::select! {
+                // A pipe that breaks has nothing more to say.
+                read = pipe.read(&mut chunk) => Some(read.unwrap_or(0)),
+                () = tokio::time::sleep(PAUSE), if has_begun => None,
+                () = tail.settling.notified(), if has_begun => None,
             };
-            if log.queued() < QUEUED {
-                log.send(LogLine { pid, source, node: self.hostname.clone(), is_stderr, text });
+            match read {
+                Some(count) if count > 0 => lines.take(&chunk[..count], &mut show),
+                _ => lines.show_begun().into_iter().for_each(&mut show),
+            }
+            match (has_begun, lines.has_begun()) {
+                (false, true) => drop(tail.begun.fetch_add(1, Ordering::Relaxed)),
+                (true, false) => drop(tail.begun.fetch_sub(1, Ordering::Relaxed)),
+                _ => {}
+            }
+            if read == Some(0) {
+                return;
             }
         }
+    }
+
+    /// Sends a line to the driver of the job, if it has room, with a note of those before for which it had none.
+    fn show(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail, text: String, dropped: &mut usize) {
+        if is_stderr {
+            tail.push(&text);
+        }
+        let pool = self.pool.lock();
+        let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else { return };
+        let worker = pool.workers.get(&process);
+        let pid = worker.map_or(0, |worker| worker.pid);
+        let source = worker.map(|worker| worker.page.name()).unwrap_or_default();
+        drop(pool);
+        if log.queued() >= QUEUED {
+            *dropped += 1;
+            return;
+        }
+        let line = |text| LogLine { pid, source: source.clone(), node: self.hostname.clone(), is_stderr, text };
+        if *dropped > 0 {
+            log.send(line(format!("({dropped} lines were dropped here: they came faster than the driver took them)")));
+            *dropped = 0;
+        }
+        log.send(line(text));
     }
 
     /// Carries lines to a driver until it is gone.
@@ -156,5 +224,59 @@ impl Daemon {
         self.until_ended(log.run(&connection, |lines| ProcessRequest::Logs { lines })).await;
         connection.close();
         log.broke();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(lines: &mut Lines, output: &[u8]) -> Vec<String> {
+        let mut shown = Vec::new();
+        lines.take(output, |line| shown.push(line));
+        shown
+    }
+
+    #[test]
+    fn lines_are_whole_however_they_arrive() {
+        let mut lines = Lines::default();
+        assert_eq!(shown(&mut lines, b"one\ntwo\n\nthr"), ["one", "two", ""]);
+        assert!(lines.has_begun());
+        assert_eq!(shown(&mut lines, b"ee\n"), ["three"]);
+        assert!(!lines.has_begun());
+    }
+
+    #[test]
+    fn a_line_without_an_end_can_be_shown_and_the_rest_is_another() {
+        let mut lines = Lines::default();
+        assert!(shown(&mut lines, b"Password: ").is_empty());
+        assert_eq!(lines.show_begun().as_deref(), Some("Password: "));
+        assert_eq!(lines.show_begun(), None);
+        assert_eq!(shown(&mut lines, b"ok\n"), ["ok"]);
+    }
+
+    #[test]
+    fn a_line_that_never_ends_takes_no_memory() {
+        let mut lines = Lines::default();
+        let mut all = Vec::new();
+        for _ in 0..1_000 {
+            all.extend(shown(&mut lines, &[b'y'; CHUNK]));
+            assert!(lines.line.len() <= LINE);
+        }
+        assert_eq!(all.len(), 1, "it is shown once, as far as it goes");
+        assert!(
+            all[0].starts_with("yyyy")
+                && all[0].ends_with("(the rest of this line is not shown: it is longer than 16384 bytes)")
+        );
+        assert_eq!(shown(&mut lines, b"yyy\nnext\n"), ["next"]);
+    }
+
+    #[test]
+    fn a_line_of_just_the_limit_is_not_cut() {
+        let mut lines = Lines::default();
+        let mut line = vec![b'x'; LINE];
+        line.push(b'\n');
+        let all = shown(&mut lines, &line);
+        assert_eq!((all.len(), all[0].len()), (1, LINE));
     }
 }

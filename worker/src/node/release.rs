@@ -34,6 +34,11 @@ impl Held {
         receiver
     }
 
+    /// Those that have ended, and may have left something behind.
+    pub(super) fn leaving(&self) -> Vec<ProcessId> {
+        self.leaving.lock().keys().copied().collect()
+    }
+
     pub(super) fn is_gone(&self, process: ProcessId) {
         if let Some(gone) = self.leaving.lock().remove(&process) {
             // Nobody waits where no devices were held.

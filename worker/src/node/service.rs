@@ -11,9 +11,9 @@ use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
-use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
+use wingbeat_net::silence::Probing;
+use wingbeat_store::Extent;
 
-use super::transfer::create_error;
 use super::{Daemon, is_from_head, send_arena};
 
 /// The service for one connection; it knows who is on the other side.
@@ -47,8 +47,16 @@ impl Daemon {
             Purpose::Control => {}
         }
         let peer = hello.address.process;
-        let (connection, _, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+        let probing = match hello.role {
+            // They must notice when this daemon is stopped. When they are, nobody waits for what they say.
+            Role::Worker | Role::Driver(_) => Probing::Sends,
+            _ => Probing::default(),
+        };
+        let (connection, _, server) = mux::connect_probing::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(
+            stream,
+            Waiting::Asleep,
+            probing,
+        );
         let service = NodeService { daemon: self.clone(), peer, connection: Some(connection.clone()) };
         self.until_ended(async {
             tokio::select! {
@@ -61,6 +69,7 @@ impl Daemon {
         // What worker processes hold is taken back when they have ended; a driver only has its connection.
         if matches!(hello.role, Role::Driver(_)) {
             self.store.process_gone(peer);
+            self.transfers.object_settled();
         }
     }
 
@@ -81,29 +90,22 @@ impl Daemon {
                 for object in objects {
                     self.store.release(object, peer);
                 }
+                self.transfers.object_settled();
             }
-            NodeMessage::Delete(objects) => {
-                for object in objects {
-                    self.store.delete(object);
-                }
-            }
+            NodeMessage::Delete(objects) => self.delete(objects),
+            NodeMessage::NodeDied(node) => self.transfers.node_died(node),
             NodeMessage::KillWorker { process, why } => self.kill_worker(process, why),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
-                self.actor_started(actor, incarnation, outcome);
+                self.actor_started(peer, actor, incarnation, outcome);
             }
+            NodeMessage::Stays => self.stays(peer),
+            NodeMessage::LostHead => self.lost_its_head(peer),
         }
     }
 }
 
 fn located(extent: Extent) -> Located {
     Located { offset: extent.offset, len: extent.len }
-}
-
-fn get_error(object: ObjectId, error: &GetError) -> Error {
-    match error {
-        GetError::Full(full) => Error::StoreFull { what: object.to_string(), why: full.to_string() },
-        other => Error::ObjectLost { object, why: other.to_string() },
-    }
 }
 
 impl wingbeat_net::services::Node for NodeService {
@@ -133,37 +135,13 @@ impl wingbeat_net::services::Node for NodeService {
     }
 
     async fn create(self, _: Context, object: ObjectId, size: u64) -> Result<Option<Located>, Error> {
-        let (daemon, peer) = (self.daemon, self.peer);
-        let what = object.to_string();
-        let mut created = daemon.store.try_create(object, size, peer);
-        if let Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) = created {
-            // An earlier attempt whose result never arrived, at a task that does not give the same twice.
-            daemon.store.delete(object);
-            created = daemon.store.try_create(object, size, peer);
-        }
-        match created {
-            Ok(Some(extent)) => return Ok(Some(located(extent))),
-            Ok(None) => {}
-            Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
-            Err(error) => return Err(create_error(what, &error)),
-        }
-        // Something must go to disk first.
-        let created = tokio::task::spawn_blocking(move || daemon.store.create(object, size, peer)).await;
-        match created {
-            Ok(Ok(extent)) => Ok(Some(located(extent))),
-            Ok(Err(error)) => Err(create_error(what, &error)),
-            Err(error) => Err(Error::Io { what: "spilling objects".into(), why: error.to_string() }),
-        }
+        Ok(self.daemon.create(object, size, self.peer).await?.map(located))
     }
 
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {
         let sealed = self.daemon.store.seal(object, self.peer);
+        self.daemon.transfers.object_settled();
         sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })
-    }
-
-    async fn abort(self, _: Context, object: ObjectId) {
-        // Whoever aborts what is not there has what it wants.
-        let _ = self.daemon.store.abort(object, self.peer);
     }
 
     async fn settle_output(self, _: Context, job: JobId) {
@@ -172,18 +150,7 @@ impl wingbeat_net::services::Node for NodeService {
 
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {
         let Fetch { object, stored } = what;
-        let (daemon, peer) = (self.daemon, self.peer);
-        let new = daemon.obtain(object, stored).await?;
-        match daemon.store.try_get(object, peer) {
-            Ok(Some(extent)) => return Ok((located(extent), new)),
-            Ok(None) => {}
-            Err(error) => return Err(get_error(object, &error)),
-        }
-        let got = tokio::task::spawn_blocking(move || daemon.store.get(object, peer)).await;
-        match got {
-            Ok(Ok(extent)) => Ok((located(extent), new)),
-            Ok(Err(error)) => Err(get_error(object, &error)),
-            Err(error) => Err(Error::Io { what: "reading a spilled object".into(), why: error.to_string() }),
-        }
+        let (extent, new) = self.daemon.read(object, stored, self.peer).await?;
+        Ok((located(extent), new))
     }
 }

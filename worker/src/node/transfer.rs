@@ -2,82 +2,178 @@
 //!
 //! ```text
 //! reader → holder   object id (fixed size)
-//! holder → reader   length: u64, or u64::MAX when it has no copy;  then the bytes
+//! holder → reader   WAIT, while the object is read from disk or others are sent;
+//!                   then ABSENT, or UNREADABLE and a text, or the length: u64, and the bytes
 //! ```
 //!
-//! Each transfer has a blocking thread and a connection of its own at both ends; connections are kept for the
-//! next one. Several requests for one object wait for one transfer.
+//! Connections are kept for the next transfer, for a while. An idle one occupies no thread at either end (`wire`). A
+//! reader has a bounded number of connections to each holder, and both ends make a bounded number of copies at once;
+//! what is over waits its turn. Whoever has asked reads at once, and sending waits for nothing but the reader, so two
+//! nodes that fetch from each other always go on. Several requests for one object wait for one transfer.
+//!
+//! What a reader cannot do says nothing about the copy: only a holder that answers ABSENT, or has died, has none. A
+//! connection that fails is replaced once; then other holders are asked, and all of them again, until
+//! [`Limits::reach`] is over. Then the object is [`Error::ObjectUnavailable`]: it is there, but not for this node.
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
+use rand::seq::SliceRandom;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{StoreNode, Stored};
-use wingbeat_core::{ObjectId, ProcessId, TaskId};
+use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
-use wingbeat_store::{CreateError, Extent, GetError};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::Daemon;
+use super::wire::{self, Wire};
 
 const ABSENT: u64 = u64::MAX;
+const WAIT: u64 = u64::MAX - 1;
+/// Followed by the length of a text (u32) and the text.
+const UNREADABLE: u64 = u64::MAX - 2;
+
+/// A longer text is not from a holder.
+const TEXT: usize = 4096;
+
+/// Connections from this node to another: enough to fill a network with small objects, and few enough that 1,000
+/// nodes are not out of descriptors.
+const CONNECTIONS: usize = 8;
+
+/// Copies that a node receives at once, and as many that it sends: each may occupy a blocking thread, of which tokio has
+/// 512, and spilling and restoring need some.
+const COPIES: usize = 64;
+
+/// The first pause before the same holders are asked again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// How often an object may vanish between its arrival and the look at it before it is given up: each time, somebody
+/// must have deleted it.
+const VANISHED: u32 = 8;
+
+/// What is waited for, and how long. Tests shorten it by the variables of a node's environment that are named here.
+struct Limits {
+    /// How long the other side of a transfer may send nothing: what the head allows a node (`WINGBEAT_TRANSFER_SILENCE_MS`).
+    silence: Duration,
+    /// How long a connection may be idle at its reader; twice as long at its holder (`WINGBEAT_TRANSFER_IDLE_MS`).
+    idle: Duration,
+    /// How long holders that cannot be reached are asked again. Longer than the head takes to find a dead node
+    /// (`WINGBEAT_TRANSFER_REACH_MS`).
+    reach: Duration,
+    /// How long another writer of the same object is waited for (`WINGBEAT_WRITER_LIMIT_MS`).
+    writer: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let limit = |variable: &str, seconds: u64| {
+            let given = std::env::var(variable).ok().and_then(|text| text.parse().ok());
+            given.map_or(Duration::from_secs(seconds), Duration::from_millis)
+        };
+        Limits {
+            silence: limit("WINGBEAT_TRANSFER_SILENCE_MS", 10),
+            idle: limit("WINGBEAT_TRANSFER_IDLE_MS", 30),
+            reach: limit("WINGBEAT_TRANSFER_REACH_MS", 20),
+            writer: limit("WINGBEAT_WRITER_LIMIT_MS", 30),
+        }
+    }
+}
 
 type Fetching = Shared<BoxFuture<'static, Result<(), Error>>>;
 
 /// Transfers under way, and connections between them.
-#[derive(Default)]
 pub(super) struct Transfers {
+    limits: Limits,
     under_way: Mutex<BTreeMap<ObjectId, Fetching>>,
-    idle: Mutex<BTreeMap<ProcessId, Vec<Wire>>>,
+    /// By the daemon's process. Entries go when nobody uses them and their connections have been idle for long enough.
+    holders: Mutex<BTreeMap<ProcessId, Arc<Holder>>>,
+    receiving: Semaphore,
+    sending: Semaphore,
+    /// Nodes that the head has given up, which is for ever: 8 bytes each.
+    dead: watch::Sender<BTreeSet<NodeId>>,
+    /// Notified when an object here was sealed or given up, or a reader is done.
+    settled: Notify,
 }
 
-/// A blocking connection of either kind.
-enum Wire {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Wire {
-    fn from_stream(stream: Stream) -> std::io::Result<Wire> {
-        match stream {
-            Stream::Unix(stream) => {
-                let stream = stream.into_std()?;
-                stream.set_nonblocking(false)?;
-                Ok(Wire::Unix(stream))
-            }
-            Stream::Tcp(stream) => {
-                let stream = stream.into_std()?;
-                stream.set_nonblocking(false)?;
-                Ok(Wire::Tcp(stream))
-            }
+impl Default for Transfers {
+    fn default() -> Self {
+        Transfers {
+            limits: Limits::default(),
+            under_way: Mutex::default(),
+            holders: Mutex::default(),
+            receiving: Semaphore::new(COPIES),
+            sending: Semaphore::new(COPIES),
+            dead: watch::Sender::default(),
+            settled: Notify::new(),
         }
     }
 }
 
-impl Read for Wire {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        match self {
-            Wire::Unix(stream) => stream.read(buffer),
-            Wire::Tcp(stream) => stream.read(buffer),
-        }
+/// The connections to one daemon.
+struct Holder {
+    slots: Semaphore,
+    /// Those that nothing is under way on, and since when; the latest last.
+    idle: Mutex<Vec<(Arc<Wire>, Instant)>>,
+}
+
+impl Transfers {
+    fn holder(&self, process: ProcessId) -> Arc<Holder> {
+        let new = || Arc::new(Holder { slots: Semaphore::new(CONNECTIONS), idle: Mutex::default() });
+        self.holders.lock().entry(process).or_insert_with(new).clone()
+    }
+
+    /// Closes the connections that have been idle for too long.
+    pub(super) fn close_idle(&self) {
+        self.close_idle_for(self.limits.idle);
+    }
+
+    fn close_idle_for(&self, limit: Duration) {
+        self.holders.lock().retain(|_, holder| {
+            let mut idle = holder.idle.lock();
+            idle.retain(|(_, since)| since.elapsed() < limit);
+            // Somebody else holds it while a transfer is under way or waits for a connection.
+            !idle.is_empty() || Arc::strong_count(holder) > 1
+        });
+    }
+
+    /// The head has given a node up: what is expected from it will not come.
+    pub(super) fn node_died(&self, node: NodeId) {
+        self.dead.send_modify(|dead| {
+            dead.insert(node);
+        });
+    }
+
+    /// Whoever waits for another writer or reader of an object looks again.
+    pub(super) fn object_settled(&self) {
+        self.settled.notify_waiters();
+    }
+
+    async fn until_dead(&self, node: NodeId) {
+        let mut dead = self.dead.subscribe();
+        // The sender lives as long as this.
+        let _ = dead.wait_for(|dead| dead.contains(&node)).await;
     }
 }
 
-impl Write for Wire {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self {
-            Wire::Unix(stream) => stream.write(bytes),
-            Wire::Tcp(stream) => stream.write(bytes),
-        }
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+/// Why an object did not come from a holder.
+enum Failure {
+    /// The holder has no copy, or has died.
+    Absent(String),
+    /// There is no place for it here: another holder would not help.
+    Place(Error),
+    /// It could not be asked, or could not send it.
+    Unreached(String),
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Failure::Unreached(error.to_string())
     }
 }
 
@@ -100,19 +196,128 @@ fn decode(bytes: [u8; 20]) -> ObjectId {
 }
 
 /// What the store says when it has no room, for the user.
-pub(super) fn create_error(what: String, error: &CreateError) -> Error {
+fn create_error(object: ObjectId, error: &CreateError) -> Error {
+    let what = object.to_string();
     match error {
         CreateError::TooLarge { size, capacity, spill_capacity, .. } => {
             Error::ObjectTooLarge { what, size: *size, store: *capacity, disk: *spill_capacity }
         }
-        CreateError::AlreadyExists { .. } => Error::InvalidArgument { what: format!("{what} is in the store already") },
         other => Error::StoreFull { what, why: other.to_string() },
     }
 }
 
+fn thread_failed(what: &str, error: &tokio::task::JoinError) -> Error {
+    Error::Io { what: what.into(), why: error.to_string() }
+}
+
 impl Daemon {
+    /// Gives a process a place for an object that it is to write; none if the object is here already. Waits for another
+    /// process that is writing it, or still reads an older one.
+    ///
+    /// # Errors
+    /// There is no room, or the other process takes too long.
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        object: ObjectId,
+        size: u64,
+        by: ProcessId,
+    ) -> Result<Option<Extent>, Error> {
+        let mut waiting_since = None;
+        loop {
+            // Before the look, so that nothing between the two is missed.
+            let settled = self.transfers.settled.notified();
+            let mut created = self.store.try_create(object, size, by);
+            if let Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) = created {
+                // An earlier attempt whose result never arrived, at a task that does not give the same twice.
+                self.delete(vec![object]);
+                created = self.store.try_create(object, size, by);
+            }
+            if let Ok(None) = created {
+                // Something must go to disk first.
+                let daemon = self.clone();
+                let creating = tokio::task::spawn_blocking(move || daemon.store.create(object, size, by).map(Some));
+                created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+            }
+            match created {
+                Ok(extent) => return Ok(extent),
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
+                Err(CreateError::AlreadyExists { state, .. }) => {
+                    let (limit, since) =
+                        (self.transfers.limits.writer, *waiting_since.get_or_insert_with(Instant::now));
+                    if tokio::time::timeout(limit.saturating_sub(since.elapsed()), settled).await.is_err() {
+                        let doing = match state {
+                            AlreadyExists::Different => "reading another value of it",
+                            _ => "writing it",
+                        };
+                        let why = format!("{}: another process has been {doing} for {limit:?}", self.id);
+                        return Err(Error::ObjectUnavailable { object, why });
+                    }
+                }
+                Err(error) => return Err(create_error(object, &error)),
+            }
+        }
+    }
+
+    /// Deletes objects here. Disk space is given back on a thread that may block.
+    pub(super) fn delete(self: &Arc<Self>, objects: Vec<ObjectId>) {
+        for object in objects {
+            self.store.delete(object);
+        }
+        if self.store.has_unneeded_files() {
+            let daemon = self.clone();
+            self.runtime.spawn_blocking(move || daemon.store.remove_unneeded_files());
+        }
+    }
+
+    /// Pins an object for a process, and answers where it lies and whether a copy was made: from another node or from
+    /// disk if need be.
+    ///
+    /// # Errors
+    /// [`Error::ObjectLost`] when there is no copy at any of its holders, [`Error::ObjectUnavailable`] when there may be one
+    /// that cannot be read from here now, or there is no room for it.
+    pub(super) async fn read(
+        self: &Arc<Self>,
+        object: ObjectId,
+        stored: Stored,
+        by: ProcessId,
+    ) -> Result<(Extent, bool), Error> {
+        let mut new = false;
+        for _ in 0..VANISHED {
+            new |= self.obtain(object, &stored).await?;
+            match self.pin(object, by).await? {
+                Ok(extent) => return Ok((extent, new)),
+                Err(GetError::Full(full)) => {
+                    return Err(Error::StoreFull { what: object.to_string(), why: full.to_string() });
+                }
+                Err(error @ (GetError::OutOfMemory { .. } | GetError::Spill(_))) => {
+                    return Err(Error::StoreFull { what: object.to_string(), why: error.to_string() });
+                }
+                // This copy is of no use to anybody; perhaps there is another.
+                Err(error @ GetError::Io { .. }) => {
+                    tracing::warn!(%error, %object, "a copy on disk is lost");
+                    self.delete(vec![object]);
+                }
+                // Deleted in that moment.
+                Err(GetError::Absent { .. } | GetError::Unsealed { .. }) => {}
+                Err(error) => return Err(Error::ObjectUnavailable { object, why: error.to_string() }),
+            }
+        }
+        Err(Error::ObjectUnavailable { object, why: "its copy here was deleted whenever it had arrived".into() })
+    }
+
+    async fn pin(self: &Arc<Self>, object: ObjectId, by: ProcessId) -> Result<Result<Extent, GetError>, Error> {
+        match self.store.try_get(object, by) {
+            Ok(Some(extent)) => return Ok(Ok(extent)),
+            Ok(None) => {}
+            Err(error) => return Ok(Err(error)),
+        }
+        let daemon = self.clone();
+        let got = tokio::task::spawn_blocking(move || daemon.store.get(object, by)).await;
+        got.map_err(|error| thread_failed("reading a spilled object", &error))
+    }
+
     /// Makes sure that an object can be read here. True when a copy was made.
-    pub(super) async fn obtain(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<bool, Error> {
+    async fn obtain(self: &Arc<Self>, object: ObjectId, stored: &Stored) -> Result<bool, Error> {
         if self.store.contains(object) {
             return Ok(false);
         }
@@ -121,14 +326,21 @@ impl Daemon {
             match under_way.get(&object) {
                 Some(fetching) => fetching.clone(),
                 None => {
-                    let daemon = self.clone();
-                    let fetching = async move {
-                        let result = daemon.clone().fetch_from_any(object, stored).await;
-                        daemon.transfers.under_way.lock().remove(&object);
+                    let (daemon, stored) = (self.clone(), stored.clone());
+                    // A task of its own: it ends, and in bounded time, also when nobody waits for it any more.
+                    let fetch = tokio::spawn(async move {
+                        let result = daemon.fetch_from_any(object, stored).await;
+                        let fetching = daemon.transfers.under_way.lock().remove(&object);
+                        if fetching.is_some_and(|fetching| fetching.strong_count() == Some(1)) {
+                            // Nobody waits for it any more, and nobody would tell its owner of this copy.
+                            daemon.delete(vec![object]);
+                        }
                         result
-                    }
-                    .boxed()
-                    .shared();
+                    });
+                    let fetching = fetch
+                        .map(|fetched| fetched.unwrap_or_else(|error| Err(thread_failed("fetching an object", &error))))
+                        .boxed()
+                        .shared();
                     under_way.insert(object, fetching.clone());
                     fetching
                 }
@@ -137,111 +349,226 @@ impl Daemon {
         fetching.await.map(|()| true)
     }
 
-    async fn fetch_from_any(self: Arc<Self>, object: ObjectId, stored: Stored) -> Result<(), Error> {
-        let mut tried = Vec::new();
-        for holder in stored.nodes.iter().filter(|holder| holder.node != self.id) {
-            match self.clone().fetch_from(object, stored.size, holder.clone()).await {
-                Ok(()) => return Ok(()),
-                // Another holder would not help: the room is missing here.
-                Err(error @ (Error::ObjectTooLarge { .. } | Error::StoreFull { .. })) => return Err(error),
-                Err(error) => tried.push(format!("{}: {error}", holder.node)),
+    async fn fetch_from_any(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<(), Error> {
+        let mut holders: Vec<StoreNode> = stored.nodes.into_iter().filter(|holder| holder.node != self.id).collect();
+        // Whoever reads the same object begins elsewhere, so that not all ask its maker.
+        holders.shuffle(&mut rand::rng());
+        let mut absent = Vec::new();
+        let mut pause = PAUSES.0;
+        let mut failing_since = None;
+        loop {
+            let mut unreached = Vec::new();
+            let mut left = Vec::new();
+            for holder in holders {
+                match self.fetch_from(object, stored.size, &holder).await {
+                    Ok(()) => return Ok(()),
+                    Err(Failure::Place(error)) => return Err(error),
+                    Err(Failure::Absent(why)) => absent.push(format!("{}: {why}", holder.node)),
+                    Err(Failure::Unreached(why)) => {
+                        tracing::info!(%object, node = %holder.node, why, "cannot fetch an object");
+                        unreached.push(format!("{}: {why}", holder.node));
+                        left.push(holder);
+                    }
+                }
             }
+            if left.is_empty() {
+                let why = match absent.is_empty() {
+                    true => "no node has a copy of it".to_owned(),
+                    false => format!("none of its holders has a copy any more ({})", absent.join("; ")),
+                };
+                return Err(Error::ObjectLost { object, why });
+            }
+            let since = *failing_since.get_or_insert_with(Instant::now);
+            if since.elapsed() + pause > self.transfers.limits.reach {
+                let why = format!("{} cannot fetch it ({})", self.id, unreached.join("; "));
+                return Err(Error::ObjectUnavailable { object, why });
+            }
+            // The head may find out meanwhile that a holder has died.
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+            holders = left;
         }
-        let why = match tried.is_empty() {
-            true => "no node has a copy of it".to_owned(),
-            false => format!("none of its copies could be read ({})", tried.join("; ")),
-        };
-        Err(Error::ObjectLost { object, why })
     }
 
-    async fn fetch_from(self: Arc<Self>, object: ObjectId, size: u64, holder: StoreNode) -> Result<(), Error> {
-        let peer = holder.address.process;
-        let idle = self.transfers.idle.lock().get_mut(&peer).and_then(Vec::pop);
-        let wire = match idle {
-            Some(wire) => wire,
-            None => self.dial_bulk(&holder).await?,
+    async fn fetch_from(self: &Arc<Self>, object: ObjectId, size: u64, holder: &StoreNode) -> Result<(), Failure> {
+        let (node, limit) = (holder.node, self.transfers.limits.silence);
+        let connections = self.transfers.holder(holder.address.process);
+        let _slot = self.unless_dead(node, slot_of(&connections.slots)).await??;
+        let _copy = self.unless_dead(node, slot_of(&self.transfers.receiving)).await??;
+        let idle = std::iter::from_fn(|| connections.idle.lock().pop()).find(|(wire, _)| !wire.is_stale());
+        if let Some((wire, _)) = idle {
+            match self.fetch_over(object, size, node, &wire).await {
+                Ok(()) => {
+                    connections.idle.lock().push((wire, Instant::now()));
+                    return Ok(());
+                }
+                // It may have been broken for as long as it was idle, and the others with it.
+                Err(Failure::Unreached(why)) => {
+                    tracing::debug!(%node, why, "an idle bulk connection was broken");
+                    connections.idle.lock().clear();
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        let hello = self.hello(Purpose::Bulk);
+        let dialled = address::dial(&holder.address, "a node that holds an object", &self.token, hello);
+        let stream = match self.unless_dead(node, dialled).await? {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Perhaps descriptors are short.
+                self.transfers.close_idle_for(Duration::ZERO);
+                return Err(Failure::Unreached(error.to_string()));
+            }
         };
-        let daemon = self.clone();
-        let received = tokio::task::spawn_blocking(move || daemon.receive(object, size, wire)).await;
-        let wire =
-            received.map_err(|error| Error::Io { what: "receiving an object".into(), why: error.to_string() })??;
-        self.transfers.idle.lock().entry(peer).or_default().push(wire);
+        let wire = Wire::new(stream, limit)?;
+        self.fetch_over(object, size, node, &wire).await?;
+        connections.idle.lock().push((wire, Instant::now()));
         Ok(())
     }
 
-    async fn dial_bulk(&self, holder: &StoreNode) -> Result<Wire, Error> {
-        let stream =
-            address::dial(&holder.address, "a node that holds an object", &self.token, self.hello(Purpose::Bulk))
-                .await?;
-        Wire::from_stream(stream).map_err(|error| Error::io("connecting to a node", &error))
+    /// What cannot be left undone halfway does not belong here.
+    async fn unless_dead<T>(&self, node: NodeId, work: impl Future<Output = T>) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.transfers.until_dead(node) => Err(Failure::Absent("the node has died".into())),
+            done = work => Ok(done),
+        }
     }
 
-    fn receive(&self, object: ObjectId, size: u64, mut wire: Wire) -> Result<Wire, Error> {
-        let broke = |error: std::io::Error| Error::io(format!("receiving {object}"), &error);
-        wire.write_all(&encode(object)).map_err(broke)?;
-        let mut head = [0; 8];
-        wire.read_exact(&mut head).map_err(broke)?;
-        let len = u64::from_le_bytes(head);
-        if len == ABSENT {
-            return Err(Error::ObjectLost { object, why: "the node has freed it".into() });
-        }
-        if len != size {
-            return Err(Error::ObjectLost { object, why: format!("a copy of {len} bytes was offered for {size}") });
-        }
-        let extent = match self.store.create(object, size, self.process) {
-            Ok(extent) => extent,
-            Err(error) => return Err(create_error(object.to_string(), &error)),
+    async fn fetch_over(
+        self: &Arc<Self>,
+        object: ObjectId,
+        size: u64,
+        node: NodeId,
+        wire: &Arc<Wire>,
+    ) -> Result<(), Failure> {
+        // The place first: what was asked for is then read without a pause, and the holder need not wait.
+        let Some(extent) = self.create(object, size, self.process).await.map_err(Failure::Place)? else {
+            return Ok(());
         };
-        let filled = self.fill(extent, &mut wire);
-        match filled {
-            Ok(()) => {
-                let sealed = self.store.seal(object, self.process);
-                sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })?;
-                Ok(wire)
-            }
-            Err(error) => {
-                let _ = self.store.abort(object, self.process);
-                Err(broke(error))
+        let filled = match self.unless_dead(node, ask(object, size, wire)).await {
+            Ok(Ok(())) => self.fill(extent, node, wire).await,
+            Ok(Err(failure)) | Err(failure) => Err(failure),
+        };
+        let settled = match &filled {
+            Ok(()) => self.store.seal(object, self.process),
+            Err(_) => self.store.abort(object, self.process),
+        };
+        self.transfers.object_settled();
+        settled.map_err(|error| Failure::Unreached(error.to_string())).and(filled)
+    }
+
+    async fn fill(&self, extent: Extent, node: NodeId, wire: &Arc<Wire>) -> Result<(), Failure> {
+        // SAFETY: the store gave the extent to this daemon for this transfer, which seals or aborts it only after `received`
+        // has given the region back.
+        let region = unsafe { self.store.write_region(extent) }.map_err(std::io::Error::other)?;
+        let mut received = std::pin::pin!(wire::receive_all(wire, region));
+        tokio::select! {
+            done = &mut received => Ok(done?),
+            () = self.transfers.until_dead(node) => {
+                wire.cut();
+                // The last bytes may have been there already.
+                received.await.map_err(|_| Failure::Absent("the node has died".into()))
             }
         }
     }
 
-    fn fill(&self, extent: Extent, wire: &mut Wire) -> std::io::Result<()> {
-        let mut region = self.store.write_region(extent).map_err(std::io::Error::other)?;
-        wire.read_exact(&mut region)
-    }
-
-    /// Serves one bulk connection until the reader closes it.
+    /// Serves one bulk connection until the reader closes it, or has asked for nothing for a while.
     pub(super) async fn serve_bulk(self: Arc<Self>, stream: Stream) {
-        let daemon = self.clone();
-        let served = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
-            let mut wire = Wire::from_stream(stream)?;
+        let limits = &self.transfers.limits;
+        let Ok(wire) = Wire::new(stream, limits.silence) else { return };
+        // Both are over when either is: a transfer that ends in an error leaves nothing that could be gone on with.
+        let served = async {
             let mut asked = [0; 20];
-            loop {
-                wire.read_exact(&mut asked)?;
-                daemon.send_object(decode(asked), &mut wire)?;
-            }
-        });
-        // Ends with the reader's connection, which is how every transfer connection ends.
-        let _ = served.await;
-    }
-
-    fn send_object(&self, object: ObjectId, wire: &mut Wire) -> std::io::Result<()> {
-        let extent = match self.store.get(object, self.process) {
-            Ok(extent) => extent,
-            Err(GetError::Absent { .. }) => return wire.write_all(&ABSENT.to_le_bytes()),
-            Err(error) => {
-                tracing::warn!(%error, %object, "cannot send an object");
-                return wire.write_all(&ABSENT.to_le_bytes());
+            while wire.receive(&mut asked, limits.idle * 2).await.is_ok() {
+                if let Err(error) = self.send_object(decode(asked), &wire).await {
+                    tracing::debug!(%error, "a bulk connection ended in mid-transfer");
+                    return;
+                }
             }
         };
-        let sent = self.store.region(extent).map_err(std::io::Error::other).and_then(|region| {
-            wire.write_all(&(region.len() as u64).to_le_bytes())?;
-            wire.write_all(&region)
+        self.until_ended(served).await;
+        wire.cut();
+    }
+
+    async fn send_object(self: &Arc<Self>, object: ObjectId, wire: &Arc<Wire>) -> std::io::Result<()> {
+        let mut found = std::pin::pin!(async {
+            let copy = slot_of(&self.transfers.sending).await.ok();
+            (self.pin(object, self.process).await, copy)
         });
+        let mut waits = Ok(());
+        let (pinned, _copy) = loop {
+            tokio::select! {
+                biased;
+                found = &mut found => break found,
+                () = tokio::time::sleep(self.transfers.limits.silence / 4), if waits.is_ok() => {
+                    // A pin that is being made must be taken back, also for a reader that is gone.
+                    waits = wire.send(&WAIT.to_le_bytes()).await;
+                }
+            }
+        };
+        let extent = match pinned {
+            Ok(Ok(extent)) => extent,
+            Ok(Err(GetError::Absent { .. })) => return wire.send(&ABSENT.to_le_bytes()).await,
+            Ok(Err(error @ GetError::Io { .. })) => {
+                tracing::warn!(%error, %object, "a copy on disk is lost");
+                self.delete(vec![object]);
+                return wire.send(&ABSENT.to_le_bytes()).await;
+            }
+            Ok(Err(error)) => return refuse(wire, &error.to_string()).await,
+            Err(error) => return refuse(wire, &error.to_string()).await,
+        };
+        let sent = match waits {
+            Ok(()) => self.send_region(extent, wire).await,
+            Err(error) => Err(error),
+        };
         self.store.release(object, self.process);
+        self.transfers.object_settled();
         sent
     }
+
+    async fn send_region(&self, extent: Extent, wire: &Arc<Wire>) -> std::io::Result<()> {
+        // SAFETY: `send_object` holds a pin, and releases it only after `send_all` has given the region back.
+        let region = unsafe { self.store.region(extent) }.map_err(std::io::Error::other)?;
+        wire.send(&(region.len() as u64).to_le_bytes()).await?;
+        wire::send_all(wire, region).await
+    }
+}
+
+/// A turn; nobody closes these semaphores.
+async fn slot_of(slots: &Semaphore) -> Result<SemaphorePermit<'_>, Failure> {
+    slots.acquire().await.map_err(|error| Failure::Unreached(error.to_string()))
+}
+
+/// Asks for an object, and waits until its bytes are next.
+async fn ask(object: ObjectId, size: u64, wire: &Arc<Wire>) -> Result<(), Failure> {
+    wire.send(&encode(object)).await?;
+    loop {
+        let mut word = [0; 8];
+        wire.receive(&mut word, wire.silence()).await?;
+        match u64::from_le_bytes(word) {
+            WAIT => {}
+            ABSENT => return Err(Failure::Absent("it has no copy".into())),
+            UNREADABLE => {
+                let mut length = [0; 4];
+                wire.receive(&mut length, wire.silence()).await?;
+                let mut text = vec![0; (u32::from_le_bytes(length) as usize).min(TEXT)];
+                wire.receive(&mut text, wire.silence()).await?;
+                return Err(Failure::Unreached(String::from_utf8_lossy(&text).into_owned()));
+            }
+            len if len == size => return Ok(()),
+            len => return Err(Failure::Absent(format!("its copy has {len} bytes and not {size}"))),
+        }
+    }
+}
+
+async fn refuse(wire: &Arc<Wire>, why: &str) -> std::io::Result<()> {
+    tracing::warn!(why, "cannot send an object");
+    let text = &why.as_bytes()[..why.len().min(TEXT)];
+    let mut answer = UNREADABLE.to_le_bytes().to_vec();
+    answer.extend((text.len() as u32).to_le_bytes());
+    answer.extend(text);
+    wire.send(&answer).await
 }
 
 #[cfg(test)]
@@ -252,5 +579,28 @@ mod tests {
     fn an_object_id_crosses_the_wire_unchanged() {
         let id = TaskId { owner: ProcessId(0x0123_4567_89ab_cdef), seq: 42 }.output(7);
         assert_eq!(decode(encode(id)), id);
+    }
+
+    async fn answered(answer: &[u8]) -> Result<(), Failure> {
+        let (one, other) = tokio::net::UnixStream::pair().unwrap();
+        let silence = Duration::from_secs(60);
+        let (reader, holder) =
+            (Wire::new(Stream::Unix(one), silence).unwrap(), Wire::new(Stream::Unix(other), silence).unwrap());
+        holder.send(answer).await.unwrap();
+        let id = TaskId { owner: ProcessId(1), seq: 1 }.output(0);
+        ask(id, 5, &reader).await
+    }
+
+    #[tokio::test]
+    async fn only_a_holder_without_the_object_says_that_it_has_none() {
+        let of = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        assert!(matches!(answered(&of(&[5])).await, Ok(())));
+        assert!(matches!(answered(&of(&[WAIT, WAIT, 5])).await, Ok(())));
+        assert!(matches!(answered(&of(&[WAIT, ABSENT])).await, Err(Failure::Absent(_))));
+        assert!(matches!(answered(&of(&[6])).await, Err(Failure::Absent(_))));
+        let mut unreadable = of(&[UNREADABLE]);
+        unreadable.extend(2u32.to_le_bytes());
+        unreadable.extend(b"no");
+        assert!(matches!(answered(&unreadable).await, Err(Failure::Unreached(why)) if why == "no"));
     }
 }

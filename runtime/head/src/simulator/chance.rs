@@ -95,6 +95,10 @@ impl World {
                 let namespace = format!("team{}", self.random.random_range(0..4));
                 let cpus = f64::from(self.random.random_range(8..32 * scale));
                 let limit = self.chance(2).then(|| holding(cpus, cpus / 8.0));
+                match &limit {
+                    Some(limit) => drop(self.quotas.insert(namespace.clone(), limit.clone())),
+                    None => drop(self.quotas.remove(&namespace)),
+                }
                 self.ask(|state, now| ((), state.quota(now, &namespace, limit)))?;
             }
             83 | 84 => {
@@ -150,6 +154,7 @@ impl World {
             holds,
             max_restarts: [0, 1, 3, u32::MAX][self.random.random_range(0..4)],
             max_concurrency: 1,
+            max_pending_calls: None,
             groups: BTreeMap::new(),
             detached: name.is_some() && self.chance(3),
             name,

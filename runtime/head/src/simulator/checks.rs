@@ -141,6 +141,40 @@ impl World {
         Ok(())
     }
 
+    /// By the head's own words, a namespace holds no more than its quota of what was granted just now. What was granted
+    /// before may exceed it: the quota was lowered, or somebody goes on who had waited.
+    pub(super) fn check_quota(&self, lease: LeaseId) -> Result<(), String> {
+        let Some(new) = self.granted.get(&lease).filter(|new| new.start.bundle.is_none()) else { return Ok(()) };
+        let Some(namespace) = self.namespaces.get(&new.start.job) else { return Ok(()) };
+        let Some(limit) = self.quotas.get(namespace) else { return Ok(()) };
+        let is_of = |job| self.namespaces.get(&job) == Some(namespace);
+        let is_inside = |granted: &Granted| {
+            granted.start.bundle.is_some_and(|(group, index)| {
+                let places = self.placed.get(&group).and_then(|places| places.get(index as usize)?.as_ref());
+                places.is_some_and(|place| place.node == granted.node)
+            })
+        };
+        let mut held = ResourceSet::new();
+        let held_now = self.granted.values().filter(|granted| !granted.is_returned && is_of(granted.start.job));
+        for granted in held_now.filter(|granted| !is_inside(granted)) {
+            let mut resources = granted.start.resources.clone();
+            if granted.waiting > 0 {
+                resources.set(CPU, Amount::ZERO);
+            }
+            held.add(&resources);
+        }
+        for (group, places) in &self.placed {
+            if self.groups.get(group).is_some_and(|spec| is_of(spec.job)) {
+                places.iter().flatten().for_each(|place| held.add(&place.resources));
+            }
+        }
+        let over = |name: &str, limit| !new.start.resources.get(name).is_zero() && held.get(name) > limit;
+        match limit.iter().find(|(name, limit)| over(name, *limit)) {
+            Some((name, limit)) => Err(format!("{lease} takes {namespace} to {} {name} of {limit}", held.get(name))),
+            None => Ok(()),
+        }
+    }
+
     /// By the head's own words, a node on which it granted something has it all.
     pub(super) fn check_node(&self, node: NodeId, lease: LeaseId) -> Result<(), String> {
         let (Some(daemon), Some(new)) = (self.nodes.get(&node), self.granted.get(&lease)) else { return Ok(()) };

@@ -38,9 +38,11 @@ impl World {
             executable,
             working_dir: String::new(),
             env: BTreeMap::new(),
+            local_env: BTreeMap::new(),
             namespace,
             priority,
         };
+        self.namespaces.insert(spec.id, spec.namespace.clone());
         self.owners.insert(ProcessId(id), Owner::new(Some(spec.clone()), None));
         self.deliver(Event::ProcessConnected(ProcessId(id)))?;
         self.deliver(Event::JobJoined(Box::new(spec)))

@@ -95,6 +95,9 @@ pub(super) struct World {
     /// Where the bundles of each group are, as was written down.
     pub placed: BTreeMap<PlacementGroupId, Vec<Option<BundlePlace>>>,
     pub actors: Vec<ActorId>,
+    /// What each namespace may hold, and the namespace of each job.
+    pub quotas: BTreeMap<String, ResourceSet>,
+    pub namespaces: BTreeMap<JobId, String>,
     pub touched: BTreeSet<NodeId>,
     pub is_ending: bool,
 }
@@ -130,6 +133,8 @@ impl World {
             groups: BTreeMap::new(),
             placed: BTreeMap::new(),
             actors: Vec::new(),
+            quotas: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
             touched: BTreeSet::new(),
             is_ending: false,
         }
@@ -285,6 +290,7 @@ impl World {
         }
         for (node, lease) in granted {
             self.check_node(node, lease)?;
+            self.check_quota(lease)?;
         }
         self.check()?;
         let next = self.state.next_tick().map(|after| self.now + after);

@@ -118,6 +118,7 @@ impl State {
         if let Some((asker, _)) = held.into_iter().next() {
             return Err(format!("{} holds leases that it never asked for", asker.0));
         }
+        self.audit_waiters()?;
         for job in self.actors.jobs_of_living().chain(self.groups.iter().map(|group| group.spec.job)) {
             *of_jobs.entry(job).or_default() += 1;
         }
@@ -127,7 +128,46 @@ impl State {
                 return Err(format!("{id} holds {holds} things, and {} are counted", job.holds));
             }
         }
+        self.audit_shares()?;
         self.audit_quotas()
+    }
+
+    /// Nobody waits for a group that is gone.
+    fn audit_waiters(&self) -> Result<(), String> {
+        for waiter in self.queue.waiters() {
+            let shape = match waiter {
+                Waiter::Tasks(_, shape) => Some(shape),
+                Waiter::Actor(actor) => self.actors.shape_of(actor),
+                Waiter::Group(_) => None,
+            };
+            if let Some(shape) = shape.and_then(|shape| self.shapes.get(shape))
+                && let Strategy::Bundle { group, .. } = shape.strategy
+                && self.groups.get(group).is_none()
+            {
+                return Err(format!("{waiter:?} waits for something in {group}, which is gone"));
+            }
+        }
+        Ok(())
+    }
+
+    fn audit_shares(&self) -> Result<(), String> {
+        let mut used: BTreeMap<wingbeat_core::JobId, ResourceSet> = BTreeMap::new();
+        for lease in self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned) {
+            used.entry(lease.job).or_default().add(&lease.still_taken().resources);
+        }
+        for group in self.groups.iter() {
+            for placed in group.placed.iter().flatten() {
+                used.entry(group.spec.job).or_default().add(&placed.taken.resources);
+            }
+        }
+        for (id, job) in &self.jobs {
+            let used = used.remove(id).unwrap_or_default();
+            if used != job.used || self.share_of(&used) != job.share {
+                let (counted, share) = (&job.used, job.share);
+                return Err(format!("{id} holds {used}, and {counted} are counted, of which {share} is the share"));
+            }
+        }
+        Ok(())
     }
 
     fn audit_quotas(&self) -> Result<(), String> {
@@ -150,7 +190,7 @@ impl State {
             if self.queue.held_back(waiter).is_some() {
                 return None;
             }
-            let rank = self.queue.rank(waiter);
+            let standing = self.queue.standing(waiter);
             let shape = match waiter {
                 Waiter::Tasks(_, shape) => self.shapes.get(shape)?,
                 Waiter::Actor(actor) => self.shapes.get(self.actors.shape_of(actor)?)?,
@@ -168,28 +208,31 @@ impl State {
                 };
                 allowed
                     && requirements.iter().any(|asked| node.cost_of(asked).is_some())
-                    && !self.reservations.is_against(node, waiter, rank, &shape.resources)
+                    && !self.is_kept_for_another(node, waiter)
             };
             let node = self.nodes.iter().find(fits)?;
             let kept = self.reservations.on(node.info.id);
             Some(format!(
-                "{waiter:?} ({rank:?}) waits for {shape}, and {} has room, kept for {kept:?}; {}",
+                "{waiter:?} ({standing:?}) waits for {shape}, and {} has room, kept for {kept:?}; {}",
                 node.info.id,
                 self.queue.shown(waiter)
             ))
         })
     }
 
+    /// Against whom room is kept changes with what everybody holds: ticks come to them.
+    fn is_kept_for_another(&self, node: &Node, waiter: Waiter) -> bool {
+        self.reservations.on(node.info.id).is_some_and(|other| other != waiter)
+    }
+
     /// A group of one bundle is as simple as a lease; of several, what fits together is not obvious.
     fn group_overlooked(&self, id: PlacementGroupId) -> Option<String> {
         let group = self.groups.get(id).filter(|group| group.spec.bundles.len() == 1)?;
         let waiter = Waiter::Group(id);
-        let rank = self.queue.rank(waiter);
         let asked = &group.spec.bundles[0].resources;
         let fits = |node: &&Node| {
             let mut requirements = group.requirements[0].iter().filter_map(|id| self.nodes.index.requirement(*id));
-            requirements.any(|asked| node.cost_of(asked).is_some())
-                && !self.reservations.is_against(node, waiter, rank, asked)
+            requirements.any(|asked| node.cost_of(asked).is_some()) && !self.is_kept_for_another(node, waiter)
         };
         let node = self.nodes.iter().find(fits)?;
         Some(format!("{waiter:?} waits for {asked}, and {} has room", node.info.id))
@@ -197,7 +240,7 @@ impl State {
 
     /// What would have to be written down to remember this state, in order.
     pub fn durable(&self) -> Vec<Fact> {
-        let job = |job: &Job| Fact::Job(Box::new((*job.spec).clone()));
+        let job = |job: &Job| Fact::Job(Box::new(job.spec.without_local()));
         let mut facts: Vec<Fact> = self.jobs.values().map(job).collect();
         facts.extend(self.quotas.iter().map(|(name, quota)| Fact::Quota(name.to_owned(), quota.limit.clone())));
         facts.extend(self.groups.iter().map(|group| self.fact_of(group)));

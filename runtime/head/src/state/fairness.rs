@@ -1,22 +1,28 @@
 //! Whose leases are recalled for whom, and for whom room is kept.
 //!
-//! Somebody of a more important job gets a lease from anybody of a less important one. Among equals, somebody who has
-//! none gets one from anybody who has some, and somebody who has some gets one from those who have at least two more,
-//! so that leases do not go back and forth between them.
+//! Somebody of a more important job gets a lease from anybody of a less important one. Among equals, a job gets leases
+//! from jobs that hold more of the cluster, as long as it does not hold more than they do afterwards, so that leases do
+//! not go back and forth between them; within a job, an asker that has nothing gets one from any that has some, and one
+//! that has some from those that have at least two more.
+//!
+//! Who needs much at once would starve beside many who need little and come and go: `keeping` is about those.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::spec::{Shape, Strategy};
-use wingbeat_core::{LeaseId, NodeId, PlacementGroupId, ResourceSet};
+use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::HeadEvent;
 
-use super::index::Slot;
+use super::index::{RequirementId, Slot};
+use super::keeping::Keep;
 use super::leases::{Asker, Holder, Lease};
-use super::nodes::{Node, Nodes};
+use super::nodes::Node;
 use super::pool::Pool;
-use super::queue::{Rank, Waiter};
-use super::{Millis, State, gangs};
+use super::queue::{Standing, Waiter};
+use super::shapes::ShapeId;
+use super::{Millis, State};
 
 /// A lease is not recalled before its owner had this long to use it, or leases would go back and forth
 /// faster than tasks.
@@ -24,53 +30,49 @@ const RECALL_AFTER: Millis = 50;
 /// A recalled lease that is not back by then runs a long task, and another is recalled. Ten times
 /// [`RECALL_AFTER`]: a hundred short tasks, and not yet long for a person who waits.
 const RECALL_PATIENCE: Millis = 500;
-/// Waiters that are helped in one tick, the first in order.
+/// Waiters that are helped in one tick: the first in order, and as many of those that began to wait last, which may need
+/// little.
 const HELPED: usize = 32;
 /// Leases for which one waiter is helped in one tick.
 const AT_A_TIME: u32 = 8;
 /// Nodes that are looked at for one waiter in one tick; the next tick goes on with the others.
-const LOOKED_AT: usize = 128;
+pub(super) const LOOKED_AT: usize = 128;
 /// Room that is kept for a task or an actor is kept until the second tick from now, which keeps it again.
 const KEPT: Millis = 60;
-/// A group that waits this long gets room kept: until then, it may fit by itself.
-const GANG_WAIT: Millis = 1_000;
-/// How long room is kept for a group, against everybody who comes after it ...
-const GANG_KEPT: Millis = 5_000;
-/// ... and for how long then not: what the group waits for may itself wait for somebody who is held back.
-const GANG_PAUSE: Millis = 1_000;
-/// Groups that are helped in one tick.
-const GANGS_HELPED: usize = 2;
-
 /// Nodes on which room is being made for somebody. Without it, whoever has many small leases would take what comes
 /// back one by one, and a large request would never fit.
 #[derive(Default)]
 pub(super) struct Reservations {
-    by_node: BTreeMap<NodeId, Reservation>,
-    /// Groups for which room was kept, and until when it is not kept again.
-    paused: BTreeMap<PlacementGroupId, Millis>,
+    pub by_node: BTreeMap<NodeId, Reservation>,
+    /// For whom room is or was kept because they wait long.
+    pub keeps: BTreeMap<Waiter, Keep>,
     /// Where the next look at the nodes begins.
-    cursor: Slot,
+    pub cursor: Slot,
 }
 
-struct Reservation {
-    waiter: Waiter,
-    rank: Rank,
-    needed: ResourceSet,
-    until: Millis,
+pub(super) struct Reservation {
+    pub waiter: Waiter,
+    pub standing: Standing,
+    /// Since when the waiter has had nothing, if room is kept because of that.
+    pub hungry: Option<Millis>,
+    pub needed: ResourceSet,
+    pub until: Millis,
 }
 
 impl Reservations {
     /// Whether a lease for `waiter` would take what is being made free for somebody before it.
-    pub(super) fn is_against(&self, node: &Node, waiter: Waiter, rank: Option<Rank>, asked: &ResourceSet) -> bool {
+    pub(super) fn is_against(
+        &self,
+        node: &Node,
+        waiter: Waiter,
+        standing: Option<Standing>,
+        asked: &ResourceSet,
+    ) -> bool {
         if self.by_node.is_empty() {
             return false;
         }
         let Some(reserved) = self.by_node.get(&node.info.id) else { return false };
-        let is_behind = rank.is_none_or(|rank| match reserved.waiter {
-            Waiter::Group(_) => rank > reserved.rank,
-            // Somebody who has no more is never held back: what the waiter waits for may itself wait for that.
-            _ => (rank.priority, rank.has) > (reserved.rank.priority, reserved.rank.has),
-        });
+        let is_behind = standing.is_none_or(|standing| reserved.is_before(standing));
         reserved.waiter != waiter
             && is_behind
             && asked.iter().any(|(name, amount)| {
@@ -91,6 +93,15 @@ impl Reservations {
         self.by_node.get(&node).map(|reservation| reservation.waiter)
     }
 
+    /// Where room is kept for somebody who waits long.
+    pub(super) fn nodes_of(&self, waiter: Waiter) -> Vec<NodeId> {
+        if !self.keeps.contains_key(&waiter) {
+            return Vec::new();
+        }
+        let kept = self.by_node.iter().filter(|(_, reserved)| reserved.waiter == waiter && reserved.hungry.is_some());
+        kept.map(|(node, _)| *node).collect()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.by_node.is_empty()
     }
@@ -108,23 +119,72 @@ impl Reservations {
     }
 }
 
-/// What is on its way back to nodes and will be taken by those who were helped before.
-type Planned = BTreeMap<NodeId, ResourceSet>;
+impl Reservation {
+    /// Whether the room is kept against somebody.
+    fn is_before(&self, other: Standing) -> bool {
+        match other.rank.priority.cmp(&self.standing.rank.priority) {
+            std::cmp::Ordering::Less => return false,
+            std::cmp::Ordering::Greater => return true,
+            std::cmp::Ordering::Equal => {}
+        }
+        match self.hungry {
+            Some(mine) => other.hungry.is_none_or(|other| other > mine),
+            // Somebody who has no more is never held back for now: what the waiter waits for may itself wait for that.
+            None if self.standing.job == other.job => other.rank.has > self.standing.rank.has,
+            None => other.share > self.standing.share,
+        }
+    }
+}
 
-fn may_take_from(rank: Rank, other_priority: std::cmp::Reverse<i32>, other_has: u32) -> bool {
-    use std::cmp::Ordering::{Equal, Greater, Less};
-    match rank.priority.cmp(&other_priority) {
-        Less => true,
-        Greater => false,
-        Equal if rank.has == 0 => other_has > 0,
-        Equal => other_has >= rank.has + 2,
+/// What is on its way back to nodes and will be taken by those who were helped before.
+pub(super) type Planned = BTreeMap<NodeId, ResourceSet>;
+
+/// What somebody who wants leases of others has, and will have.
+#[derive(Clone, Copy)]
+pub(super) struct Claim {
+    pub standing: Standing,
+    /// What it asks for, as a share of the cluster.
+    pub asks: u64,
+    /// It has waited so long that it gets a lease from anybody who is not more important.
+    pub is_urgent: bool,
+}
+
+/// Somebody with a lease.
+#[derive(Clone, Copy)]
+struct Owner {
+    priority: Reverse<i32>,
+    job: JobId,
+    /// What its job holds, and the lease alone, as shares of the cluster.
+    share: u64,
+    gives: u64,
+    /// Leases of the asker.
+    has: u32,
+}
+
+impl Claim {
+    /// Shares are rounded down.
+    const ROUNDED: u64 = 4;
+
+    fn may_take_from(&self, owner: Owner) -> bool {
+        let Standing { rank, job, share, .. } = self.standing;
+        match rank.priority.cmp(&owner.priority) {
+            std::cmp::Ordering::Less => return true,
+            std::cmp::Ordering::Greater => return false,
+            std::cmp::Ordering::Equal if self.is_urgent => return true,
+            std::cmp::Ordering::Equal => {}
+        }
+        if job == Some(owner.job) {
+            return if rank.has == 0 { owner.has > 0 } else { owner.has >= rank.has + 2 };
+        }
+        let left = owner.share.saturating_sub(owner.gives) + Claim::ROUNDED;
+        if share == 0 { owner.share > 0 } else { left >= share + self.asks }
     }
 }
 
 impl State {
     pub(super) fn end_reservation(&mut self, waiter: Waiter) {
-        if let Waiter::Group(group) = waiter {
-            self.reservations.paused.remove(&group);
+        if !self.reservations.keeps.is_empty() {
+            self.reservations.keeps.remove(&waiter);
         }
         for node in self.reservations.remove_where(|reservation| reservation.waiter == waiter) {
             self.freed_on(node);
@@ -143,92 +203,112 @@ impl State {
         }
     }
 
-    /// Asks owners that have more for leases that others wait for. Says whether it did anything.
-    pub(super) fn recall_for_the_starved(&mut self) -> bool {
+    /// Asks owners that have more for leases that others wait for.
+    pub(super) fn recall_for_the_starved(&mut self) {
         self.expire_reservations();
-        let before = self.out.len();
-        let mut gangs = 0;
         let mut planned = Planned::new();
-        for waiter in self.queue.first_blocked(HELPED) {
-            let Some(rank) = self.queue.rank(waiter) else { continue };
-            match waiter {
-                Waiter::Group(group) => {
-                    if gangs < GANGS_HELPED && self.help_gang(group, rank) {
-                        gangs += 1;
-                    }
-                }
-                Waiter::Tasks(process, shape) => {
-                    let Some(demand) = self.leases.demands.get(&(process, shape)) else { continue };
-                    let more = (demand.wanted - demand.held.len() as u32).min(AT_A_TIME);
-                    for has in rank.has..rank.has + more {
-                        let shape = self.shapes.get(shape).cloned();
-                        if !self.help(waiter, Rank { has, ..rank }, shape, &mut planned) {
-                            break;
-                        }
-                    }
-                }
-                Waiter::Actor(actor) => {
-                    let shape = self.actors.shape_of(actor).and_then(|id| self.shapes.get(id)).cloned();
-                    self.help(waiter, rank, shape, &mut planned);
-                }
+        self.keep_room_for_the_hungry(&mut planned);
+        let mut seen = BTreeSet::new();
+        let latest: Vec<Waiter> = self.queue.latest(HELPED).filter(|waiter| self.queue.is_blocked(*waiter)).collect();
+        for waiter in self.queue.first_blocked(HELPED).into_iter().chain(latest) {
+            if seen.insert(waiter) && self.reservations.nodes_of(waiter).is_empty() {
+                self.help_waiter(waiter, &mut planned);
             }
         }
-        self.out.len() > before
+    }
+
+    /// Somebody begins to wait: what may be recalled is recalled at once.
+    pub(super) fn help_at_once(&mut self, waiter: Waiter) {
+        if self.queue.is_blocked(waiter) {
+            self.help_waiter(waiter, &mut Planned::new());
+        }
+    }
+
+    fn help_waiter(&mut self, waiter: Waiter, planned: &mut Planned) {
+        let Some(standing) = self.queue.standing(waiter) else { return };
+        match waiter {
+            // It may need many at a time, and gets them when it has waited long.
+            Waiter::Group(_) => {}
+            Waiter::Tasks(process, id) => {
+                let Some(demand) = self.leases.demands.get(&(process, id)) else { return };
+                let more = (demand.wanted - demand.held.len() as u32).min(AT_A_TIME);
+                let Some(shape) = self.shapes.get(id).cloned() else { return };
+                let mut claim = self.claim(standing, &shape);
+                for _ in 0..more {
+                    if !self.help(waiter, claim, id, &shape, planned) {
+                        break;
+                    }
+                    claim.standing.rank.has += 1;
+                    claim.standing.share += claim.asks;
+                }
+            }
+            Waiter::Actor(actor) => {
+                let Some(id) = self.actors.shape_of(actor) else { return };
+                let Some(shape) = self.shapes.get(id).cloned() else { return };
+                self.help(waiter, self.claim(standing, &shape), id, &shape, planned);
+            }
+        }
+    }
+
+    fn claim(&self, standing: Standing, shape: &Shape) -> Claim {
+        Claim { standing, asks: self.share_of(&shape.resources), is_urgent: false }
     }
 
     /// Recalls what makes room for one lease of a shape. Says whether there is or will be such room.
-    fn help(&mut self, waiter: Waiter, rank: Rank, shape: Option<Arc<Shape>>, planned: &mut Planned) -> bool {
-        let Some(shape) = shape else { return false };
+    fn help(&mut self, waiter: Waiter, claim: Claim, id: ShapeId, shape: &Arc<Shape>, planned: &mut Planned) -> bool {
         if let Strategy::Bundle { group, index } = shape.strategy {
-            self.help_in_bundle(waiter, rank, group, index, &shape.resources);
+            self.help_in_bundle(waiter, claim, group, index, &shape.resources);
             return false;
         }
-        let Some((node, plan, needed)) = self.recall_plan(waiter, rank, &shape, planned) else { return false };
+        let Some((node, plan, needed)) = self.recall_plan(waiter, claim, id, shape, planned) else { return false };
         for id in plan {
             self.recall(id);
         }
         planned.entry(node).or_default().add(&needed);
-        let reservation = Reservation { waiter, rank, needed, until: self.now + KEPT };
+        let until = self.now + KEPT;
+        let reservation = Reservation { waiter, standing: claim.standing, hungry: None, needed, until };
         self.reservations.by_node.entry(node).or_insert(reservation);
         true
+    }
+
+    /// Whether a node could serve a shape if nothing were on it.
+    pub(super) fn is_candidate(&self, node: &Node, requirements: &[RequirementId], shape: &Shape) -> bool {
+        let allowed = match &shape.strategy {
+            Strategy::Node { node: wanted, soft: false } => node.info.id == *wanted,
+            _ => true,
+        };
+        let could = |id: &RequirementId| self.nodes.index.requirement(*id).is_some_and(|asked| node.could_hold(asked));
+        allowed && node.draining.is_none() && requirements.iter().any(could)
     }
 
     /// The node on which the fewest recalls make room, and these.
     fn recall_plan(
         &mut self,
         waiter: Waiter,
-        rank: Rank,
+        claim: Claim,
+        id: ShapeId,
         shape: &Shape,
         planned: &Planned,
     ) -> Option<(NodeId, Vec<LeaseId>, ResourceSet)> {
-        let requirements = super::nodes::requirements_of(shape);
+        let requirements = self.shapes.requirements(id);
         let cursor = self.reservations.cursor;
         let mut looked_at = 0;
         let mut last = cursor;
         let mut best: Option<(NodeId, Vec<LeaseId>, ResourceSet)> = None;
         for (slot, node) in self.nodes.going_round(cursor) {
-            let allowed = match &shape.strategy {
-                Strategy::Node { node: wanted, soft: false } => node.info.id == *wanted,
-                _ => true,
-            };
-            let kept_for_another = self.reservations.on(node.info.id).is_some_and(|other| other != waiter);
-            if !allowed
-                || kept_for_another
-                || node.draining.is_some()
-                || !requirements.iter().any(|asked| node.could_hold(asked))
-            {
+            let is_kept = self.reservations.on(node.info.id).is_some_and(|other| other != waiter);
+            if is_kept || !self.is_candidate(node, requirements, shape) {
                 continue;
             }
             looked_at += 1;
             last = slot;
             let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) else { continue };
-            let leases = node.leases.iter().filter_map(|id| Some((*id, self.leases.leases.get(id)?)));
-            let leases: Vec<(LeaseId, &Lease)> = leases.filter(|(_, lease)| lease.taken.bundle.is_none()).collect();
             let mut pool = node.pool.clone();
             if let Some(planned) = planned.get(&node.info.id) {
                 pool.available.subtract(planned);
             }
-            if let Some(plan) = self.recalls_that_make_room(&pool, &leases, waiter, rank, &needed)
+            let leases = self.leases_on(node, None);
+            if let Some(plan) = self.recalls_that_make_room(&pool, &leases, waiter, claim, &needed, false)
                 && best.as_ref().is_none_or(|(_, other, _)| plan.len() < other.len())
             {
                 let is_free = plan.is_empty();
@@ -245,48 +325,68 @@ impl State {
         best
     }
 
-    /// The recalls after which a pool, with all that is on its way back, has room.
-    fn recalls_that_make_room(
+    /// The leases of a node that are in this bundle, or in none.
+    pub(super) fn leases_on(&self, node: &Node, bundle: Option<(PlacementGroupId, u32)>) -> Vec<(LeaseId, &Lease)> {
+        let leases = node.leases.iter().filter_map(|id| Some((*id, self.leases.leases.get(id)?)));
+        leases.filter(|(_, lease)| lease.taken.bundle == bundle).collect()
+    }
+
+    /// The recalls after which a pool, with all that is on its way back, has room. If it will not have, none, or those
+    /// that bring it nearer if that is what is wanted.
+    pub(super) fn recalls_that_make_room(
         &self,
         pool: &Pool,
         leases: &[(LeaseId, &Lease)],
         waiter: Waiter,
-        rank: Rank,
+        claim: Claim,
         needed: &ResourceSet,
+        also_some: bool,
     ) -> Option<Vec<LeaseId>> {
         let mut pool = pool.clone();
-        for (_, lease) in leases {
+        let mut candidates: Vec<(LeaseId, Asker, &Lease, Owner)> = Vec::new();
+        for (id, lease) in leases {
             let recalled = lease.recalled.is_some_and(|at| self.now < at + RECALL_PATIENCE);
-            if (lease.ending || recalled) && !lease.returned {
-                let back = lease.still_taken();
-                pool.give_back(&back.resources, &back.devices);
+            if lease.ending || recalled {
+                if !lease.returned {
+                    let back = lease.still_taken();
+                    pool.give_back(&back.resources, &back.devices);
+                }
+                continue;
+            }
+            let is_old = lease.worker.is_some() && self.now >= lease.granted_at + RECALL_AFTER;
+            if let Holder::Tasks(asker) = lease.holder
+                && lease.recalled.is_none()
+                && is_old
+                && lease.holder.waiter() != Some(waiter)
+            {
+                let owner = Owner {
+                    priority: Reverse(self.job_priority(lease.job)),
+                    job: lease.job,
+                    share: self.jobs.get(&lease.job).map_or(0, |job| job.share),
+                    gives: self.share_of(&lease.still_taken().resources),
+                    has: self.leases.demands.get(&asker).map_or(0, |demand| demand.active),
+                };
+                candidates.push((*id, asker, *lease, owner));
             }
         }
-        let mut counts: BTreeMap<Asker, u32> = BTreeMap::new();
         let mut plan = Vec::new();
         while !pool.has_room(needed) {
-            let candidates = leases.iter().filter(|(id, lease)| {
-                !plan.contains(id)
-                    && lease.recalled.is_none()
-                    && !lease.ending
-                    && lease.worker.is_some()
-                    && self.now >= lease.granted_at + RECALL_AFTER
-                    && pool.would_help(&lease.still_taken().resources, needed)
+            let best = candidates.iter().enumerate().filter(|(_, (_, _, lease, owner))| {
+                claim.may_take_from(*owner) && pool.would_help(&lease.still_taken().resources, needed)
             });
-            let candidates = candidates.filter_map(|(id, lease)| match lease.holder {
-                Holder::Tasks(asker) if lease.holder.waiter() != Some(waiter) => {
-                    let active = || self.leases.demands.get(&asker).map_or(0, |demand| demand.active);
-                    let has = counts.get(&asker).copied().unwrap_or_else(active);
-                    let priority = std::cmp::Reverse(self.priority_of(asker.0));
-                    may_take_from(rank, priority, has).then_some((priority, has, *id, asker, lease))
-                }
-                _ => None,
-            });
-            let (_, has, id, asker, lease) =
-                candidates.max_by_key(|(priority, has, id, ..)| (*priority, *has, std::cmp::Reverse(*id)))?;
+            let best = best.max_by_key(|(_, (id, _, _, owner))| (owner.priority, owner.share, owner.has, Reverse(*id)));
+            let Some(at) = best.map(|(at, _)| at) else { return also_some.then_some(plan) };
+            let (id, asker, lease, owner) = candidates.swap_remove(at);
             let back = lease.still_taken();
             pool.give_back(&back.resources, &back.devices);
-            counts.insert(asker, has.saturating_sub(1));
+            for (_, other, _, rest) in &mut candidates {
+                if rest.job == owner.job {
+                    rest.share = rest.share.saturating_sub(owner.gives);
+                }
+                if *other == asker {
+                    rest.has = rest.has.saturating_sub(1);
+                }
+            }
             plan.push(id);
         }
         Some(plan)
@@ -295,7 +395,7 @@ impl State {
     fn help_in_bundle(
         &mut self,
         waiter: Waiter,
-        rank: Rank,
+        claim: Claim,
         group: PlacementGroupId,
         index: Option<u32>,
         needed: &ResourceSet,
@@ -305,10 +405,8 @@ impl State {
         let mut plans = bundles.filter_map(|(at, placed)| {
             let placed = placed.as_ref()?;
             let node = self.nodes.get(placed.taken.node)?;
-            let inside = Some((group, at as u32));
-            let leases = node.leases.iter().filter_map(|id| Some((*id, self.leases.leases.get(id)?)));
-            let leases: Vec<(LeaseId, &Lease)> = leases.filter(|(_, lease)| lease.taken.bundle == inside).collect();
-            self.recalls_that_make_room(&placed.pool, &leases, waiter, rank, needed)
+            let leases = self.leases_on(node, Some((group, at as u32)));
+            self.recalls_that_make_room(&placed.pool, &leases, waiter, claim, needed, false)
         });
         if let Some(plan) = plans.next() {
             drop(plans);
@@ -318,7 +416,7 @@ impl State {
         }
     }
 
-    fn recall(&mut self, id: LeaseId) {
+    pub(super) fn recall(&mut self, id: LeaseId) {
         let now = self.now;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         if lease.recalled.is_some() || lease.ending {
@@ -330,88 +428,45 @@ impl State {
         }
     }
 
+    /// Recalls what a namespace holds above its quota, of the least important jobs first, and of those the latest.
+    pub(super) fn recall_over_quota(&mut self, namespace: &str) {
+        let mut excess = self.quotas.excess(namespace);
+        if excess.is_empty() {
+            return;
+        }
+        let is_of = |lease: &Lease| {
+            let is_held = lease.taken.bundle.is_none() && !lease.returned;
+            is_held && self.jobs.get(&lease.job).is_some_and(|job| job.spec.namespace == namespace)
+        };
+        let mut candidates = Vec::new();
+        for (id, lease) in self.leases.leases.iter().filter(|(_, lease)| is_of(lease)) {
+            if lease.ending || lease.recalled.is_some() {
+                // It is on its way back.
+                excess.subtract(&lease.still_taken().resources);
+            } else if lease.worker.is_some() && matches!(lease.holder, Holder::Tasks(_)) {
+                candidates.push((self.job_priority(lease.job), Reverse(lease.granted_at), *id));
+            }
+        }
+        candidates.sort_unstable();
+        let mut recalled = Vec::new();
+        for (_, _, id) in candidates {
+            let Some(lease) = self.leases.leases.get(&id) else { continue };
+            let held = lease.still_taken().resources;
+            if held.iter().any(|(name, _)| excess.get(name) > Amount::ZERO) {
+                excess.subtract(&held);
+                recalled.push(id);
+            }
+        }
+        for id in recalled {
+            self.recall(id);
+        }
+    }
+
     /// Recalls every lease of tasks on a node.
     pub(super) fn recall_all_on(&mut self, node: NodeId) {
         let leases: Vec<LeaseId> =
             self.nodes.get(node).into_iter().flat_map(|node| node.leases.iter().copied()).collect();
         for id in leases {
-            self.recall(id);
-        }
-    }
-
-    /// Keeps room for a group where it would fit once the tasks there are done, and recalls their leases. What the
-    /// group cannot use stays free for others. Says whether it looked for room.
-    fn help_gang(&mut self, id: PlacementGroupId, rank: Rank) -> bool {
-        let waiter = Waiter::Group(id);
-        let waits_long = self.queue.since(waiter).is_some_and(|since| self.now >= since + GANG_WAIT);
-        let is_kept = self.reservations.by_node.values().any(|reservation| reservation.waiter == waiter);
-        let is_paused = self.reservations.paused.get(&id).is_some_and(|until| self.now < *until);
-        if !waits_long || is_kept || is_paused {
-            return false;
-        }
-        self.reservations.paused.insert(id, self.now + GANG_KEPT + GANG_PAUSE);
-        let mut idle = Nodes::default();
-        for node in self.without_tasks(rank, waiter) {
-            let pool = node.pool.clone();
-            let id = node.info.id;
-            idle.join(node.info);
-            idle.change(id, |there| there.pool = pool);
-        }
-        let Some(group) = self.groups.get(id).map(|group| group.among(&mut idle)) else { return false };
-        let Some(places) = gangs::place(&group, &mut idle, |_, _| true) else { return true };
-        let mut needed: BTreeMap<NodeId, ResourceSet> = BTreeMap::new();
-        for (_, taken) in places {
-            needed.entry(taken.node).or_default().add(&taken.resources);
-        }
-        for (node, needed) in needed {
-            self.recall_for_gang(node, rank, waiter, &needed);
-            let until = self.now + GANG_KEPT;
-            self.reservations.by_node.entry(node).or_insert(Reservation { waiter, rank, needed, until });
-        }
-        true
-    }
-
-    /// Some nodes as they would be without the tasks on them.
-    fn without_tasks(&mut self, rank: Rank, waiter: Waiter) -> Vec<Node> {
-        let mut found = Vec::new();
-        let mut last = self.reservations.cursor;
-        for (slot, node) in self.nodes.going_round(self.reservations.cursor) {
-            if node.draining.is_some() || self.reservations.on(node.info.id).is_some_and(|other| other != waiter) {
-                continue;
-            }
-            let mut node = node.clone();
-            let leases = node.leases.iter().filter_map(|id| self.leases.leases.get(id));
-            for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.returned) {
-                let goes = match lease.holder {
-                    Holder::Tasks((owner, _)) => rank.priority <= std::cmp::Reverse(self.priority_of(owner)),
-                    Holder::Actor(_) | Holder::Nobody => lease.ending,
-                };
-                if goes {
-                    let back = lease.still_taken();
-                    node.pool.give_back(&back.resources, &back.devices);
-                }
-            }
-            found.push(node);
-            last = slot;
-            if found.len() == 2 * LOOKED_AT {
-                break;
-            }
-        }
-        self.reservations.cursor = if found.len() == 2 * LOOKED_AT { last + 1 } else { self.reservations.cursor };
-        found
-    }
-
-    fn recall_for_gang(&mut self, id: NodeId, rank: Rank, waiter: Waiter, needed: &ResourceSet) {
-        let Some(node) = self.nodes.get(id) else { return };
-        let leases = node.leases.iter().filter_map(|id| Some((*id, self.leases.leases.get(id)?)));
-        let leases: Vec<(LeaseId, &Lease)> = leases.filter(|(_, lease)| lease.taken.bundle.is_none()).collect();
-        // Several bundles together may be no request that one lease could make: sums alone count.
-        let mut sum = needed.clone();
-        sum.set(wingbeat_core::resources::GPU, wingbeat_core::Amount::ZERO);
-        let plan = self
-            .recalls_that_make_room(&node.pool, &leases, waiter, rank, needed)
-            .or_else(|| self.recalls_that_make_room(&node.pool, &leases, waiter, rank, &sum));
-        for id in plan.unwrap_or_default() {
             self.recall(id);
         }
     }

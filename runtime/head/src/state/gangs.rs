@@ -8,7 +8,7 @@ use wingbeat_core::{NodeId, ResourceSet};
 use super::groups::Group;
 use super::index::RequirementId;
 use super::nodes::{Node, Nodes, Taken};
-use super::pool::Span;
+use super::pool::{Pool, Span};
 
 /// Nodes that are looked at for the one whose devices are closest to each other.
 const COMPARED: usize = 8;
@@ -16,6 +16,26 @@ const COMPARED: usize = 8;
 const MATCHED: usize = 512;
 /// Nodes that are tried for all bundles together: those that have enough in sum may still have it in pieces.
 const TRIED: usize = 64;
+
+/// Attempts to place one bundle in a search for all of them: exact for half a dozen bundles on as many nodes, and a few
+/// milliseconds.
+const SEARCHED: usize = 4_096;
+/// Bundles and nodes with which a search begins at all: with many, single bundles seldom decide.
+const SEARCHED_BUNDLES: usize = 64;
+const SEARCHED_NODES: usize = 64;
+
+/// How much may be searched until the next tick, for all groups together.
+pub(super) struct Budget {
+    left: usize,
+    /// A search ended because others had used the budget: the group is to be tried again.
+    pub is_cut_short: bool,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { left: SEARCHED, is_cut_short: false }
+    }
+}
 
 /// A group in words.
 pub(super) fn shown(spec: &PlacementGroupSpec) -> String {
@@ -40,10 +60,12 @@ pub(super) fn shown(spec: &PlacementGroupSpec) -> String {
     format!("{}, {how}", kinds.join(" and "))
 }
 
-/// Takes places for the bundles that have none. Either all are taken, or nothing is.
+/// Takes places for the bundles that have none. Either all are taken, or nothing is. Where one after the other does not
+/// fit, all of them together are tried, as long as `budget` lasts.
 pub(super) fn place(
     group: &Group,
     nodes: &mut Nodes,
+    budget: &mut Budget,
     free_for: impl Fn(&Node, &ResourceSet) -> bool,
 ) -> Option<Vec<(usize, Taken)>> {
     let mut attempt = Placing { group, nodes, free_for, taken: Vec::new(), used: BTreeMap::new() };
@@ -52,9 +74,9 @@ pub(super) fn place(
         attempt.used.entry(placed.taken.node).or_default().extend(devices);
     }
     let is_placed = match group.spec.strategy {
-        PlacementStrategy::StrictPack => attempt.on_one_node(),
-        PlacementStrategy::Pack => attempt.on_one_node() || attempt.on_few_nodes(),
-        PlacementStrategy::Spread => attempt.on_many_nodes(false),
+        PlacementStrategy::StrictPack => attempt.on_one_node() || attempt.by_search(budget),
+        PlacementStrategy::Pack => attempt.on_one_node() || attempt.on_few_nodes() || attempt.by_search(budget),
+        PlacementStrategy::Spread => attempt.on_many_nodes(false) || attempt.by_search(budget),
         PlacementStrategy::StrictSpread => attempt.on_many_nodes(true) || attempt.by_matching(),
     };
     if is_placed {
@@ -223,6 +245,161 @@ impl<F: Fn(&Node, &ResourceSet) -> bool> Placing<'_, F> {
             }
         }
         true
+    }
+
+    /// Tries places for one bundle after the other, and goes back when one has none: exact for small groups, where
+    /// taking the best node for each may leave none for the last, and bounded for large ones.
+    fn by_search(&mut self, budget: &mut Budget) -> bool {
+        let order = self.missing();
+        let is_strict = self.group.spec.strategy == PlacementStrategy::StrictPack;
+        if order.len() > SEARCHED_BUNDLES || order.len() < 2 || !self.could_hold_the_sum(&order) {
+            return false;
+        }
+        let nodes: Vec<Option<NodeId>> = match self.used.keys().next() {
+            _ if !is_strict => vec![None],
+            Some(node) => vec![Some(*node)],
+            None => {
+                let sum = self.nodes.index.requirement(self.group.sum).map(|sum| sum.resources.clone());
+                let sum = sum.unwrap_or_default();
+                let fitting =
+                    self.nodes.first_fitting(self.group.sum, SEARCHED_NODES, |node| (self.free_for)(node, &sum));
+                fitting.into_iter().map(Some).collect()
+            }
+        };
+        let was_whole = budget.left == SEARCHED;
+        // What the devices of one node cannot hold one way, they may hold another.
+        let found = nodes.into_iter().any(|node| self.search(&order, node, &mut budget.left));
+        budget.is_cut_short |= !found && !was_whole && budget.left == 0;
+        found
+    }
+
+    /// Whether the nodes that have room for any of the bundles have as much as all of them ask for.
+    fn could_hold_the_sum(&mut self, order: &[usize]) -> bool {
+        let mut kinds: BTreeSet<&[RequirementId]> = BTreeSet::new();
+        let mut nodes = BTreeSet::new();
+        let mut sum = ResourceSet::new();
+        for index in order {
+            let asked = &self.group.spec.bundles[*index].resources;
+            sum.add(asked);
+            let requirements = &self.group.requirements[*index][..];
+            if !kinds.insert(requirements) {
+                continue;
+            }
+            let mut is_possible = false;
+            for id in requirements {
+                let found = self.nodes.first_fitting(*id, SEARCHED_NODES, |node| (self.free_for)(node, asked));
+                is_possible |= !found.is_empty();
+                nodes.extend(found);
+            }
+            if !is_possible {
+                return false;
+            }
+        }
+        let mut free = ResourceSet::new();
+        for node in nodes.iter().filter_map(|id| self.nodes.get(*id)) {
+            for (name, amount) in node.pool.available.iter().filter(|(_, amount)| amount.units() > 0) {
+                free.set(name, free.get(name) + amount);
+            }
+        }
+        free.covers(&sum)
+    }
+
+    fn search(&mut self, order: &[usize], on: Option<NodeId>, left: &mut usize) -> bool {
+        let Some((index, rest)) = order.split_first() else { return true };
+        let nodes = match on {
+            Some(node) => vec![node],
+            None => self.candidates(*index),
+        };
+        for id in nodes {
+            for choice in self.choices(*index, id) {
+                if *left == 0 {
+                    return false;
+                }
+                *left -= 1;
+                if !self.take_exactly(*index, id, choice) {
+                    continue;
+                }
+                if self.search(rest, on, left) {
+                    return true;
+                }
+                self.give_up_last();
+            }
+        }
+        false
+    }
+
+    /// The nodes with room for a bundle: those that the group uses already come first, or last if it is to be spread.
+    /// Of nodes that are all the same to it, one is as good as another.
+    fn candidates(&mut self, index: usize) -> Vec<NodeId> {
+        let asked = self.asked(index).clone();
+        let mut found: Vec<NodeId> = Vec::new();
+        for id in &self.group.requirements[index] {
+            found.extend(self.nodes.first_fitting(*id, SEARCHED_NODES, |node| (self.free_for)(node, &asked)));
+        }
+        let spread = self.group.spec.strategy == PlacementStrategy::Spread;
+        found.sort_by_key(|node| self.used.contains_key(node) == spread);
+        let mut kinds: Vec<(bool, Pool)> = Vec::new();
+        found.retain(|id| {
+            let Some(node) = self.nodes.get(*id) else { return false };
+            let kind = (self.used.contains_key(id), node.pool.clone());
+            let is_new = node.info.labels.is_empty() && kinds.contains(&kind);
+            kinds.push(kind);
+            !is_new
+        });
+        found
+    }
+
+    /// The devices from which a bundle's fraction of one may come: any of them, those with the least room first. None
+    /// stands for what is taken by itself.
+    fn choices(&self, index: usize, id: NodeId) -> Vec<Option<u32>> {
+        let bundle = &self.group.spec.bundles[index];
+        let Some(node) = self.nodes.get(id) else { return Vec::new() };
+        let Some(needed) = node.amounts(&bundle.resources, bundle.gpu_memory) else { return Vec::new() };
+        let gpu = needed.get(wingbeat_core::resources::GPU);
+        if gpu.is_zero() || gpu >= wingbeat_core::Amount::ONE {
+            return vec![None];
+        }
+        let mut devices: Vec<_> = node.pool.usable().filter(|(_, free)| *free >= gpu).collect();
+        devices.sort_by_key(|(number, free)| (*free, *number));
+        devices.dedup_by_key(|(_, free)| *free);
+        devices.into_iter().map(|(number, _)| Some(number)).collect()
+    }
+
+    fn take_exactly(&mut self, index: usize, id: NodeId, device: Option<u32>) -> bool {
+        let Some(device) = device else { return self.take(index, id) };
+        let bundle = &self.group.spec.bundles[index];
+        let Some(node) = self.nodes.get(id).filter(|node| (self.free_for)(node, &bundle.resources)) else {
+            return false;
+        };
+        let Some(amounts) = node.amounts(&bundle.resources, bundle.gpu_memory).map(|amounts| amounts.into_owned())
+        else {
+            return false;
+        };
+        if node.draining.is_some() || !node.pool.has_room(&amounts) {
+            return false;
+        }
+        let devices = vec![(device, amounts.get(wingbeat_core::resources::GPU))];
+        self.nodes.change(id, |node| node.pool.take_exactly(&amounts, &devices));
+        self.used.entry(id).or_default().push(device);
+        self.taken.push((index, Taken { node: id, bundle: None, resources: amounts, devices }));
+        true
+    }
+
+    /// Gives back the place that was taken last.
+    fn give_up_last(&mut self) {
+        let Some((_, taken)) = self.taken.pop() else { return };
+        self.nodes.change(taken.node, |node| node.pool.give_back(&taken.resources, &taken.devices));
+        let was_there = self.group.placed.iter().flatten().any(|placed| placed.taken.node == taken.node);
+        let still_there = was_there || self.taken.iter().any(|(_, other)| other.node == taken.node);
+        if !still_there {
+            self.used.remove(&taken.node);
+        } else if let Some(used) = self.used.get_mut(&taken.node) {
+            for (device, _) in &taken.devices {
+                if let Some(at) = used.iter().rposition(|other| other == device) {
+                    used.remove(at);
+                }
+            }
+        }
     }
 
     /// A node of its own for each bundle, found by augmenting paths (Kuhn's algorithm): exact, where taking the best

@@ -55,6 +55,10 @@ pub(super) struct Index {
     asked: u64,
     /// Requirements that nobody has, and that are kept.
     unused: usize,
+    /// Those that became so, with the count of questions then; some of them somebody has again.
+    unused_order: VecDeque<(u64, RequirementId)>,
+    /// Those whose nodes are kept.
+    built: Vec<RequirementId>,
 }
 
 struct Known {
@@ -139,14 +143,23 @@ impl Index {
         }
         known.unused_since = self.asked;
         self.unused += 1;
-        if self.unused > KEPT {
-            let unused = self.known.iter().filter(|(_, known)| known.uses == 0);
-            if let Some(oldest) = unused.min_by_key(|(_, known)| known.unused_since).map(|(id, _)| *id)
+        self.unused_order.push_back((self.asked, id));
+        let is_unused = |known: &BTreeMap<RequirementId, Known>, (since, id): (u64, RequirementId)| {
+            known.get(&id).is_some_and(|known| known.uses == 0 && known.unused_since == since)
+        };
+        while self.unused > KEPT
+            && let Some((since, oldest)) = self.unused_order.pop_front()
+        {
+            if is_unused(&self.known, (since, oldest))
                 && let Some(known) = self.known.remove(&oldest)
             {
                 self.ids.remove(&known.requirement);
+                self.built.retain(|other| *other != oldest);
                 self.unused -= 1;
             }
+        }
+        if self.unused_order.len() > 16 * KEPT {
+            self.unused_order.retain(|entry| is_unused(&self.known, *entry));
         }
     }
 
@@ -190,19 +203,29 @@ impl Index {
         }
         built.caught_up = now;
         if is_new {
+            self.built.push(id);
             self.drop_the_least_asked();
         }
         self.known.get(&id)?.built.as_ref()
     }
 
     fn drop_the_least_asked(&mut self) {
-        let built = |(id, known): (&RequirementId, &Known)| known.built.as_ref().map(|built| (built.asked, *id));
-        if self.known.iter().filter_map(built).count() > KEPT
-            && let Some((_, oldest)) = self.known.iter().filter_map(built).min()
-            && let Some(known) = self.known.get_mut(&oldest)
+        if self.built.len() <= KEPT {
+            return;
+        }
+        let asked = |id: &RequirementId| self.known.get(id)?.built.as_ref().map(|built| built.asked);
+        let least = self.built.iter().enumerate().min_by_key(|(_, id)| asked(id)).map(|(at, _)| at);
+        if let Some(at) = least
+            && let Some(known) = self.known.get_mut(&self.built.swap_remove(at))
         {
             known.built = None;
         }
+    }
+
+    /// How often somebody asked where there is room.
+    #[cfg(test)]
+    pub(super) fn questions(&self) -> u64 {
+        self.asked
     }
 
     /// The nodes with room, the best first.

@@ -11,7 +11,7 @@ use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::nodes::Taken;
-use super::queue::{Class, Rank, Waiter};
+use super::queue::Waiter;
 use super::shapes::ShapeId;
 use super::{Millis, State};
 
@@ -69,12 +69,14 @@ pub(super) struct Lease {
 pub(super) struct Leases {
     next: u64,
     pub demands: BTreeMap<Asker, Demand>,
+    /// Who has a demand for a shape in a placement group: also those who hold what they want, or are set aside.
+    in_groups: BTreeSet<(ShapeId, ProcessId)>,
     pub leases: BTreeMap<LeaseId, Lease>,
 }
 
 impl Leases {
     pub(super) fn new(first: u64) -> Leases {
-        Leases { next: first, demands: BTreeMap::new(), leases: BTreeMap::new() }
+        Leases { next: first, demands: BTreeMap::new(), in_groups: BTreeSet::new(), leases: BTreeMap::new() }
     }
 
     pub(super) fn next_id(&mut self) -> LeaseId {
@@ -88,10 +90,6 @@ impl Leases {
         let mine = self.demands.range((process, ShapeId::FIRST)..).map(|(asker, _)| *asker);
         mine.take_while(|(owner, _)| *owner == process).collect()
     }
-
-    pub(super) fn of_job(&self, job: JobId) -> u32 {
-        self.leases.values().filter(|lease| lease.job == job).count() as u32
-    }
 }
 
 impl Demand {
@@ -103,7 +101,7 @@ impl Demand {
 impl State {
     pub(super) fn demand(&mut self, process: ProcessId, shape: Shape, wanted: u32, name: String) {
         if let Err(why) = shape.check() {
-            let error = Error::InvalidArgument { what: format!("{name} asks for {}: {why}", shape.resources) };
+            let error = Error::InvalidArgument { what: format!("{name} asks for what cannot be: {why}") };
             return self.tell(process, HeadEvent::Refused { shape, error });
         }
         let known = self.shapes.id_of(&shape).map(|id| (process, id));
@@ -111,11 +109,9 @@ impl State {
             Some(asker) => asker,
             None if wanted == 0 => return,
             None => {
+                let is_in_group = matches!(shape.strategy, Strategy::Bundle { .. });
                 let asker = (process, self.shapes.add(shape, &mut self.nodes));
-                let turn = self.next_turn();
-                let demand =
-                    Demand { wanted: 0, name: String::new(), held: BTreeSet::new(), active: 0, turn, failures: 0 };
-                self.leases.demands.insert(asker, demand);
+                self.new_demand(asker, is_in_group);
                 asker
             }
         };
@@ -123,28 +119,44 @@ impl State {
             demand.wanted = wanted;
             demand.name = name;
         }
+        let waiter = Waiter::Tasks(asker.0, asker.1);
+        let waited = self.queue.contains(waiter);
         self.requeue(&asker);
-        self.refuse_if_infeasible(Waiter::Tasks(asker.0, asker.1));
+        self.refuse_if_infeasible(waiter);
+        if !waited && self.queue.contains(waiter) {
+            self.serve();
+            self.help_at_once(waiter);
+        }
     }
 
     /// A lease of tasks that the node has served already.
     pub(super) fn adopt_demand(&mut self, owner: ProcessId, shape: Shape, lease: LeaseId) -> ShapeId {
+        let is_in_group = matches!(shape.strategy, Strategy::Bundle { .. });
         let known = self.shapes.id_of(&shape).filter(|id| self.leases.demands.contains_key(&(owner, *id)));
-        let id = known.unwrap_or_else(|| self.shapes.add(shape, &mut self.nodes));
-        let turn = self.next_turn();
-        let demand = self.leases.demands.entry((owner, id)).or_insert_with(|| Demand {
-            wanted: 0,
-            name: String::new(),
-            held: BTreeSet::new(),
-            active: 0,
-            turn,
-            failures: 0,
-        });
-        demand.held.insert(lease);
-        demand.active += 1;
-        // Until its owner says what it wants.
-        demand.wanted = demand.wanted.max(demand.held.len() as u32);
+        let id = match known {
+            Some(id) => id,
+            None => {
+                let id = self.shapes.add(shape, &mut self.nodes);
+                self.new_demand((owner, id), is_in_group);
+                id
+            }
+        };
+        if let Some(demand) = self.leases.demands.get_mut(&(owner, id)) {
+            demand.held.insert(lease);
+            demand.active += 1;
+            // Until its owner says what it wants.
+            demand.wanted = demand.wanted.max(demand.held.len() as u32);
+        }
         id
+    }
+
+    fn new_demand(&mut self, asker: Asker, is_in_group: bool) {
+        let turn = self.next_turn();
+        let demand = Demand { wanted: 0, name: String::new(), held: BTreeSet::new(), active: 0, turn, failures: 0 };
+        self.leases.demands.insert(asker, demand);
+        if is_in_group {
+            self.leases.in_groups.insert((asker.1, asker.0));
+        }
     }
 
     pub(super) fn next_turn(&mut self) -> u64 {
@@ -156,15 +168,18 @@ impl State {
     pub(super) fn requeue(&mut self, asker: &Asker) {
         let waiter = Waiter::Tasks(asker.0, asker.1);
         if let Some(demand) = self.leases.demands.get(asker).filter(|demand| demand.is_unmet()) {
-            let (has, turn) = (demand.active, demand.turn);
-            let rank = Rank { priority: std::cmp::Reverse(self.priority_of(asker.0)), has, turn };
-            return self.queue.put(waiter, rank, self.shapes.class_of(asker.1), self.now);
+            let standing = self.standing(self.job_of(asker.0), demand.active, demand.turn);
+            let class = self.shapes.class_of(asker.1, standing.job);
+            return self.queue.put(waiter, standing, class, self.now);
         }
         self.queue.remove(waiter);
         self.end_reservation(waiter);
         let is_over = |demand: &Demand| demand.wanted == 0 && demand.held.is_empty();
         if self.leases.demands.get(asker).is_some_and(is_over) {
             self.leases.demands.remove(asker);
+            if !self.leases.in_groups.is_empty() {
+                self.leases.in_groups.remove(&(asker.1, asker.0));
+            }
             self.shapes.remove(asker.1, &mut self.nodes);
         }
     }
@@ -250,6 +265,7 @@ impl State {
                 }
                 let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
                 self.tell(asker.0, HeadEvent::Granted { shape, lease: id, worker, node, pid });
+                self.recall_over_quota_of(job);
             }
         }
     }
@@ -322,9 +338,9 @@ impl State {
         if std::mem::replace(&mut lease.returned, true) {
             return;
         }
-        let (back, job, held) = (lease.still_taken(), lease.job, lease.taken.resources.clone());
+        let (back, job) = (lease.still_taken(), lease.job);
         if back.bundle.is_none() {
-            self.uncharge(job, &held);
+            self.uncharge(job, &back.resources);
         }
         self.give_back(&back);
     }
@@ -384,7 +400,7 @@ impl State {
         if !changes {
             return;
         }
-        let (holder, returned) = (lease.holder, lease.returned);
+        let (holder, returned, job) = (lease.holder, lease.returned, lease.job);
         let cpus = Taken { resources: lease.taken.cpus(), devices: Vec::new(), ..lease.taken.clone() };
         if let Holder::Tasks(asker) = holder
             && let Some(demand) = self.leases.demands.get_mut(&asker)
@@ -393,8 +409,18 @@ impl State {
             demand.active = if begins { demand.active - 1 } else { demand.active + 1 };
             self.requeue(&asker);
         }
-        if !returned && !cpus.resources.is_empty() {
-            self.adjust(&cpus, begins);
+        if returned || cpus.resources.is_empty() {
+            return;
+        }
+        // The quota counts what the node counts: else nested tasks wait for the CPUs of those who wait for them.
+        if cpus.bundle.is_none() && begins {
+            self.uncharge(job, &cpus.resources);
+        } else if cpus.bundle.is_none() {
+            self.charge(job, &cpus.resources);
+        }
+        self.adjust(&cpus, begins);
+        if !begins {
+            self.recall_over_quota_of(job);
         }
     }
 
@@ -412,7 +438,9 @@ impl State {
             here.into_iter().filter(|id| self.leases.leases.get(id).is_some_and(inside)).collect();
         let gone = |what: String| Error::PlacementGroupGone { what, group: title.to_owned(), why: why.to_owned() };
         for shape in self.shapes.in_group(group) {
-            let askers: Vec<Asker> = self.queue.in_class(Class::InGroup(shape)).filter_map(Waiter::asker).collect();
+            // Also those who have what they want: when their leases end, they would wait for what is gone.
+            let asking = self.leases.in_groups.range((shape, ProcessId(0))..=(shape, ProcessId(u64::MAX)));
+            let askers: Vec<Asker> = asking.map(|(shape, process)| (*process, *shape)).collect();
             for asker in askers {
                 let what = self.leases.demands.get(&asker).map(|demand| demand.name.clone()).unwrap_or_default();
                 self.refuse_demand(&asker, gone(what));
@@ -423,7 +451,7 @@ impl State {
             // What was in the bundle is now the node's; the quota goes on counting it until it is free.
             let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
             lease.taken.bundle = None;
-            let (job, held) = (lease.job, lease.taken.resources.clone());
+            let (job, held) = (lease.job, lease.still_taken().resources);
             if !lease.returned {
                 self.charge(job, &held);
             }
@@ -431,13 +459,14 @@ impl State {
         }
     }
 
-    /// The error of a task that asks for what can never be had.
-    pub(super) fn shape_infeasible(&mut self, id: ShapeId, what: String) -> Option<Error> {
+    /// The error of somebody who asks for what can never be had. What a node could have held that was lost at `since`
+    /// or later waits for another such node.
+    pub(super) fn shape_infeasible(&mut self, id: ShapeId, what: String, since: Millis) -> Option<Error> {
         let shape = self.shapes.get(id)?.clone();
         if let Strategy::Bundle { group, index } = shape.strategy {
             return self.groups.infeasible(group, index, &shape, what);
         }
-        if self.nodes.is_empty() || shape.patient {
+        if self.nodes.is_empty() || shape.patient || self.recovering.is_some() {
             return None;
         }
         let possible = match &shape.strategy {
@@ -445,6 +474,10 @@ impl State {
             _ => self.shapes.requirements(id).iter().map(|id| self.nodes.possible(*id)).sum::<usize>(),
         };
         if possible > 0 {
+            return None;
+        }
+        let must_be_on = matches!(shape.strategy, Strategy::Node { soft: false, .. });
+        if !must_be_on && self.nodes.former(&shape, since).is_some() {
             return None;
         }
         let nearest = self.nodes.infeasible(&shape)?;

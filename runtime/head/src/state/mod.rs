@@ -6,7 +6,7 @@
 //! - `pool`, `nodes`, `index`: what there is, device by device; what of it is free; where a shape fits.
 //! - `shapes`, `queue`, `placing`: who waits for what, in which order, and who is placed now.
 //! - `leases`: who wants how many leases, and how a lease ends.
-//! - `fairness`: whose leases are recalled for whom, and for whom room is kept.
+//! - `fairness`: whose leases are recalled for whom; `keeping`: room for those who wait long.
 //! - `quotas`: what a namespace may hold.
 //! - `actors`: the lives of actors, and their names.
 //! - `groups`, `gangs`: placement groups, and places for all bundles of one or for none.
@@ -23,6 +23,7 @@ mod fairness;
 mod gangs;
 mod groups;
 mod index;
+mod keeping;
 mod leases;
 mod nodes;
 mod picture;
@@ -39,7 +40,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, JobSpec, PlacementGroupSpec, ScopedName, Shape};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, Executable, JobSpec, PlacementGroupSpec, ScopedName, Shape};
 use wingbeat_core::{
     ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet,
 };
@@ -51,6 +52,7 @@ use actors::Actors;
 pub use facts::{BundlePlace, Fact, FactKey};
 use fairness::Reservations;
 use groups::Groups;
+use keeping::PATIENCE;
 use leases::{Holder, Leases};
 use nodes::Nodes;
 use queue::{Hold, Queue};
@@ -129,10 +131,19 @@ pub enum Action {
 /// A driver's session.
 struct Job {
     spec: Arc<JobSpec>,
+    /// When this head first knew of it.
+    began: Millis,
     /// The driver is gone; it is known as long as something of it is left.
     is_over: bool,
     /// Leases, living actors and placement groups.
     holds: u32,
+    /// Living detached actors, which need its program also when it is over.
+    detached: u32,
+    /// Nodes that were told of its end, and may have kept it for a detached actor.
+    ended_on: BTreeSet<NodeId>,
+    /// What its leases and placement groups hold, and how much of the cluster that is: see [`State::share_of`].
+    used: ResourceSet,
+    share: u64,
 }
 
 /// The state of the cluster.
@@ -145,6 +156,8 @@ pub struct State {
     /// Counts up with everybody who begins to wait or is served.
     turns: u64,
     reservations: Reservations,
+    /// What may still be searched for groups until the next tick.
+    searches: gangs::Budget,
     quotas: Quotas,
     groups: Groups,
     jobs: BTreeMap<JobId, Job>,
@@ -157,6 +170,8 @@ pub struct State {
     leases: Leases,
     actors: Actors,
     waits: Waits,
+    /// Counts changes of which jobs have detached actors.
+    programs_version: u64,
     /// Nodes that are being drained.
     draining: BTreeSet<NodeId>,
     /// Until when those that were there before the head was started again may come back.
@@ -179,6 +194,7 @@ impl State {
             queue: Queue::default(),
             turns: 0,
             reservations: Reservations::default(),
+            searches: gangs::Budget::default(),
             quotas: Quotas::default(),
             groups: Groups::default(),
             jobs: BTreeMap::new(),
@@ -188,6 +204,7 @@ impl State {
             leases: Leases::new(first_lease),
             actors: Actors::default(),
             waits: Waits::default(),
+            programs_version: 0,
             draining: BTreeSet::new(),
             recovering: None,
             keeps_facts: false,
@@ -242,7 +259,13 @@ impl State {
         self.end_recovery_when_due();
         self.wake_the_rested();
         self.enforce_drains();
-        self.queue.unblock_in_turn();
+        self.searches = gangs::Budget::default();
+        if self.reservations.is_empty() {
+            self.queue.unblock_in_turn();
+        } else {
+            // Against whom room is kept may change without anything being given back.
+            self.queue.unblock_all_in_turn();
+        }
         self.serve();
         self.recall_for_the_starved();
         self.tell_of_deadlocks();
@@ -254,7 +277,9 @@ impl State {
         let pace = if self.idle_ticks < TICKS_AT_SPEED { TICK } else { SLOW_TICK };
         let waiting = (!self.queue.is_empty() || !self.reservations.is_empty()).then_some(pace);
         let suspects = self.waits.has_suspects().then_some(TICK);
-        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends()];
+        let patient_since = self.now.checked_sub(PATIENCE).map_or(0, |at| at + 1);
+        let patience_ends = self.queue.hungry_from(patient_since).map(|since| since + PATIENCE);
+        let at = [self.actors.rest_ends(), self.drain_deadline(), self.recovery_ends(), patience_ends];
         let due = at.into_iter().flatten().min().map(|at| at.saturating_sub(self.now).max(1));
         [waiting, suspects, due].into_iter().flatten().min()
     }
@@ -288,6 +313,11 @@ impl State {
         self.idle_ticks = 0;
         let answer = self.new_group(spec);
         (answer, self.act())
+    }
+
+    /// Whether this would be a new group.
+    pub fn is_new_group(&self, spec: &PlacementGroupSpec) -> bool {
+        self.groups.get(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_group(name).is_err())
     }
 
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
@@ -361,6 +391,11 @@ impl State {
         (answer, self.act())
     }
 
+    /// Whether this would be a new actor.
+    pub fn is_new_actor(&self, spec: &ActorSpec) -> bool {
+        self.actors.spec(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
+    }
+
     /// The cluster, for somebody who joins.
     pub fn view(&self) -> ClusterView {
         ClusterView { cluster: self.cluster, nodes: self.nodes.infos() }
@@ -410,10 +445,11 @@ impl State {
     fn node_joined(&mut self, info: NodeInfo, running: Vec<RunningLease>) {
         let id = info.id;
         self.nodes.join(info);
+        self.shares_changed();
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         self.adopt(id, running);
         self.freed_on(id);
-        self.queue.unblock_in_turn();
+        self.queue.unblock_all_in_turn();
         // Whoever waited when there was no node at all is told what could never be.
         if self.nodes.len() == 1 {
             self.refuse_the_infeasible();
@@ -423,6 +459,10 @@ impl State {
     fn node_lost(&mut self, id: NodeId, why: &str) {
         let Some(node) = self.nodes.remove(id) else { return };
         self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
+        // Their transfers from it end now, and not when a connection is found to be broken.
+        for other in self.nodes.ids() {
+            self.order(other, NodeMessage::NodeDied(id));
+        }
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         let of_actors: Vec<(LeaseId, ActorId)> = node
             .leases
@@ -432,6 +472,7 @@ impl State {
                 Holder::Tasks(_) | Holder::Nobody => None,
             })
             .collect();
+        self.nodes.remember(node.clone(), self.now);
         for lease in node.leases {
             self.forget_lease(lease);
         }
@@ -440,6 +481,7 @@ impl State {
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
         self.worker_jobs.retain(|_, (_, of)| *of != id);
+        self.shares_changed();
         self.refuse_the_infeasible();
     }
 
@@ -456,7 +498,7 @@ impl State {
         if self.worker_jobs.insert(worker, (job, node)).is_some() {
             return;
         }
-        self.queue.unpark(&Hold::UnknownJob(worker));
+        self.job_is_known(worker);
         let leased: BTreeSet<ProcessId> = match 2 * (self.leases.leases.len() + self.connected.len()) + FORMER_WORKERS {
             limit if self.worker_jobs.len() <= limit => return,
             _ => self.leases.leases.values().filter_map(|lease| Some(lease.worker?.0)).collect(),
@@ -467,7 +509,7 @@ impl State {
     fn job_joined(&mut self, spec: JobSpec) {
         let count = 4;
         let (id, driver, machine) = (spec.id, spec.driver.process, spec.driver.machine);
-        self.record(Fact::Job(Box::new(spec.clone())));
+        self.record(Fact::Job(Box::new(spec.without_local())));
         self.insert_job(spec);
         for (node, cpus) in self.nodes.on_machine(machine) {
             if cpus > 0 {
@@ -475,13 +517,73 @@ impl State {
                 self.order(node, NodeMessage::Prestart { job: id, count: cpus.min(count) });
             }
         }
-        self.queue.unpark(&Hold::UnknownJob(driver));
+        self.job_is_known(driver);
+    }
+
+    /// For which job a process works is known now.
+    fn job_is_known(&mut self, process: ProcessId) {
+        self.queue.unpark(&Hold::UnknownJob(process));
+        for asker in self.leases.asked_by(process) {
+            self.requeue(&asker);
+        }
     }
 
     fn insert_job(&mut self, spec: JobSpec) {
         self.drivers.insert(spec.driver.process, spec.id);
-        let holds = self.jobs.get(&spec.id).map_or(0, |job| job.holds);
-        self.jobs.insert(spec.id, Job { spec: Arc::new(spec), is_over: false, holds });
+        let id = spec.id;
+        let spec = Arc::new(spec);
+        match self.jobs.get_mut(&id) {
+            Some(job) => {
+                (job.spec, job.is_over) = (spec, false);
+                job.ended_on.clear();
+            }
+            None => {
+                let job = Job {
+                    spec,
+                    began: self.now,
+                    is_over: false,
+                    holds: 0,
+                    detached: 0,
+                    ended_on: BTreeSet::new(),
+                    used: ResourceSet::new(),
+                    share: 0,
+                };
+                self.jobs.insert(id, job);
+            }
+        }
+    }
+
+    /// Since when a job's requests count as possible that a node could have held which is gone now.
+    fn job_began(&self, job: Option<JobId>) -> Millis {
+        job.and_then(|job| self.jobs.get(&job)).map_or(0, |job| job.began)
+    }
+
+    /// A detached actor of a job began or ended.
+    fn job_detached(&mut self, id: JobId, change: i32) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let before = job.detached;
+        job.detached = before.saturating_add_signed(change);
+        if (before == 0) != (job.detached == 0) {
+            self.programs_version += 1;
+        }
+    }
+
+    /// Changes whenever [`State::programs`] may have.
+    pub fn programs_version(&self) -> u64 {
+        self.programs_version
+    }
+
+    /// The hashes of the programs that detached actors need to live again.
+    pub fn programs(&self) -> BTreeSet<String> {
+        let recovering = self.recovering.iter().flat_map(|recovering| recovering.detached());
+        let recovering = recovering.filter_map(|job| self.jobs.get(&job));
+        let living = self.jobs.values().filter(|job| job.detached > 0);
+        living.chain(recovering).map(|job| job.spec.executable.hash.clone()).collect()
+    }
+
+    /// The program of a job.
+    pub fn program_of(&self, job: JobId) -> Option<Executable> {
+        self.jobs.get(&job).map(|job| job.spec.executable.clone())
     }
 
     fn is_job_running(&self, job: JobId) -> bool {
@@ -490,10 +592,6 @@ impl State {
 
     fn job_priority(&self, job: JobId) -> i32 {
         self.jobs.get(&job).map_or(0, |job| job.spec.priority)
-    }
-
-    fn priority_of(&self, process: ProcessId) -> i32 {
-        self.job_of(process).map_or(0, |job| self.job_priority(job))
     }
 
     /// Something of a job began or ended.
@@ -510,6 +608,16 @@ impl State {
         {
             self.drivers.remove(&job.spec.driver.process);
             self.record(Fact::JobGone(id));
+            // Those that kept it for a detached actor, or heard of it only then.
+            for node in self.nodes.ids() {
+                let knows = self.nodes.get(node).is_some_and(|node| node.jobs.contains(&id));
+                if knows {
+                    self.nodes.change(node, |node| node.jobs.remove(&id));
+                }
+                if knows || job.ended_on.contains(&node) {
+                    self.order(node, NodeMessage::EndJob { job: id });
+                }
+            }
         }
     }
 
@@ -517,6 +625,8 @@ impl State {
     fn tell_of_job(&mut self, node: NodeId, job: JobId) {
         let is_new = self.nodes.get(node).is_some_and(|node| !node.jobs.contains(&job));
         if is_new && let Some(spec) = self.jobs.get(&job).map(|job| job.spec.clone()) {
+            let is_local = self.nodes.get(node).is_some_and(|node| node.info.address.machine == spec.driver.machine);
+            let spec = if is_local { spec } else { Arc::new(spec.without_local()) };
             self.nodes.change(node, |node| node.jobs.insert(job));
             self.order(node, NodeMessage::BeginJob(spec));
         }
@@ -531,6 +641,9 @@ impl State {
         self.waits.forget_process(process);
         self.actors.unwatch(process);
         self.groups.unwatch(process);
+        if let Some(recovering) = &mut self.recovering {
+            recovering.unwatch(process);
+        }
         for asker in self.leases.asked_by(process) {
             let Some(demand) = self.leases.demands.get_mut(&asker) else { continue };
             demand.wanted = 0;
@@ -548,15 +661,18 @@ impl State {
         }
         self.actors_of_job_end(id);
         self.groups_of_job_end(id);
+        let mut ended_on = BTreeSet::new();
         for node in self.nodes.ids() {
             let knows = self.nodes.get(node).is_some_and(|node| node.jobs.contains(&id));
             if knows {
                 self.nodes.change(node, |node| node.jobs.remove(&id));
                 self.order(node, NodeMessage::EndJob { job: id });
+                ended_on.insert(node);
             }
         }
         if let Some(job) = self.jobs.get_mut(&id) {
             job.is_over = true;
+            job.ended_on = ended_on;
         }
         self.forget_job_if_over(id);
     }

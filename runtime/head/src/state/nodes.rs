@@ -15,6 +15,9 @@ use super::pool::{Devices, Pool};
 /// Nodes of one machine that are looked at because they are near: there are several only in tests.
 const NEAR: usize = 8;
 
+/// Nodes that are gone and remembered for what they could have held.
+const FORMER: usize = 1_024;
+
 /// A node and what is free on it.
 #[derive(Clone)]
 pub(super) struct Node {
@@ -65,7 +68,11 @@ pub(super) struct Nodes {
     free_slots: Vec<Slot>,
     by_id: Slots,
     by_machine: BTreeMap<MachineId, Vec<Slot>>,
+    /// What all of them have.
+    total: ResourceSet,
     version: u64,
+    /// Nodes that are gone, and since when: one of each kind, the latest last.
+    former: Vec<(Millis, Node)>,
     pub index: Index,
 }
 
@@ -93,6 +100,7 @@ impl Nodes {
             self.slots.push(None);
         }
         self.by_id.insert(info.id, slot);
+        self.total.add(&info.resources);
         self.by_machine.entry(info.address.machine).or_default().push(slot);
         self.slots[slot] = Some(Node {
             pool: Pool::of_node(&info.resources),
@@ -119,9 +127,32 @@ impl Nodes {
                 self.by_machine.remove(&machine);
             }
         }
+        self.total.subtract(&node.info.resources);
         self.free_slots.push(slot);
         self.index.changed(slot, self.slots.len());
         Some(node)
+    }
+
+    /// Remembers what a node that is gone could have held.
+    pub(super) fn remember(&mut self, mut node: Node, now: Millis) {
+        let kind = |node: &Node| (node.info.resources.clone(), node.info.labels.clone(), node.info.devices.clone());
+        let mine = kind(&node);
+        self.former.retain(|(_, other)| kind(other) != mine);
+        if self.former.len() == FORMER {
+            self.former.remove(0);
+        }
+        node.leases.clear();
+        node.bundles.clear();
+        node.jobs.clear();
+        self.former.push((now, node));
+    }
+
+    /// The last node that could have held this and was lost at `since` or later, and when.
+    pub(super) fn former(&self, shape: &Shape, since: Millis) -> Option<(Millis, &Node)> {
+        let requirements = requirements_of(shape);
+        let lost = self.former.iter().rev().take_while(|(at, _)| *at >= since);
+        let mut able = lost.filter(|(_, node)| requirements.iter().any(|asked| node.could_hold(asked)));
+        able.next().map(|(at, node)| (*at, node))
     }
 
     pub(super) fn get(&self, id: NodeId) -> Option<&Node> {
@@ -161,6 +192,11 @@ impl Nodes {
 
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
+    }
+
+    /// What all of them have.
+    pub(super) fn total(&self) -> &ResourceSet {
+        &self.total
     }
 
     pub(super) fn is_empty(&self) -> bool {

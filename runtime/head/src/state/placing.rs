@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 
 use wingbeat_core::error::Error;
+use wingbeat_core::resources::GPU;
 use wingbeat_core::spec::{MachineId, Strategy};
 use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 
-use super::State;
 use super::index::Slot;
 use super::nodes::{Node, Nodes, Taken};
-use super::queue::{Class, Hold, Waiter};
+use super::queue::{Class, Hold, Rank, Standing, Waiter};
 use super::shapes::{ShapeId, Shapes};
+use super::{Millis, State};
 
 /// What came of an attempt to place somebody.
 pub(super) enum Attempt {
@@ -36,21 +37,18 @@ impl State {
             match self.try_to_place(waiter) {
                 Attempt::Done => {}
                 Attempt::HeldBack(hold) => self.queue.park(waiter, hold),
+                Attempt::NoRoom if self.reservations.is_empty() => self.queue.block_for_all(class),
                 Attempt::NoRoom => {
                     self.queue.block(class);
                     // Room that is kept for somebody further back in the class is room for that one alone.
                     for other in self.reservations.waiters() {
-                        if other != waiter && self.class_of(other) == Some(class) {
+                        if other != waiter && self.queue.class(other) == Some(class) {
                             let _ = self.try_to_place(other);
                         }
                     }
                 }
             }
         }
-    }
-
-    fn class_of(&self, waiter: Waiter) -> Option<Class> {
-        self.queue.class(waiter)
     }
 
     fn try_to_place(&mut self, waiter: Waiter) -> Attempt {
@@ -96,26 +94,47 @@ impl State {
     ) -> Result<Taken, Attempt> {
         let near = self.jobs.get(&job).map(|job| job.spec.driver.machine);
         let is_in_group = matches!(self.shapes.get(shape).map(|shape| &shape.strategy), Some(Strategy::Bundle { .. }));
-        if !is_in_group
-            && let Some(namespace) = self.namespace_of(job)
-            && !self.quotas.allows(&namespace, holds)
-        {
-            return Err(Attempt::HeldBack(Hold::Quota(namespace)));
+        let namespace = if is_in_group { None } else { self.namespace_of(job) };
+        let mut quota = None;
+        if let Some(namespace) = namespace {
+            if !self.quotas.allows(&namespace, holds) {
+                return Err(Attempt::HeldBack(Hold::Quota(namespace)));
+            }
+            quota = self.quotas.get(&namespace).filter(|_| gpu_memory > 0).cloned().map(|quota| (namespace, quota));
         }
-        let site = self.find_site(waiter, shape, near).ok_or(Attempt::NoRoom)?;
-        self.take_at(site, holds, gpu_memory).ok_or(Attempt::NoRoom)
+        let site = match &quota {
+            None => self.find_site(waiter, shape, near, |_| true),
+            Some((namespace, quota)) => {
+                // Which part of a GPU some memory is depends on the node.
+                let allowed = |node: &Node| {
+                    node.amounts(holds, gpu_memory).is_some_and(|amounts| quota.exceeded_by(&amounts).is_none())
+                };
+                let site = self.find_site(waiter, shape, near, allowed);
+                if site.is_none() && self.find_site(waiter, shape, near, |_| true).is_some() {
+                    return Err(Attempt::HeldBack(Hold::Quota(namespace.clone())));
+                }
+                site
+            }
+        };
+        self.take_at(site.ok_or(Attempt::NoRoom)?, holds, gpu_memory).ok_or(Attempt::NoRoom)
     }
 
-    /// Where there is room for a shape.
-    fn find_site(&mut self, waiter: Waiter, id: ShapeId, near: Option<MachineId>) -> Option<Site> {
+    /// Where there is room for a shape, of the nodes that are `allowed`.
+    fn find_site(
+        &mut self,
+        waiter: Waiter,
+        id: ShapeId,
+        near: Option<MachineId>,
+        allowed: impl Fn(&Node) -> bool,
+    ) -> Option<Site> {
         let shape = self.shapes.get(id)?.clone();
         if let Strategy::Bundle { group, index } = shape.strategy {
             let (index, node) = self.groups.find(group, index, &shape, &self.nodes)?;
             return Some(Site::Bundle(group, index, node));
         }
-        let rank = self.queue.rank(waiter);
+        let standing = self.queue.standing(waiter);
         let reservations = &self.reservations;
-        let is_free = |node: &Node| !reservations.is_against(node, waiter, rank, &shape.resources);
+        let is_free = |node: &Node| allowed(node) && !reservations.is_against(node, waiter, standing, &shape.resources);
         let requirements = self.shapes.requirements(id);
         if let Strategy::Node { node: wanted, soft } = shape.strategy {
             let there = self.nodes.get(wanted).filter(|node| {
@@ -171,8 +190,8 @@ impl State {
         let could_use: Vec<Class> = {
             let (nodes, shapes, groups) = (&self.nodes, &self.shapes, &self.groups);
             let could_use = |class| match class {
-                Class::InGroup(_) => false,
-                Class::Shape(shape) => could_use(nodes, shapes, shape, slot),
+                Class::InGroup(..) => false,
+                Class::Shape(shape, _) => could_use(nodes, shapes, shape, slot),
                 Class::Group(group) => groups.could_use(group, nodes, slot),
             };
             self.queue.blocked_where(could_use)
@@ -180,11 +199,15 @@ impl State {
         for class in could_use {
             self.queue.unblock(class);
         }
+        // However many come before, what is kept for somebody is looked at by that one.
+        if let Some(class) = self.reservations.on(node).and_then(|waiter| self.queue.class(waiter)) {
+            self.queue.unblock(class);
+        }
     }
 
     pub(super) fn freed_in(&mut self, group: PlacementGroupId) {
         for shape in self.shapes.in_group(group) {
-            self.queue.unblock(Class::InGroup(shape));
+            self.queue.unblock_for_all(Class::InGroup(shape, None));
         }
     }
 
@@ -194,8 +217,9 @@ impl State {
             Waiter::Tasks(process, shape) => {
                 let asker = (process, shape);
                 let Some(demand) = self.leases.demands.get(&asker).filter(|demand| demand.is_unmet()) else { return };
-                let what = demand.name.clone();
-                if let Some(error) = self.shape_infeasible(shape, what).or_else(|| self.quota_error(waiter)) {
+                let (what, since) = (demand.name.clone(), self.job_began(self.job_of(process)));
+                let error = self.shape_infeasible(shape, what, since).or_else(|| self.quota_error(waiter));
+                if let Some(error) = error {
                     self.refuse_demand(&asker, error);
                 }
             }
@@ -208,7 +232,7 @@ impl State {
     pub(super) fn refuse_the_infeasible(&mut self) {
         for class in self.queue.classes() {
             let Some(first) = self.queue.in_class(class).next() else { continue };
-            // What one of a class can never have, none can.
+            // What a node can hold now for one of a class, it can for all.
             if self.is_infeasible(first) {
                 let all: Vec<Waiter> = self.queue.in_class(class).collect();
                 for waiter in all {
@@ -216,16 +240,19 @@ impl State {
                 }
             }
         }
+        for waiter in self.queue.set_aside() {
+            self.refuse_if_infeasible(waiter);
+        }
     }
 
+    /// Whether no node could hold it now.
     fn is_infeasible(&mut self, waiter: Waiter) -> bool {
-        match waiter {
-            Waiter::Tasks(_, shape) => self.shape_infeasible(shape, String::new()).is_some(),
-            Waiter::Actor(actor) => {
-                self.actors.shape_of(actor).is_some_and(|shape| self.shape_infeasible(shape, String::new()).is_some())
-            }
-            Waiter::Group(group) => self.group_infeasible(group).is_some(),
-        }
+        let shape = match waiter {
+            Waiter::Tasks(_, shape) => Some(shape),
+            Waiter::Actor(actor) => self.actors.shape_of(actor),
+            Waiter::Group(group) => return self.group_infeasible(group).is_some(),
+        };
+        shape.is_some_and(|shape| self.shape_infeasible(shape, String::new(), Millis::MAX).is_some())
     }
 
     /// The error of somebody who asks for more than the quota of its namespace could ever allow.
@@ -233,20 +260,28 @@ impl State {
         let (what, asked, namespace) = match waiter {
             Waiter::Tasks(process, shape) => {
                 let name = self.leases.demands.get(&(process, shape))?.name.clone();
+                let namespace = self.namespace_of(self.job_of(process)?)?;
                 let shape =
                     self.shapes.get(shape).filter(|shape| !matches!(shape.strategy, Strategy::Bundle { .. }))?;
-                (name, Cow::Borrowed(&shape.resources), self.namespace_of(self.job_of(process)?)?)
+                (name, self.least_amounts(&shape.resources, shape.gpu_memory), namespace)
             }
             Waiter::Actor(actor) => {
                 let spec = self.actors.spec(actor)?;
                 if matches!(spec.placement.strategy, Strategy::Bundle { .. }) {
                     return None;
                 }
-                (format!("actor {}", spec.class_name), Cow::Borrowed(&spec.holds), self.namespace_of(spec.job)?)
+                let namespace = self.namespace_of(spec.job)?;
+                let asked = self.least_amounts(&spec.holds, spec.placement.gpu_memory);
+                (format!("actor {}", spec.class_name), asked, namespace)
             }
             Waiter::Group(group) => {
-                let (spec, sum) = self.groups.asked(group)?;
-                (spec.title(), Cow::Owned(sum), self.namespace_of(spec.job)?)
+                let (spec, _) = self.groups.asked(group)?;
+                let namespace = self.namespace_of(spec.job)?;
+                let mut sum = ResourceSet::new();
+                for bundle in &spec.bundles {
+                    sum.add(&self.least_amounts(&bundle.resources, bundle.gpu_memory));
+                }
+                (spec.title(), Cow::Owned(sum), namespace)
             }
         };
         let quota = self.quotas.get(&namespace).filter(|_| !self.quotas.could_allow(&namespace, &asked))?;
@@ -255,17 +290,80 @@ impl State {
         Some(Error::Infeasible { what, asked: asked.to_string(), nearest })
     }
 
+    /// What `resources`, and memory of one device, come to on the node where that is least.
+    fn least_amounts<'a>(&self, resources: &'a ResourceSet, gpu_memory: u64) -> Cow<'a, ResourceSet> {
+        if gpu_memory == 0 {
+            return Cow::Borrowed(resources);
+        }
+        let amounts = self.nodes.iter().filter_map(|node| node.amounts(resources, gpu_memory));
+        amounts.min_by_key(|amounts| amounts.get(GPU)).unwrap_or(Cow::Borrowed(resources))
+    }
+
+    /// A job holds this from now on.
     pub(super) fn charge(&mut self, job: JobId, taken: &ResourceSet) {
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.used.add(taken);
+            self.share_changed(job);
+        }
         if let Some(namespace) = self.namespace_of(job) {
             self.quotas.take(&namespace, taken);
         }
     }
 
+    /// A job does not hold this any more.
     pub(super) fn uncharge(&mut self, job: JobId, taken: &ResourceSet) {
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.used.subtract(taken);
+            self.share_changed(job);
+        }
         if let Some(namespace) = self.namespace_of(job)
             && self.quotas.give_back(&namespace, taken)
         {
             self.queue.unpark(&Hold::Quota(namespace));
+        }
+    }
+
+    /// How much of the cluster some resources are: in millionths of what there is of the scarcest of them.
+    pub(super) fn share_of(&self, held: &ResourceSet) -> u64 {
+        let total = self.nodes.total();
+        let share = |name: &str, amount: i64| match total.get(name).units() {
+            0 => 0,
+            total => (amount.max(0) as u64).saturating_mul(1_000_000) / total as u64,
+        };
+        held.iter().map(|(name, amount)| share(name, amount.units())).max().unwrap_or(0)
+    }
+
+    fn share_changed(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let share = self.share_of(&job.used);
+        if share == job.share {
+            return;
+        }
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.share = share;
+        }
+        self.queue.set_share(Some(id), share);
+    }
+
+    /// What there is has changed, and with it how much of that everybody holds.
+    pub(super) fn shares_changed(&mut self) {
+        for job in self.jobs.keys().copied().collect::<Vec<_>>() {
+            self.share_changed(job);
+        }
+    }
+
+    /// Where somebody stands who waits in the name of a job.
+    pub(super) fn standing(&self, job: Option<JobId>, has: u32, turn: u64) -> Standing {
+        let known = job.and_then(|job| self.jobs.get(&job));
+        let (priority, share) = known.map_or((0, 0), |job| (job.spec.priority, job.share));
+        let rank = Rank { priority: std::cmp::Reverse(priority), has, turn };
+        Standing { rank, job: job.filter(|_| known.is_some()), share, hungry: None }
+    }
+
+    /// Recalls leases of a job's namespace that are above its quota.
+    pub(super) fn recall_over_quota_of(&mut self, job: JobId) {
+        if let Some(namespace) = self.namespace_of(job) {
+            self.recall_over_quota(&namespace);
         }
     }
 
@@ -283,7 +381,7 @@ impl State {
         let mut used = ResourceSet::new();
         let held = self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned);
         for lease in held.filter(|lease| is_of(lease.job)) {
-            used.add(&lease.taken.resources);
+            used.add(&lease.still_taken().resources);
         }
         for reserved in self.groups.reserved_where(is_of) {
             used.add(&reserved);
@@ -298,6 +396,7 @@ impl State {
             Some(limit) => {
                 let used = self.used_by(namespace);
                 self.quotas.set(namespace, limit, used);
+                self.recall_over_quota(namespace);
                 let waiters: Vec<Waiter> = self.queue.waiters().collect();
                 for waiter in waiters {
                     self.refuse_if_infeasible(waiter);

@@ -7,7 +7,7 @@ use wingbeat_core::{Amount, ResourceSet};
 use wingbeat_net::messages::DeviceInfo;
 
 /// What there is, and what of it is free.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pool {
     pub total: ResourceSet,
     /// May be negative: who goes on after a wait over-commits the node.
@@ -15,7 +15,7 @@ pub(super) struct Pool {
     devices: Vec<Device>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Device {
     number: u32,
     /// How much of it belongs to this pool.
@@ -148,6 +148,11 @@ impl Pool {
     /// Each device's number, how much of it belongs here, and how much of that is free.
     pub(super) fn devices(&self) -> impl Iterator<Item = (u32, Amount, Amount)> {
         self.devices.iter().map(|device| (device.number, device.whole, device.free))
+    }
+
+    /// The devices that may be given away, and what is free of each.
+    pub(super) fn usable(&self) -> impl Iterator<Item = (u32, Amount)> {
+        self.devices.iter().filter(|device| !device.is_held).map(|device| (device.number, device.free))
     }
 
     /// Says which devices somebody without a lease uses.

@@ -10,6 +10,7 @@ pub(super) struct Quotas {
     quotas: BTreeMap<String, Quota>,
 }
 
+#[derive(Clone)]
 pub(super) struct Quota {
     pub limit: ResourceSet,
     pub used: ResourceSet,
@@ -45,6 +46,17 @@ impl Quotas {
     /// Whether it could ever hold this.
     pub(super) fn could_allow(&self, namespace: &str, asked: &ResourceSet) -> bool {
         self.quotas.get(namespace).is_none_or(|quota| quota.limit.iter().all(|(name, limit)| asked.get(name) <= limit))
+    }
+
+    /// What the namespace holds above its limit.
+    pub(super) fn excess(&self, namespace: &str) -> ResourceSet {
+        let mut excess = ResourceSet::new();
+        if let Some(quota) = self.quotas.get(namespace) {
+            for (name, limit) in quota.limit.iter().filter(|(name, limit)| quota.used.get(name) > *limit) {
+                excess.set(name, quota.used.get(name) - limit);
+            }
+        }
+        excess
     }
 
     pub(super) fn take(&mut self, namespace: &str, taken: &ResourceSet) {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, ScopedName};
-use wingbeat_core::{ActorId, ClusterId, Incarnation, LeaseId, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId};
 use wingbeat_net::messages::{LeaseHolder, LeaseStart, RunningLease};
 
 use super::facts::{BundlePlace, Fact};
@@ -23,6 +23,8 @@ pub(super) struct Recovering {
     until: Millis,
     /// Actors that nobody has reported yet.
     actors: BTreeMap<ActorId, (ActorSpec, Incarnation)>,
+    /// Who wants to know what becomes of them.
+    watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
     /// Bundles by the node on which they were.
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
     /// Leases that owners say they have. Others are ended: the news of a grant or of a return was lost.
@@ -38,6 +40,26 @@ impl Recovering {
     /// What must be remembered of those that may still come back.
     pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
         self.actors.values().map(|(spec, incarnation)| Fact::Actor(Box::new(spec.clone()), *incarnation))
+    }
+
+    /// The jobs of detached actors that may still come back.
+    pub(super) fn detached(&self) -> impl Iterator<Item = JobId> {
+        self.actors.values().filter(|(spec, _)| spec.detached).map(|(spec, _)| spec.job)
+    }
+
+    /// Notes who wants to know about an actor, if it may still come back.
+    pub(super) fn watch(&mut self, process: ProcessId, actor: ActorId) -> bool {
+        let is_there = self.actors.contains_key(&actor);
+        if is_there {
+            self.watchers.entry(actor).or_default().insert(process);
+        }
+        is_there
+    }
+
+    pub(super) fn unwatch(&mut self, process: ProcessId) {
+        for watchers in self.watchers.values_mut() {
+            watchers.remove(&process);
+        }
     }
 
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
@@ -63,6 +85,9 @@ impl State {
                 Fact::Group(spec, bundles) => {
                     let id = spec.id;
                     state.insert_group(*spec);
+                    if bundles.iter().any(Option::is_some) {
+                        state.groups.note_possible(id);
+                    }
                     for (index, place) in bundles.into_iter().enumerate() {
                         if let Some(place) = place {
                             places.entry(place.node).or_default().push((id, index as u32, place));
@@ -75,7 +100,8 @@ impl State {
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) => {}
             }
         }
-        state.recovering = Some(Recovering { until: GRACE, actors, places, claimed: BTreeMap::new() });
+        state.recovering =
+            Some(Recovering { until: GRACE, actors, watchers: BTreeMap::new(), places, claimed: BTreeMap::new() });
         state
     }
 
@@ -152,13 +178,30 @@ impl State {
                 }
             }
             LeaseHolder::Actor(spec, incarnation) => {
-                if let Some(recovering) = &mut self.recovering {
+                let absent = self.recovering.as_mut();
+                let watchers = absent.and_then(|recovering| {
                     recovering.actors.remove(&spec.id);
-                }
+                    recovering.watchers.remove(&spec.id)
+                });
                 if !self.adopt_actor(&spec, incarnation, id, node, worker, started) {
                     self.end_lease(id, Some("another life of its actor is known".into()));
                 }
+                for watcher in watchers.unwrap_or_default() {
+                    self.watch(watcher, spec.id);
+                }
             }
+        }
+    }
+
+    /// An actor that may still come back is to end. If it comes, its life is over.
+    pub(super) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
+        let Some(recovering) = &mut self.recovering else { return };
+        let Some((spec, incarnation)) = recovering.actors.remove(&id) else { return };
+        let watchers = recovering.watchers.remove(&id).unwrap_or_default();
+        self.insert_actor(spec, incarnation, None);
+        self.bury_actor(id, cause);
+        for watcher in watchers {
+            self.watch(watcher, id);
         }
     }
 
@@ -188,6 +231,7 @@ impl State {
             return;
         }
         let Some(recovering) = self.recovering.take() else { return };
+        self.programs_version += 1;
         for (id, (spec, incarnation)) in recovering.actors {
             // Its last life ended with its node.
             let next = Incarnation(incarnation.0.saturating_add(1));
@@ -200,6 +244,11 @@ impl State {
             } else {
                 self.insert_actor(spec, incarnation, Some(cause.clone()));
                 self.bury_actor(id, cause);
+            }
+        }
+        for (id, watchers) in recovering.watchers {
+            for watcher in watchers {
+                self.watch(watcher, id);
             }
         }
         for id in self.groups.ids() {
@@ -219,5 +268,7 @@ impl State {
                 self.process_lost(owner, None);
             }
         }
+        // Until now, a node that could hold it might have come back.
+        self.refuse_the_infeasible();
     }
 }

@@ -8,7 +8,7 @@ use wingbeat_core::spec::{Shape, Strategy};
 
 use super::index::RequirementId;
 use super::nodes::{Nodes, requirements_of};
-use super::queue::Class;
+use super::queue::{Account, Class};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct ShapeId(u32);
@@ -91,11 +91,11 @@ impl Shapes {
         self.known.get(&id).map_or(&[], |known| &known.requirements)
     }
 
-    /// The class of those who wait for a shape.
-    pub(super) fn class_of(&self, id: ShapeId) -> Class {
+    /// The class of those of a job who wait for a shape.
+    pub(super) fn class_of(&self, id: ShapeId, job: Account) -> Class {
         match self.get(id).map(|shape| &shape.strategy) {
-            Some(Strategy::Bundle { .. }) => Class::InGroup(id),
-            _ => Class::Shape(id),
+            Some(Strategy::Bundle { .. }) => Class::InGroup(id, job),
+            _ => Class::Shape(id, job),
         }
     }
 

@@ -10,11 +10,15 @@ use wingbeat_net::messages::{
     DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Subject, Wait, WorkerDeath,
 };
 
-use super::{Action, Event, Millis, State};
+use super::{Action, Event, Fact, Millis, State};
 
 mod actors;
+mod exact;
+mod faults;
 mod groups;
 mod leases;
+mod load;
+mod recovery;
 mod scheduling;
 mod why;
 
@@ -69,6 +73,7 @@ fn job_of(driver: ProcessId) -> JobSpec {
         executable: Executable { hash: String::new(), size: 0, pid: 1, machine: MachineId(1), path: String::new() },
         working_dir: String::new(),
         env: BTreeMap::new(),
+        local_env: BTreeMap::new(),
         namespace: "test".into(),
         priority: 0,
     }
@@ -86,6 +91,7 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
         holds: ResourceSet::new(),
         max_restarts: 0,
         max_concurrency: 1,
+        max_pending_calls: None,
         groups: BTreeMap::new(),
         name: None,
         detached: false,

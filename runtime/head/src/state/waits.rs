@@ -79,6 +79,12 @@ impl Waits {
         }
     }
 
+    /// What the executions of a process wait for.
+    pub(super) fn of(&self, process: ProcessId) -> impl Iterator<Item = &Wait> {
+        let tasks = self.of_process.get(&process).into_iter().flatten();
+        tasks.filter_map(|task| self.waits.get(task)).map(|(_, wait)| wait)
+    }
+
     pub(super) fn forget_process(&mut self, process: ProcessId) {
         for task in self.of_process.get(&process).cloned().unwrap_or_default() {
             self.end(task);

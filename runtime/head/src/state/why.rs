@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use wingbeat_core::resources::{CPU, GPU};
+use wingbeat_core::resources::GPU;
 use wingbeat_core::spec::{Shape, Strategy};
 use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::{Explanation, Subject};
@@ -11,6 +11,7 @@ use super::actors::Standing;
 use super::leases::Lease;
 use super::nodes::{Node, requirements_of};
 use super::queue::{Hold, Waiter};
+use super::shapes::ShapeId;
 use super::{Millis, State};
 
 /// Nodes and holders that are named one by one; of others, only the number is told.
@@ -90,12 +91,21 @@ impl State {
     pub fn explain_lease(&self, now: Millis, id: LeaseId, mut so_far: Explanation) -> Explanation {
         if let Some(lease) = self.leases.leases.get(&id) {
             let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
+            let held = lease.still_taken();
             so_far.reasons.push(format!(
                 "{id} on {}{pid} holds {} for {}",
                 self.node_title(lease.taken.node),
-                self.held_by_lease(lease.taken.node, &lease.taken.resources, &lease.taken.devices),
+                self.held_by_lease(lease.taken.node, &held.resources, &held.devices),
                 ago(now.saturating_sub(lease.granted_at)),
             ));
+            if let Some((worker, _)) = lease.worker.filter(|_| lease.waiting > 0) {
+                let waits = self.waits.of(worker).map(|wait| {
+                    let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
+                    let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
+                    format!("{} waits for {on}; others use its CPUs meanwhile", wait.name)
+                });
+                so_far.reasons.extend(first_of(waits.collect(), "executions"));
+            }
         }
         so_far
     }
@@ -286,12 +296,42 @@ impl State {
             }
             Pack | Spread => explanation.reasons.push("they do not all fit at the same time".into()),
         }
+        let kept = self.reservations.nodes_of(waiter);
+        if !kept.is_empty() {
+            let kept = kept.into_iter().map(|node| self.node_title(node)).collect();
+            let kept = first_of(kept, "nodes").join(", ");
+            explanation.reasons.push(format!("room is kept for it on {kept}, until what runs there is done"));
+        }
         let missing = |node: &&Node| !with_room.contains(&node.info.id) || group.spec.strategy == StrictPack;
         let nodes: Vec<&Node> = self.nodes.iter().filter(missing).collect();
-        let (_, sum) = self.groups.asked(id)?;
-        self.explain_nodes(waiter, &Shape::of(sum.clone()), &nodes, &mut explanation);
-        explanation.holders = self.holders(&nodes, &sum);
-        self.help_with(&sum, &mut explanation);
+        // What one more node must have for all of it to fit, whatever else there is.
+        let mut needed = Shape::default();
+        let apart = group.spec.strategy == StrictSpread;
+        let mut labels = None;
+        for index in group.missing() {
+            let bundle = &group.spec.bundles[index];
+            for (name, amount) in bundle.resources.iter() {
+                let so_far = needed.resources.get(name);
+                let amount = if apart { so_far.max(amount) } else { so_far + amount };
+                needed.resources.set(name, amount);
+            }
+            needed.gpu_memory = needed.gpu_memory.max(bundle.gpu_memory);
+            labels = Some(match labels {
+                Some(others) if others != bundle.labels => Vec::new(),
+                _ => bundle.labels.clone(),
+            });
+        }
+        needed.labels = labels.unwrap_or_default();
+        self.explain_nodes(waiter, &needed, &nodes, &mut explanation);
+        explanation.holders = self.holders(&nodes, &scarce_of(&needed));
+        if !explanation.holders.is_empty() {
+            explanation.help.push("wait for one of the holders, or end it".into());
+        }
+        let short = group.missing().count().saturating_sub(with_room.len()).max(1);
+        explanation.help.push(match short {
+            count if apart && count > 1 => format!("add {count} nodes, each with {}", node_for(&needed)),
+            _ => format!("add a node with {}", node_for(&needed)),
+        });
         Some(explanation)
     }
 
@@ -322,54 +362,118 @@ impl State {
     }
 
     fn explain_shape(&self, waiter: Waiter, shape: &Shape, explanation: &mut Explanation) {
-        explanation.reasons.push(format!("asks for {shape}"));
         if self.explain_hold(waiter, explanation) {
+            explanation.reasons.insert(0, format!("asks for {shape}"));
             return;
         }
         if let Strategy::Bundle { group, index } = shape.strategy {
+            explanation.reasons.push(format!("asks for {shape}"));
             return self.explain_bundle(group, index, shape, explanation);
         }
+        let nodes = self.explain_places(waiter, shape, explanation);
+        let must_be_on = match &shape.strategy {
+            Strategy::Node { node, soft: false } => Some(*node),
+            _ => None,
+        };
+        if nodes.is_empty() {
+            let help = match must_be_on.filter(|_| !self.nodes.is_empty()) {
+                Some(_) => "ask for another node, or softly for this one",
+                None => "start one with `wingbeat worker --head <this head>`",
+            };
+            return explanation.help.push(help.into());
+        }
+        let requirements = requirements_of(shape);
+        let could_hold = |node: &&Node| requirements.iter().any(|asked| node.could_hold(asked));
+        let able: Vec<&Node> = nodes.into_iter().filter(could_hold).collect();
+        explanation.holders = self.holders(&able, &scarce_of(shape));
+        let before = self.served_before(waiter, shape, &able);
+        if before > 0 {
+            explanation.reasons.push(format!(
+                "{before} others are served before it, of those that these nodes could serve: of more important jobs, \
+                 of jobs that hold less, or waiting longer"
+            ));
+        }
+        if able.is_empty() {
+            explanation.help.push("no node could ever hold it: add one that could, or ask for less".into());
+        } else if !explanation.holders.is_empty() {
+            explanation.help.push("wait for one of the holders, or end it".into());
+        }
+        match must_be_on {
+            None => explanation.help.push(format!("add a node with {}", node_for(shape))),
+            Some(id) if self.nodes.get(id).is_some_and(|node| node.draining.is_some()) => {
+                explanation.help.push(format!("let the node take work again with `wingbeat drain {id} --undo`"));
+            }
+            Some(_) => explanation.help.push("ask for another node, or softly for this one".into()),
+        }
+    }
+
+    /// What a shape asks for, and what each node on which it may be lacks. Answers with those nodes.
+    fn explain_places(&self, waiter: Waiter, shape: &Shape, explanation: &mut Explanation) -> Vec<&Node> {
+        explanation.reasons.push(format!("asks for {shape}"));
         if self.nodes.is_empty() {
             explanation.reasons.push("no node has joined yet".into());
-            explanation.help.push("start one with `wingbeat worker --head <this head>`".into());
-            return;
         }
         let nodes: Vec<&Node> = match &shape.strategy {
-            Strategy::Node { node, soft: false } => match self.nodes.get(*node) {
-                Some(node) => vec![node],
-                None => {
-                    explanation.reasons.push(format!("{node}, where it must be, is not there"));
-                    explanation.help.push("ask for another node, or softly for this one".into());
-                    return;
+            Strategy::Node { node, soft: false } => {
+                let node = self.nodes.get(*node).ok_or(*node);
+                if let Err(id) = node
+                    && !self.nodes.is_empty()
+                {
+                    explanation.reasons.push(format!("{id}, where it must be, is not there"));
                 }
-            },
+                node.into_iter().collect()
+            }
             _ => self.nodes.iter().collect(),
         };
         self.explain_nodes(waiter, shape, &nodes, explanation);
         let requirements = requirements_of(shape);
-        let able: Vec<&Node> =
-            nodes.into_iter().filter(|node| requirements.iter().any(|asked| node.could_hold(asked))).collect();
-        explanation.holders = self.holders(&able, &shape.resources);
-        if let Some(rank) = self.queue.rank(waiter) {
-            let others = self.queue.waiters().filter(|other| *other != waiter);
-            let before = others.filter(|other| self.queue.rank(*other).is_some_and(|other| other < rank)).count();
-            if before > 0 {
-                explanation.reasons.push(format!(
-                    "{before} others are served before it: of more important jobs, with fewer leases, or waiting longer"
-                ));
-            }
+        let could_hold = |node: &&Node| requirements.iter().any(|asked| node.could_hold(asked));
+        if !nodes.iter().any(could_hold)
+            && let Some((at, node)) = self.nodes.former(shape, 0)
+        {
+            let lost = ago(self.now.saturating_sub(at));
+            let text = format!("{}, which could hold it, was lost {lost} ago: it waits for such a node", title(node));
+            explanation.reasons.push(text);
         }
-        self.help_with(&shape.resources, explanation);
-        if able.is_empty() {
-            explanation.help.insert(0, "no node could ever hold it: add one that could, or ask for less".into());
-        }
+        nodes
+    }
+
+    /// How many wait for something that one of these nodes could hold too, and are served before this one.
+    fn served_before(&self, waiter: Waiter, shape: &Shape, nodes: &[&Node]) -> usize {
+        let mine = scarce_of(shape);
+        let mut competes: BTreeMap<ShapeId, bool> = BTreeMap::new();
+        let others = self.queue.served_before(waiter);
+        let counted = others.filter(|other| {
+            let id = match other {
+                Waiter::Tasks(_, shape) => Some(*shape),
+                Waiter::Actor(actor) => self.actors.shape_of(*actor),
+                Waiter::Group(group) => {
+                    let asked = self.groups.asked(*group);
+                    return asked.is_some_and(|(_, sum)| sum.iter().any(|(name, _)| !mine.get(name).is_zero()));
+                }
+            };
+            id.is_some_and(|id| {
+                *competes.entry(id).or_insert_with(|| {
+                    let Some(other) = self.shapes.get(id) else { return false };
+                    let shares = scarce_of(other).iter().any(|(name, _)| !mine.get(name).is_zero());
+                    let requirements = requirements_of(other);
+                    let could = |node: &&Node| match other.strategy {
+                        Strategy::Bundle { .. } => false,
+                        Strategy::Node { node: wanted, soft: false } if wanted != node.info.id => false,
+                        _ => requirements.iter().any(|asked| node.could_hold(asked)),
+                    };
+                    shares && nodes.iter().any(could)
+                })
+            })
+        });
+        counted.count()
     }
 
     /// What each node lacks.
     fn explain_nodes(&self, waiter: Waiter, shape: &Shape, nodes: &[&Node], explanation: &mut Explanation) {
-        let rank = self.queue.rank(waiter);
+        let standing = self.queue.standing(waiter);
         let requirements = requirements_of(shape);
-        let reasons = nodes.iter().map(|node| {
+        let reasons = nodes.iter().take(NAMED).map(|node| {
             let lacks = if let Some(drain) = &node.draining {
                 format!("is being drained ({})", drain.why)
             } else if let Some(why) = self.label_mismatch(node, shape) {
@@ -381,7 +485,7 @@ impl State {
                 match (missing.is_empty(), self.reservations.on(node.info.id)) {
                     (false, _) if !held.is_empty() => format!("has {}; {}", missing.join(", "), held.join("; ")),
                     (false, _) => format!("has {}", missing.join(", ")),
-                    (true, Some(other)) if self.reservations.is_against(node, waiter, rank, &needed) => {
+                    (true, Some(other)) if self.reservations.is_against(node, waiter, standing, &needed) => {
                         format!("has room, but it is kept for {}, which waits longer", self.waiter_title(other))
                     }
                     (true, _) if requirements.iter().any(|asked| node.cost_of(asked).is_some()) => {
@@ -394,7 +498,10 @@ impl State {
             };
             format!("{} {lacks}", title(node))
         });
-        explanation.reasons.extend(first_of(reasons.collect(), "nodes"));
+        explanation.reasons.extend(reasons);
+        if nodes.len() > NAMED {
+            explanation.reasons.push(format!("and {} more nodes", nodes.len() - NAMED));
+        }
     }
 
     fn label_mismatch(&self, node: &Node, shape: &Shape) -> Option<String> {
@@ -460,7 +567,8 @@ impl State {
     fn holder_line(&self, lease: &Lease) -> String {
         let who = lease.holder.waiter().map_or_else(|| "what nobody needs".into(), |waiter| self.waiter_title(waiter));
         let job = self.jobs.get(&lease.job).map(|job| format!(" of job {}", job.spec.name)).unwrap_or_default();
-        let held = self.held_by_lease(lease.taken.node, &lease.taken.resources, &lease.taken.devices);
+        let held = lease.still_taken();
+        let held = self.held_by_lease(lease.taken.node, &held.resources, &held.devices);
         let since = ago(self.now.saturating_sub(lease.granted_at));
         let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
         let ending = if lease.ending { ", told to end" } else { "" };
@@ -482,7 +590,7 @@ impl State {
         for node in nodes {
             let leases = node.leases.iter().filter_map(|id| self.leases.leases.get(id));
             for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.returned && of(lease.job)) {
-                if let Some(amount) = wants(&lease.taken.resources) {
+                if let Some(amount) = wants(&lease.still_taken().resources) {
                     found.push((amount, self.holder_line(lease)));
                 }
             }
@@ -501,31 +609,67 @@ impl State {
         first_of(found.into_iter().map(|(_, line)| line).collect(), "holders")
     }
 
-    fn help_with(&self, asked: &ResourceSet, explanation: &mut Explanation) {
-        if !explanation.holders.is_empty() {
-            explanation.help.push("wait for one of the holders, or end it".into());
-        }
-        let cpus = asked.get(CPU);
-        let gpus = asked.get(GPU);
-        if !gpus.is_zero() {
-            explanation.help.push(format!("add a node with {gpus} GPU: `wingbeat worker --head <this head>` there"));
-        } else if !cpus.is_zero() {
-            explanation.help.push(format!("add a node with {cpus} CPU: `wingbeat worker --head <this head>` there"));
+    /// What holds a waiter back besides room, in one line; none if nothing does.
+    pub(super) fn hold_in_short(&self, waiter: Waiter) -> Option<String> {
+        match self.queue.held_back(waiter)? {
+            Hold::Quota(namespace) => {
+                let quota = self.quotas.get(namespace)?;
+                Some(format!("namespace `{namespace}` may hold {} at a time, and holds {}", quota.limit, quota.used))
+            }
+            Hold::UnknownJob(process) => Some(format!("the node of {process} has not yet said that it runs")),
         }
     }
 
-    /// The reasons alone, in one line.
-    pub(super) fn why_in_short(&self, waiter: Waiter) -> String {
+    /// What those who ask for a shape wait for, in one line.
+    pub(super) fn shape_in_short(&self, waiter: Waiter, shape: ShapeId) -> String {
+        let Some(shape) = self.shapes.get(shape) else { return String::new() };
         let mut explanation = Explanation::default();
-        match waiter {
-            Waiter::Tasks(_, shape) => {
-                if let Some(shape) = self.shapes.get(shape) {
-                    self.explain_shape(waiter, shape, &mut explanation);
-                }
+        match shape.strategy {
+            Strategy::Bundle { group, index } => {
+                explanation.reasons.push(format!("asks for {shape}"));
+                self.explain_bundle(group, index, shape, &mut explanation);
             }
-            Waiter::Actor(id) => explanation = self.explain_actor(id).unwrap_or_default(),
-            Waiter::Group(id) => explanation = self.explain_group(id).unwrap_or_default(),
+            _ => drop(self.explain_places(waiter, shape, &mut explanation)),
         }
         explanation.reasons.join("; ")
+    }
+
+    /// What a group waits for, in one line.
+    pub(super) fn group_in_short(&self, id: PlacementGroupId) -> String {
+        self.explain_group(id).unwrap_or_default().reasons.join("; ")
+    }
+}
+
+/// The resources that a shape competes for.
+fn scarce_of(shape: &Shape) -> ResourceSet {
+    let mut asked = shape.resources.clone();
+    if shape.gpu_memory > 0 {
+        asked.set(GPU, Amount::ONE);
+    }
+    asked
+}
+
+/// What a node must have that could serve a shape, and how such a node is started.
+fn node_for(shape: &Shape) -> String {
+    let mut parts = Vec::new();
+    if !shape.resources.is_empty() || shape.gpu_memory == 0 {
+        parts.push(shape.resources.to_string());
+    }
+    if shape.gpu_memory > 0 {
+        parts.push(format!("a GPU of at least {}", gib(shape.gpu_memory)));
+    }
+    let labels: Vec<String> = shape.labels.iter().map(|selector| format!("`{selector}`")).collect();
+    if !labels.is_empty() {
+        parts.push(format!("labels that match {}", labels.join(" or ")));
+    }
+    format!("{}: `wingbeat worker --head <this head>` there", parts.join(" and "))
+}
+
+/// Bytes, for people.
+fn gib(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes.is_multiple_of(1 << 30) => format!("{} GiB", bytes >> 30),
+        bytes if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes => format!("{bytes} bytes"),
     }
 }

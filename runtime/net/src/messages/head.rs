@@ -101,6 +101,8 @@ pub enum HeadMessage {
     DevicesHeld(Vec<(u32, String)>),
     /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),
+    /// From a node: it ends, and why. Its connection ends next.
+    NodeEnds(String),
     /// From a node: an actor's constructor returned.
     ActorStarted {
         /// The actor.

@@ -9,15 +9,18 @@
 //! - `peer`: between processes: tasks, results, objects and who holds them.
 //! - `worker`: between a worker process and its daemon.
 //! - `state`: what people ask of a cluster.
+//! - `weight`: how large they are, roughly.
 
 mod head;
 mod node;
 mod peer;
 mod state;
+mod weight;
 mod worker;
 
 pub use head::*;
 pub use node::*;
 pub use peer::*;
 pub use state::*;
+pub use weight::*;
 pub use worker::*;

@@ -97,6 +97,13 @@ pub enum NodeMessage {
         /// Nothing, or the constructor's error.
         outcome: Result<(), Error>,
     },
+
+    /// From the head: this other node is gone, and every copy in its store.
+    NodeDied(NodeId),
+    /// From a worker process: it was asked to exit, and goes on, because it owns objects.
+    Stays,
+    /// From a worker process: it has lost the head, and what it submits fails.
+    LostHead,
 }
 
 /// A lease as the head hands it to a node.

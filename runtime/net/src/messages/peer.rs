@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::codec::Payload;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
 use wingbeat_core::*;
@@ -56,6 +55,13 @@ pub enum PeerMessage {
         /// Whether the worker process ends if it runs now.
         force: bool,
     },
+    /// Borrower to owner: cancel the task that makes this object, if it is not there yet.
+    CancelObject {
+        /// The object.
+        object: ObjectId,
+        /// As in `Cancel`.
+        force: bool,
+    },
     /// Worker process to owner: the next item of a stream.
     StreamItem {
         /// The stream.
@@ -76,10 +82,10 @@ pub enum PeerMessage {
     Subscribe(Vec<ObjectId>),
     /// Owner to borrower.
     Resolved(Vec<(ObjectId, ObjectValue)>),
-    /// Receiver to owner: this process holds refs to these objects.
-    Borrow(Vec<ObjectId>),
-    /// Borrower to owner: it no longer does.
-    Release(Vec<ObjectId>),
+    /// Receiver to owner: this process holds refs to these objects, as of these registrations.
+    Borrow(Vec<(ObjectId, Registration)>),
+    /// Borrower to owner: it no longer does, unless it has registered again since.
+    Release(Vec<(ObjectId, Registration)>),
     /// Reader to owner: this node has a copy now.
     Copied {
         /// The object.
@@ -98,7 +104,13 @@ pub enum PeerMessage {
     },
     /// Owner to worker process: the results of these tasks arrived, and the refs in them are registered.
     Received(Vec<TaskId>),
+    /// Consumer to worker process: this item of a stream arrived, and the refs in it are registered.
+    ItemReceived(ObjectId),
 }
+
+/// The number of a registration of a borrowed object. Later ones of a process are larger; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Registration(pub u64);
 
 /// A value's place in the shared memory of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +129,3 @@ pub struct Fetch {
     /// Size and holders.
     pub stored: Stored,
 }
-
-/// A piece of an executable.
-pub type Chunk = Payload;

@@ -1,5 +1,7 @@
 //! What people ask of a cluster.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
@@ -128,4 +130,23 @@ pub struct Explanation {
     pub holders: Vec<String>,
     /// What would help.
     pub help: Vec<String>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.subject, self.state)?;
+        if let Some(millis) = self.since_ms {
+            let (minutes, seconds) = (millis / 60_000, millis / 1000 % 60);
+            match minutes {
+                0 => write!(f, ", for {seconds}s")?,
+                minutes => write!(f, ", for {minutes}m {seconds}s")?,
+            }
+        }
+        for (heading, lines) in [("because", &self.reasons), ("held by", &self.holders), ("what helps", &self.help)] {
+            for (i, line) in lines.iter().enumerate() {
+                write!(f, "\n  {:<11} {line}", if i == 0 { heading } else { "" })?;
+            }
+        }
+        Ok(())
+    }
 }

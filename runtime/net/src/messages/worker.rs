@@ -34,8 +34,6 @@ pub enum WorkerCommand {
     Lease {
         /// The lease.
         lease: LeaseId,
-        /// What it holds.
-        resources: ResourceSet,
         /// Its devices.
         gpus: Vec<u32>,
         /// The placement group in which what it submits runs too.

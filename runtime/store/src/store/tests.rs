@@ -37,15 +37,21 @@ fn content(seq: u64, size: u64) -> Vec<u8> {
 impl NodeStore {
     fn put(&self, seq: u64, size: u64) -> Result<(), CreateError> {
         let extent = self.create(object(seq), size, DAEMON)?;
-        self.write_region(extent).unwrap().copy_from_slice(&content(seq, size));
+        // SAFETY: it was created a line above, and is sealed in the next.
+        unsafe { self.write_region(extent) }.unwrap().copy_from_slice(&content(seq, size));
         self.seal(object(seq), DAEMON).unwrap();
         Ok(())
     }
 
     fn assert_intact(&self, seq: u64, size: u64) {
         let extent = self.get(object(seq), DAEMON).unwrap();
-        assert!(*self.region(extent).unwrap() == content(seq, size), "object {seq} has changed");
+        assert!(*self.pinned(extent) == content(seq, size), "object {seq} has changed");
         assert!(self.release(object(seq), DAEMON));
+    }
+
+    fn pinned(&self, extent: Extent) -> Region {
+        // SAFETY: the tests drop it before they release the object.
+        unsafe { self.region(extent) }.unwrap()
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -58,7 +64,8 @@ fn what_one_process_seals_another_reads_in_place() {
     let store = memory_store(8 * MIB);
     let worker = Mapping::open(store.attach(WORKER).try_clone_to_owned().unwrap(), store.capacity()).unwrap();
     let extent = store.create(object(1), 2 * MIB, WORKER).unwrap();
-    worker.write_region(extent).unwrap().copy_from_slice(&content(1, 2 * MIB));
+    // SAFETY: as in `put`.
+    unsafe { worker.write_region(extent) }.unwrap().copy_from_slice(&content(1, 2 * MIB));
     store.seal(object(1), WORKER).unwrap();
     store.assert_intact(1, 2 * MIB);
 }
@@ -78,10 +85,10 @@ fn a_store_holds_more_than_its_memory_by_spilling() {
     }
     let stats = store.stats();
     assert_eq!((stats.used, stats.spilled, stats.objects), (0, 0, 0));
-    let directory = fs::read_dir(disk.path()).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
-    drop(store);
-    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0);
+    assert!(store.spill.disk_bytes() > 0 && store.has_unneeded_files(), "deleting touches no disk");
+    store.remove_unneeded_files();
+    assert_eq!((store.spill.disk_bytes(), store.has_unneeded_files()), (0, false));
+    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0, "nothing has a name");
 }
 
 #[test]
@@ -104,7 +111,7 @@ fn pinned_objects_keep_their_place_while_everything_else_spills() {
         store.put(seq, MIB).unwrap();
     }
     assert_eq!(store.get(object(0), WORKER).unwrap(), pinned);
-    assert!(*store.region(pinned).unwrap() == content(0, MIB));
+    assert!(*store.pinned(pinned) == content(0, MIB));
 }
 
 #[test]
@@ -135,14 +142,16 @@ fn a_killed_writer_leaves_nothing() {
 }
 
 #[test]
-fn a_lost_spill_file_is_an_error_that_names_it() {
-    let (store, _disk) = spilling_store(2 * MIB);
+fn a_copy_on_disk_that_is_lost_is_an_error_that_names_it() {
+    let (store, disk) = spilling_store(2 * MIB);
     store.put(1, 2 * MIB).unwrap();
     store.put(2, MIB).unwrap();
-    fs::remove_dir_all(store.spill.path().unwrap()).unwrap();
+    store.spill.lose_everything();
     store.delete(object(2));
-    let Err(GetError::Io { source, .. }) = store.get(object(1), DAEMON) else { panic!("the file is gone") };
-    assert!(source.to_string().contains("object-000000000002.1.0"), "{source}");
+    let error = store.get(object(1), DAEMON).unwrap_err();
+    assert!(matches!(error, GetError::Io { .. }), "{error}");
+    assert!(error.to_string().contains("object-000000000002.1.0"), "{error}");
+    assert!(error.to_string().contains(disk.path().to_str().unwrap()), "{error}");
     assert_eq!(store.stats().used, 0);
 }
 
@@ -156,7 +165,9 @@ fn a_disk_that_refuses_loses_no_object() {
     .unwrap();
     store.attach(DAEMON);
     store.put(1, 2 * MIB).unwrap();
-    assert!(matches!(store.put(2, MIB), Err(CreateError::Spill(_))));
+    let error = store.put(2, MIB).unwrap_err();
+    assert!(matches!(error, CreateError::Spill(_)), "{error}");
+    assert!(error.to_string().contains("/proc/wingbeat-cannot-be-made"), "{error}");
     store.assert_intact(1, 2 * MIB);
     assert_eq!(store.stats().spilled, 0);
 }
@@ -196,7 +207,7 @@ fn many_threads_share_a_store_that_is_too_small_for_them() {
                     for other in [seq, thread * OBJECTS + n / 2, (seq * 31) % (THREADS * OBJECTS)] {
                         match store.get(object(other), DAEMON) {
                             Ok(extent) => {
-                                assert!(*store.region(extent).unwrap() == content(other, size(other)));
+                                assert!(*store.pinned(extent) == content(other, size(other)));
                                 assert!(store.release(object(other), DAEMON));
                             }
                             Err(GetError::Full(_) | GetError::Unsealed { .. }) => {}
@@ -219,4 +230,37 @@ fn many_threads_share_a_store_that_is_too_small_for_them() {
     }
     let stats = store.stats();
     assert_eq!((stats.used, stats.pinned, stats.spilled, stats.objects), (0, 0, 0, 0));
+}
+
+/// As if the machine had so many bytes of memory for the store.
+fn with_memory(store: NodeStore, bytes: u64) -> Arc<NodeStore> {
+    let fd = store.arena.fd().try_clone_to_owned().unwrap();
+    let taken = move || u64::try_from(rustix::fs::fstat(&fd).unwrap().st_blocks).unwrap() * 512;
+    Arc::new(store.limited_by(move || Some(bytes.saturating_sub(taken()))))
+}
+
+#[test]
+fn a_store_that_is_larger_than_the_memory_spills_when_that_is_short() {
+    let (store, _disk) = spilling_store(64 * MIB);
+    let store = with_memory(store, 4 * MIB);
+    for seq in 0..12 {
+        store.put(seq, MIB).unwrap();
+        assert!(store.resident_bytes() <= 4 * MIB);
+    }
+    for seq in 0..12 {
+        store.assert_intact(seq, MIB);
+        assert!(store.resident_bytes() <= 4 * MIB);
+    }
+}
+
+#[test]
+fn without_a_disk_memory_that_is_short_is_an_error_that_says_so() {
+    let store = with_memory(memory_store(64 * MIB), 4 * MIB);
+    store.put(1, 3 * MIB).unwrap();
+    assert_eq!(store.try_create(object(2), 2 * MIB, DAEMON).unwrap(), None);
+    let error = store.put(2, 2 * MIB).unwrap_err();
+    assert!(matches!(error, CreateError::OutOfMemory { .. }), "{error}");
+    assert!(error.to_string().contains("bytes left"), "{error}");
+    store.delete(object(1));
+    store.put(2, 2 * MIB).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use wingbeat_core::{ObjectId, ProcessId};
 
+use crate::allocator::taken_for;
 use crate::extent::Extent;
 
 /// The name of one spilling of an object. No two are equal, also when an object is spilled twice or
@@ -84,6 +85,11 @@ impl Object {
         self.pins == 0 && matches!(self.state, State::Sealed { .. } | State::Spilled { .. })
     }
 
+    /// Where it lies, if it may be spilled.
+    pub(super) fn evictable(&self) -> Option<Extent> {
+        self.extent().filter(|_| self.is_evictable())
+    }
+
     pub(super) fn is_evictable(&self) -> bool {
         self.pins == 0 && matches!(self.state, State::Sealed { .. })
     }
@@ -95,6 +101,8 @@ pub(super) struct Tally {
     pub(super) unsealed: u64,
     pub(super) pinned: u64,
     pub(super) spilled: u64,
+    /// What could be freed by spilling, rounding included.
+    pub(super) evictable: u64,
 }
 
 impl Tally {
@@ -104,6 +112,7 @@ impl Tally {
             unsealed: if_so(object.is_unsealed()),
             pinned: if_so(object.pins > 0),
             spilled: if_so(object.file().is_some()),
+            evictable: object.evictable().map_or(0, |extent| taken_for(extent).len),
         }
     }
 
@@ -111,5 +120,6 @@ impl Tally {
         self.unsealed = self.unsealed - before.unsealed + after.unsealed;
         self.pinned = self.pinned - before.pinned + after.pinned;
         self.spilled = self.spilled - before.spilled + after.spilled;
+        self.evictable = self.evictable - before.evictable + after.evictable;
     }
 }

@@ -75,6 +75,8 @@ impl ObjectTable {
         extents.sort();
         assert!(extents.is_sorted_by(|a, b| a.end() <= b.offset), "objects overlap");
         assert_eq!(self.tally, tally);
+        assert_eq!(self.evictable_by_size.len(), self.evictable.len());
+        assert!(self.evictable_by_size.iter().all(|(_, key)| self.evictable.contains_key(key)));
         assert_eq!(self.evictable.len(), self.objects.values().filter(|object| object.is_evictable()).count());
         assert_eq!(self.stats().used, used);
         // An object that is exchanged for another one is on disk for a moment longer.
@@ -482,4 +484,46 @@ proptest! {
         let stats = table.stats();
         prop_assert_eq!((stats.objects, stats.used, stats.pinned, stats.unsealed, stats.spilled), (0, 0, 0, 0, 0));
     }
+}
+
+/// So many small objects that are used least recently, and of which every second one is read: they free no long run.
+fn scattered(table: &mut ObjectTable) {
+    for n in 0..2 * EVICTIONS_TRIED as u64 + 2 {
+        table.put(object(n), 64);
+        if n % 2 == 0 {
+            table.pin(object(n), BOB).unwrap();
+        }
+    }
+}
+
+#[test]
+fn one_long_object_is_spilled_where_a_thousand_short_ones_make_no_room() {
+    let mut table = table(CAPACITY);
+    scattered(&mut table);
+    let (long, rest) = (object(1_000_000), object(1_000_001));
+    table.put(long, 512 * KIB);
+    let free = table.allocator.free_bytes();
+    table.put(rest, free);
+    table.pin(rest, BOB).unwrap();
+    assert_eq!(table.room(object(2_000_000), 400 * KIB), Room::Spill(vec![long]));
+    table.check();
+}
+
+#[test]
+fn a_store_without_hope_answers_at_once_until_something_changes() {
+    let mut table = table(CAPACITY);
+    scattered(&mut table);
+    let rest = object(1_000_001);
+    let free = table.allocator.free_bytes();
+    table.put(rest, free);
+    table.pin(rest, BOB).unwrap();
+    let asked = |table: &mut ObjectTable| table.create(object(2_000_000), 64 * KIB, ALICE);
+    assert!(matches!(asked(&mut table), Err(CreateError::Full(_))));
+    assert_eq!(table.hopeless, Some((table.changes, 64 * KIB)));
+    assert!(matches!(asked(&mut table), Err(CreateError::Full(_))));
+    // What is shorter still has a chance.
+    assert!(matches!(table.create(object(2_000_001), 64, ALICE), Ok(Created::MakeRoom(_))));
+    table.unpin(rest, BOB);
+    assert_eq!(table.room(object(2_000_000), 64 * KIB), Room::Spill(vec![rest]));
+    table.check();
 }

@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::state::facts::Fact;
 use crate::state::leases::Holder;
 use crate::state::placing::Attempt;
-use crate::state::queue::{Class, Rank, Waiter};
+use crate::state::queue::{Class, Waiter};
 
 impl State {
     /// The actor of this name, also one that may still come back after the head was started again.
@@ -37,7 +37,7 @@ impl State {
             return Ok(info(&known.spec));
         }
         spec.placement.check().map_err(|why| Error::InvalidArgument {
-            what: format!("actor {} asks for {}: {why}", spec.class_name, spec.placement.resources),
+            what: format!("actor {} asks for what cannot be: {why}", spec.class_name),
         })?;
         if !self.is_job_running(spec.job) {
             let why = format!("actor {} is of {}, which is over", spec.class_name, spec.job);
@@ -83,6 +83,9 @@ impl State {
         }
         self.actors.by_job.entry(job).or_default().insert(id);
         self.job_holds(job, 1);
+        if spec.detached {
+            self.job_detached(job, 1);
+        }
         let actor = Actor {
             spec: Arc::new(spec),
             shape: None,
@@ -149,16 +152,17 @@ impl State {
             self.actors.resting.insert((actor.not_before, id));
             return;
         }
-        let (shape, priority) = (Self::placement_of(&actor.spec), self.job_priority(actor.spec.job));
+        let (shape, job) = (Self::placement_of(&actor.spec), actor.spec.job);
         let shape = match actor.shape {
             Some(shape) => shape,
             None => self.shapes.add(shape, &mut self.nodes),
         };
-        let rank = Rank { priority: std::cmp::Reverse(priority), has: 0, turn: self.next_turn() };
+        let turn = self.next_turn();
+        let standing = self.standing(Some(job), 0, turn);
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.shape = Some(shape);
         }
-        self.queue.put(Waiter::Actor(id), rank, self.shapes.class_of(shape), self.now);
+        self.queue.put(Waiter::Actor(id), standing, self.shapes.class_of(shape, standing.job), self.now);
     }
 
     /// It waits for no place any more.
@@ -195,7 +199,10 @@ impl State {
         let Some(actor) = self.actors.actors.get(&id) else { return };
         let Some(shape) = actor.shape else { return };
         let what = format!("actor {}", actor.spec.class_name);
-        if let Some(error) = self.shape_infeasible(shape, what).or_else(|| self.quota_error(Waiter::Actor(id))) {
+        // It has lived: what was possible then may be again.
+        let since = if actor.incarnation.0 > 0 { 0 } else { self.job_began(Some(actor.spec.job)) };
+        let error = self.shape_infeasible(shape, what, since).or_else(|| self.quota_error(Waiter::Actor(id)));
+        if let Some(error) = error {
             self.bury_actor(id, error);
         }
     }
@@ -326,7 +333,7 @@ impl State {
             Holder::Tasks(_) | Holder::Nobody => None,
         });
         let waiting =
-            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.in_class(Class::InGroup(shape)));
+            self.shapes.in_group(group).into_iter().flat_map(|shape| self.queue.for_all(Class::InGroup(shape, None)));
         let waiting = waiting.filter_map(|waiter| match waiter {
             Waiter::Actor(actor) => Some(actor),
             _ => None,
@@ -396,6 +403,9 @@ impl State {
         if spec.detached || spec.name.is_some() {
             self.record(Fact::ActorGone(id));
         }
+        if spec.detached {
+            self.job_detached(spec.job, -1);
+        }
         self.job_holds(spec.job, -1);
     }
 
@@ -416,6 +426,10 @@ impl State {
                 }
                 actor.shown()
             }
+            // It is placed when its node had time to come back.
+            None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => {
+                ActorState::Starting
+            }
             None => ActorState::Dead {
                 cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }),
             },
@@ -424,6 +438,9 @@ impl State {
     }
 
     pub(in crate::state) fn kill_actor(&mut self, id: ActorId, may_restart: bool) {
+        if !may_restart {
+            self.end_absent_actor(id, Error::ActorEnded { by: "kill".into() });
+        }
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         let lease = actor.lease();
         let cause = Error::ActorEnded { by: "kill".into() };
@@ -438,6 +455,7 @@ impl State {
     }
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
+        self.end_absent_actor(id, Error::ActorEnded { by: by.clone() });
         let Some(actor) = self.actors.actors.get_mut(&id) else {
             if self.actors.never.insert(id, by).is_none() {
                 self.actors.never_order.push_back(id);
@@ -465,7 +483,7 @@ impl State {
     /// The creator of these actors is gone.
     pub(in crate::state) fn actors_orphaned_by(&mut self, process: ProcessId) {
         let orphans = self.actors.by_owner.get(&process).cloned().unwrap_or_default();
-        self.end_actors(orphans, |spec| Error::OwnerDied { object: spec.handle, owner: process });
+        self.end_actors(orphans, |_| Error::ActorEnded { by: format!("the end of its creator, {process}") });
     }
 
     pub(in crate::state) fn actors_of_job_end(&mut self, job: JobId) {

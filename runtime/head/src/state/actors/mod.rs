@@ -134,6 +134,14 @@ impl Actors {
         self.actors.get(&id).map(|actor| &actor.spec)
     }
 
+    /// Why the last life of an actor ended that waits for its next.
+    pub(super) fn last_end(&self, id: ActorId) -> Option<&Error> {
+        match &self.actors.get(&id)?.phase {
+            Phase::Pending { after } => after.as_ref(),
+            Phase::Starting { .. } | Phase::Alive { .. } | Phase::Dead(_) => None,
+        }
+    }
+
     /// The job of every actor that is not dead.
     pub(super) fn jobs_of_living(&self) -> impl Iterator<Item = JobId> {
         self.by_job.iter().flat_map(|(job, actors)| std::iter::repeat_n(*job, actors.len()))
@@ -187,6 +195,7 @@ fn info(spec: &ActorSpec) -> ActorInfo {
         handle: spec.handle,
         owner: spec.owner.clone(),
         detached: spec.detached,
+        max_pending_calls: spec.max_pending_calls,
     }
 }
 

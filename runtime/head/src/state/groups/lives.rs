@@ -12,7 +12,7 @@ use crate::state::facts::{BundlePlace, Fact};
 use crate::state::nodes::Taken;
 use crate::state::placing::Attempt;
 use crate::state::pool::Pool;
-use crate::state::queue::{Class, Hold, Rank, Waiter};
+use crate::state::queue::{Class, Hold, Waiter};
 use crate::state::{State, gangs};
 
 impl State {
@@ -66,16 +66,36 @@ impl State {
         for index in group.missing() {
             asked.add(&group.spec.bundles[index].resources);
         }
-        if let Some(namespace) = self.namespace_of(group.spec.job)
-            && !self.quotas.allows(&namespace, &asked)
+        let namespace = self.namespace_of(group.spec.job);
+        if let Some(namespace) = &namespace
+            && !self.quotas.allows(namespace, &asked)
         {
-            return Attempt::HeldBack(Hold::Quota(namespace));
+            return Attempt::HeldBack(Hold::Quota(namespace.clone()));
         }
-        let rank = self.queue.rank(waiter);
+        let standing = self.queue.standing(waiter);
         let reservations = &self.reservations;
-        let free_for =
-            |node: &crate::state::nodes::Node, asked: &ResourceSet| !reservations.is_against(node, waiter, rank, asked);
-        let Some(places) = gangs::place(group, &mut self.nodes, free_for) else { return Attempt::NoRoom };
+        let free_for = |node: &crate::state::nodes::Node, asked: &ResourceSet| {
+            !reservations.is_against(node, waiter, standing, asked)
+        };
+        let Some(places) = gangs::place(group, &mut self.nodes, &mut self.searches, free_for) else {
+            if std::mem::take(&mut self.searches.is_cut_short) {
+                self.queue.try_again();
+            }
+            return Attempt::NoRoom;
+        };
+        // Which part of a GPU some memory is depends on the node.
+        if let Some(namespace) = namespace {
+            let mut taken = ResourceSet::new();
+            for (_, place) in &places {
+                taken.add(&place.resources);
+            }
+            if !self.quotas.allows(&namespace, &taken) {
+                for (_, place) in places {
+                    self.nodes.change(place.node, |node| node.pool.give_back(&place.resources, &place.devices));
+                }
+                return Attempt::HeldBack(Hold::Quota(namespace));
+            }
+        }
         self.group_placed(id, places);
         Attempt::Done
     }
@@ -85,13 +105,15 @@ impl State {
         self.end_reservation(waiter);
         self.queue.remove(waiter);
         let Some(job) = self.groups.groups.get(&id).map(|group| group.spec.job) else { return };
+        let now = self.now;
         for (index, taken) in places {
             self.charge(job, &taken.resources);
             self.nodes.change(taken.node, |node| node.bundles.insert((id, index as u32)));
             let Some(group) = self.groups.groups.get_mut(&id) else { return };
             let pool = Pool::new(&taken.resources, &taken.devices);
-            group.placed[index] = Some(Placed { taken, pool });
+            group.placed[index] = Some(Placed { taken, pool, at: now });
             group.missing -= 1;
+            group.was_possible = true;
         }
         self.record_group(id);
         self.freed_in(id);
@@ -124,12 +146,13 @@ impl State {
         node: NodeId,
         places: Vec<(PlacementGroupId, u32, BundlePlace)>,
     ) {
+        let now = self.now;
         for (id, index, place) in places {
             let Some(group) = self.groups.groups.get_mut(&id) else { continue };
             let Some(free @ None) = group.placed.get_mut(index as usize) else { continue };
             let taken = Taken { node, bundle: None, resources: place.resources, devices: place.devices };
             let pool = Pool::new(&taken.resources, &taken.devices);
-            *free = Some(Placed { taken: taken.clone(), pool });
+            *free = Some(Placed { taken: taken.clone(), pool, at: now });
             group.missing -= 1;
             let (job, is_placed) = (group.spec.job, group.missing == 0);
             self.nodes.change(node, |node| {
@@ -178,7 +201,7 @@ impl State {
                 };
                 lease.taken.bundle = None;
                 if !lease.returned {
-                    let (job, held) = (lease.job, lease.taken.resources.clone());
+                    let (job, held) = (lease.job, lease.still_taken().resources);
                     self.charge(job, &held);
                 }
             }
@@ -199,9 +222,10 @@ impl State {
 
     pub(in crate::state) fn wait_for_places(&mut self, id: PlacementGroupId) {
         let Some(group) = self.groups.groups.get(&id) else { return };
-        let priority = self.job_priority(group.spec.job);
-        let rank = Rank { priority: std::cmp::Reverse(priority), has: 0, turn: self.next_turn() };
-        self.queue.put(Waiter::Group(id), rank, Class::Group(id), self.now);
+        let job = group.spec.job;
+        let turn = self.next_turn();
+        let standing = self.standing(Some(job), 0, turn);
+        self.queue.put(Waiter::Group(id), standing, Class::Group(id), self.now);
     }
 
     /// Removes a group: what runs in it is ended, and what it reserved is given back. Nothing happens when it is gone
@@ -215,7 +239,7 @@ impl State {
         self.queue.remove(Waiter::Group(id));
         self.end_reservation(Waiter::Group(id));
         for (index, placed) in group.placed.into_iter().enumerate() {
-            let Some(Placed { taken, pool }) = placed else { continue };
+            let Some(Placed { taken, pool, .. }) = placed else { continue };
             self.uncharge(job, &taken.resources);
             self.nodes.change(taken.node, |node| node.bundles.remove(&(id, index as u32)));
             // What is in use comes back with the leases, which belong to the node now.
@@ -325,17 +349,33 @@ impl State {
         }
     }
 
-    /// Why a group can never be placed on the nodes that there are.
+    /// Why a group can never be placed on the nodes that there are. What once was possible waits for other nodes.
     pub(in crate::state) fn group_infeasible(&mut self, id: PlacementGroupId) -> Option<Error> {
-        if self.nodes.is_empty() {
+        if self.nodes.is_empty() || self.recovering.is_some() {
             return None;
         }
-        let group = self.groups.groups.get(&id).filter(|group| !group.spec.patient)?;
+        self.groups.groups.get(&id).filter(|group| !group.spec.patient && !group.was_possible)?;
+        let error = self.group_impossible(id);
+        if error.is_none()
+            && let Some(group) = self.groups.groups.get_mut(&id)
+        {
+            group.was_possible = true;
+        }
+        error
+    }
+
+    fn group_impossible(&mut self, id: PlacementGroupId) -> Option<Error> {
+        let group = self.groups.groups.get(&id)?;
+        let since = self.jobs.get(&group.spec.job).map_or(0, |job| job.began);
         let (what, asked) = (group.spec.title(), gangs::shown(&group.spec));
         for (index, requirements) in group.requirements.iter().enumerate() {
             let possible: usize = requirements.iter().map(|id| self.nodes.possible(*id)).sum();
             if possible == 0 {
-                let nearest = self.nodes.infeasible(&shape_of(&group.spec.bundles[index]))?;
+                let shape = shape_of(&group.spec.bundles[index]);
+                if self.nodes.former(&shape, since).is_some() {
+                    return None;
+                }
+                let nearest = self.nodes.infeasible(&shape)?;
                 return Some(Error::Infeasible { what, asked, nearest: format!("for bundle {index}, {nearest}") });
             }
         }

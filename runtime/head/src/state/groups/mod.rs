@@ -14,6 +14,7 @@ use wingbeat_core::spec::{BundleSpec, PlacementGroupSpec, PlacementGroupState, P
 use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::DeviceInfo;
 
+use super::Millis;
 use super::index::{Order, Requirement, RequirementId, Slot};
 use super::nodes::{Nodes, Taken, requirements_of};
 use super::pool::{Devices, Pool, Span};
@@ -43,12 +44,16 @@ pub(super) struct Group {
     pub placed: Vec<Option<Placed>>,
     /// How many have none.
     missing: usize,
+    /// Whether the nodes that there were could hold it at some time.
+    was_possible: bool,
     watchers: BTreeSet<ProcessId>,
 }
 
 pub(super) struct Placed {
     pub taken: Taken,
     pub pool: Pool,
+    /// When.
+    pub at: Millis,
 }
 
 /// The shape of a lease that would hold what a bundle holds.
@@ -88,6 +93,13 @@ impl Groups {
     /// Why a group is gone.
     pub(super) fn cause_of_end(&self, id: PlacementGroupId) -> Option<&Error> {
         self.gone.get(&id)
+    }
+
+    /// The nodes that there were could hold this group at some time.
+    pub(super) fn note_possible(&mut self, id: PlacementGroupId) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.was_possible = true;
+        }
     }
 
     pub(super) fn ids(&self) -> Vec<PlacementGroupId> {
@@ -156,11 +168,12 @@ impl Groups {
         what: String,
     ) -> Option<Error> {
         let Some(group) = self.groups.get(&id) else {
-            let why = match self.gone.get(&id) {
-                Some(cause) => cause.to_string(),
-                None => "is not known to this head".into(),
+            let (group, why) = match self.gone.get(&id) {
+                Some(Error::PlacementGroupGone { group, why, .. }) => (group.clone(), why.clone()),
+                Some(cause) => (id.to_string(), cause.to_string()),
+                None => (id.to_string(), "is not known to this head".into()),
             };
-            return Some(Error::PlacementGroupGone { what, group: id.to_string(), why });
+            return Some(Error::PlacementGroupGone { what, group, why });
         };
         let asked = shape.resources.to_string();
         let bundles = &group.spec.bundles;
@@ -268,7 +281,7 @@ impl Group {
     fn new(spec: PlacementGroupSpec, requirements: Vec<Vec<RequirementId>>, sum: RequirementId) -> Group {
         let count = spec.bundles.len();
         let placed = (0..count).map(|_| None).collect();
-        Group { requirements, sum, placed, missing: count, watchers: BTreeSet::new(), spec }
+        Group { requirements, sum, placed, missing: count, was_possible: false, watchers: BTreeSet::new(), spec }
     }
 
     /// The same group, with its places, among other nodes.
@@ -276,7 +289,11 @@ impl Group {
         let (requirements, sum) = requirements_of_group(&self.spec, nodes);
         let mut group = Group::new(self.spec.clone(), requirements, sum);
         for (place, placed) in group.placed.iter_mut().zip(&self.placed) {
-            *place = placed.as_ref().map(|placed| Placed { taken: placed.taken.clone(), pool: Pool::default() });
+            *place = placed.as_ref().map(|placed| Placed {
+                taken: placed.taken.clone(),
+                pool: Pool::default(),
+                at: placed.at,
+            });
         }
         group.missing = self.missing;
         group

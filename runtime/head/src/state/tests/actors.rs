@@ -96,7 +96,7 @@ fn actors_die_with_their_owner_and_detached_ones_do_not() {
     bench.step(Event::Watch(OTHER, ActorId(5)));
     bench.step(Event::Watch(OTHER, ActorId(6)));
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
-    assert!(matches!(cause(&bench.actor_states(OTHER, 5)), Some(Error::OwnerDied { owner: DRIVER, .. })));
+    assert!(matches!(cause(&bench.actor_states(OTHER, 5)), Some(Error::ActorEnded { .. })));
     assert!(cause(&bench.actor_states(OTHER, 6)).is_none());
     // And it is restarted with the job that is long over.
     bench.crash(lease);

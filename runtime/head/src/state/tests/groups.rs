@@ -116,9 +116,13 @@ fn an_actor_of_a_lost_bundle_waits_for_it() {
     (spec.placement, spec.max_restarts) = (inside(1, Some(0), cpus(1.0)), 1);
     bench.alive(spec);
     bench.step(Event::NodeLost(NodeId(places[0]), "test".into()));
-    // The group cannot ever be placed on what is left: it ends, and the actor with it.
+    // The group cannot be placed on what is left: it waits for another node, and the actor for the group.
     let states = bench.actor_states(DRIVER, 5);
-    assert!(matches!(states.last(), Some(ActorState::Dead { .. })), "{states:?}");
+    assert!(matches!(states.last(), Some(ActorState::Restarting { .. })), "{states:?}");
+    bench.node(9, cpus(2.0));
+    bench.start_actor(ActorId(5), 1);
+    let states = bench.actor_states(DRIVER, 5);
+    assert!(matches!(states.last(), Some(ActorState::Alive { .. })), "{states:?}");
 }
 
 #[test]

@@ -145,6 +145,10 @@ fn a_dead_node_is_told_to_everybody_and_its_leases_are_granted_elsewhere() {
         bench.told_to(process, |event| matches!(event, HeadEvent::NodeDied { .. }).then_some(())).len()
     };
     assert_eq!((heard(&mut bench, DRIVER), heard(&mut bench, OTHER)), (1, 1));
+    let told = |(node, message): &(NodeId, NodeMessage)| {
+        *node == NodeId(2) && matches!(message, NodeMessage::NodeDied(NodeId(1)))
+    };
+    assert!(bench.ordered.iter().any(told));
     assert_eq!(bench.starts().len(), 1);
 }
 
@@ -191,13 +195,15 @@ fn a_demand_that_waited_for_the_first_node_is_refused_if_that_can_never_hold_it(
 }
 
 #[test]
-fn a_demand_whose_last_possible_node_died_is_refused() {
+fn a_demand_whose_last_possible_node_died_waits_for_another() {
     let mut bench = Bench::new(cpus(2.0));
     bench.node(2, cpus(8.0));
     bench.demand(DRIVER, cpus(8.0), 2);
     bench.ready();
     bench.step(Event::NodeLost(NodeId(2), "it is gone".into()));
-    assert_eq!(bench.refused(DRIVER).len(), 1);
+    assert_eq!(bench.refused(DRIVER).len(), 0);
+    bench.node(3, cpus(8.0));
+    assert_eq!(bench.ready().len(), 1);
 }
 
 #[test]

@@ -216,3 +216,88 @@ fn every_row_of_what_waits_can_be_asked_about() {
         assert!(!row.why.is_empty());
     }
 }
+
+/// What a driver that waits is advised to do.
+fn help(bench: &Bench, process: ProcessId) -> String {
+    why(bench, Subject::Process(process)).help.join("\n")
+}
+
+#[test]
+fn what_would_help_is_true_for_a_task_that_must_be_on_one_node() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.alive(ActorSpec { holds: cpus(1.0), ..actor_of(OTHER, 5) });
+    let on = Shape { strategy: Strategy::Node { node: NodeId(1), soft: false }, ..shape(cpus(1.0)) };
+    bench.wants(DRIVER, on, 1);
+    let text = help(&bench, DRIVER);
+    assert_says(&text, &["wait for one of the holders", "ask for another node, or softly for this one"]);
+    assert!(!text.contains("add a node"), "{text}");
+    bench.drain(1, 60_000, false);
+    let text = help(&bench, DRIVER);
+    assert_says(&text, &["`wingbeat drain node-000000000001 --undo`"]);
+    assert!(!text.contains("add a node"), "{text}");
+}
+
+#[test]
+fn what_would_help_names_labels_and_everything_else_that_is_asked_for() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.labelled(1, cpus(1.0), &[("zone", "a")]);
+    let labels = vec!["zone=b".parse().unwrap()];
+    let asked = cpus(1.0).with("lic", amount(2.0));
+    bench.wants(DRIVER, Shape { labels, patient: true, ..shape(asked) }, 1);
+    assert_says(&help(&bench, DRIVER), &["add a node with 1 CPU, 2 lic and labels that match `zone=b`"]);
+}
+
+#[test]
+fn what_would_help_for_memory_of_a_gpu_is_a_gpu_and_its_holders_are_named() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.driver(OTHER);
+    bench.labelled(1, gpus(1.0), &[]);
+    bench.wants(OTHER, shape(gpus(1.0)), 1);
+    bench.ready();
+    bench.wants(DRIVER, Shape { gpu_memory: 10 << 30, ..shape(ResourceSet::new()) }, 1);
+    assert_says(&help(&bench, DRIVER), &["wait for one of the holders", "add a node with a GPU of at least 10 GiB"]);
+    assert_says(&why_process(&bench, DRIVER), &["square of process-000000000002 of job job 2 holds 1 GPU"]);
+}
+
+#[test]
+fn what_would_help_a_group_whose_bundles_must_be_apart_is_a_node_for_one_of_them() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    for node in 1..=3 {
+        bench.node(node, cpus(2.0));
+    }
+    let mut group = group_of(DRIVER, 1, PlacementStrategy::StrictSpread, &vec![cpus(2.0); 4]);
+    group.patient = true;
+    bench.group(group).unwrap();
+    let text = why(&bench, Subject::PlacementGroup(PlacementGroupId(1))).help.join("\n");
+    assert_says(&text, &["add a node with 2 CPU"]);
+    bench.node(4, cpus(2.0));
+    assert!(bench.places(1).is_some(), "that helps");
+}
+
+#[test]
+fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
+    let mut bench = Bench::new(cpus(1.0).with("lic", amount(1.0)));
+    bench.demand(DRIVER, cpus(1.0).with("lic", amount(1.0)), 1);
+    let lease = bench.ready()[0];
+    let child = TaskId { owner: worker_of(lease), seq: 9 };
+    let wait =
+        Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), actor: None, on: vec![(child, None)] };
+    bench.step(Event::Waiting(worker_of(lease), Some(lease), wait));
+    let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
+    assert_says(&text, &["holds 1 lic for", &format!("parent waits for {child}"), "others use its CPUs meanwhile"]);
+}
+
+#[test]
+fn only_who_competes_is_served_before() {
+    let mut bench = Bench::new(cpus(1.0).with(GPU, amount(1.0)));
+    bench.alive(ActorSpec { holds: cpus(1.0).with(GPU, amount(1.0)), ..actor_of(OTHER, 5) });
+    for _ in 0..3 {
+        bench.wants(OTHER, shape(gpus(1.0)), 1);
+    }
+    bench.wants(DRIVER, shape(cpus(1.0)), 1);
+    let text = why_process(&bench, DRIVER);
+    assert!(!text.contains("served before it"), "{text}");
+}

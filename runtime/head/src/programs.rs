@@ -1,0 +1,329 @@
+//! The executables of detached actors, by their content.
+//!
+//! A detached actor outlives its driver, and may have to start again on a node that never had the driver's program, or
+//! under another head. So whoever makes one gives the head its program first, once for all actors of that program. With a
+//! journal it lies in a folder beside that, else in memory. It goes when no detached actor needs it any more. Nodes ask for
+//! it when the driver does not answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+use wingbeat_core::codec::Payload;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Executable;
+use wingbeat_net::mux;
+use wingbeat_net::services::ProcessClient;
+
+/// A piece of a program that a node asks for: large enough that round trips do not matter.
+const CHUNK: usize = 1 << 20;
+/// How long a process may take to give a megabyte of its program.
+const CHUNK_LIMIT: Duration = Duration::from_secs(30);
+/// Letters of a hash.
+const HASH: usize = 64;
+
+/// The programs that are kept.
+pub(crate) struct Programs {
+    /// Where they lie; none for in memory.
+    folder: Option<PathBuf>,
+    kept: Mutex<BTreeMap<String, Kept>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// Open for reading, once it is complete.
+    file: Arc<OnceCell<File>>,
+    /// Creations of actors that are under way and will need it.
+    creations: usize,
+}
+
+/// As long as this lives, the program is kept.
+pub(crate) struct Keeping<'a> {
+    programs: &'a Programs,
+    hash: String,
+}
+
+impl Drop for Keeping<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.programs.kept.lock();
+        if let Some(program) = kept.get_mut(&self.hash) {
+            program.creations -= 1;
+        }
+    }
+}
+
+fn failed(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::Io { what: format!("keeping the program of a detached actor ({what})"), why: why.to_string() }
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == HASH && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+impl Programs {
+    pub(crate) fn in_memory() -> Programs {
+        Programs { folder: None, kept: Mutex::default() }
+    }
+
+    /// In the folder beside a journal, with what an earlier head kept there.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or is not this user's alone: what lies in it is run.
+    #[cfg(any(feature = "journal", test))]
+    pub(crate) fn beside(journal: &Path) -> Result<Programs, Error> {
+        let mut name = journal.file_name().map_or_else(std::ffi::OsString::new, std::ffi::OsString::from);
+        name.push(".programs");
+        let folder = journal.with_file_name(name);
+        let mut kept = BTreeMap::new();
+        let unreadable = |error: std::io::Error| failed(&folder.display().to_string(), error);
+        match std::fs::symlink_metadata(&folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(unreadable(error)),
+            Ok(meta) => {
+                check_private(&folder, &meta)?;
+                for entry in std::fs::read_dir(&folder).map_err(unreadable)? {
+                    let entry = entry.map_err(unreadable)?;
+                    let name = entry.file_name().into_string().unwrap_or_default();
+                    if is_hash(&name) {
+                        let file = File::open(entry.path()).map_err(unreadable)?;
+                        kept.insert(name, Kept { file: Arc::new(OnceCell::new_with(Some(file))), creations: 0 });
+                    } else {
+                        // A head was killed while it received it.
+                        let _ = std::fs::remove_file(entry.path());
+                    }
+                }
+            }
+        }
+        Ok(Programs { folder: Some(folder), kept: Mutex::new(kept) })
+    }
+
+    /// Whether the program has a hash by which others could ask for it.
+    pub(crate) fn can_keep(program: &Executable) -> bool {
+        is_hash(&program.hash)
+    }
+
+    /// Keeps a program, which a process that runs it gives if it is not here yet.
+    ///
+    /// # Errors
+    /// The process is gone or runs another program, or there is no room.
+    pub(crate) async fn keep(&self, program: &Executable, from: Option<ProcessClient>) -> Result<Keeping<'_>, Error> {
+        let file = {
+            let mut kept = self.kept.lock();
+            let kept = kept.entry(program.hash.clone()).or_default();
+            kept.creations += 1;
+            kept.file.clone()
+        };
+        let keeping = Keeping { programs: self, hash: program.hash.clone() };
+        file.get_or_try_init(async move || {
+            let from = from.ok_or_else(|| failed(&program.path, "who asks for the actor is not connected"))?;
+            self.receive(program, &from).await
+        })
+        .await?;
+        Ok(keeping)
+    }
+
+    async fn receive(&self, program: &Executable, from: &ProcessClient) -> Result<File, Error> {
+        let failed = |why: String| failed(&program.path, why);
+        let io = |error: std::io::Error| failed(error.to_string());
+        let mut copy = Copy::begin(self.folder.as_deref(), &program.hash).map_err(io)?;
+        let mut hash = blake3::Hasher::new();
+        let mut offset = 0;
+        while offset < program.size {
+            let answer = from.read_executable(mux::within(CHUNK_LIMIT), offset).await;
+            let Payload(chunk) = mux::answered(answer, "the actor's creator")??;
+            if chunk.is_empty() {
+                break;
+            }
+            hash.update(&chunk);
+            copy.file.write_all(&chunk).map_err(io)?;
+            offset += chunk.len() as u64;
+        }
+        let got = hash.finalize().to_hex().to_string();
+        if got != program.hash {
+            return Err(failed(format!("its content has the hash {got}, and {} was announced", program.hash)));
+        }
+        // Waiting for the disk must not stop the head.
+        let kept = tokio::task::spawn_blocking(move || copy.complete()).await;
+        kept.map_err(|error| failed(error.to_string()))?.map_err(io)
+    }
+
+    /// Lets go of all programs but these and those of creations that are under way.
+    pub(crate) fn keep_only(&self, needed: &BTreeSet<String>) {
+        let mut kept = self.kept.lock();
+        kept.retain(|hash, program| {
+            let stays = program.creations > 0 || needed.contains(hash);
+            if let Some(folder) = self.folder.as_ref().filter(|_| !stays) {
+                let _ = std::fs::remove_file(folder.join(hash));
+            }
+            stays
+        });
+        if let Some(folder) = self.folder.as_ref().filter(|_| kept.is_empty()) {
+            // It is there only while something is in it.
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+
+    /// A piece of a program; none if it is not kept.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn read(&self, hash: &str, offset: u64) -> Result<Option<Payload>, Error> {
+        let Some(file) = self.kept.lock().get(hash).map(|kept| kept.file.clone()) else { return Ok(None) };
+        let Some(file) = file.get() else { return Ok(None) };
+        let mut chunk = vec![0; CHUNK];
+        let mut len = 0;
+        while len < CHUNK {
+            match file.read_at(&mut chunk[len..], offset + len as u64) {
+                Ok(0) => break,
+                Ok(read) => len += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed("reading it", error)),
+            }
+        }
+        chunk.truncate(len);
+        Ok(Some(Payload(chunk.into())))
+    }
+}
+
+fn check_private(folder: &Path, meta: &std::fs::Metadata) -> Result<(), Error> {
+    let is_ours = meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o077 == 0;
+    let why = "it is no folder, somebody else's, or open to others, and what lies in it is run; move it away";
+    if is_ours { Ok(()) } else { Err(failed(&folder.display().to_string(), why)) }
+}
+
+/// A program that is being received.
+struct Copy {
+    file: File,
+    /// Where it lies now and where it will; none in memory.
+    paths: Option<(PathBuf, PathBuf)>,
+}
+
+impl Copy {
+    fn begin(folder: Option<&Path>, hash: &str) -> std::io::Result<Copy> {
+        let Some(folder) = folder else {
+            let file = rustix::fs::memfd_create("wingbeat-program", rustix::fs::MemfdFlags::CLOEXEC)?;
+            return Ok(Copy { file: file.into(), paths: None });
+        };
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        check_private(folder, &std::fs::symlink_metadata(folder)?).map_err(std::io::Error::other)?;
+        let part = folder.join(format!("{hash}.part"));
+        let _ = std::fs::remove_file(&part);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&part)?;
+        Ok(Copy { file, paths: Some((part, folder.join(hash))) })
+    }
+
+    /// It is whole: from now on it survives the machine.
+    fn complete(mut self) -> std::io::Result<File> {
+        if let Some((part, whole)) = &self.paths {
+            self.file.sync_all()?;
+            std::fs::rename(part, whole)?;
+            if let Some(folder) = whole.parent() {
+                File::open(folder)?.sync_all()?;
+            }
+        }
+        self.paths = None;
+        self.file.try_clone()
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if let Some((part, _)) = &self.paths {
+            let _ = std::fs::remove_file(part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(of: &[u8]) -> String {
+        blake3::hash(of).to_hex().to_string()
+    }
+
+    /// As if a process had given it.
+    fn put(programs: &Programs, content: &[u8]) -> String {
+        let name = hash(content);
+        let mut copy = Copy::begin(programs.folder.as_deref(), &name).unwrap();
+        copy.file.write_all(content).unwrap();
+        let file = OnceCell::new_with(Some(copy.complete().unwrap()));
+        programs.kept.lock().insert(name.clone(), Kept { file: Arc::new(file), creations: 0 });
+        name
+    }
+
+    fn read(programs: &Programs, hash: &str) -> Option<Vec<u8>> {
+        let mut content = Vec::new();
+        loop {
+            let Payload(chunk) = programs.read(hash, content.len() as u64).unwrap()?;
+            if chunk.is_empty() {
+                return Some(content);
+            }
+            content.extend_from_slice(&chunk);
+        }
+    }
+
+    #[test]
+    fn the_next_head_finds_programs_whole_and_private_and_drops_what_nobody_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = dir.path().join("journal");
+        let folder = dir.path().join("journal.programs");
+        let large: Vec<u8> = (0..3 * CHUNK / 2).map(|byte| byte as u8).collect();
+        let first = Programs::beside(&journal).unwrap();
+        assert!(!folder.exists(), "nothing is made before something is kept");
+        let (kept, dropped) = (put(&first, &large), put(&first, b"a program"));
+        assert_eq!(std::fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        std::fs::write(folder.join(format!("{kept}.part")), "half").unwrap();
+        let next = Programs::beside(&journal).unwrap();
+        assert_eq!(read(&next, &kept), Some(large));
+        next.keep_only(&BTreeSet::from([kept.clone()]));
+        assert_eq!(read(&next, &dropped), None);
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [kept.as_str()]);
+        next.keep_only(&BTreeSet::new());
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn without_a_journal_they_are_in_memory() {
+        let programs = Programs::in_memory();
+        let kept = put(&programs, b"a program");
+        assert_eq!(read(&programs, &kept).unwrap(), b"a program");
+    }
+
+    #[tokio::test]
+    async fn what_an_actor_that_is_being_made_will_need_stays() {
+        let programs = Programs::in_memory();
+        let kept = put(&programs, b"a program");
+        let program = Executable { hash: kept.clone(), size: 9, ..Executable::default() };
+        let keeping = programs.keep(&program, None).await.unwrap();
+        programs.keep_only(&BTreeSet::new());
+        assert!(read(&programs, &kept).is_some());
+        drop(keeping);
+        programs.keep_only(&BTreeSet::new());
+        assert!(read(&programs, &kept).is_none());
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_is_refused_and_so_is_a_name_that_is_no_hash() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("journal.programs");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Programs::beside(&dir.path().join("journal")).is_err());
+        for hash in ["pid-12", "", "../../../../etc/passwd", &"A".repeat(HASH)] {
+            let program = Executable { hash: hash.to_owned(), ..Executable::default() };
+            assert!(!Programs::can_keep(&program), "{hash}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a head that was started again does with those that may still come back.
+
+use super::*;
+
+/// A head that knows one detached actor from the last one, and a driver that looks for it.
+fn recovered(life: u32) -> Bench {
+    let spec = ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(OTHER, 5), "keeper") };
+    let mut job = job_of(OTHER);
+    job.executable.hash = "program".into();
+    let facts = vec![Fact::Job(Box::new(job)), Fact::Actor(Box::new(spec), Incarnation(life))];
+    let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts), ..Bench::empty() };
+    bench.state.keep_facts();
+    bench.driver(DRIVER);
+    bench
+}
+
+fn keeper() -> ActorId {
+    ActorId(5)
+}
+
+#[test]
+fn whoever_asks_for_an_actor_that_may_come_back_hears_of_its_next_life() {
+    let mut bench = recovered(0);
+    let found = bench.state.find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }).unwrap();
+    assert_eq!(found.id, keeper());
+    bench.step(Event::Watch(DRIVER, keeper()));
+    assert!(matches!(bench.actor_states(DRIVER, 5)[..], [ActorState::Starting]), "it is not dead");
+    bench.node(1, cpus(1.0));
+    bench.tick(10_000);
+    bench.start_actor(keeper(), 1);
+    assert!(matches!(
+        bench.actor_states(DRIVER, 5).last(),
+        Some(ActorState::Alive { incarnation: Incarnation(1), .. })
+    ));
+}
+
+#[test]
+fn an_actor_that_is_killed_before_it_is_back_stays_dead_and_says_so() {
+    for end in [Event::Kill(keeper(), false), Event::Terminate(keeper(), "its user".into())] {
+        let mut bench = recovered(0);
+        bench.step(Event::Watch(DRIVER, keeper()));
+        bench.step(end);
+        assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+        let facts = bench.state.take_facts();
+        assert!(facts.iter().any(|fact| matches!(fact, Fact::ActorGone(id) if *id == keeper())), "{facts:?}");
+        bench.node(1, cpus(1.0));
+        bench.tick(10_000);
+        assert_eq!(bench.starts().len(), 0);
+    }
+}
+
+#[test]
+fn a_program_is_needed_as_long_as_a_detached_actor_of_it() {
+    let mut bench = recovered(0);
+    let needed = |bench: &Bench| bench.state.programs().into_iter().collect::<Vec<_>>();
+    assert_eq!(needed(&bench), ["program"], "it may come back");
+    bench.node(1, cpus(1.0));
+    let before = bench.state.programs_version();
+    bench.tick(10_000);
+    bench.start_actor(keeper(), 1);
+    assert_eq!(needed(&bench), ["program"]);
+    assert_ne!(bench.state.programs_version(), before);
+    let before = bench.state.programs_version();
+    bench.step(Event::Kill(keeper(), false));
+    assert_eq!(needed(&bench), [""; 0]);
+    assert_ne!(bench.state.programs_version(), before);
+}
+
+#[test]
+fn a_job_with_a_detached_actor_is_forgotten_everywhere_with_that() {
+    let mut bench = Bench::new(cpus(4.0));
+    let lease = bench.alive(ActorSpec { detached: true, ..named(actor_of(DRIVER, 5), "keeper") });
+    bench.step(Event::ProcessLost(DRIVER, Some(job_of(DRIVER).id)));
+    bench.ordered.clear();
+    bench.step(Event::Kill(keeper(), false));
+    bench.step(Event::Ended(lease));
+    let job = job_of(DRIVER).id;
+    assert!(
+        bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { job: ended } if *ended == job))
+    );
+    assert!(bench.state.program_of(job).is_none());
+}

@@ -1,0 +1,61 @@
+//! How long things may take. Read once, when they are first needed.
+//!
+//! Each can be set in milliseconds by an environment variable, so that a test can outlive it. The variables are for tests
+//! alone: all processes of a cluster should have the same.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// The limits of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// A TCP connection on which nothing was heard for so long is dead: 10 s, `WINGBEAT_SILENCE_MS`.
+    pub silence: Duration,
+    /// A TCP connection on which nothing else was sent for so long carries a probe: a tenth of `silence`, so that ten in a
+    /// row must be lost.
+    pub probe: Duration,
+    /// Dialling and the handshake together: 10 s, `WINGBEAT_DIAL_MS`. A live peer answers in milliseconds; this allows for a
+    /// loaded machine and a few lost packets.
+    pub dial: Duration,
+    /// Between accepting a TCP connection and the proof of the token: 2 s, `WINGBEAT_PROOF_MS`. A process on this machine,
+    /// which its user is known of, has as long as for dialling.
+    pub proof: Duration,
+}
+
+impl Limits {
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Limits {
+        let of = |name: &str, usual_ms: u64| {
+            let set = variable(name).and_then(|text| text.trim().parse().ok()).filter(|ms| *ms > 0);
+            Duration::from_millis(set.unwrap_or(usual_ms))
+        };
+        let silence = of("WINGBEAT_SILENCE_MS", 10_000);
+        Limits {
+            silence,
+            probe: silence / 10,
+            dial: of("WINGBEAT_DIAL_MS", 10_000),
+            proof: of("WINGBEAT_PROOF_MS", 2_000),
+        }
+    }
+}
+
+/// The limits of this process.
+pub fn limits() -> &'static Limits {
+    static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits::read(|name| std::env::var(name).ok()));
+    &LIMITS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_what_its_variable_says_or_the_usual_one() {
+        let usual = Limits::read(|_| None);
+        assert_eq!((usual.silence, usual.probe), (Duration::from_secs(10), Duration::from_secs(1)));
+        assert_eq!(Limits::read(|_| Some("0".into())), usual);
+        assert_eq!(Limits::read(|_| Some("soon".into())), usual);
+        let short = Limits::read(|name| (name == "WINGBEAT_SILENCE_MS").then(|| "500".into()));
+        assert_eq!((short.silence, short.probe), (Duration::from_millis(500), Duration::from_millis(50)));
+        assert_eq!(short.dial, usual.dial);
+    }
+}

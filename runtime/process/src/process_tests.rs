@@ -1,0 +1,129 @@
+//! A process by itself, without a cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::error::Error;
+use wingbeat_core::{ClusterId, JobId, ProcessId};
+use wingbeat_net::handshake::{Role, Token};
+
+use super::*;
+
+fn start() -> Session {
+    let io = Arc::new(Io::start().unwrap());
+    let job = JobId::random();
+    let config = Config { id: ProcessId::random(), token: Token::random(), role: Role::Driver(job), listen: None };
+    let starting = io.clone();
+    let session = io.run(async move {
+        Prepared::bind(config).await.map(|prepared| prepared.start(&starting, job, "test".into(), ClusterId::random()))
+    });
+    session.unwrap().unwrap()
+}
+
+#[derive(Serialize, Deserialize)]
+struct Link(Option<Next>);
+
+/// A ref, as users' refs are read and written.
+struct Next(Handle);
+
+impl Serialize for Next {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        crate::refs::serialize_handle(&self.0, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Next {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::refs::deserialize_handle(deserializer).map(Next)
+    }
+}
+
+fn chain(session: &Session, length: u32) -> Handle {
+    let mut last = session.put(&Link(None)).unwrap();
+    for _ in 1..length {
+        last = session.put(&Link(Some(Next(last)))).unwrap();
+    }
+    last
+}
+
+#[test]
+fn dropping_many_nested_objects_needs_no_deep_stack() {
+    let session = start();
+    let last = chain(&session, 100_000);
+    assert_eq!(session.process().live_objects(), 100_000);
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    small.spawn(move || drop(last)).unwrap().join().unwrap();
+    assert_eq!(session.process().live_objects(), 0);
+    session.process().shut_down("the test is over");
+}
+
+thread_local! {
+    static AT_EXIT: std::cell::RefCell<Option<Handle>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn nested_objects_can_be_dropped_while_a_thread_ends() {
+    let session = start();
+    let last = chain(&session, 100_000);
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    small.spawn(move || AT_EXIT.set(Some(last))).unwrap().join().unwrap();
+    assert_eq!(session.process().live_objects(), 0);
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn what_waits_for_a_long_chain_of_objects_is_called_without_deep_stack() {
+    let session = start();
+    let handles: Vec<Handle> = (0..100_000)
+        .map(|_| session.process().objects.insert(&session, session.process().next_task().output(0), None))
+        .collect();
+    for pair in handles.windows(2) {
+        let (process, next) = (session.process().clone(), pair[1].object().clone());
+        let then: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            process.resolve_object(&next, ObjectValue::Failed(Box::new(Error::NoSession)), Vec::new());
+        });
+        assert!(pair[0].object().when_ready(&then).is_some());
+    }
+    let (process, first) = (session.process().clone(), handles[0].object().clone());
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    let resolving = small.spawn(move || {
+        process.resolve_object(&first, ObjectValue::Failed(Box::new(Error::NoSession)), Vec::new());
+    });
+    resolving.unwrap().join().unwrap();
+    assert!(handles.iter().all(Handle::is_ready));
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn a_panic_on_the_io_thread_ends_the_session_with_that_as_the_reason() {
+    let session = start();
+    let handle = session.process().objects.insert(&session, session.process().next_task().output(0), None);
+    session.process().vital("a test", async { panic!("on purpose") });
+    let waiting = session.value(&handle);
+    let waited =
+        session.process().io().spawn(async move { tokio::time::timeout(Duration::from_secs(60), waiting).await });
+    let ended = session.block_on(waited).unwrap().unwrap();
+    let Err(Error::SessionEnded { why }) = ended else { panic!("the session goes on") };
+    assert!(why.contains("a test") && why.contains("on purpose"), "{why}");
+    assert!(session.process().is_over());
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn nothing_is_kept_of_processes_that_are_gone_but_the_latest_names() {
+    let session = start();
+    let process = session.process();
+    let borrowed = process.borrow(&session, wingbeat_core::TaskId { owner: ProcessId(1), seq: 1 }.output(0));
+    // Nobody knows where its owner is.
+    let Some(ObjectValue::Failed(error)) = borrowed.object().value() else { panic!("it waits for ever") };
+    assert!(matches!(*error, Error::OwnerDied { .. }), "{error}");
+    for id in 1..20_000 {
+        let address = wingbeat_core::spec::Address { process: ProcessId(id), ..process.address().clone() };
+        process.know(&address);
+        process.peers.certainly_gone(ProcessId(id));
+        process.know(&address);
+    }
+    assert_eq!(process.peers.size(), (1, 4_096));
+    process.shut_down("the test is over");
+}

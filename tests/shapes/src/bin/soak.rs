@@ -1,0 +1,154 @@
+//! `cargo xtask soak`: a mixed load with checks on a cluster of real processes, for as long as it is told. At its end every
+//! process must hold what it held after the first tenth.
+
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use wingbeat_shapes::usage::{self, Usage};
+use wingbeat_shapes::{Chance, Size, Watchdog, cells, run};
+use wingbeat_tests::TestCluster;
+
+const NODES: usize = 2;
+const CPUS: u32 = 2;
+
+/// A cell takes a second or two. Only one that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// How long idle worker processes, connections and threads may take to go. They retire after some 20 s.
+const SETTLE: Duration = Duration::from_secs(90);
+
+/// Allocators keep some of what was freed: so much more, and a quarter, is no leak.
+const SLACK: u64 = 8 << 20;
+
+/// A mixed load with checks on a head and two nodes; at its end every process must hold what it held at the start.
+#[derive(Parser)]
+struct Args {
+    /// How long.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// Which load: the same seed gives the same operations in the same order.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// What the cluster's processes hold while nothing runs.
+#[derive(Debug, PartialEq)]
+struct Sample {
+    processes: BTreeMap<(&'static str, u32), Usage>,
+    worker_processes: usize,
+    zombies: usize,
+    files: usize,
+    objects: usize,
+}
+
+impl Sample {
+    fn take(cluster: &TestCluster, session: &wingbeat::Session) -> Result<Sample> {
+        let roots = cluster.pids();
+        let mut processes = BTreeMap::new();
+        let daemons = roots.iter().map(|pid| ("daemon", *pid));
+        let guards = usage::guards(&roots).into_iter().map(|pid| ("guard", pid));
+        for (what, pid) in daemons.chain(guards).chain([("driver", std::process::id())]) {
+            let usage = usage::of(pid).with_context(|| format!("{what} {pid} is gone"))?;
+            processes.insert((what, pid), usage);
+        }
+        Ok(Sample {
+            processes,
+            worker_processes: usage::worker_processes(&roots).len(),
+            zombies: usage::zombies(&roots),
+            files: usage::files(cluster.folder()),
+            objects: session.process().live_objects(),
+        })
+    }
+
+    /// What is more here than `before`.
+    fn more_than(&self, before: &Sample) -> Vec<String> {
+        let mut more = Vec::new();
+        let mut compare = |what: String, now: u64, before: u64| {
+            if now > before {
+                more.push(format!("{what}: {now}, {before} before"));
+            }
+        };
+        for (key @ (what, pid), now) in &self.processes {
+            let before = before.processes.get(key).copied().unwrap_or_default();
+            let who = format!("{what} {pid}");
+            compare(format!("{who}, bytes of memory"), now.private, before.private + before.private / 4 + SLACK);
+            compare(format!("{who}, descriptors"), now.descriptors as u64, before.descriptors as u64);
+            compare(format!("{who}, threads"), now.threads as u64, before.threads as u64);
+        }
+        compare("worker processes".into(), self.worker_processes as u64, before.worker_processes as u64);
+        compare("zombies".into(), self.zombies as u64, before.zombies as u64);
+        compare("files".into(), self.files as u64, before.files as u64);
+        compare("objects of the driver".into(), self.objects as u64, before.objects as u64);
+        more
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let whole = Duration::try_from_secs_f64(args.minutes * 60.0).context("--minutes")?;
+    let watchdog = Watchdog::new(LIMIT);
+    let mut cluster = TestCluster::start(NODES, CPUS)?;
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token()?).log_to_driver(false);
+    let session = wingbeat::block_on(init.into_future())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let size = Size { all: true, bytes: 8 << 20, payload: 1 << 20 };
+    let mut chance = Chance::new(args.seed);
+    let begun = Instant::now();
+    let mut count = 0u64;
+    let mut first: Option<Sample> = None;
+    'load: loop {
+        for cell in cells(size, &mut chance) {
+            if first.is_none() && begun.elapsed() > whole / 10 {
+                let before = settled(&cluster, &session, &watchdog)?;
+                eprintln!("soak: after {count} cells: {before:#?}");
+                first = Some(before);
+            }
+            if begun.elapsed() > whole {
+                break 'load;
+            }
+            watchdog.feed(cell);
+            runtime.block_on(run(&session, cell, &cluster.pids()))?;
+            count += 1;
+            if count.is_multiple_of(200) {
+                eprintln!("soak: {:.0?}, {count} cells", begun.elapsed());
+            }
+        }
+    }
+    let first = first.context("too short for a first tenth")?;
+    watchdog.feed("the end");
+    let ended = Instant::now();
+    loop {
+        let now = Sample::take(&cluster, &session)?;
+        let more = now.more_than(&first);
+        if more.is_empty() {
+            eprintln!("soak: after {count} cells: {now:#?}");
+            break;
+        }
+        if ended.elapsed() > SETTLE {
+            bail!("after {count} cells there is more than after the first tenth:\n{}", more.join("\n"));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    wingbeat::shutdown_blocking();
+    cluster.stop()?;
+    println!("soak: ok");
+    Ok(())
+}
+
+/// What is held when nothing has changed for as long as idle things live.
+fn settled(cluster: &TestCluster, session: &wingbeat::Session, watchdog: &Watchdog) -> Result<Sample> {
+    watchdog.feed("waiting until idle processes are gone");
+    let begun = Instant::now();
+    let idle = NODES * CPUS as usize;
+    loop {
+        let sample = Sample::take(cluster, session)?;
+        let is_settled = sample.worker_processes <= idle && sample.zombies == 0 && begun.elapsed() > SETTLE / 3;
+        if is_settled || begun.elapsed() > SETTLE {
+            return Ok(sample);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}

@@ -1,0 +1,245 @@
+//! Cancelling: by whom, of what, and at which time.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Local, Started};
+use wingbeat::{Error, ObjectRef, Result};
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn wait_for(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
+        std::thread::yield_now();
+    }
+}
+
+fn is_cancelled<T: std::fmt::Debug>(result: Result<T>) -> bool {
+    match result {
+        Err(Error::Cancelled { .. }) => true,
+        other => panic!("not cancelled, but {other:?}"),
+    }
+}
+
+#[wingbeat::remote]
+async fn asleep(started: PathBuf) -> u64 {
+    std::fs::write(started, "").unwrap();
+    std::future::pending().await
+}
+
+#[wingbeat::remote]
+fn deaf(started: PathBuf, release: PathBuf) -> u64 {
+    std::fs::write(started, "").unwrap();
+    wait_for(&release);
+    1
+}
+
+#[wingbeat::remote]
+async fn asleep_elsewhere(started: PathBuf) -> Vec<ObjectRef<u64>> {
+    vec![asleep::remote(started)]
+}
+
+#[wingbeat::remote]
+fn parent_of(started: PathBuf, ended: PathBuf) -> u64 {
+    let child = asleep::remote(started);
+    let result = child.get_blocking();
+    // This wait was interrupted; the child is cancelled on its own account.
+    while !child.is_ready() {
+        std::thread::yield_now();
+    }
+    std::fs::write(ended, format!("{:?}", child.get_timeout_blocking(LIMIT))).unwrap();
+    result.unwrap_or(0)
+}
+
+#[wingbeat::remote]
+fn family_elsewhere(started: PathBuf, ended: PathBuf) -> Vec<ObjectRef<u64>> {
+    vec![parent_of::remote(started, ended)]
+}
+
+#[wingbeat::remote]
+fn cancels(refs: Vec<ObjectRef<u64>>, force: bool) {
+    for object in refs {
+        if force { object.cancel_force() } else { object.cancel() }
+    }
+}
+
+#[wingbeat::remote]
+fn marks(_after: u64, mark: PathBuf) -> u64 {
+    std::fs::write(mark, "").unwrap();
+    0
+}
+
+#[wingbeat::remote]
+fn passes(x: u64) -> u64 {
+    x
+}
+
+#[wingbeat::remote]
+fn has_a_child_that_waits(gate: Vec<ObjectRef<u64>>, mark: PathBuf, started: PathBuf, ended: PathBuf) -> u64 {
+    let child = marks::remote(&gate[0], mark);
+    std::fs::write(started, "").unwrap();
+    // The gate stays shut: the child is ready only if it was cancelled.
+    while !child.is_ready() {
+        std::thread::yield_now();
+    }
+    std::fs::write(ended, "").unwrap();
+    0
+}
+
+struct Busy {
+    calls: u64,
+}
+
+#[wingbeat::actor]
+impl Busy {
+    fn new() -> Self {
+        Busy { calls: 0 }
+    }
+    fn busy(&mut self, started: PathBuf, release: PathBuf) -> u64 {
+        std::fs::write(started, "").unwrap();
+        wait_for(&release);
+        self.calls += 1;
+        self.calls
+    }
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+#[test]
+fn who_borrows_a_ref_can_cancel_its_task() {
+    let _local = Local::start(3);
+    for force in [false, true] {
+        let started = Started::new();
+        let borrowed = asleep_elsewhere::remote(started.path()).get_blocking().unwrap().remove(0);
+        wait_for(&started.path());
+        if force {
+            borrowed.cancel_force()
+        } else {
+            borrowed.cancel()
+        }
+        assert!(is_cancelled(borrowed.get_timeout_blocking(LIMIT)));
+    }
+}
+
+#[test]
+fn a_borrowed_task_is_cancelled_with_its_children() {
+    let _local = Local::start(4);
+    let (started, ended) = (Started::new(), Started::new());
+    let borrowed = family_elsewhere::remote(started.path(), ended.path()).get_blocking().unwrap().remove(0);
+    wait_for(&started.path());
+    borrowed.cancel();
+    wait_for(&ended.path());
+    borrowed.get_timeout_blocking(LIMIT).ok();
+}
+
+#[test]
+fn a_task_can_cancel_another_by_its_ref() {
+    let _local = Local::start(3);
+    for force in [false, true] {
+        let (started, release) = (Started::new(), Started::new());
+        // What does not listen can be cancelled by force alone.
+        let running = if force { deaf::remote(started.path(), release.path()) } else { asleep::remote(started.path()) };
+        wait_for(&started.path());
+        cancels::remote(vec![running.clone()], force).get_blocking().unwrap();
+        assert!(is_cancelled(running.get_timeout_blocking(LIMIT)));
+    }
+}
+
+#[test]
+fn a_task_that_waits_for_an_argument_can_be_cancelled_by_whoever_borrows_it() {
+    let _local = Local::start(2);
+    let (started, release, mark) = (Started::new(), Started::new(), Started::new());
+    let gate = deaf::remote(started.path(), release.path());
+    let waiting = marks::remote(&gate, mark.path());
+    cancels::remote(vec![waiting.clone()], false).get_blocking().unwrap();
+    assert!(is_cancelled(waiting.get_timeout_blocking(LIMIT)));
+    std::fs::write(release.path(), "").unwrap();
+    passes::remote(&gate).get_timeout_blocking(LIMIT).unwrap();
+    assert!(!mark.path().exists());
+}
+
+#[test]
+fn a_task_that_was_cancelled_before_its_arguments_were_there_never_runs_though_its_ref_is_gone() {
+    let _local = Local::start(1);
+    let (started, release, mark) = (Started::new(), Started::new(), Started::new());
+    let gate = deaf::remote(started.path(), release.path());
+    let waiting = marks::remote(&gate, mark.path());
+    wait_for(&started.path());
+    waiting.cancel();
+    drop(waiting);
+    // With one CPU it would run before what is submitted later.
+    let after = passes::remote(&gate);
+    std::fs::write(release.path(), "").unwrap();
+    after.get_timeout_blocking(LIMIT).unwrap();
+    assert!(!mark.path().exists());
+}
+
+#[test]
+fn children_that_wait_for_their_arguments_are_cancelled_with_their_parent() {
+    let _local = Local::start(3);
+    let [started, release, mark, parent_started, ended] = std::array::from_fn(|_| Started::new());
+    let gate = deaf::remote(started.path(), release.path());
+    let parent = has_a_child_that_waits::remote(vec![gate.clone()], mark.path(), parent_started.path(), ended.path());
+    wait_for(&parent_started.path());
+    parent.cancel();
+    wait_for(&ended.path());
+    std::fs::write(release.path(), "").unwrap();
+    gate.get_timeout_blocking(LIMIT).unwrap();
+    assert!(!mark.path().exists());
+}
+
+#[test]
+fn a_call_that_is_cancelled_by_force_is_answered_and_its_actor_lives() {
+    let _local = Local::start(1);
+    let (started, release) = (Started::new(), Started::new());
+    let actor = Busy::remote();
+    let pid = actor.pid().get_blocking().unwrap();
+    let call = actor.busy(started.path(), release.path());
+    let (queued, other) = (actor.busy(started.path(), release.path()), actor.calls());
+    wait_for(&started.path());
+    queued.cancel_force();
+    call.cancel_force();
+    assert!(is_cancelled(call.get_timeout_blocking(LIMIT)));
+    assert!(is_cancelled(queued.get_timeout_blocking(LIMIT)));
+    std::fs::write(release.path(), "").unwrap();
+    assert_eq!(other.get_timeout_blocking(LIMIT).unwrap(), 1, "the method ran to its end, once");
+    assert_eq!(actor.pid().get_timeout_blocking(LIMIT).unwrap(), pid);
+}
+
+#[test]
+fn a_task_whose_time_is_over_never_runs() {
+    let _local = Local::start(1);
+    let (started, release, mark) = (Started::new(), Started::new(), Started::new());
+    let gate = deaf::remote(started.path(), release.path());
+    wait_for(&started.path());
+    let late = marks::options().timeout(Duration::from_millis(1)).remote(&gate, mark.path());
+    let error = late.get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { limit_ms: 1, .. }), "{error}");
+    let after = passes::remote(&gate);
+    std::fs::write(release.path(), "").unwrap();
+    after.get_timeout_blocking(LIMIT).unwrap();
+    assert!(!mark.path().exists());
+    // One that is in time is not touched by its limit.
+    let punctual = passes::options().timeout(LIMIT).remote(3);
+    assert_eq!(punctual.get_blocking().unwrap(), 3);
+}
+
+#[test]
+fn a_wait_that_took_too_long_names_the_task() {
+    let _local = Local::start(1);
+    let started = Started::new();
+    let running = asleep::remote(started.path());
+    wait_for(&started.path());
+    let text = running.get_timeout_blocking(Duration::from_millis(1)).unwrap_err().to_string();
+    assert!(text.contains("asleep") && text.contains("object-"), "{text}");
+}

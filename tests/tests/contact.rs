@@ -1,0 +1,207 @@
+//! Connections that break between processes which both live: a worker process on another machine stands still for longer than
+//! silence is borne (SIGSTOP), and goes on later. Nobody waits for ever, and afterwards everything works again.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat::Error;
+
+/// Runs inside the driver's namespace when the test starts itself again there.
+const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
+const TOKEN: &str = "a token for two hosts";
+
+/// Says where it runs, and returns when it may.
+fn hold_here(dir: &Path) {
+    let written = dir.join(format!("writing-{}", std::process::id()));
+    std::fs::write(&written, std::process::id().to_string()).unwrap();
+    std::fs::rename(written, dir.join("pid")).unwrap();
+    while !dir.join("go").exists() {
+        std::thread::yield_now();
+    }
+}
+
+#[wingbeat::remote]
+fn hold(dir: PathBuf) {
+    hold_here(&dir);
+}
+
+#[wingbeat::remote]
+fn double(number: u64) -> u64 {
+    2 * number
+}
+
+struct Holder;
+
+#[wingbeat::actor]
+impl Holder {
+    fn new() -> Self {
+        Holder
+    }
+
+    fn hold(&self, dir: PathBuf) {
+        hold_here(&dir);
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    let status = Command::new("ip").args(arguments.split(' ')).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Two namespaces, joined by a cable.
+struct Two {
+    names: [String; 2],
+    subnet: u32,
+}
+
+impl Two {
+    fn new(number: u32) -> Option<Two> {
+        let id = std::process::id() % 100_000 * 10 + number;
+        let two = Two { names: [format!("wc{id}-0"), format!("wc{id}-1")], subnet: id % 250 };
+        let [a, b] = &two.names;
+        let made = ip(&format!("netns add {a}"))
+            && ip(&format!("netns add {b}"))
+            && ip(&format!("-n {a} link add c{id}-0 type veth peer name c{id}-1 netns {b}"));
+        let up = |host: usize| {
+            let name = &two.names[host];
+            ip(&format!("-n {name} addr add {}/24 dev c{id}-{host}", two.address(host)))
+                && ip(&format!("-n {name} link set c{id}-{host} up"))
+                && ip(&format!("-n {name} link set lo up"))
+        };
+        (made && up(0) && up(1)).then_some(two)
+    }
+
+    fn address(&self, host: usize) -> String {
+        format!("10.78.{}.{}", self.subnet, host + 1)
+    }
+
+    fn on(&self, host: usize, program: &Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host]]).arg(program);
+        // Long enough for a loaded machine, whose processes all live; the usual limits are ten seconds.
+        command.env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_SILENCE_MS", "3000").env("WINGBEAT_DIAL_MS", "3000");
+        command
+    }
+}
+
+impl Drop for Two {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(command: &mut Command, sign: &str) -> Ended {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains(sign));
+    // Somebody must read on, or the daemon would block on its next line.
+    std::thread::spawn(move || lines.for_each(drop));
+    line.unwrap();
+    Ended(child)
+}
+
+/// Runs `inside` as a driver on the first machine, with a node of one CPU on the second.
+fn driven(number: u32, test: &str, inside: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        wingbeat::init_blocking().unwrap();
+        inside();
+        return wingbeat::shutdown_blocking();
+    }
+    let Some(two) = Two::new(number) else {
+        eprintln!("skipped: needs root and `ip` for network namespaces");
+        return;
+    };
+    let wingbeat = wingbeat_tests::binary().unwrap();
+    let head = two.address(0);
+    let _head = start(two.on(0, &wingbeat).args(["head", "--host", &head, "--port", "6420"]), "listening");
+    let address = format!("{head}:6420");
+    let worker = ["worker", "--head", &address, "--num-cpus", "1", "--object-store-memory", "64MiB"];
+    let _worker = start(two.on(1, &wingbeat).args(worker), "joined");
+    let mut driver = two.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").env("WINGBEAT_ADDRESS", &address);
+    let output = driver.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+/// The process in which something holds.
+fn holding(dir: &Path) -> Pid {
+    loop {
+        if let Ok(text) = std::fs::read_to_string(dir.join("pid")) {
+            return Pid::from_raw(text.parse().unwrap()).unwrap();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Goes on when dropped, so that a test which fails leaves nothing that stands still.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: Pid) -> Stopped {
+        kill_process(pid, Signal::STOP).unwrap();
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn a_task_whose_worker_process_falls_silent_fails_by_name_and_the_lease_is_of_use_again() {
+    driven(1, "a_task_whose_worker_process_falls_silent_fails_by_name_and_the_lease_is_of_use_again", || {
+        let dir = tempfile::tempdir().unwrap();
+        let held = hold::options().max_retries(0).remote(dir.path().to_owned());
+        let stopped = Stopped::new(holding(dir.path()));
+        let error = held.get_blocking().unwrap_err();
+        assert!(matches!(error, Error::ContactLost { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("lost contact with worker process") && text.contains("Check the network"), "{text}");
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        drop(stopped);
+        // The only CPU there is: its lease went back to the head, and the same process is reached again.
+        let numbers: Vec<_> = (0..20).map(|number| double::options().max_retries(20).remote(number)).collect();
+        let doubled = wingbeat::get_all_blocking(&numbers).unwrap();
+        assert_eq!(doubled, (0..20).map(|number| 2 * number).collect::<Vec<u64>>());
+    });
+}
+
+#[test]
+fn a_call_of_an_actor_that_falls_silent_fails_by_name_and_later_calls_reach_it() {
+    driven(2, "a_call_of_an_actor_that_falls_silent_fails_by_name_and_later_calls_reach_it", || {
+        let dir = tempfile::tempdir().unwrap();
+        let holder = Holder::remote();
+        let pid = holder.pid().get_blocking().unwrap();
+        let held = holder.hold(dir.path().to_owned());
+        let stopped = Stopped::new(holding(dir.path()));
+        let error = held.get_blocking().unwrap_err();
+        let Error::ActorUnavailable { cause, .. } = &error else { panic!("{error}") };
+        assert!(matches!(**cause, Error::ContactLost { .. }), "{error}");
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        drop(stopped);
+        // The same life of it.
+        assert_eq!(holder.pid().get_blocking().unwrap(), pid);
+    });
+}

@@ -1,0 +1,175 @@
+//! Processes that are stopped and have not ended: nobody waits for them for ever, and no actor lives twice.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::future::IntoFuture;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat::{Session, put};
+use wingbeat_tests::{TestCluster, is_alive, wait_for_end};
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Of all daemons and worker processes here.
+const SILENCE: (&str, &str) = ("WINGBEAT_SILENCE_MS", "2000");
+
+struct Counter {
+    n: u64,
+}
+
+/// The process that answers, and how often it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+struct Answer {
+    pid: u32,
+    n: u64,
+}
+
+#[wingbeat::actor(max_restarts = 3)]
+impl Counter {
+    fn new() -> Self {
+        Counter { n: 0 }
+    }
+    fn add(&mut self) -> Answer {
+        self.n += 1;
+        Answer { pid: std::process::id(), n: self.n }
+    }
+}
+
+/// Keeps every CPU of the machine busy for so many milliseconds.
+#[wingbeat::remote]
+fn keeps_busy(ms: u64) -> u32 {
+    let until = Instant::now() + Duration::from_millis(ms);
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            std::thread::spawn(move || {
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    std::process::id()
+}
+
+#[wingbeat::remote]
+fn len(data: Vec<u8>) -> u64 {
+    data.len() as u64
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(pid: u32) -> Stopped {
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if is_alive(self.0) {
+            let _ = kill_process(Pid::from_raw(self.0 as i32).unwrap(), Signal::CONT);
+        }
+    }
+}
+
+fn join(cluster: &TestCluster) -> Session {
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+    wingbeat::block_on(init.global(false).log_to_driver(false).into_future()).unwrap()
+}
+
+/// Calls until a life other than `before` answers.
+fn next_life(actor: &CounterHandle, before: u32) -> Answer {
+    let begun = Instant::now();
+    loop {
+        match wingbeat::block_on(actor.add().get_timeout(LIMIT)) {
+            Ok(answer) if answer.pid != before => return answer,
+            other => assert!(begun.elapsed() < LIMIT, "no other life answers, but {other:?}"),
+        }
+    }
+}
+
+/// The number of the node on which a process of this id runs.
+fn node_of(cluster: &TestCluster, pid: u32) -> usize {
+    let parent_of = |pid: u32| -> u32 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    // Above the guard and the process that watches it is the daemon.
+    let daemon = parent_of(parent_of(parent_of(pid)));
+    (0..cluster.nodes()).find(|node| cluster.node_pid(*node) == Some(daemon)).unwrap()
+}
+
+#[test]
+fn an_actor_on_a_node_that_is_stopped_goes_on_elsewhere() {
+    let mut cluster = TestCluster::with_env(2, 2, &[SILENCE]).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let actor = Counter::options().remote();
+    let Answer { pid: first, n } = actor.add().get_blocking().unwrap();
+    assert_eq!(n, 1);
+    let node = node_of(&cluster, first);
+    let daemon = Stopped::new(cluster.node_pid(node).unwrap());
+    let worker = Stopped::new(first);
+    let Answer { pid: second, n } = next_life(&actor, first);
+    assert_eq!(n, 1, "a new life");
+    assert_ne!(node_of(&cluster, second), node);
+    // The driver finds another store when its node was the one that is stopped.
+    let large = put(&vec![7u8; 1 << 20]).unwrap();
+    assert_eq!(len::remote(&large).get_blocking().unwrap(), 1 << 20);
+    // When it goes on, it has been given up.
+    drop(daemon);
+    drop(worker);
+    assert!(wait_for_end(first, LIMIT), "the old life goes on");
+    assert!(!cluster.wait_for_node_end(node).unwrap());
+    assert_eq!(actor.add().get_blocking().unwrap(), Answer { pid: second, n: 2 });
+    wingbeat::block_on(session.shutdown());
+}
+
+#[test]
+fn a_worker_process_whose_daemon_is_stopped_ends_when_it_was_replaced() {
+    let cluster = TestCluster::with_env(2, 2, &[SILENCE]).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let actor = Counter::options().remote();
+    let first = actor.add().get_blocking().unwrap().pid;
+    let daemon = Stopped::new(cluster.node_pid(node_of(&cluster, first)).unwrap());
+    // Its daemon still stands.
+    assert!(wait_for_end(first, LIMIT), "the old life goes on");
+    assert_eq!(next_life(&actor, first).n, 1, "a new life");
+    drop(daemon);
+    wingbeat::block_on(session.shutdown());
+}
+
+#[test]
+fn a_daemon_that_is_stopped_for_a_moment_loses_nothing() {
+    let cluster = TestCluster::with_env(1, 2, &[("WINGBEAT_SILENCE_MS", "60000")]).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let actor = Counter::options().remote();
+    let first = actor.add().get_blocking().unwrap().pid;
+    let daemon = Stopped::new(cluster.node_pid(0).unwrap());
+    assert_eq!(actor.add().get_blocking().unwrap(), Answer { pid: first, n: 2 });
+    drop(daemon);
+    assert_eq!(actor.add().get_blocking().unwrap(), Answer { pid: first, n: 3 });
+    wingbeat::block_on(session.shutdown());
+}
+
+#[test]
+fn a_node_that_is_busy_is_not_given_up() {
+    let cluster = TestCluster::with_env(1, 2, &[SILENCE]).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let busy: Vec<_> = (0..2).map(|_| keeps_busy::options().max_retries(0).remote(5_000)).collect();
+    for task in busy {
+        task.get_blocking().unwrap();
+    }
+    assert!(is_alive(cluster.node_pid(0).unwrap()));
+    wingbeat::block_on(session.shutdown());
+}

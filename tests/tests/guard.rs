@@ -1,0 +1,158 @@
+//! The guard of a node's worker processes is killed, as the kernel does when memory runs out: the node ends and says why,
+//! nobody waits for ever, and nothing that user code had started is left.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::future::IntoFuture;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{Local, Started};
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat::{Error, ObjectRef};
+use wingbeat_tests::{TestCluster, is_alive, wait_for_end};
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Starts processes that leave their session, one of them without its environment, whose parents are gone; tells their ids
+/// after its own, and stays.
+#[wingbeat::remote]
+fn starts_orphans_and_stays(started: PathBuf) -> u64 {
+    let list = started.with_extension("list");
+    let script = "setsid sh -c 'echo $$ >> $LIST; exec sleep 1000' & \
+                  env -i LIST=$LIST setsid sh -c 'echo $$ >> $LIST; exec sleep 1000' & exit";
+    let status = std::process::Command::new("sh").args(["-c", script]).env("LIST", &list).status().unwrap();
+    assert!(status.success());
+    let pids = loop {
+        let pids = std::fs::read_to_string(&list).unwrap_or_default();
+        if pids.lines().count() == 2 && pids.ends_with('\n') {
+            break pids;
+        }
+        std::thread::yield_now();
+    };
+    std::fs::write(started.with_extension("tmp"), format!("{}\n{pids}", std::process::id())).unwrap();
+    std::fs::rename(started.with_extension("tmp"), started).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[wingbeat::remote]
+fn square(x: u64) -> u64 {
+    x * x
+}
+
+fn parent_of(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// A task that runs and has started processes, with the ids of those and its own, and of its guard and who watches that.
+struct Running {
+    task: ObjectRef<u64>,
+    pids: Vec<u32>,
+    guard: u32,
+    watch: u32,
+}
+
+fn run() -> Running {
+    let started = Started::new();
+    let task = starts_orphans_and_stays::options().max_retries(0).remote(started.path());
+    started.wait();
+    let pids = std::fs::read_to_string(started.path()).unwrap();
+    let pids: Vec<u32> = pids.lines().map(|pid| pid.parse().unwrap()).collect();
+    let guard = parent_of(pids[0]);
+    assert_eq!(parent_of(pids[1]), guard, "orphans fall to the guard");
+    Running { task, pids, guard, watch: parent_of(guard) }
+}
+
+/// What the task's owner is told within the limit.
+fn told(task: &ObjectRef<u64>) -> Error {
+    let error = wingbeat::block_on(task.get_timeout(LIMIT)).unwrap_err();
+    assert!(!matches!(error, Error::TimedOut { .. }), "the task's owner waits for ever: {error}");
+    error
+}
+
+fn names_the_guard(error: &Error) -> bool {
+    let text = error.to_string();
+    matches!(error, Error::NodeDied { .. } | Error::SessionEnded { .. })
+        && text.contains("wingbeat-guard (pid ")
+        && text.contains("was killed by signal 9")
+}
+
+fn a_private_cluster_ends_when(kills: impl Fn(&Running)) -> Running {
+    let _local = Local::start(2);
+    let running = run();
+    kills(&running);
+    let error = told(&running.task);
+    assert!(names_the_guard(&error), "{error}");
+    // Nothing will run any more, and whoever asks for it hears so.
+    told(&square::remote(3));
+    running
+}
+
+#[test]
+fn a_private_cluster_whose_guard_is_killed_ends_and_leaves_nothing() {
+    let running = a_private_cluster_ends_when(|running| kill(running.guard));
+    for pid in running.pids {
+        assert!(wait_for_end(pid, LIMIT), "pid {pid} is left");
+    }
+}
+
+#[test]
+fn a_private_cluster_whose_guard_loses_its_watch_ends_and_leaves_nothing() {
+    let running = a_private_cluster_ends_when(|running| kill(running.watch));
+    for pid in running.pids {
+        assert!(wait_for_end(pid, LIMIT), "pid {pid} is left");
+    }
+}
+
+#[test]
+fn what_carries_a_mark_ends_even_if_both_halves_of_the_guard_are_killed() {
+    let running = a_private_cluster_ends_when(|running| {
+        // Stopped first, or the one would notice the end of the other.
+        let stop = |pid: u32| kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        stop(running.guard);
+        stop(running.watch);
+        kill(running.watch);
+        kill(running.guard);
+    });
+    let [worker, marked, unmarked] = running.pids[..] else { panic!("three processes") };
+    let is_marked = |pid: u32| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environ).contains("WINGBEAT_PROCESS=")
+    };
+    let (marked, unmarked) = if is_marked(unmarked) { (unmarked, marked) } else { (marked, unmarked) };
+    assert!(wait_for_end(worker, LIMIT), "pid {worker} is left");
+    assert!(wait_for_end(marked, LIMIT), "pid {marked} is left");
+    // It threw away everything that said where it comes from.
+    if is_alive(unmarked) {
+        kill(unmarked);
+    }
+}
+
+#[test]
+fn a_node_whose_guard_is_killed_ends_and_its_tasks_are_told_why() {
+    let mut cluster = TestCluster::start(1, 2).unwrap();
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+    let session = wingbeat::block_on(init.global(false).log_to_driver(false).into_future()).unwrap();
+    let _entered = session.enter();
+    let running = run();
+    kill(running.guard);
+    let error = told(&running.task);
+    assert!(names_the_guard(&error), "{error}");
+    assert!(!cluster.wait_for_node_end(0).unwrap(), "it ended in order");
+    for pid in running.pids {
+        assert!(wait_for_end(pid, LIMIT), "pid {pid} is left");
+    }
+    // Another node serves the driver.
+    cluster.add_node(&["--num-cpus", "1"]).unwrap();
+    assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
+    wingbeat::block_on(session.shutdown());
+}

@@ -1,0 +1,91 @@
+//! A head whose disk is full says so, changes nothing, and goes on when there is room.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::future::IntoFuture;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::Local;
+use wingbeat::{Bundle, Error, placement_group};
+use wingbeat_tests::{TestCluster, is_root};
+
+/// A file system of a few hundred kilobytes, until it is dropped.
+struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn new() -> SmallDisk {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=400k", "tmpfs"]).arg(dir.path()).status();
+        assert!(mounted.unwrap().success());
+        SmallDisk { dir }
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.dir.path().join("filler")
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.filler()).unwrap();
+        while file.write_all(&[1; 512]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l"]).arg(self.dir.path()).status();
+    }
+}
+
+fn join(cluster: &TestCluster) -> Result<Local, Error> {
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("disk");
+    let session = wingbeat::block_on(init.clone().global(false).into_future())?;
+    wingbeat::block_on(session.shutdown());
+    Ok(Local::from(init))
+}
+
+#[test]
+fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
+    if !is_root().unwrap() {
+        return;
+    }
+    let disk = SmallDisk::new();
+    let journal: &Path = &disk.dir.path().join("journal");
+    let mut cluster = TestCluster::with_journal_at(journal, 1, 2).unwrap();
+    let driver = join(&cluster).unwrap();
+    let group = |name: String| {
+        let group = placement_group([Bundle::new().num_cpus(0.001)]).name(&name).detached();
+        wingbeat::block_on(group.into_future())
+    };
+    let named = |name: &str| wingbeat::block_on(wingbeat::PlacementGroup::named(name));
+    group("before".into()).unwrap();
+    disk.fill();
+    // What is left within the journal's own pages is used up first.
+    let refused = (0..1_000).find_map(|number| {
+        let name = format!("{number} {}", "x".repeat(200));
+        group(name.clone()).err().map(|error| (name, error))
+    });
+    let (name, error) = refused.unwrap();
+    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("journal"), "{error}");
+    assert!(matches!(named(&name), Err(Error::PlacementGroupNotFound { .. })), "nothing was changed");
+    assert!(join(&cluster).is_err(), "a driver that would be forgotten is not let in");
+    // The head is alive and answers.
+    assert!(cluster.state().unwrap()["nodes"].as_array().is_some_and(|nodes| nodes.len() == 1));
+    std::fs::remove_file(disk.filler()).unwrap();
+    group(name.clone()).unwrap();
+    drop(driver);
+    let driver = join(&cluster).unwrap();
+    group("after".into()).unwrap();
+    drop(driver);
+    cluster.kill_head().unwrap();
+    cluster.start_head().unwrap();
+    let _driver = join(&cluster).unwrap();
+    for name in ["before", &name, "after"] {
+        named(name).unwrap();
+    }
+}

@@ -1,0 +1,280 @@
+//! Queues, pools and callers that have much to do for one actor.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use common::{Local, Started};
+use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, put};
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Begins a wait, and stops it: what `tokio::time::timeout` or `select!` does.
+fn begin_and_drop<F: Future>(wait: F, polls: usize) -> Option<F::Output> {
+    let mut wait = Box::pin(wait);
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..polls {
+        if let Poll::Ready(done) = wait.as_mut().poll(&mut cx) {
+            return Some(done);
+        }
+        std::thread::yield_now();
+    }
+    None
+}
+
+fn get<T: serde::Serialize + serde::de::DeserializeOwned + 'static>(queue: &Queue<T>) -> T {
+    wingbeat::block_on(queue.get_timeout(LIMIT)).unwrap()
+}
+
+#[test]
+fn a_get_that_is_dropped_takes_no_item() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::unbounded();
+    for i in 0..100 {
+        assert!(begin_and_drop(queue.get(), 1).is_none());
+        if i % 2 == 0 {
+            // So that the get is there before the item.
+            wingbeat::block_on(queue.size()).unwrap();
+        }
+        queue.put_blocking(&i).unwrap();
+        assert_eq!(get(&queue), i);
+    }
+}
+
+#[test]
+fn gets_that_were_dropped_leave_their_places_to_others() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::unbounded();
+    for _ in 0..1_100 {
+        assert!(begin_and_drop(queue.get(), 1).is_none());
+    }
+    queue.put_blocking(&7).unwrap();
+    assert_eq!(get(&queue), 7);
+}
+
+#[test]
+fn many_who_wait_for_an_item_do_not_keep_it_out() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::unbounded();
+    let mut waiting: Vec<_> = (0..1_050).map(|_| Box::pin(queue.get())).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    for get in &mut waiting {
+        assert!(get.as_mut().poll(&mut cx).is_pending());
+    }
+    for i in 0..1_050 {
+        queue.put_blocking(&i).unwrap();
+    }
+    let mut got: Vec<u64> = waiting.into_iter().map(|get| wingbeat::block_on(get).unwrap()).collect();
+    got.sort_unstable();
+    assert_eq!(got, (0..1_050).collect::<Vec<u64>>());
+}
+
+#[test]
+fn every_item_is_got_once_whenever_gets_are_dropped() {
+    let _local = Local::start(2);
+    let queue = Queue::<ObjectRef<u64>>::bounded(3);
+    let producing = queue.clone();
+    let session = _local.session.clone();
+    let producer = std::thread::spawn(move || {
+        let _entered = session.enter();
+        for i in 0..300u64 {
+            // Some puts are begun and dropped; the item is then put or not.
+            producing.put_blocking(&put(&i).unwrap()).unwrap();
+        }
+    });
+    let mut got = Vec::new();
+    for round in 0usize.. {
+        if got.len() == 300 {
+            break;
+        }
+        let item = match round % 4 {
+            0 => Some(wingbeat::block_on(queue.get_timeout(LIMIT)).unwrap()),
+            polls => begin_and_drop(queue.get(), polls * polls * 20).map(Result::unwrap),
+        };
+        got.extend(item.map(|object| object.get_timeout_blocking(LIMIT).unwrap()));
+    }
+    producer.join().unwrap();
+    got.sort_unstable();
+    assert_eq!(got, (0..300).collect::<Vec<u64>>());
+    let rest = wingbeat::block_on(queue.try_get()).map(drop).unwrap_err();
+    assert_eq!(rest.application::<QueueError>(), Some(QueueError::Empty));
+}
+
+#[test]
+fn a_put_that_is_dropped_while_it_waits_for_room_puts_nothing() {
+    let _local = Local::start(1);
+    let queue = Queue::<u64>::bounded(1);
+    for i in 0..50 {
+        queue.put_blocking(&i).unwrap();
+        assert!(begin_and_drop(queue.put(&1_000), 1).is_none());
+        assert_eq!(get(&queue), i);
+        let rest = wingbeat::block_on(queue.try_get()).unwrap_err();
+        assert_eq!(rest.application::<QueueError>(), Some(QueueError::Empty), "after {i}: {rest}");
+    }
+}
+
+struct Worker {
+    path: PathBuf,
+}
+
+fn wait_for(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
+        std::thread::yield_now();
+    }
+}
+
+#[wingbeat::actor]
+impl Worker {
+    fn new(path: PathBuf) -> Self {
+        Worker { path }
+    }
+    fn double(&self, x: u64) -> u64 {
+        x * 2
+    }
+    fn gate(&self) -> u64 {
+        wait_for(&self.path);
+        0
+    }
+    /// The most memory that the process has had, in KiB.
+    fn peak(&self) -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+}
+
+#[test]
+fn calls_of_a_pool_go_to_the_living() {
+    let _local = Local::start(1);
+    let workers: Vec<_> = (0..3).map(|_| Worker::remote(PathBuf::new())).collect();
+    for worker in &workers {
+        worker.double(0).get_blocking().unwrap();
+    }
+    let mut pool = ActorPool::new(workers.clone());
+    workers[1].actor().kill();
+    let mut work = pool.work();
+    let (mut good, mut bad) = (0, 0);
+    for x in 0..30 {
+        wingbeat::block_on(work.submit(|worker| worker.double(x))).unwrap();
+    }
+    while let Some(result) = wingbeat::block_on(work.next()) {
+        match result {
+            Ok(_) => good += 1,
+            Err(Error::ActorDied { .. }) => bad += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((good, bad), (29, 1), "the dead one was found dead once");
+    assert_eq!(pool.len(), 2);
+    let doubled = wingbeat::block_on(pool.map(0..10u64, |worker, x| worker.double(x))).unwrap();
+    assert_eq!(doubled, (0..10).map(|x| x * 2).collect::<Vec<u64>>());
+
+    workers[0].actor().kill();
+    workers[2].actor().kill();
+    for _ in 0..2 {
+        let error = wingbeat::block_on(pool.map(0..10u64, |worker, x| worker.double(x))).unwrap_err();
+        assert!(matches!(error, Error::ActorDied { .. }), "{error}");
+    }
+    assert!(pool.is_empty());
+}
+
+#[test]
+fn calls_beyond_the_limit_of_their_actor_fail() {
+    let _local = Local::start(1);
+    let open = Started::new();
+    let worker = Worker::options().max_pending_calls(3).remote(open.path());
+    let waiting: Vec<_> = (0..3).map(|_| worker.gate()).collect();
+    let error = worker.double(1).get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(matches!(error, Error::TooManyPendingCalls { limit: 3, .. }), "{error}");
+    assert!(error.to_string().contains("max_pending_calls"), "{error}");
+    // The limit is each caller's own, and goes with the handle.
+    let other = doubles_with::remote(worker.clone());
+    std::fs::write(open.path(), "").unwrap();
+    for call in waiting {
+        call.get_timeout_blocking(LIMIT).unwrap();
+    }
+    assert_eq!(other.get_timeout_blocking(LIMIT).unwrap(), 2);
+    assert_eq!(worker.double(1).get_timeout_blocking(LIMIT).unwrap(), 2);
+    let error = Worker::options().max_pending_calls(0).remote(open.path()).double(1).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { .. }), "{error}");
+}
+
+#[wingbeat::remote]
+fn doubles_with(worker: WorkerHandle) -> u64 {
+    worker.double(1).get_blocking().unwrap()
+}
+
+#[test]
+fn many_calls_wait_in_their_caller_and_not_in_the_actor() {
+    let _local = Local::start(1);
+    let open = Started::new();
+    let worker = Worker::remote(open.path());
+    let before = worker.peak().get_blocking().unwrap();
+    let gate = worker.gate();
+    let calls: Vec<_> = (0..60_000).map(|x| worker.double(x)).collect();
+    std::fs::write(open.path(), "").unwrap();
+    assert_eq!(gate.get_timeout_blocking(LIMIT).unwrap(), 0);
+    let doubled = wingbeat::get_all_blocking(&calls).unwrap();
+    assert!((0..60_000).map(|x| x * 2).eq(doubled), "in their order");
+    let grown = worker.peak().get_blocking().unwrap() - before;
+    // All of them there would be more than 40 MiB.
+    assert!(grown < 24 << 10, "the actor took {grown} KiB more");
+}
+
+#[test]
+fn text_can_be_given_where_a_string_is_taken() {
+    let _local = Local::start(1);
+    assert_eq!(shout::remote("hello").get_blocking().unwrap(), "HELLO");
+    assert_eq!(shout::remote(String::from("hello")).get_blocking().unwrap(), "HELLO");
+}
+
+#[wingbeat::remote]
+fn shout(text: String) -> String {
+    text.to_uppercase()
+}
+
+#[derive(serde::Serialize)]
+struct Explosive;
+
+impl<'de> serde::Deserialize<'de> for Explosive {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        panic!("boom")
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Unwilling;
+
+impl serde::Serialize for Unwilling {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("will not"))
+    }
+}
+
+#[wingbeat::remote]
+fn takes(_explosive: Explosive) -> u64 {
+    0
+}
+
+#[wingbeat::remote]
+fn takes_unwilling(_unwilling: Unwilling) -> u64 {
+    0
+}
+
+#[test]
+fn an_argument_that_cannot_travel_is_the_error_of_the_ref_in_words() {
+    let _local = Local::start(1);
+    let error = takes::remote(Explosive).get_blocking().unwrap_err();
+    assert!(matches!(error, Error::Encode { .. }) && error.to_string().contains("boom"), "{error}");
+    let error = takes_unwilling::remote(Unwilling).get_blocking().unwrap_err().to_string();
+    assert!(error.contains("cannot be sent: will not;"), "{error}");
+    // What failed before leaves nothing behind in this thread.
+    assert_eq!(shout::remote("x").get_blocking().unwrap(), "X");
+}

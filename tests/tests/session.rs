@@ -1,0 +1,269 @@
+//! The end of a session, as everybody sees it who still holds something of it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::future::IntoFuture;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{Local, Started};
+use wingbeat::{Bundle, Error, ObjectRef, ObjectStream, Result, placement_group, put, wait_blocking};
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[wingbeat::remote]
+fn square(x: u64) -> u64 {
+    x * x
+}
+
+#[wingbeat::remote]
+fn zeros(len: usize) -> Vec<u8> {
+    vec![0; len]
+}
+
+#[wingbeat::remote]
+fn nested_ref(inner: Vec<ObjectRef<u64>>) -> Vec<ObjectRef<u64>> {
+    inner
+}
+
+#[wingbeat::remote]
+fn never_ends(started: PathBuf) -> u64 {
+    std::fs::write(started, "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[wingbeat::remote]
+fn never_yields() -> impl Iterator<Item = u64> {
+    std::iter::from_fn(|| {
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+struct Deaf;
+
+#[wingbeat::actor]
+impl Deaf {
+    fn new() -> Self {
+        Deaf
+    }
+    fn hear(&self) -> u64 {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+fn is_over<T>(result: Result<T>) -> bool {
+    matches!(result, Err(Error::SessionEnded { .. }))
+}
+
+/// Runs each wait on a thread of its own; answers with what each gave.
+struct Waits {
+    sender: mpsc::Sender<(&'static str, bool)>,
+    results: mpsc::Receiver<(&'static str, bool)>,
+    names: Vec<&'static str>,
+}
+
+impl Waits {
+    fn new() -> Waits {
+        let (sender, results) = mpsc::channel();
+        Waits { sender, results, names: Vec::new() }
+    }
+
+    fn add<T>(&mut self, name: &'static str, wait: impl FnOnce() -> Result<T> + Send + 'static) {
+        let sender = self.sender.clone();
+        self.names.push(name);
+        std::thread::spawn(move || sender.send((name, is_over(wait()))));
+    }
+
+    /// Every wait must end with the end of the session.
+    fn all_say_that_the_session_is_over(mut self) {
+        while !self.names.is_empty() {
+            let Ok((name, over)) = self.results.recv_timeout(LIMIT) else {
+                panic!("still waiting: {:?}", self.names);
+            };
+            assert!(over, "{name} must say that the session has ended");
+            self.names.retain(|waiting| *waiting != name);
+        }
+    }
+}
+
+#[test]
+fn who_waits_hears_of_the_end_of_the_session() {
+    let local = Local::start(2);
+    let started = Started::new();
+    let running = never_ends::remote(started.path());
+    started.wait();
+    let dependent = square::remote(&running);
+    let deaf = Deaf::remote();
+    let (call, later) = (deaf.hear(), deaf.hear());
+    let mut stream: ObjectStream<u64> = never_yields::remote();
+    let group =
+        wingbeat::block_on(placement_group([Bundle::new().num_cpus(1000.0)]).wait_until_feasible().into_future())
+            .unwrap();
+    let group = group.ready();
+
+    let mut waits = Waits::new();
+    let object = running.clone();
+    waits.add("a running task", move || object.get_blocking());
+    let object = running.clone();
+    waits.add("a wait with a limit", move || object.get_timeout_blocking(LIMIT * 10));
+    let object = dependent.clone();
+    waits.add("a task that waits for its argument", move || object.get_blocking());
+    waits.add("a call", move || call.get_blocking());
+    waits.add("a queued call", move || later.get_blocking());
+    waits.add("a stream", move || stream.next_blocking().unwrap());
+    waits.add("a placement group", move || group.get_blocking());
+    let both = vec![running.clone(), dependent.clone()];
+    waits.add("wait()", move || {
+        let (ready, _) = wait_blocking(both, 2, None)?;
+        assert_eq!(ready.len(), 2, "what failed is ready");
+        ready[1].get_blocking()
+    });
+    wingbeat::block_on(local.session.shutdown());
+    waits.all_say_that_the_session_is_over();
+    assert!(running.is_ready() && dependent.is_ready());
+}
+
+#[test]
+fn small_values_can_be_read_after_the_session_and_nothing_else() {
+    let local = Local::start(1);
+    let small = square::remote(3);
+    let unread = square::remote(4);
+    let put_small = put(&7u64).unwrap();
+    let put_large = put(&vec![1u8; 1 << 20]).unwrap();
+    let large = zeros::remote(1 << 20);
+    let inner = nested_ref::remote(vec![put_small.clone()]);
+    assert_eq!(small.get_blocking().unwrap(), 9);
+    wait_blocking(vec![unread.clone()], 1, None).unwrap();
+    wait_blocking(vec![large.clone()], 1, None).unwrap();
+    wait_blocking(vec![inner.clone()], 1, None).unwrap();
+    let view = put_large.view_blocking().unwrap();
+    wingbeat::block_on(local.session.shutdown());
+
+    assert_eq!(small.get_blocking().unwrap(), 9);
+    assert_eq!(unread.get_blocking().unwrap(), 16);
+    assert_eq!(put_small.get_blocking().unwrap(), 7);
+    assert!(is_over(put_large.get_blocking()));
+    assert!(is_over(put_large.get_timeout_blocking(LIMIT)));
+    assert!(is_over(large.view_blocking()));
+    assert_eq!(view.len(), 1 << 20, "what was mapped stays mapped");
+    // The vector is here, and the refs inside it lead nowhere.
+    let refs = inner.get_blocking().unwrap();
+    assert!(is_over(refs[0].get_blocking()));
+}
+
+#[test]
+fn nothing_can_be_started_after_the_session() {
+    let local = Local::start(1);
+    let deaf = Deaf::remote();
+    let large = put(&vec![1u8; 1 << 20]).unwrap();
+    let group = wingbeat::block_on(placement_group([Bundle::new().num_cpus(1.0)]).into_future()).unwrap();
+    wingbeat::block_on(local.session.shutdown());
+
+    assert!(is_over(square::remote(1).get_blocking()));
+    assert!(is_over(deaf.hear().get_blocking()));
+    assert!(is_over(Deaf::remote().hear().get_blocking()));
+    assert!(is_over(never_yields::remote().next_blocking().unwrap()));
+    assert!(is_over(put(&1u64)));
+    assert!(is_over(put(&large)));
+    assert!(is_over(group.ready().get_blocking()));
+    assert!(is_over(wingbeat::block_on(placement_group([Bundle::new().num_cpus(1.0)]).into_future())));
+    assert!(is_over(wingbeat::block_on(group.remove())));
+    assert!(is_over(wingbeat::block_on(local.session.cluster_state())));
+}
+
+#[test]
+fn what_is_submitted_while_another_thread_shuts_down_ends_too() {
+    for _ in 0..5 {
+        let local = Local::start(1);
+        let session = local.session.clone();
+        let (first, begun) = mpsc::channel();
+        let submitting = std::thread::spawn(move || {
+            let _entered = session.enter();
+            let mut refs = Vec::new();
+            loop {
+                let object = square::remote(refs.len() as u64);
+                if refs.len() == 10 {
+                    first.send(()).unwrap();
+                }
+                // It was refused at once: the end was seen.
+                let refused = object.is_ready() && is_over(object.get_blocking());
+                refs.push(object);
+                if refused {
+                    return refs;
+                }
+            }
+        });
+        begun.recv().unwrap();
+        wingbeat::block_on(local.session.shutdown());
+        let mut waits = Waits::new();
+        waits.add("every ref", move || {
+            for (x, object) in submitting.join().unwrap().into_iter().enumerate() {
+                match object.get_blocking() {
+                    Ok(square) => assert_eq!(square, (x * x) as u64),
+                    Err(Error::SessionEnded { .. }) => {}
+                    Err(other) => return Err(other),
+                }
+            }
+            put(&1u64)
+        });
+        let (_, _) = waits.results.recv_timeout(LIMIT).expect("every ref ends");
+    }
+}
+
+#[test]
+fn an_explanation_can_be_printed() {
+    let local = Local::start(1);
+    let started = Started::new();
+    let running = never_ends::remote(started.path());
+    started.wait();
+    let why: wingbeat::Explanation = wingbeat::block_on(local.session.why(running.id())).unwrap();
+    assert!(why.to_string().contains("never_ends"), "{why}");
+}
+
+#[test]
+fn a_removed_group_is_named_once() {
+    let _local = Local::start(1);
+    let group = wingbeat::block_on(placement_group([Bundle::new().num_cpus(1.0)]).into_future()).unwrap();
+    group.ready().get_timeout_blocking(LIMIT).unwrap();
+    wingbeat::block_on(group.remove()).unwrap();
+    let error = square::options().in_group(&group).remote(1).get_timeout_blocking(LIMIT).unwrap_err().to_string();
+    assert_eq!(error.matches("cannot run").count(), 1, "{error}");
+    assert_eq!(error.matches(&group.id().to_string()).count(), 1, "{error}");
+}
+
+#[test]
+fn a_lost_head_ends_what_is_asked_for_later_too() {
+    let mut cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
+    let token = cluster.token().unwrap();
+    let local = Local::from(wingbeat::init_at(cluster.address()).token(&token));
+    let group = wingbeat::block_on(placement_group([Bundle::new().num_cpus(1.0)]).into_future()).unwrap();
+    group.ready().get_timeout_blocking(LIMIT).unwrap();
+    let object = put(&7u64).unwrap();
+    cluster.kill_head().unwrap();
+    let mut waits = Waits::new();
+    let session = local.session.clone();
+    waits.add("the session", move || {
+        wingbeat::block_on(session.process().over());
+        Err::<(), _>(Error::SessionEnded { why: String::new() })
+    });
+    waits.all_say_that_the_session_is_over();
+
+    let mut waits = Waits::new();
+    let ready = group.ready();
+    waits.add("a group", move || ready.get_blocking());
+    let result = square::remote(2);
+    waits.add("a task", move || result.get_blocking());
+    waits.all_say_that_the_session_is_over();
+    let text = square::remote(2).get_blocking().unwrap_err().to_string();
+    assert!(text.contains("the head at"), "{text}");
+    assert_eq!(object.get_blocking().unwrap(), 7);
+}

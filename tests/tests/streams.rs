@@ -1,0 +1,177 @@
+//! Streams whose producers die, whose consumers are slow, and those of actors.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::Local;
+use wingbeat::{ObjectRef, ObjectStream, put};
+
+/// More than the limit for inline values.
+const STORED: usize = 256 << 10;
+
+fn dies_here() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+}
+
+/// Items of `bytes` bytes. The first attempt makes `marker`, and dies before item `at`.
+#[wingbeat::remote]
+fn yields_and_dies(marker: PathBuf, at: u64, count: u64, bytes: usize) -> impl Iterator<Item = Vec<u8>> {
+    (0..count).map(move |index| {
+        if index == at && !marker.exists() {
+            std::fs::write(&marker, "").unwrap();
+            dies_here();
+        }
+        vec![index as u8; bytes]
+    })
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    at: u64,
+    ahead: u32,
+    bytes: usize,
+    /// Takes nothing that the producer does not need to get to its death.
+    is_slow: bool,
+}
+
+fn every_item_comes_once(case: Case) {
+    let Case { at, ahead, bytes, is_slow } = case;
+    let dir = tempfile::tempdir().unwrap();
+    let marker = dir.path().join("died");
+    let count = at + 40;
+    let mut stream = yields_and_dies::options().stream_ahead(ahead).remote(marker.clone(), at, count, bytes);
+    for index in 0..count {
+        if is_slow && index + u64::from(ahead) > at {
+            while !marker.exists() {
+                std::thread::yield_now();
+            }
+        }
+        let item = stream.next_blocking().unwrap_or_else(|| panic!("{case:?}: no item {index}"));
+        let item = item.unwrap_or_else(|error| panic!("{case:?}: item {index}: {error}"));
+        assert!(item.len() == bytes && item.iter().all(|byte| *byte == index as u8), "{case:?}: item {index}");
+    }
+    assert!(stream.next_blocking().is_none(), "{case:?}: an item too many");
+    assert!(marker.exists(), "{case:?}: the producer did not die");
+}
+
+#[test]
+fn a_producer_that_dies_goes_on_where_its_consumer_is() {
+    let _local = Local::start(2);
+    for at in [2, 15, 16, 20, 100] {
+        for ahead in [1, 16, 100, u32::MAX] {
+            for bytes in [8, STORED] {
+                for is_slow in [false, true] {
+                    every_item_comes_once(Case { at, ahead, bytes, is_slow });
+                }
+            }
+        }
+    }
+}
+
+#[wingbeat::remote]
+fn yields_refs(count: u64) -> impl Iterator<Item = ObjectRef<u64>> {
+    (0..count).map(|index| put(&index).unwrap())
+}
+
+#[test]
+fn refs_in_items_live_as_long_as_they_are_held() {
+    let _local = Local::start(1);
+    let mut stream = yields_refs::remote(100);
+    let mut refs = Vec::new();
+    while let Some(item) = stream.next_blocking() {
+        refs.push(item.unwrap());
+    }
+    drop(stream);
+    let values = wingbeat::get_all_blocking(&refs).unwrap();
+    assert_eq!(values, (0..100).collect::<Vec<_>>());
+}
+
+struct Source {
+    made: u64,
+}
+
+#[wingbeat::actor]
+impl Source {
+    fn new() -> Self {
+        Source { made: 0 }
+    }
+    fn numbers(&self) -> impl Iterator<Item = u64> + use<> {
+        0..
+    }
+    fn borrowed(&mut self, count: u64) -> impl Iterator<Item = u64> {
+        (0..count).map(|_| {
+            self.made += 1;
+            self.made
+        })
+    }
+    async fn made(&self) -> u64 {
+        self.made
+    }
+    fn adds(&mut self) -> u64 {
+        self.made += 100;
+        self.made
+    }
+}
+
+struct Reader {
+    step: u64,
+}
+
+#[wingbeat::actor(concurrency_groups(other = 1))]
+impl Reader {
+    fn new() -> Self {
+        Reader { step: 1 }
+    }
+    fn numbers(&self) -> impl Iterator<Item = u64> {
+        // It borrows the actor.
+        (0..).map(|number| number * self.step)
+    }
+    fn one(&self) -> u64 {
+        1
+    }
+}
+
+fn takes(stream: &mut ObjectStream<u64>, count: u64) -> Vec<u64> {
+    (0..count).map(|_| stream.next_blocking().unwrap().unwrap()).collect()
+}
+
+#[test]
+fn other_calls_of_an_actor_go_on_while_a_stream_that_borrows_nothing_waits_for_its_consumer() {
+    let _local = Local::start(1);
+    let source = Source::remote();
+    let mut streams: Vec<_> = (0..3).map(|_| source.numbers()).collect();
+    assert_eq!(takes(&mut streams[0], 1), [0]);
+    assert_eq!(source.adds().get_blocking().unwrap(), 100);
+    assert_eq!(source.made().get_blocking().unwrap(), 100);
+    for stream in &mut streams {
+        let already = takes(stream, 40);
+        assert!(already.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{already:?}");
+    }
+    drop(streams);
+    assert_eq!(source.adds().get_blocking().unwrap(), 200);
+}
+
+#[test]
+fn readers_of_a_concurrent_actor_go_on_beside_an_untaken_stream() {
+    let _local = Local::start(1);
+    let reader = Reader::remote();
+    let mut stream = reader.numbers();
+    assert_eq!(takes(&mut stream, 1), [0]);
+    assert_eq!(reader.one().get_blocking().unwrap(), 1);
+    assert_eq!(takes(&mut stream, 40).len(), 40);
+}
+
+#[test]
+fn a_stream_that_borrows_its_actor_keeps_it_until_it_is_taken_or_dropped() {
+    let _local = Local::start(1);
+    let source = Source::remote();
+    let mut stream = source.borrowed(40);
+    let made = source.made();
+    assert_eq!(takes(&mut stream, 40), (1..=40).collect::<Vec<_>>());
+    assert!(stream.next_blocking().is_none());
+    assert_eq!(made.get_blocking().unwrap(), 40);
+    drop(source.borrowed(1_000));
+    assert!(source.adds().get_blocking().unwrap() < 1_000);
+}

@@ -1,0 +1,265 @@
+//! The life of a worker process as its daemon sees it. No IO: events in, effects out.
+//!
+//! ```text
+//!                 ┌──────────── Assigned ───────────┐
+//!                 │                                 ▼
+//!   Launching ─Reported─▶ Idle ◀── LeaseOver ──── Leased ── LeaseOver{kill}, End, Exited ─▶ Ending ─▶ removed
+//!       │                  │ ▲                                                                ▲
+//!       │            Retire│ │Stays                                                           │
+//!       │                  ▼ │                                                                │
+//!       │               Retiring ───────────────────────── Exited ────────────────────────────┤
+//!       ├── End, LeaseOver{kill}: the guard has it ───────────────────────────────────────────┘
+//!       └── End, LeaseOver{kill}: the guard does not have it yet ─▶ Cancelled ─▶ removed, never started
+//! ```
+//!
+//! The end of every assigned lease is reported exactly once: by [`Effect::LeaseEnded`], or by whoever winds up the exit
+//! of a process that was [`Stage::Ending`] with the lease.
+
+use std::time::Instant;
+
+use wingbeat_core::LeaseId;
+use wingbeat_core::spec::Address;
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::{LeaseHolder, LeaseStart, WorkerCommand};
+
+/// A lease that a worker process serves or will serve.
+pub(super) struct Assignment {
+    /// As the head granted it.
+    pub start: LeaseStart,
+    /// For an actor, whether its constructor has returned.
+    pub started: bool,
+}
+
+impl Assignment {
+    pub(super) fn lease(&self) -> LeaseId {
+        self.start.lease
+    }
+
+    pub(super) fn is_detached(&self) -> bool {
+        matches!(&self.start.holder, LeaseHolder::Actor(spec, _) if spec.detached)
+    }
+}
+
+/// How a worker process that has reported is reached.
+pub(super) struct Contact {
+    pub address: Address,
+    pub commands: Link<WorkerCommand>,
+    /// Whether it can take further leases; not once it has lost the head.
+    pub is_fit: bool,
+}
+
+/// What a worker process is doing.
+pub(super) enum Stage {
+    /// It is being started, and has not reported.
+    Launching {
+        /// Since when; from the moment in which the guard was asked, that moment.
+        since: Instant,
+        /// Whether the guard was asked to start it. Before that, nothing has to be killed.
+        with_guard: bool,
+        /// The lease that it will serve, if there is one yet.
+        assignment: Option<Assignment>,
+    },
+    /// It can take a lease.
+    Idle { since: Instant, contact: Contact },
+    /// It serves a lease.
+    Leased { assignment: Assignment, contact: Contact },
+    /// It was asked to exit, and takes no lease. It may decline, because it owns objects.
+    Retiring { contact: Contact },
+    /// It was told to end, or has ended. Removed when its exit has been wound up.
+    Ending {
+        /// The lease whose end is still to be reported.
+        assignment: Option<Assignment>,
+        contact: Option<Contact>,
+        /// Whether the head wanted the end.
+        by_head: bool,
+    },
+    /// It is never started. Removed at once.
+    Cancelled,
+}
+
+/// What happens to a worker process.
+pub(super) enum Event {
+    /// It is to serve a lease.
+    Assigned(Assignment),
+    /// The guard was asked to start it.
+    HandedToGuard,
+    /// It says where it is reached.
+    Reported(Contact),
+    /// The head ended its lease; with `kill`, the process must end, too.
+    LeaseOver { kill: bool },
+    /// It must end.
+    End { by_head: bool },
+    /// It is not worth keeping.
+    Retire,
+    /// It was asked to exit, and declines.
+    Stays,
+    /// It cannot serve another lease.
+    Unfit,
+    /// The guard reports its exit.
+    Exited,
+}
+
+/// What the daemon must do, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Effect {
+    /// Send it the orders of its lease.
+    HandOver,
+    /// Ask it to exit.
+    AskToExit,
+    /// Ask the guard to kill it.
+    Kill,
+    /// Report to the head.
+    LeaseEnded(LeaseId),
+}
+
+impl Stage {
+    pub(super) fn launching(now: Instant, assignment: Option<Assignment>) -> Stage {
+        Stage::Launching { since: now, with_guard: false, assignment }
+    }
+
+    /// Its lease, if it has one whose end was not reported.
+    pub(super) fn assignment(&self) -> Option<&Assignment> {
+        match self {
+            Stage::Leased { assignment, .. } => Some(assignment),
+            Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_ref(),
+            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
+        }
+    }
+
+    pub(super) fn assignment_mut(&mut self) -> Option<&mut Assignment> {
+        match self {
+            Stage::Leased { assignment, .. } => Some(assignment),
+            Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_mut(),
+            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
+        }
+    }
+
+    /// How it is reached, once it has reported.
+    pub(super) fn contact(&self) -> Option<&Contact> {
+        match self {
+            Stage::Idle { contact, .. } | Stage::Leased { contact, .. } | Stage::Retiring { contact } => Some(contact),
+            Stage::Ending { contact, .. } => contact.as_ref(),
+            Stage::Launching { .. } | Stage::Cancelled => None,
+        }
+    }
+
+    pub(super) fn is_launching(&self) -> bool {
+        matches!(self, Stage::Launching { .. })
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self, Stage::Ending { .. })
+    }
+
+    /// Whether it can take a lease.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self, Stage::Idle { .. } | Stage::Launching { assignment: None, .. })
+    }
+
+    /// Every change of a stage. An event that means nothing in a stage changes nothing.
+    pub(super) fn after(self, event: Event, now: Instant) -> (Stage, Vec<Effect>) {
+        match (self, event) {
+            (Stage::Launching { since, with_guard, assignment: None }, Event::Assigned(assignment)) => {
+                (Stage::Launching { since, with_guard, assignment: Some(assignment) }, Vec::new())
+            }
+            (Stage::Idle { contact, .. }, Event::Assigned(assignment)) => {
+                (Stage::Leased { assignment, contact }, vec![Effect::HandOver])
+            }
+            (stage, Event::Assigned(assignment)) => {
+                debug_assert!(false, "only a free worker process is assigned");
+                (stage, vec![Effect::LeaseEnded(assignment.lease())])
+            }
+
+            (Stage::Launching { with_guard: false, assignment, .. }, Event::HandedToGuard) => {
+                (Stage::Launching { since: now, with_guard: true, assignment }, Vec::new())
+            }
+
+            (Stage::Launching { with_guard: true, assignment, .. }, Event::Reported(contact)) => match assignment {
+                Some(assignment) => (Stage::Leased { assignment, contact }, vec![Effect::HandOver]),
+                None => (Stage::Idle { since: now, contact }, Vec::new()),
+            },
+
+            (
+                Stage::Launching { since, with_guard, assignment: Some(assignment) },
+                Event::LeaseOver { kill: false },
+            ) => {
+                let stage = Stage::Launching { since, with_guard, assignment: None };
+                (stage, vec![Effect::LeaseEnded(assignment.lease())])
+            }
+            (Stage::Leased { assignment, contact }, Event::LeaseOver { kill: false }) => {
+                let ended = Effect::LeaseEnded(assignment.lease());
+                if contact.is_fit {
+                    (Stage::Idle { since: now, contact }, vec![ended])
+                } else {
+                    (Stage::Retiring { contact }, vec![ended, Effect::AskToExit])
+                }
+            }
+            (stage, Event::LeaseOver { kill: true }) => stage.end(true),
+            (stage, Event::End { by_head }) => stage.end(by_head),
+
+            (Stage::Idle { contact, .. } | Stage::Retiring { contact }, Event::Retire) => {
+                (Stage::Retiring { contact }, vec![Effect::AskToExit])
+            }
+            (Stage::Retiring { contact }, Event::Stays) if contact.is_fit => {
+                (Stage::Idle { since: now, contact }, Vec::new())
+            }
+
+            (Stage::Idle { contact, .. } | Stage::Retiring { contact }, Event::Unfit) => {
+                (Stage::Retiring { contact: Contact { is_fit: false, ..contact } }, vec![Effect::AskToExit])
+            }
+            (Stage::Leased { assignment, contact }, Event::Unfit) => {
+                (Stage::Leased { assignment, contact: Contact { is_fit: false, ..contact } }, Vec::new())
+            }
+
+            (Stage::Launching { assignment, .. }, Event::Exited) => {
+                (Stage::Ending { assignment, contact: None, by_head: false }, Vec::new())
+            }
+            (Stage::Leased { assignment, contact }, Event::Exited) => {
+                let (assignment, contact) = (Some(assignment), Some(contact));
+                (Stage::Ending { assignment, contact, by_head: false }, Vec::new())
+            }
+            (Stage::Idle { contact, .. } | Stage::Retiring { contact }, Event::Exited) => {
+                (Stage::Ending { assignment: None, contact: Some(contact), by_head: false }, Vec::new())
+            }
+
+            (
+                stage,
+                Event::HandedToGuard
+                | Event::Reported(_)
+                | Event::LeaseOver { kill: false }
+                | Event::Retire
+                | Event::Stays
+                | Event::Unfit
+                | Event::Exited,
+            ) => (stage, Vec::new()),
+        }
+    }
+
+    fn end(self, by_head: bool) -> (Stage, Vec<Effect>) {
+        match self {
+            // The guard would not know whom to kill, and would start it afterwards.
+            Stage::Launching { with_guard: false, assignment, .. } => {
+                let ended = assignment.map(|assignment| Effect::LeaseEnded(assignment.lease()));
+                (Stage::Cancelled, ended.into_iter().collect())
+            }
+            Stage::Launching { with_guard: true, assignment, .. } => {
+                (Stage::Ending { assignment, contact: None, by_head }, vec![Effect::Kill])
+            }
+            Stage::Leased { assignment, contact } => {
+                let (assignment, contact) = (Some(assignment), Some(contact));
+                (Stage::Ending { assignment, contact, by_head }, vec![Effect::Kill])
+            }
+            Stage::Idle { contact, .. } | Stage::Retiring { contact } => {
+                (Stage::Ending { assignment: None, contact: Some(contact), by_head }, vec![Effect::Kill])
+            }
+            Stage::Ending { assignment, contact, by_head: before } => {
+                (Stage::Ending { assignment, contact, by_head: before || by_head }, Vec::new())
+            }
+            Stage::Cancelled => (Stage::Cancelled, Vec::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "lifecycle_tests.rs"]
+mod tests;
