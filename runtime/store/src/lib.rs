@@ -32,7 +32,9 @@
 //! store.seal(id, process)?;
 //! let extent = store.get(id, process)?;
 //! // SAFETY: `get` has pinned it, and it is released when the view is gone.
-//! assert_eq!(unsafe { &*mapping.region(extent)? }, b"hello");
+//! let region = unsafe { mapping.region(extent)? };
+//! assert_eq!(&*region, b"hello");
+//! drop(region);
 //! store.release(id, process);
 //! store.delete(id);
 //! # Ok(()) }
