@@ -117,16 +117,22 @@ fn an_actor_lives_again_under_the_next_head() {
     }
 }
 
+/// A head that took over the journal of one which was killed after the driver `name` had left its actor there; no node has joined yet.
+fn under_the_next_head(name: &str) -> TestCluster {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    a_driver_comes_and_goes(&cluster, name);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_node_end(0).unwrap();
+    cluster.start_head().unwrap();
+    cluster
+}
+
 #[test]
 fn an_actor_that_is_called_before_it_is_back_answers_when_it_is() {
     if is_driver() {
         return;
     }
-    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
-    a_driver_comes_and_goes(&cluster, "an_actor_that_is_called_before_it_is_back_answers_when_it_is");
-    cluster.kill_head().unwrap();
-    cluster.wait_for_node_end(0).unwrap();
-    cluster.start_head().unwrap();
+    let mut cluster = under_the_next_head("an_actor_that_is_called_before_it_is_back_answers_when_it_is");
     let _driver = join(&cluster);
     let counter = wingbeat::block_on(Counter::named("counter")).unwrap();
     let early = counter.add();
@@ -139,11 +145,7 @@ fn an_actor_that_is_killed_before_it_is_back_stays_dead() {
     if is_driver() {
         return;
     }
-    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
-    a_driver_comes_and_goes(&cluster, "an_actor_that_is_killed_before_it_is_back_stays_dead");
-    cluster.kill_head().unwrap();
-    cluster.wait_for_node_end(0).unwrap();
-    cluster.start_head().unwrap();
+    let cluster = under_the_next_head("an_actor_that_is_killed_before_it_is_back_stays_dead");
     let _driver = join(&cluster);
     let counter = wingbeat::block_on(Counter::named("counter")).unwrap();
     let early = counter.add();

@@ -1,0 +1,240 @@
+//! What a journal keeps, refuses and survives.
+
+use super::*;
+use wingbeat_core::ResourceSet;
+
+fn quota(name: &str, cpus: u32) -> Fact {
+    Fact::Quota(name.into(), ResourceSet::cpus(wingbeat_core::Amount::whole(cpus)))
+}
+
+fn shown(facts: &[Fact]) -> Vec<String> {
+    let mut shown: Vec<String> = facts.iter().map(|fact| format!("{fact:?}")).collect();
+    shown.sort();
+    shown
+}
+
+fn modes(folder: &Path) -> Vec<(String, u32)> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut modes: Vec<(String, u32)> = entries
+        .map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().mode() & 0o777))
+        .collect();
+    modes.sort();
+    modes
+}
+
+#[tokio::test]
+async fn the_next_head_reads_the_latest_fact_under_each_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, before) = Journal::open(&path, ClusterId(7)).unwrap();
+    assert!(before.cluster.is_none() && before.facts.is_empty());
+    journal.write(vec![quota("a", 1), quota("b", 1)]);
+    journal.intend(vec![quota("a", 2), quota("c", 3)]).await.unwrap();
+    journal.write(vec![quota("c", 3), Fact::QuotaGone("b".into())]);
+    drop(journal);
+    let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+    assert_eq!(after.cluster, Some(ClusterId(7)), "the cluster stays the same");
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 2), quota("c", 3)]));
+}
+
+#[test]
+fn a_file_that_is_no_journal_and_one_of_another_format_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    std::fs::write(
+        &path,
+        "not a database, and long enough to be looked at as one, with a header of its own......................",
+    )
+    .unwrap();
+    assert!(Journal::open(&path, ClusterId(7)).is_err());
+    std::fs::remove_file(&path).unwrap();
+    Connection::open(&path).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    let error = Journal::open(&path, ClusterId(7)).err().unwrap().to_string();
+    assert!(error.contains("format 99"), "{error}");
+}
+
+#[test]
+fn two_heads_do_not_share_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let _first = Journal::open(&path, ClusterId(7)).unwrap();
+    let error = Journal::open(&path, ClusterId(7)).err().unwrap().to_string();
+    assert!(error.contains("locked"), "{error}");
+}
+
+#[tokio::test]
+async fn nobody_else_can_read_it_or_what_lies_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    assert!(modes(dir.path()).iter().all(|(_, mode)| *mode == 0o600), "{:?}", modes(dir.path()));
+    drop(journal);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let _journal = Journal::open(&path, ClusterId(7)).unwrap();
+    assert!(modes(dir.path()).iter().all(|(_, mode)| *mode == 0o600), "one that was open to others no longer is");
+}
+
+#[tokio::test]
+async fn the_file_alone_is_complete_after_a_clean_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    for cpus in 1..20 {
+        journal.intend(vec![quota("a", cpus), quota(&format!("team {cpus}"), cpus)]).await.unwrap();
+    }
+    drop(journal);
+    let copy = dir.path().join("copy");
+    std::fs::copy(&path, &copy).unwrap();
+    let (journal, copied) = Journal::open(&copy, ClusterId(8)).unwrap();
+    assert_eq!((copied.facts.len(), copied.cluster), (20, Some(ClusterId(7))));
+    journal.intend(vec![quota("b", 1)]).await.unwrap();
+    // While it is in use it is not, and a copy of it says so.
+    let second = dir.path().join("second");
+    std::fs::copy(&copy, &second).unwrap();
+    let error = Journal::open(&second, ClusterId(8)).err().map(|error| error.to_string());
+    assert!(error.is_none_or(|error| error.contains("did not close it")));
+}
+
+/// What a head that is killed now would leave: everything that it wrote, and no clean stop.
+fn killed(path: &Path) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for beside in ["", "-wal", "-count"] {
+        let from = format!("{}{beside}", path.display());
+        std::fs::copy(from, dir.path().join(format!("journal{beside}"))).unwrap();
+    }
+    dir
+}
+
+#[tokio::test]
+async fn a_changed_bit_in_what_a_killed_head_left_loses_nothing_in_silence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let facts: Vec<Fact> = (1..7).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect();
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    for fact in &facts {
+        journal.intend(vec![fact.clone()]).await.unwrap();
+    }
+    let left = killed(&path);
+    drop(journal);
+    let (_, after) = Journal::open(&left.path().join("journal"), ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&facts), "what was acknowledged is there");
+    let (journal, _) = Journal::open(&dir.path().join("other"), ClusterId(7)).unwrap();
+    for fact in &facts {
+        journal.intend(vec![fact.clone()]).await.unwrap();
+    }
+    let left = killed(&dir.path().join("other"));
+    drop(journal);
+    let mut refused = 0;
+    for file in ["journal-wal", "journal-count"] {
+        let whole = std::fs::read(left.path().join(file)).unwrap();
+        let step = if whole.len() > 1_000 { 97 } else { 1 };
+        for at in (0..whole.len()).step_by(step) {
+            let damaged = killed(&left.path().join("journal"));
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            std::fs::write(damaged.path().join(file), &bytes).unwrap();
+            match Journal::open(&damaged.path().join("journal"), ClusterId(8)) {
+                Ok((_, after)) => {
+                    assert_eq!(shown(&after.facts), shown(&facts), "{file}, byte {at}");
+                    assert_eq!(after.cluster, Some(ClusterId(7)), "{file}, byte {at}");
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("damaged"), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+#[tokio::test]
+async fn a_changed_bit_loses_nothing_in_silence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let facts: Vec<Fact> = (1..7).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect();
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    for fact in &facts {
+        journal.intend(vec![fact.clone()]).await.unwrap();
+    }
+    drop(journal);
+    let whole = std::fs::read(&path).unwrap();
+    let mut refused = 0;
+    let count = std::fs::read(Count::path(&path)).unwrap();
+    // Every byte that holds something, and some of those that do not.
+    for (at, byte) in whole.iter().enumerate().filter(|(at, byte)| **byte != 0 || at % 61 == 0) {
+        let mut bytes = whole.clone();
+        bytes[at] = byte ^ (1 << (at % 8));
+        std::fs::write(&path, &bytes).unwrap();
+        std::fs::write(Count::path(&path), &count).unwrap();
+        let _ = std::fs::remove_file(dir.path().join("journal-wal"));
+        match Journal::open(&path, ClusterId(8)) {
+            Ok((_, after)) => {
+                assert_eq!(shown(&after.facts), shown(&facts), "byte {at}");
+                assert_eq!(after.cluster, Some(ClusterId(7)), "byte {at}");
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("journal"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 200, "{refused}");
+}
+
+#[test]
+fn a_file_that_was_cut_short_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.write((1..500).map(|cpus| quota(&format!("team {cpus}"), cpus)).collect());
+    drop(journal);
+    let whole = std::fs::read(&path).unwrap();
+    for length in [whole.len() - 1, whole.len() - 4096, whole.len() / 2, 4096, 100, 1] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let _ = std::fs::remove_file(dir.path().join("journal-wal"));
+        assert!(Journal::open(&path, ClusterId(8)).is_err(), "{length} bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.intend(vec![quota("a", 1)]).await.unwrap();
+    journal.tell(Order::Limit(1));
+    let large = "a long name ".repeat(1000);
+    for _ in 0..3 {
+        let error = journal.intend(vec![quota(&large, 1)]).await.unwrap_err();
+        assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("full"), "{error}");
+    }
+    // It is true, whether there is room or not.
+    journal.write(vec![quota(&large, 2)]);
+    assert!(journal.intend(vec![quota("b", 1)]).await.is_err(), "nothing passes what is owed");
+    journal.tell(Order::Limit(1_000_000));
+    journal.intend(vec![quota("c", 1)]).await.unwrap();
+    drop(journal);
+    let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota(&large, 2), quota("c", 1)]));
+}
+
+#[tokio::test]
+async fn what_is_owed_is_written_without_being_asked_for_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    journal.tell(Order::Limit(1));
+    let large = "a long name ".repeat(1000);
+    journal.write(vec![quota(&large, 2)]);
+    assert!(journal.intend(Vec::new()).await.is_err());
+    journal.tell(Order::Limit(1_000_000));
+    // It is in the log when that has grown.
+    while std::fs::metadata(dir.path().join("journal-wal")).unwrap().len() < large.len() as u64 {
+        std::thread::yield_now();
+    }
+    drop(journal);
+    let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota(&large, 2)]));
+}
