@@ -245,6 +245,25 @@ fn stop_ends_every_daemon() {
 }
 
 #[test]
+fn tasks_with_retries_left_say_that_the_cluster_was_stopped() {
+    let mut cluster = TestCluster::start(2, 1).unwrap();
+    let _driver = join(&cluster);
+    let started = [Started::new(), Started::new()];
+    let running: Vec<_> = started
+        .iter()
+        .map(|started| starts_a_child_and_stays::options().max_retries(100).remote(started.path()))
+        .collect();
+    started.iter().for_each(Started::wait);
+    let queued = square::options().max_retries(100).remote(3);
+    let dependent = square::remote(&queued);
+    cluster.stop().unwrap();
+    for object in running.iter().chain([&queued, &dependent]) {
+        let error = object.get_timeout_blocking(LIMIT).unwrap_err();
+        assert!(matches!(error, Error::SessionEnded { .. }) && error.to_string().contains("head"), "{error}");
+    }
+}
+
+#[test]
 fn a_wrong_token_is_refused_and_a_dead_address_says_so() {
     let cluster = TestCluster::start(0, 1).unwrap();
     let joining = |address: &str, token: &str| {
