@@ -40,6 +40,10 @@ struct Member<A> {
 }
 
 impl<A> Member<A> {
+    fn is(&self, actor: ActorId) -> bool {
+        self.called.as_ref().is_some_and(|(_, called)| *called == actor)
+    }
+
     fn is_known_to_be_dead(&self) -> bool {
         self.called.as_ref().is_some_and(|(session, actor)| session.is_dead(*actor))
     }
@@ -232,7 +236,8 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         if let Some(at) = ready.first().and_then(ended) {
             let (position, member, object) = self.busy.swap_remove(at);
             match object.handle().failure() {
-                Some(error @ Error::ActorDied { .. }) => {
+                // A call can fail with the death of another actor, from which an argument was to come.
+                Some(error @ Error::ActorDied { actor, .. }) if member.is(actor) => {
                     self.dead.0.lock().insert(member.number, error);
                 }
                 _ => self.idle.push_back(member),

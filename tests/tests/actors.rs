@@ -91,6 +91,18 @@ impl Caller {
     fn simple(&self) -> u64 {
         1
     }
+    /// Waits for several things at once, of which one is soon there and one closes a circle.
+    fn ask_several(&mut self, other: CallerHandle, me: CallerHandle, third: CallerHandle) -> Vec<Result<u64, String>> {
+        let waits = futures::future::join3(third.simple().get(), other.answer(me).get(), async {
+            let mut sum = 0;
+            for _ in 0..100 {
+                sum += third.simple().get().await?;
+            }
+            Ok(sum)
+        });
+        let (soon, circle, others) = wingbeat::block_on(waits);
+        [soon, circle, others].into_iter().map(|result| result.map_err(|error: Error| error.to_string())).collect()
+    }
 }
 
 #[wingbeat::remote]
@@ -286,6 +298,17 @@ fn actors_that_wait_for_each_other_in_a_circle_are_told() {
     let error = a.ask(b.clone(), a.clone()).get_blocking().unwrap_err();
     assert!(error.to_string().contains("deadlock"), "{error}");
     // Nothing else is lost.
+    assert_eq!(a.simple().get_blocking().unwrap() + b.simple().get_blocking().unwrap(), 2);
+}
+
+#[test]
+fn of_several_waits_the_one_in_the_circle_is_told() {
+    let _local = Local::start(3);
+    let (a, b, third) = (Caller::remote(), Caller::remote(), Caller::remote());
+    third.simple().get_blocking().unwrap();
+    let results = a.ask_several(b.clone(), a.clone(), third).get_blocking().unwrap();
+    assert_eq!((&results[0], &results[2]), (&Ok(1), &Ok(100)));
+    assert!(results[1].as_ref().is_err_and(|error| error.contains("deadlock")), "{results:?}");
     assert_eq!(a.simple().get_blocking().unwrap() + b.simple().get_blocking().unwrap(), 2);
 }
 

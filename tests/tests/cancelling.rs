@@ -34,6 +34,11 @@ async fn asleep(started: PathBuf) -> u64 {
 }
 
 #[wingbeat::remote]
+fn next_one(x: u64) -> u64 {
+    x + 1
+}
+
+#[wingbeat::remote]
 fn deaf(started: PathBuf, release: PathBuf) -> u64 {
     std::fs::write(started, "").unwrap();
     wait_for(&release);
@@ -242,4 +247,18 @@ fn a_wait_that_took_too_long_names_the_task() {
     wait_for(&started.path());
     let text = running.get_timeout_blocking(Duration::from_millis(1)).unwrap_err().to_string();
     assert!(text.contains("asleep") && text.contains("object-"), "{text}");
+}
+
+#[test]
+fn a_forced_cancel_takes_no_other_task_along() {
+    let _local = Local::start(1);
+    for round in 0..20 {
+        let started = Started::new();
+        let victim = asleep::remote(started.path());
+        started.wait();
+        let later: Vec<_> = (0..50).map(|x| next_one::options().max_retries(0).remote(x)).collect();
+        victim.cancel_force();
+        assert!(is_cancelled(victim.get_timeout_blocking(LIMIT)), "round {round}");
+        assert_eq!(wingbeat::get_all_blocking(&later).unwrap(), (1..=50).collect::<Vec<u64>>(), "round {round}");
+    }
 }

@@ -186,6 +186,31 @@ fn calls_of_a_pool_go_to_the_living() {
 }
 
 #[test]
+fn a_member_lives_on_when_an_argument_came_from_an_actor_that_died() {
+    let _local = Local::start(1);
+    let dead = Worker::remote(PathBuf::new());
+    dead.actor().kill();
+    let mut pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
+    for _ in 0..4 {
+        let result = wingbeat::block_on(pool.map([1u64], |worker, x| worker.double(dead.double(x))));
+        assert!(matches!(result, Err(Error::ActorDied { .. })), "{result:?}");
+    }
+    assert_eq!(pool.len(), 2);
+    assert_eq!(wingbeat::block_on(pool.map(0..4u64, |worker, x| worker.double(x))).unwrap(), [0, 2, 4, 6]);
+}
+
+#[test]
+fn calls_that_failed_before_they_were_sent_are_several() {
+    let _local = Local::start(1);
+    let mut pool = ActorPool::new((0..2).map(|_| Worker::remote(PathBuf::new())));
+    let result = wingbeat::block_on(pool.map(0..4u64, |worker, x| {
+        let bad = wingbeat::CallOptions::new().name("a\nb");
+        worker.with(bad).double(x)
+    }));
+    assert!(result.as_ref().is_err_and(|error| error.to_string().contains("name")), "{result:?}");
+}
+
+#[test]
 fn calls_beyond_the_limit_of_their_actor_fail() {
     let _local = Local::start(1);
     let open = Started::new();

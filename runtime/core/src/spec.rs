@@ -222,6 +222,8 @@ pub struct TaskSpec {
     pub outputs: Outputs,
     /// 0 for the first attempt.
     pub attempt: u32,
+    /// Whether it makes lost outputs again: its owner may still have others of its outputs.
+    pub remakes: bool,
     /// The concurrency group of an actor call; none for tasks and the default group.
     pub group: Option<Box<str>>,
     /// The task that submitted this one, for cancelling and for finding cycles.

@@ -424,9 +424,10 @@ impl Service {
             | HeadMessage::LeaseFailed { lease, .. }
             | HeadMessage::LeaseEnded(lease) => said_by(*lease),
             HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. } | HeadMessage::DevicesHeld(_) | HeadMessage::NodeEnds(_) => {
-                matches!(self.role, Role::Node(_))
-            }
+            HeadMessage::ActorStarted { .. }
+            | HeadMessage::DevicesHeld(_)
+            | HeadMessage::Owners(_)
+            | HeadMessage::NodeEnds(_) => matches!(self.role, Role::Node(_)),
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
             | HeadMessage::Waiting { .. }
@@ -452,6 +453,10 @@ impl Service {
             HeadMessage::DevicesHeld(held) => {
                 let Role::Node(node) = self.role else { return None };
                 Event::DevicesHeld(node, held)
+            }
+            HeadMessage::Owners(owners) => {
+                let Role::Node(node) = self.role else { return None };
+                Event::Owners(node, owners)
             }
             HeadMessage::NodeEnds(why) => {
                 let Role::Node(node) = self.role else { return None };

@@ -53,7 +53,7 @@ pub trait Node {
     /// A worker process that the daemon started reports.
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
     /// Reserves memory for an object that the caller is about to write; none if it is there, complete, already.
-    async fn create(object: ObjectId, size: u64) -> Result<Option<Located>, Error>;
+    async fn create(object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// Waits until what the job's worker processes here have printed so far was shown.

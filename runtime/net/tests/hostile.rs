@@ -107,6 +107,7 @@ fn honest() -> Vec<Bytes> {
         ],
         outputs: Outputs::Stream { ahead: 3 },
         attempt: 0,
+        remakes: false,
         group: Some("group".into()),
         parent: Some(task),
     };

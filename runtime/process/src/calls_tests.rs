@@ -56,6 +56,7 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         args: Vec::new(),
         outputs: Outputs::Fixed(1),
         attempt: 0,
+        remakes: false,
         group: None,
         parent: None,
     };

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::spin::Working;
 
 use crate::session::Session;
+use crate::waiting::Waits;
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -30,23 +32,72 @@ pub struct Execution {
     pub lease: Option<LeaseId>,
     /// The session of the process.
     pub session: Session,
+    /// What it waits for.
+    pub(crate) waits: Mutex<Waits>,
     asked: Mutex<Asked>,
 }
 
 #[derive(Default)]
 struct Asked {
     cancelled: bool,
-    /// The wait of this execution can never end.
-    deadlock: Option<Error>,
-    wakers: Vec<Waker>,
+    /// The wait for this task can never end.
+    deadlock: Option<(TaskId, Error)>,
+    /// Those who listen, by their number.
+    wakers: BTreeMap<u64, Waker>,
+    latest: u64,
 }
 
-impl Asked {
-    /// Has `cx` woken at the next change, once however often it is polled.
-    fn wake_later(&mut self, cx: &Context<'_>) {
-        if !self.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-            self.wakers.push(cx.waker().clone());
+/// Hears what an execution is asked. Forgotten when dropped, since an execution may wait millions of times.
+pub(crate) struct Listener {
+    execution: Arc<Execution>,
+    /// None until it has something to wait for.
+    number: Option<u64>,
+}
+
+impl Listener {
+    pub(crate) fn new(execution: Arc<Execution>) -> Listener {
+        Listener { execution, number: None }
+    }
+
+    pub(crate) fn execution(&self) -> &Arc<Execution> {
+        &self.execution
+    }
+
+    /// What `heard` makes of what was asked; otherwise `cx` is woken when something else is asked.
+    fn poll<T>(&mut self, cx: &Context<'_>, heard: impl FnOnce(&mut Asked) -> Option<T>) -> Poll<T> {
+        let mut asked = self.execution.asked.lock();
+        if let Some(answer) = heard(&mut asked) {
+            return Poll::Ready(answer);
         }
+        let number = *self.number.get_or_insert_with(|| {
+            asked.latest += 1;
+            asked.latest
+        });
+        let waker = asked.wakers.get(&number);
+        let old = match waker.is_some_and(|waker| waker.will_wake(cx.waker())) {
+            true => None,
+            false => asked.wakers.insert(number, cx.waker().clone()),
+        };
+        drop(asked);
+        drop(old);
+        Poll::Pending
+    }
+
+    /// Why a wait for these tasks must end, if it must.
+    pub(crate) fn poll_interrupted(&mut self, on: &[(TaskId, Option<ActorId>)], cx: &Context<'_>) -> Poll<Error> {
+        let execution = self.execution.clone();
+        self.poll(cx, |asked| {
+            let hopeless = asked.deadlock.take_if(|(hopeless, _)| on.iter().any(|(task, _)| task == hopeless));
+            let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
+            hopeless.map(|(_, error)| error).or_else(cancelled)
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let forgotten = self.number.and_then(|number| self.execution.asked.lock().wakers.remove(&number));
+        drop(forgotten);
     }
 }
 
@@ -59,7 +110,8 @@ impl Execution {
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
-        Arc::new(Execution { task, name, actor, lease, session, asked: Mutex::default() })
+        let (waits, asked) = (Mutex::default(), Mutex::default());
+        Arc::new(Execution { task, name, actor, lease, session, waits, asked })
     }
 
     /// Asks the run to stop.
@@ -72,9 +124,12 @@ impl Execution {
         self.asked.lock().cancelled
     }
 
-    /// Ends its wait with an error.
-    pub fn deadlocked(&self, error: Error) {
-        self.tell(|asked| asked.deadlock = Some(error));
+    /// Ends its waits for `on` with an error.
+    pub(crate) fn deadlocked(&self, on: TaskId, error: Error) {
+        // One that is over must not end a later one.
+        if self.waits.lock().is_for(on) {
+            self.tell(|asked| asked.deadlock = Some((on, error)));
+        }
     }
 
     fn tell(&self, change: impl FnOnce(&mut Asked)) {
@@ -82,20 +137,7 @@ impl Execution {
         change(&mut asked);
         let wakers = std::mem::take(&mut asked.wakers);
         drop(asked);
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Why the current wait must end, if it must; otherwise `cx` is woken when it must.
-    pub(crate) fn poll_interrupted(&self, cx: &mut Context<'_>) -> Poll<Error> {
-        let mut asked = self.asked.lock();
-        if let Some(error) = asked.deadlock.take() {
-            return Poll::Ready(error);
-        }
-        if asked.cancelled {
-            return Poll::Ready(Error::Cancelled { task: self.name.to_string() });
-        }
-        asked.wake_later(cx);
-        Poll::Pending
+        wakers.into_values().for_each(Waker::wake);
     }
 
     /// Runs `body` as part of this execution.
@@ -149,15 +191,8 @@ pub fn is_cancelled() -> bool {
 /// Waits until the running task is asked to stop; for ever outside of a task.
 pub async fn cancelled() {
     let Some(execution) = current() else { return std::future::pending().await };
-    std::future::poll_fn(|cx| {
-        let mut asked = execution.asked.lock();
-        if asked.cancelled {
-            return Poll::Ready(());
-        }
-        asked.wake_later(cx);
-        Poll::Pending
-    })
-    .await;
+    let mut listener = Listener::new(execution);
+    std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
 }
 
 /// The running task.
@@ -187,27 +222,33 @@ mod tests {
         prepared.start(&io, JobId::random(), String::new(), ClusterId::random())
     }
 
+    #[test]
+    fn an_execution_that_has_waited_often_keeps_no_wakers() {
+        let session = session();
+        let task = TaskId { owner: ProcessId::random(), seq: 1 };
+        let execution = Execution::new(task, "f".into(), None, None, session.clone());
+        for _ in 0..1_000 {
+            // Each wait of a blocked thread has a waker of its own, and each future among several, too.
+            let waker = Waker::from(Arc::new(Woken));
+            let mut cx = Context::from_waker(&waker);
+            let mut waiting = std::pin::pin!(execution.scope(cancelled()));
+            let mut interrupted = Listener::new(execution.clone());
+            for _ in 0..3 {
+                assert!(waiting.as_mut().poll(&mut cx).is_pending());
+                assert!(interrupted.poll_interrupted(&[], &cx).is_pending());
+            }
+            assert_eq!(execution.asked.lock().wakers.len(), 2);
+        }
+        assert!(execution.asked.lock().wakers.is_empty());
+        execution.cancel();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(std::pin::pin!(execution.scope(cancelled())).as_mut().poll(&mut cx).is_ready());
+        session.process().shut_down("the test is over");
+    }
+
     struct Woken;
 
     impl std::task::Wake for Woken {
         fn wake(self: Arc<Self>) {}
-    }
-
-    #[test]
-    fn however_often_a_task_is_polled_one_waker_is_kept() {
-        let session = session();
-        let task = TaskId { owner: ProcessId::random(), seq: 1 };
-        let execution = Execution::new(task, "f".into(), None, None, session.clone());
-        let mut waiting = std::pin::pin!(execution.scope(cancelled()));
-        let waker = Waker::from(Arc::new(Woken));
-        let mut cx = Context::from_waker(&waker);
-        for _ in 0..10_000 {
-            assert!(waiting.as_mut().poll(&mut cx).is_pending());
-            assert!(execution.poll_interrupted(&mut cx).is_pending());
-        }
-        assert_eq!(execution.asked.lock().wakers.len(), 1);
-        execution.cancel();
-        assert!(waiting.as_mut().poll(&mut cx).is_ready());
-        session.process().shut_down("the test is over");
     }
 }

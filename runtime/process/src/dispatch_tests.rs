@@ -17,6 +17,7 @@ fn task(seq: u64) -> Task {
         args: Vec::new(),
         outputs: Outputs::Fixed(1),
         attempt: 0,
+        remakes: false,
         group: None,
         parent: None,
     };

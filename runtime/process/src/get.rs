@@ -14,15 +14,15 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::codec::Plain;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ActorId, NodeId, TaskId};
-use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
+use wingbeat_core::{ActorId, NodeId};
+use wingbeat_net::messages::PeerMessage;
 
-use crate::context::{self, Execution};
 use crate::object::{Handle, Place};
 use crate::process::Process;
 use crate::refs;
 use crate::session::Session;
 use crate::view::{Bits, ObjectView};
+use crate::waiting::Waiting;
 
 /// A value that is in reach of this process.
 pub struct Value {
@@ -58,41 +58,6 @@ impl Value {
     /// The encoded bytes.
     pub fn bits(&self) -> &Bits {
         &self.bits
-    }
-}
-
-/// While it lives, the current execution waits: its process takes no tasks, and its CPUs are free for others.
-pub(crate) struct Waiting {
-    execution: Arc<Execution>,
-}
-
-impl Waiting {
-    /// None outside of a task.
-    pub(crate) fn begin(on: Vec<(TaskId, Option<ActorId>)>) -> Option<Waiting> {
-        let execution = context::current()?;
-        let process = execution.session.process();
-        if let Some(executor) = process.executor() {
-            executor.begin_wait();
-        }
-        process.waits.insert(execution.task, execution.clone());
-        let wait = Wait { task: execution.task, name: execution.name.to_string(), actor: execution.actor, on };
-        process.tell_head(HeadMessage::Waiting { lease: execution.lease, wait });
-        Some(Waiting { execution })
-    }
-
-    pub(crate) fn poll_interrupted(&self, cx: &mut Context<'_>) -> Poll<Error> {
-        self.execution.poll_interrupted(cx)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let process = self.execution.session.process();
-        process.waits.remove(&self.execution.task);
-        process.tell_head(HeadMessage::Resumed { lease: self.execution.lease, task: self.execution.task });
-        if let Some(executor) = process.executor() {
-            executor.end_wait();
-        }
     }
 }
 
@@ -166,13 +131,14 @@ impl ValueFuture {
     }
 
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        // Also if it was asked before: the value may have come since, and been lost.
+        if let Some(session) = self.handle.session() {
+            session.process().subscribe(&self.handle);
+        }
         if self.waiting.is_none() {
-            if let Some(session) = self.handle.session() {
-                session.process().subscribe(&self.handle);
-            }
             self.waiting = Waiting::begin(vec![(self.handle.id().task, self.handle.object().producer())]);
         }
-        match &self.waiting {
+        match &mut self.waiting {
             Some(waiting) => waiting.poll_interrupted(cx),
             None => Poll::Pending,
         }
@@ -226,8 +192,10 @@ impl Arrivals {
         });
         for (handle, place) in self.handles.iter().zip(&mut self.places) {
             *place = handle.object().when_ready(&arrived);
-            if place.is_none() {
-                arrived();
+            match (&place, handle.session()) {
+                (None, _) => arrived(),
+                (Some(_), Some(session)) => session.process().subscribe(handle),
+                (Some(_), None) => {}
             }
         }
     }
@@ -335,9 +303,6 @@ impl Session {
                 let what = format!("wait was asked for {count} of {} refs", handles.len());
                 return Err(Error::InvalidArgument { what });
             }
-            for handle in &handles {
-                process.subscribe(handle);
-            }
             let mut arrivals = Arrivals::new(handles, count);
             let mut waiting = None;
             let mut timer = timeout.map(|limit| process.timer(limit));
@@ -356,7 +321,7 @@ impl Session {
                     let on = arrivals.handles.iter().filter(|handle| all && !handle.is_ready());
                     waiting = Waiting::begin(on.map(|handle| (handle.id().task, handle.object().producer())).collect());
                 }
-                match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {
+                match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
                     Some(Poll::Ready(error)) => Poll::Ready(Err(error)),
                     _ => Poll::Pending,
                 }

@@ -12,7 +12,8 @@
 //! - [`groups`]: placement groups; `locality`: tasks go to their data; `standing`: what a task waits for;
 //!   `cluster`: questions to the head.
 //! - `peers`, [`head`], [`storage`], `service`: the connections.
-//! - [`get`], [`stream`], [`context`]: waiting, streams, and the running task.
+//! - [`get`], [`stream`], [`context`]: waiting for values, streams, and the running task; `waiting`: what its waits mean for
+//!   others.
 
 pub mod actor;
 pub mod arguments;
@@ -42,6 +43,7 @@ pub mod stream;
 mod submission;
 pub mod submit;
 pub mod view;
+mod waiting;
 mod worker_side;
 mod worklist;
 

@@ -160,7 +160,12 @@ impl Process {
         }
         match loss {
             Loss::None => {}
-            Loss::All(Some(recipe)) => self.make_again(recipe, why),
+            Loss::All(Some(recipe)) => {
+                // On the IO thread, which also takes in results: a task that makes another output of the same task again is
+                // then either under way or over, and not in between.
+                let (process, why) = (self.clone(), why.to_owned());
+                self.io.spawn(async move { process.make_again(recipe, &why) });
+            }
             Loss::All(None) => {
                 let why = format!("{why}; it cannot be made again: only results of tasks that may be retried can");
                 let error = Error::ObjectLost { object: id, why };
@@ -235,7 +240,8 @@ impl Process {
     fn start_again(self: &Arc<Self>, remaking: Remaking, why: &str, to_make: &mut Vec<Arc<Recipe>>) {
         let session = Session::of(self);
         let recipe = remaking.0.clone();
-        let spec = TaskSpec { attempt: recipe.attempt.load(Ordering::Relaxed) + 1, ..(*recipe.spec).clone() };
+        let attempt = recipe.attempt.load(Ordering::Relaxed) + 1;
+        let spec = TaskSpec { attempt, remakes: true, ..(*recipe.spec).clone() };
         let (id, outputs) = (spec.id, spec.outputs);
         let retries = recipe.retries.load(Ordering::Relaxed);
         if retries == 0 {

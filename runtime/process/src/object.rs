@@ -6,7 +6,7 @@
 //! against each other.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
@@ -128,10 +128,17 @@ impl Object {
             return Poll::Ready(value.clone());
         }
         let mine = state.waiters.iter_mut().find(|(known, _)| Some(*known) == *place);
-        match mine {
-            Some((_, Waiter::Waker(waker))) => waker.clone_from(cx.waker()),
-            _ => *place = Some(state.add(Waiter::Waker(cx.waker().clone()))),
-        }
+        let old = match mine {
+            Some((_, Waiter::Waker(waker))) if waker.will_wake(cx.waker()) => None,
+            Some((_, Waiter::Waker(waker))) => Some(std::mem::replace(waker, cx.waker().clone())),
+            _ => {
+                *place = Some(state.add(Waiter::Waker(cx.waker().clone())));
+                None
+            }
+        };
+        drop(state);
+        // Outside of the lock: it may be the last that holds who waits here.
+        drop(old);
         Poll::Pending
     }
 
@@ -242,11 +249,13 @@ impl Object {
         }
     }
 
-    /// Changes where copies are.
-    pub(crate) fn update_stored(&self, change: impl FnOnce(&mut wingbeat_core::value::Stored)) {
-        if let Some(ObjectValue::Stored(stored)) = &mut self.state.lock().value {
-            change(stored);
+    /// There is a copy there, too. False if there is no value in shared memory (any more).
+    pub(crate) fn add_copy(&self, at: &StoreNode) -> bool {
+        let Some(ObjectValue::Stored(stored)) = &mut self.state.lock().value else { return false };
+        if !stored.nodes.iter().any(|known| known.node == at.node) {
+            stored.nodes.push(at.clone());
         }
+        true
     }
 
     /// Whether the owner is yet to be asked; afterwards it is not.
@@ -306,7 +315,9 @@ impl Handle {
 
     /// A handle to nothing but an error.
     pub fn failed(error: Error) -> Handle {
-        let task = wingbeat_core::TaskId { owner: ProcessId(0), seq: 0 };
+        // Each is another object, although nobody owns it.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let task = wingbeat_core::TaskId { owner: ProcessId(0), seq: NEXT.fetch_add(1, Ordering::Relaxed) };
         let object = Object::new(task.output(0), None, Registration::default());
         object.resolve(ObjectValue::Failed(Box::new(error)), Vec::new());
         object.handles.store(1, Ordering::Relaxed);

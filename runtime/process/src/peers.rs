@@ -111,6 +111,11 @@ impl Peers {
         self.gone.read().known.contains(&process)
     }
 
+    /// Whether there is a contact with a process, or there can be one.
+    pub(crate) fn can_reach(&self, process: ProcessId) -> bool {
+        self.links.contains_key(&process) || (self.addresses.contains_key(&process) && !self.is_gone(process))
+    }
+
     /// Remembers that a process is certainly gone.
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
         self.gone.write().insert(process);

@@ -322,7 +322,7 @@ impl Process {
         held: Vec<Handle>,
     ) -> Result<Handle, Error> {
         let id = self.next_task().output(0);
-        let mut stored = self.store(id, encoded)?;
+        let mut stored = self.store(id, encoded, false)?;
         stored.refs = crate::refs::describe(session, &held);
         let handle = self.objects.insert(session, id, None);
         self.resolve_object(handle.object(), ObjectValue::Stored(stored), held);
@@ -459,9 +459,11 @@ impl Process {
     /// What the head has to say.
     pub(crate) fn head_event(self: &Arc<Self>, event: HeadEvent) {
         match event {
-            HeadEvent::Deadlock { task, cycle } => {
-                if let Some(execution) = self.waits.get(&task) {
-                    execution.deadlocked(Error::Deadlock { cycle });
+            HeadEvent::Deadlock { task, on, cycle } => {
+                // Not held while it is told: who is woken may begin another wait at once.
+                let execution = self.waits.get(&task).map(|execution| execution.clone());
+                if let Some(execution) = execution {
+                    execution.deadlocked(on, Error::Deadlock { cycle });
                 }
             }
             HeadEvent::NodeDied { node, why } => {

@@ -136,6 +136,7 @@ pub(crate) fn pack_output(
     session: &Session,
     id: ObjectId,
     value: &dyn Outgoing,
+    replaces: bool,
 ) -> Result<(ObjectValue, Vec<Handle>), PackError> {
     let (encoded, held) = capture(session, || value.encode())?;
     let refs = describe(session, &held);
@@ -143,7 +144,7 @@ pub(crate) fn pack_output(
         let bytes = encoded.into_bytes().into();
         return Ok((ObjectValue::Inline(Packed { bytes, refs }), held));
     }
-    let mut stored = session.process().store(id, &encoded).map_err(PackError::Other)?;
+    let mut stored = session.process().store(id, &encoded, replaces).map_err(PackError::Other)?;
     stored.refs = refs;
     Ok((ObjectValue::Stored(stored), held))
 }

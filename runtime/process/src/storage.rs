@@ -83,8 +83,8 @@ impl NodeLink {
     }
 
     /// None if it is there already.
-    async fn create(&self, object: ObjectId, size: u64) -> Result<Option<Located>, Error> {
-        let answer = self.shared.client.create(mux::no_deadline(), object, size).await;
+    async fn create(&self, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
+        let answer = self.shared.client.create(mux::no_deadline(), object, size, replaces).await;
         mux::answered(answer, "the node's store")?
     }
 
@@ -139,15 +139,21 @@ impl Process {
     }
 
     /// Writes an encoded value into the node's store. Blocks the calling thread for two round trips to the
-    /// daemon and the copy.
-    pub(crate) fn store(self: &Arc<Self>, id: ObjectId, encoded: &Encoded<'_>) -> Result<Stored, Error> {
+    /// daemon and the copy. What an earlier attempt at the same task has left there is kept, unless this `replaces` it.
+    pub(crate) fn store(
+        self: &Arc<Self>,
+        id: ObjectId,
+        encoded: &Encoded<'_>,
+        replaces: bool,
+    ) -> Result<Stored, Error> {
         let size = encoded.len() as u64;
         loop {
             let process = self.clone();
-            let create = async move { process.ask_node(move |node| async move { node.create(id, size).await }).await };
+            let create =
+                async move { process.ask_node(move |node| async move { node.create(id, size, replaces).await }).await };
             let (node, located) = self.on_io(create)?;
             let stored = Stored { size, nodes: vec![node.here()], refs: None };
-            // Without a place, an earlier attempt at the same task has written it.
+            // Without a place, it is there.
             if let Some(located) = located
                 && let Err(error) = self.fill(&node, id, located, encoded)
             {
@@ -199,18 +205,16 @@ impl Process {
 
     /// A node has a copy of one of our objects now.
     pub(crate) fn copied(self: &Arc<Self>, id: ObjectId, at: StoreNode) {
-        match self.objects.get(id) {
-            Some(object) => {
-                self.objects.stored(id, std::slice::from_ref(&at));
-                object.update_stored(|stored| {
-                    if !stored.nodes.iter().any(|known| known.node == at.node) {
-                        stored.nodes.push(at);
-                    }
-                });
+        if let Some(object) = self.objects.get(id) {
+            self.objects.stored(id, std::slice::from_ref(&at));
+            // Looked at afterwards: whoever frees it from here on finds the copy.
+            if object.add_copy(&at) && self.objects.has(&object) {
+                return;
             }
-            // Freed meanwhile.
-            None => self.send_to_node(&at.address, NodeMessage::Delete(vec![id])),
+            self.objects.not_stored(id, std::slice::from_ref(&at));
         }
+        // Freed meanwhile, or lost and made again.
+        self.send_to_node(&at.address, NodeMessage::Delete(vec![id]));
     }
 
     /// Of these copies, those that do not belong to the object's value.

@@ -13,11 +13,12 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ProcessId, TaskId};
 use wingbeat_net::messages::PeerMessage;
 
-use crate::get::{Value, Waiting};
+use crate::get::Value;
 use crate::object::Handle;
 use crate::process::Process;
 use crate::session::Session;
 use crate::submission::Request;
+use crate::waiting::Waiting;
 
 #[derive(Default)]
 struct State {
@@ -231,12 +232,14 @@ impl StreamHandle {
         if state.failed {
             return Poll::Ready(state.error.take().map(Err));
         }
-        state.waker = Some(cx.waker().clone());
+        let old = state.waker.replace(cx.waker().clone());
         drop(state);
+        // Outside of the lock: it may be the last that holds this very stream.
+        drop(old);
         if waiting.is_none() {
             *waiting = Waiting::begin(vec![(self.task, self.producer)]);
         }
-        match waiting.as_ref().map(|waiting| waiting.poll_interrupted(cx)) {
+        match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
             Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
             _ => Poll::Pending,
         }

@@ -85,6 +85,7 @@ impl Session {
             args: Vec::new(),
             outputs,
             attempt: 0,
+            remakes: false,
             group: None,
             parent: context::current_task(),
         };
@@ -160,6 +161,7 @@ impl Session {
             args: Vec::new(),
             outputs,
             attempt: 0,
+            remakes: false,
             group: method.group.map(Into::into),
             parent: context::current_task(),
         };

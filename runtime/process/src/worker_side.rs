@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, Outcome, TaskResult};
+use wingbeat_core::spec::{Arg, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// Encodes an output of a task. The handles are of the refs inside; they must live until the owner says
-    /// that it received the result.
+    /// that it received the result. What an earlier attempt left in the store is kept, unless this `replaces` it.
     ///
     /// # Errors
     /// [`Error::Encode`], or what the store answers.
@@ -69,9 +69,10 @@ impl Session {
         &self,
         id: ObjectId,
         value: &dyn Outgoing,
+        replaces: bool,
         what: &str,
     ) -> Result<(ObjectValue, Vec<Handle>), Error> {
-        refs::pack_output(self, id, value).map_err(|error| match error {
+        refs::pack_output(self, id, value, replaces).map_err(|error| match error {
             PackError::Codec(error) => Error::Encode { what: format!("the result of {what}"), why: error.0 },
             PackError::Other(error) => error.about(|| format!("the result of {what}")),
         })
@@ -98,15 +99,7 @@ impl Process {
 
     /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
     /// owner holds them until then.
-    pub fn send_result(self: &Arc<Self>, args: &[Arg], mut result: TaskResult) {
-        let weight = result.weight();
-        if weight > MESSAGE_LIMIT {
-            let what = format!(
-                "the result of {} needs {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; return fewer outputs or refs at a time",
-                result.id
-            );
-            result.outcome = Outcome::Failed(Box::new(Error::InvalidArgument { what }));
-        }
+    pub fn send_result(self: &Arc<Self>, args: &[Arg], result: TaskResult) {
         let owner = result.id.owner;
         let message = PeerMessage::Results(vec![result]);
         if args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
@@ -114,6 +107,34 @@ impl Process {
             return;
         }
         self.confirm(owner, args.iter().flat_map(refs_of), message);
+    }
+
+    /// Why a result cannot be sent, if it cannot.
+    pub fn too_large(result: &TaskResult) -> Option<Error> {
+        let weight = result.weight();
+        (weight > MESSAGE_LIMIT).then(|| Error::InvalidArgument {
+            what: format!(
+                "the result of {} needs {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; return fewer outputs or refs at a time",
+                result.id
+            ),
+        })
+    }
+
+    /// Deletes the outputs of a task that fails after it has stored them. A task that makes lost outputs again may have
+    /// found them, and its owner has them then.
+    pub fn discard(self: &Arc<Self>, spec: &TaskSpec, outputs: &[ObjectValue]) {
+        for (index, value) in (0..).zip(outputs) {
+            if let ObjectValue::Stored(stored) = value
+                && !spec.remakes
+            {
+                self.delete_stored(spec.id.output(index), stored);
+            }
+        }
+    }
+
+    /// Whether a message could be sent to a process now.
+    pub fn can_reach(&self, process: ProcessId) -> bool {
+        self.peers.can_reach(process)
     }
 
     /// Waits until every result so far, and whatever else was queued for other processes, was taken in.

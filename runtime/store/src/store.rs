@@ -258,6 +258,16 @@ impl NodeStore {
         self.unneeded.lock().extend(unneeded);
     }
 
+    /// The objects that a process owns, complete or not.
+    pub fn objects_of(&self, owner: ProcessId) -> Vec<ObjectId> {
+        self.lock().objects_of(owner).collect()
+    }
+
+    /// Whether there are any.
+    pub fn has_objects_of(&self, owner: ProcessId) -> bool {
+        self.lock().objects_of(owner).next().is_some()
+    }
+
     /// Whether deletions left something on disk.
     pub fn has_unneeded_files(&self) -> bool {
         !self.unneeded.lock().is_empty()

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::{ObjectId, ProcessId};
+use wingbeat_core::{ObjectId, ProcessId, TaskId};
 
 use crate::allocator::{Allocation, Allocator, taken_for};
 use crate::error::{AlreadyExists, CreateError, Full, GetError, UnsealedError};
@@ -275,6 +275,12 @@ impl ObjectTable {
     #[must_use = "the file is to be removed"]
     pub fn delete(&mut self, id: ObjectId) -> Option<SpillFile> {
         self.transition(id, |object| object.doomed = true)
+    }
+
+    /// The objects that a process owns, whoever made them.
+    pub fn objects_of(&self, owner: ProcessId) -> impl Iterator<Item = ObjectId> {
+        let of = |seq, index| ObjectId { task: TaskId { owner, seq }, index };
+        self.objects.range(of(0, 0)..=of(u64::MAX, u32::MAX)).map(|(id, _)| *id)
     }
 
     /// Takes back all that a process has: its unsealed objects are gone, its pins are dropped, and

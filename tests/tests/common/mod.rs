@@ -48,7 +48,9 @@ impl Started {
 
     /// Waits until the task has made it.
     pub(crate) fn wait(&self) {
+        let begun = std::time::Instant::now();
         while !self.path().exists() {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(120), "what was to start did not");
             std::thread::yield_now();
         }
     }

@@ -119,7 +119,8 @@ fn construct(
     let actor = Some((being.actor, being.concurrency));
     let execution =
         Execution::new(spec.handle.task, spec.class_name.clone().into(), actor, Some(being.lease), session.clone());
-    let values = runtime.block_on(session.bring_in(&spec.args, true))?;
+    // As part of the execution: while an argument is not there, its CPUs are free for the task that makes it.
+    let values = runtime.block_on(execution.scope(session.bring_in(&spec.args, true)))?;
     let arguments = Arguments::new(class.path, session.clone(), values);
     run::caught(&spec.class_name, || {
         // Outside of the runtime, as every call of user code that is not asynchronous.

@@ -14,10 +14,11 @@ use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Outcome, TaskResult, TaskSpec};
+use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{NodeMessage, WorkerCommand};
 use wingbeat_process::context::Execution;
-use wingbeat_process::{Executor, Handle, Session, Work};
+use wingbeat_process::{Executor, Handle, Process, Session, Work};
 
 use crate::page::Page;
 
@@ -77,6 +78,8 @@ struct State {
     ended: bool,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     held: bool,
+    /// The process is about to be killed, and nothing is started any more: it would be killed with it.
+    killed: bool,
     /// Threads that would take another call while some are under way.
     takers: Vec<Waker>,
 }
@@ -150,7 +153,7 @@ impl Queue {
             if state.ended {
                 return Next::End;
             }
-            if state.held {
+            if state.held || state.killed {
                 self.arrived.wait(&mut state);
                 continue;
             }
@@ -192,7 +195,7 @@ impl Queue {
         if state.ended {
             return Some(Next::End);
         }
-        if state.held {
+        if state.held || state.killed {
             return None;
         }
         if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
@@ -260,18 +263,39 @@ impl Queue {
     }
 
     /// Sends a result; refs in it live until the owner has registered them.
-    pub(crate) fn answer(&self, spec: &TaskSpec, outcome: Outcome, ran_nanos: u64, held: Vec<Handle>) {
-        if !held.is_empty() {
+    pub(crate) fn answer(&self, spec: &TaskSpec, outcome: Outcome, ran_nanos: u64, mut held: Vec<Handle>) {
+        let process = self.session.process();
+        let mut result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
+        if let Some(error) = Process::too_large(&result) {
+            match std::mem::replace(&mut result.outcome, Outcome::Failed(Box::new(error))) {
+                Outcome::One(output) => process.discard(spec, &[output]),
+                Outcome::Many(outputs) => process.discard(spec, &outputs),
+                Outcome::StreamEnded(_) | Outcome::Failed(_) => {}
+            }
+            held = Vec::new();
+        }
+        let holds = !held.is_empty();
+        if holds {
             self.returned.insert(spec.id, held);
         }
-        let result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
-        self.session.process().send_result(&spec.args, result);
+        process.send_result(&spec.args, result);
+        if holds && !process.can_reach(spec.id.owner) {
+            // It will never say that it has them.
+            let unwanted = self.returned.remove(&spec.id);
+            drop(unwanted);
+        }
     }
 
-    /// Refs in an item of a stream live until the consumer has registered them.
-    pub(crate) fn hold_item(&self, item: ObjectId, held: Vec<Handle>) {
-        if !held.is_empty() {
+    /// Sends an item of a stream; refs in it live until the consumer has registered them.
+    pub(crate) fn send_item(&self, task: TaskId, index: u32, value: ObjectValue, held: Vec<Handle>) {
+        let (process, item, holds) = (self.session.process(), task.output(index), !held.is_empty());
+        if holds {
             self.sent_items.insert(item, held);
+        }
+        process.send_item(task, index, value);
+        if holds && !process.can_reach(task.owner) {
+            let unwanted = self.sent_items.remove(&item);
+            drop(unwanted);
         }
     }
 
@@ -310,6 +334,10 @@ impl Queue {
 
     /// Asks what runs to stop.
     fn stop(&self, execution: &Execution, force: bool) {
+        if force {
+            // Before it is asked: it may end at once, and its thread would take the next one.
+            self.state.lock().killed = true;
+        }
         self.session.process().cancel_children(execution.task);
         execution.cancel();
         if force {

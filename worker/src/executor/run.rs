@@ -124,7 +124,7 @@ impl<'a> Call<'a> {
         }
         Some(Box::pin(async move {
             let patient = self.execution.actor.is_some();
-            let arriving = pin!(self.queue.session.bring_in(&self.spec.args, patient));
+            let arriving = self.execution.scope(self.queue.session.bring_in(&self.spec.args, patient));
             let values = guarded(&self.execution, arriving).await.and_then(|values| values);
             let ended = match outside(|| self.start(function, values, start)).await {
                 Ok(running) => self.go_on(running).await,
@@ -188,27 +188,29 @@ impl<'a> Call<'a> {
     /// Encodes what the function gave, and drops it: both may call user code.
     fn pack(&self, finished: Finished) -> Ended {
         let name = &self.execution.name;
+        let (mut outputs, mut held) = (Vec::new(), Vec::new());
         let packed = caught(name, || {
             let values: OutputValues = finished.map_err(|error| named(error, name))?;
-            let mut outputs = Vec::with_capacity(values.len());
-            let mut held = Vec::new();
+            outputs.reserve_exact(values.len());
             for (index, value) in values.iter().enumerate() {
                 let output = self.spec.id.output(index as u32);
-                let (value, refs) = self.queue.session.pack_output(output, &**value, name)?;
+                let replaces = !self.spec.remakes;
+                let (value, refs) = self.queue.session.pack_output(output, &**value, replaces, name)?;
                 outputs.push(value);
                 held.extend(refs);
             }
-            Ok((outputs, held))
+            Ok(())
         });
-        match packed {
-            Ok((mut outputs, held)) => match outputs.pop() {
-                Some(value) if outputs.is_empty() => (Outcome::One(value), held),
-                last => {
-                    outputs.extend(last);
-                    (Outcome::Many(outputs), held)
-                }
-            },
-            Err(error) => failed(error),
+        if let Err(error) = packed {
+            self.queue.session.process().discard(&self.spec, &outputs);
+            return failed(error);
+        }
+        match outputs.pop() {
+            Some(value) if outputs.is_empty() => (Outcome::One(value), held),
+            last => {
+                outputs.extend(last);
+                (Outcome::Many(outputs), held)
+            }
         }
     }
 
@@ -216,7 +218,8 @@ impl<'a> Call<'a> {
         let name = &self.execution.name;
         caught(name, || {
             let item = item.map_err(|error| named(error, name))?;
-            self.queue.session.pack_output(self.spec.id.output(index), &*item, name)
+            // The consumer may have it from an earlier attempt.
+            self.queue.session.pack_output(self.spec.id.output(index), &*item, false, name)
         })
     }
 
@@ -241,8 +244,7 @@ impl<'a> Call<'a> {
             let Some(item) = items.next(&self.execution).await else { return Ok(index) };
             let pack = || self.pack_item(index, item);
             let (value, refs) = if items.is_asynchronous() { pack() } else { outside(pack).await }?;
-            self.queue.hold_item(self.spec.id.output(index), refs);
-            self.queue.session.process().send_item(self.spec.id, index, value);
+            self.queue.send_item(self.spec.id, index, value, refs);
             index += 1;
             if self.execution.is_cancelled() {
                 return Err(self.cancelled());

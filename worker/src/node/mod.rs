@@ -3,7 +3,8 @@
 //! - `lifecycle`: the stages of a worker process, pure; `pool`: all of them; `launch`: how leases get them, started by
 //!   the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
-//! - `transfer`: object bytes between nodes; `wire`: the connections that carry them.
+//! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
+//!   owner is gone.
 //! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `release`: when devices can be given on.
@@ -17,6 +18,7 @@ mod exits;
 mod launch;
 mod lifecycle;
 mod output;
+mod owners;
 mod pool;
 mod release;
 mod service;
@@ -139,6 +141,7 @@ pub(crate) struct Daemon {
     /// Bounds the launches that the guard has not answered.
     launches: Arc<tokio::sync::Semaphore>,
     transfers: transfer::Transfers,
+    owners: owners::Owners,
     executables: executables::Executables,
     connections: Mutex<Vec<Connection>>,
     ended: tokio::sync::watch::Sender<Option<String>>,
@@ -192,6 +195,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         pool: Mutex::default(),
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         transfers: transfer::Transfers::default(),
+        owners: owners::Owners::default(),
         executables: executables::Executables::default(),
         connections: Mutex::default(),
         ended: tokio::sync::watch::Sender::new(None),
@@ -225,6 +229,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     });
     tokio::spawn(daemon.clone().wind_up_exits(incoming));
     tokio::spawn(daemon.clone().keep_house());
+    tokio::spawn(daemon.clone().ask_for_owners());
     tokio::spawn(daemon.clone().leave());
     Ok(NodeHandle { daemon })
 }
@@ -328,5 +333,6 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::Stop(_)
             | NodeMessage::Prestart { .. }
             | NodeMessage::NodeDied(_)
+            | NodeMessage::OwnersGone(_)
     )
 }

@@ -21,12 +21,22 @@ use super::{Daemon, is_from_head, send_arena};
 pub(super) struct NodeService {
     daemon: Arc<Daemon>,
     peer: ProcessId,
+    /// Of a driver; that of a worker process is known to the pool.
+    job: Option<JobId>,
     connection: Option<Connection>,
 }
 
 impl NodeService {
     pub(super) fn new(daemon: Arc<Daemon>, peer: ProcessId) -> Self {
-        NodeService { daemon, peer, connection: None }
+        NodeService { daemon, peer, job: None, connection: None }
+    }
+
+    /// The peer has an object in the store.
+    fn note_owner(&self, object: ObjectId) {
+        let of_worker = || self.daemon.pool.lock().workers.get(&self.peer).map(|worker| worker.job);
+        if let Some(job) = self.job.or_else(of_worker) {
+            self.daemon.owners.note(job, object.owner());
+        }
     }
 }
 
@@ -57,7 +67,11 @@ impl Daemon {
             Waiting::Asleep,
             probing,
         );
-        let service = NodeService { daemon: self.clone(), peer, connection: Some(connection.clone()) };
+        let job = match hello.role {
+            Role::Driver(job) => Some(job),
+            _ => None,
+        };
+        let service = NodeService { daemon: self.clone(), peer, job, connection: Some(connection.clone()) };
         self.until_ended(async {
             tokio::select! {
                 () = mux::serve(server, service.serve()) => {}
@@ -93,6 +107,7 @@ impl Daemon {
                 self.transfers.object_settled();
             }
             NodeMessage::Delete(objects) => self.delete(objects),
+            NodeMessage::OwnersGone(owners) => self.owners_gone(&owners),
             NodeMessage::NodeDied(node) => self.transfers.node_died(node),
             NodeMessage::KillWorker { process, why } => self.kill_worker(process, why),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
@@ -134,8 +149,10 @@ impl wingbeat_net::services::Node for NodeService {
         })
     }
 
-    async fn create(self, _: Context, object: ObjectId, size: u64) -> Result<Option<Located>, Error> {
-        Ok(self.daemon.create(object, size, self.peer).await?.map(located))
+    async fn create(self, _: Context, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
+        let place = self.daemon.create(object, size, self.peer, replaces).await?;
+        self.note_owner(object);
+        Ok(place.map(located))
     }
 
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {
@@ -151,6 +168,7 @@ impl wingbeat_net::services::Node for NodeService {
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {
         let Fetch { object, stored } = what;
         let (extent, new) = self.daemon.read(object, stored, self.peer).await?;
+        self.note_owner(object);
         Ok((located(extent), new))
     }
 }

@@ -211,8 +211,8 @@ fn thread_failed(what: &str, error: &tokio::task::JoinError) -> Error {
 }
 
 impl Daemon {
-    /// Gives a process a place for an object that it is to write; none if the object is here already. Waits for another
-    /// process that is writing it, or still reads an older one.
+    /// Gives a process a place for an object that it is to write; none if the object is here already, unless it `replaces`
+    /// that. Waits for another process that is writing it, or still reads an older one.
     ///
     /// # Errors
     /// There is no room, or the other process takes too long.
@@ -221,14 +221,21 @@ impl Daemon {
         object: ObjectId,
         size: u64,
         by: ProcessId,
+        replaces: bool,
     ) -> Result<Option<Extent>, Error> {
         let mut waiting_since = None;
         loop {
             // Before the look, so that nothing between the two is missed.
             let settled = self.transfers.settled.notified();
             let mut created = self.store.try_create(object, size, by);
-            if let Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) = created {
-                // An earlier attempt whose result never arrived, at a task that does not give the same twice.
+            let is_replaced = match &created {
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) => true,
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => replaces,
+                _ => false,
+            };
+            if is_replaced {
+                // An earlier attempt whose result never arrived. It may have given something else, and refs of a process
+                // that is gone.
                 self.delete(vec![object]);
                 created = self.store.try_create(object, size, by);
             }
@@ -443,7 +450,7 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<(), Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let Some(extent) = self.create(object, size, self.process).await.map_err(Failure::Place)? else {
+        let Some(extent) = self.create(object, size, self.process, false).await.map_err(Failure::Place)? else {
             return Ok(());
         };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {

@@ -372,6 +372,7 @@ impl State {
 
     pub(super) fn worker_died(&mut self, mut death: WorkerDeath) {
         self.worker_jobs.remove(&death.process);
+        self.departed.insert(death.process);
         let Some(id) = death.lease else { return };
         let Some(lease) = self.leases.leases.get(&id) else { return };
         let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);

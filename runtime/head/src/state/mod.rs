@@ -17,6 +17,7 @@
 
 mod actors;
 mod audit;
+mod departed;
 mod draining;
 mod facts;
 mod fairness;
@@ -49,6 +50,7 @@ use wingbeat_net::messages::{
 };
 
 use actors::Actors;
+use departed::Departed;
 pub use facts::{BundlePlace, Fact, FactKey};
 use fairness::Reservations;
 use groups::Groups;
@@ -58,7 +60,7 @@ use nodes::Nodes;
 use queue::{Hold, Queue};
 use quotas::Quotas;
 use shapes::Shapes;
-use waits::Waits;
+use waits::{Circle, Waits};
 
 /// Milliseconds since the head started.
 pub type Millis = u64;
@@ -115,6 +117,8 @@ pub enum Event {
     Terminate(ActorId, String),
     /// A constructor returned.
     ActorStarted(ActorId, Incarnation, Result<(), Error>),
+    /// A node has objects of these processes, made for these jobs.
+    Owners(NodeId, BTreeMap<JobId, BTreeSet<ProcessId>>),
     /// Time passed.
     Tick,
 }
@@ -167,6 +171,7 @@ pub struct State {
     connected: BTreeSet<ProcessId>,
     /// The job and the node of every worker process that runs.
     worker_jobs: BTreeMap<ProcessId, (JobId, NodeId)>,
+    departed: Departed,
     leases: Leases,
     actors: Actors,
     waits: Waits,
@@ -201,6 +206,7 @@ impl State {
             drivers: BTreeMap::new(),
             connected: BTreeSet::new(),
             worker_jobs: BTreeMap::new(),
+            departed: Departed::default(),
             leases: Leases::new(first_lease),
             actors: Actors::default(),
             waits: Waits::default(),
@@ -244,6 +250,7 @@ impl State {
             Event::Kill(actor, may_restart) => self.kill_actor(actor, may_restart),
             Event::Terminate(actor, by) => self.terminate_actor(actor, by),
             Event::ActorStarted(actor, incarnation, outcome) => self.actor_started(actor, incarnation, outcome),
+            Event::Owners(node, owners) => self.owners_on(node, owners),
             Event::Tick => self.tick(),
         }
         self.act()
@@ -480,7 +487,9 @@ impl State {
         self.reservation_lost(id);
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
-        self.worker_jobs.retain(|_, (_, of)| *of != id);
+        for (process, _) in self.worker_jobs.extract_if(.., |_, (_, of)| *of == id) {
+            self.departed.insert(process);
+        }
         self.shares_changed();
         self.refuse_the_infeasible();
     }
@@ -659,6 +668,7 @@ impl State {
         if self.jobs.get(&id).is_none_or(|job| job.spec.driver.process != process || job.is_over) {
             return;
         }
+        self.departed.insert(process);
         self.actors_of_job_end(id);
         self.groups_of_job_end(id);
         let mut ended_on = BTreeSet::new();
@@ -685,8 +695,8 @@ impl State {
     }
 
     fn tell_of_deadlocks(&mut self) {
-        for (process, task, cycle) in self.waits.confirmed(self.now) {
-            self.tell(process, HeadEvent::Deadlock { task, cycle });
+        for Circle { process, task, on, members } in self.waits.confirmed(self.now) {
+            self.tell(process, HeadEvent::Deadlock { task, on, cycle: members });
         }
     }
 

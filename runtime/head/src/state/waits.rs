@@ -23,8 +23,19 @@ pub(super) struct Waits {
     suspects: BTreeMap<TaskId, Millis>,
 }
 
+/// Executions that wait for each other.
+pub(super) struct Circle {
+    /// Where the execution runs that closed it.
+    pub process: ProcessId,
+    pub task: TaskId,
+    /// Which of the things that it waits for is in the circle.
+    pub on: TaskId,
+    /// By name.
+    pub members: Vec<String>,
+}
+
 impl Waits {
-    /// An execution waits. Whether it closes a circle, which [`Waits::confirmed`] will tell if it lasts.
+    /// An execution waits for this, whatever it waited for before. Whether it closes a circle, which [`Waits::confirmed`] will tell if it lasts.
     pub(super) fn begin(&mut self, now: Millis, process: ProcessId, wait: Wait) -> bool {
         let task = wait.task;
         self.end(task);
@@ -42,29 +53,32 @@ impl Waits {
         !self.suspects.is_empty()
     }
 
-    /// The circles that lasted: who closed each, in which process, and its members by name.
-    pub(super) fn confirmed(&mut self, now: Millis) -> Vec<(ProcessId, TaskId, Vec<String>)> {
+    /// The circles that lasted.
+    pub(super) fn confirmed(&mut self, now: Millis) -> Vec<Circle> {
         let due: Vec<TaskId> =
             self.suspects.iter().filter(|(_, since)| now >= **since + CONFIRM_AFTER).map(|(task, _)| *task).collect();
         let mut circles = Vec::new();
         for task in due {
             self.suspects.remove(&task);
-            if let (Some(cycle), Some((process, _))) = (self.circle_of(task), self.waits.get(&task)) {
-                circles.push((*process, task, cycle));
+            if let (Some((on, members)), Some((process, _))) = (self.circle_of(task), self.waits.get(&task)) {
+                circles.push(Circle { process: *process, task, on, members });
             }
         }
         circles
     }
 
-    /// The circle through an execution, by name.
-    fn circle_of(&self, task: TaskId) -> Option<Vec<String>> {
+    /// The circle through an execution: what it waits for there, and the members by name.
+    fn circle_of(&self, task: TaskId) -> Option<(TaskId, Vec<String>)> {
         let blocked = self.blocked_with(task)?;
         let mut path = Vec::new();
         let mut seen = BTreeSet::new();
-        self.circle(task, task, &blocked, &mut path, &mut seen).then(|| {
-            path.push(task);
-            path.iter().map(|task| self.name(*task)).collect()
-        })
+        if !self.circle(task, task, &blocked, &mut path, &mut seen) {
+            return None;
+        }
+        path.push(task);
+        let next = path.get(1)?;
+        let (on, _) = self.blockers(task).into_iter().find(|(_, executions)| executions.contains(next))?;
+        Some((on, path.iter().map(|task| self.name(*task)).collect()))
     }
 
     pub(super) fn end(&mut self, task: TaskId) {
@@ -104,13 +118,13 @@ impl Waits {
         let mut next = vec![task];
         while let Some(task) = next.pop() {
             if self.waits.contains_key(&task) && blocked.insert(task) {
-                next.extend(self.blockers(task).into_iter().flatten());
+                next.extend(self.blockers(task).into_iter().flat_map(|(_, executions)| executions));
             }
         }
         loop {
             let is_blocked = |task: &TaskId| {
                 let mut groups = self.blockers(*task).into_iter();
-                groups.any(|group| group.iter().all(|other| blocked.contains(other)))
+                groups.any(|(_, executions)| executions.iter().all(|other| blocked.contains(other)))
             };
             let free: Vec<TaskId> = blocked.iter().filter(|task| !is_blocked(task)).copied().collect();
             if free.is_empty() {
@@ -136,7 +150,8 @@ impl Waits {
             return false;
         }
         path.push(from);
-        for next in self.blockers(from).into_iter().flatten().filter(|next| blocked.contains(next)) {
+        let next = self.blockers(from).into_iter().flat_map(|(_, executions)| executions);
+        for next in next.filter(|next| blocked.contains(next)) {
             if next == target || self.circle(next, target, blocked, path, seen) {
                 return true;
             }
@@ -145,17 +160,17 @@ impl Waits {
         false
     }
 
-    /// What `task` waits for, each as the executions of which at least one must go on first.
-    fn blockers(&self, task: TaskId) -> Vec<Vec<TaskId>> {
+    /// What `task` waits for, each with the executions of which at least one must go on first.
+    fn blockers(&self, task: TaskId) -> Vec<(TaskId, Vec<TaskId>)> {
         let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
         let mut blockers = Vec::new();
         for (on, actor) in &wait.on {
             if self.waits.contains_key(on) {
-                blockers.push(vec![*on]);
+                blockers.push((*on, vec![*on]));
             } else if let Some(actor) = actor {
                 let executions = self.if_full(*actor);
                 if !executions.is_empty() {
-                    blockers.push(executions);
+                    blockers.push((*on, executions));
                 }
             }
         }
@@ -203,10 +218,19 @@ mod tests {
         assert!(waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(3, Some(100))])));
         // Believed only when it lasts.
         assert!(waits.confirmed(CONFIRM_AFTER - 1).is_empty());
-        let [(process, closer, cycle)] = &waits.confirmed(CONFIRM_AFTER)[..] else { panic!("no circle") };
-        assert_eq!((*process, *closer), (ProcessId(20), task(2)));
-        assert_eq!(*cycle, ["execution 2", "execution 1", "execution 2"]);
+        let [circle] = &waits.confirmed(CONFIRM_AFTER)[..] else { panic!("no circle") };
+        assert_eq!((circle.process, circle.task, circle.on), (ProcessId(20), task(2), task(3)));
+        assert_eq!(circle.members, ["execution 2", "execution 1", "execution 2"]);
         assert!(!waits.has_suspects());
+    }
+
+    #[test]
+    fn of_several_things_that_somebody_waits_for_the_one_in_the_circle_is_named() {
+        let mut waits = Waits::default();
+        waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, Some(200)), (7, None), (8, Some(300))]));
+        assert!(waits.begin(0, ProcessId(20), wait(2, Some((200, 1)), &[(6, None), (3, Some(100)), (9, Some(300))])));
+        let on: Vec<TaskId> = waits.confirmed(CONFIRM_AFTER).iter().map(|circle| circle.on).collect();
+        assert_eq!(on, [task(3)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! To and from the head: what processes and nodes tell it, and what it tells processes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,8 @@ pub enum HeadMessage {
     DevicesHeld(Vec<(u32, String)>),
     /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),
+    /// From a node: in its store are objects of these processes, made for these jobs. It asks who of them is gone.
+    Owners(BTreeMap<JobId, BTreeSet<ProcessId>>),
     /// From a node: it ends, and why. Its connection ends next.
     NodeEnds(String),
     /// From a node: an actor's constructor returned.
@@ -258,6 +261,8 @@ pub enum HeadEvent {
     Deadlock {
         /// The execution that waits.
         task: TaskId,
+        /// What it waits for in the circle; the execution may wait for other things, too.
+        on: TaskId,
         /// The circle.
         cycle: Vec<String>,
     },

@@ -100,6 +100,8 @@ pub enum NodeMessage {
 
     /// From the head: this other node is gone, and every copy in its store.
     NodeDied(NodeId),
+    /// From the head: these processes have ended, and nobody can own an object of theirs any more.
+    OwnersGone(Vec<ProcessId>),
     /// From a worker process: it was asked to exit, and goes on, because it owns objects.
     Stays,
     /// From a worker process: it has lost the head, and what it submits fails.

@@ -137,6 +137,7 @@ impl Weight for HeadMessage {
                 HeadMessage::LeaseFailed { error: why, .. } | HeadMessage::ActorStarted { outcome: Err(why), .. } => {
                     error(why)
                 }
+                HeadMessage::Owners(owners) => owners.values().map(|owners| 16 + owners.len() * 8).sum(),
                 HeadMessage::DevicesHeld(held) => held.iter().map(|(_, who)| 16 + who.len()).sum(),
                 HeadMessage::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
                 _ => FIXED,
@@ -175,6 +176,7 @@ impl Weight for NodeMessage {
                     LeaseHolder::Actor(spec, _) => FIXED + spec.weight(),
                 },
                 NodeMessage::Unpin(ids) | NodeMessage::Delete(ids) => ids.len() * 20,
+                NodeMessage::OwnersGone(owners) => owners.len() * 8,
                 NodeMessage::ActorStarted { outcome: Err(why), .. } => error(why),
                 _ => FIXED,
             }
@@ -214,6 +216,7 @@ mod tests {
             args: (0..args).map(|_| value()).collect(),
             outputs: Outputs::Fixed(1),
             attempt: 0,
+            remakes: false,
             group: None,
             parent: None,
         })

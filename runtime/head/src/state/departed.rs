@@ -1,0 +1,66 @@
+//! Processes that have ended, for nodes that ask whose objects nobody owns any more.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use wingbeat_core::{JobId, NodeId, ProcessId};
+use wingbeat_net::messages::NodeMessage;
+
+use super::State;
+
+/// So many are remembered. What the one before them owned is deleted when its job is over.
+const REMEMBERED: usize = 1 << 17;
+
+#[derive(Default)]
+pub(super) struct Departed {
+    known: BTreeSet<ProcessId>,
+    order: VecDeque<ProcessId>,
+}
+
+impl Departed {
+    pub(super) fn insert(&mut self, process: ProcessId) {
+        if !self.known.insert(process) {
+            return;
+        }
+        self.order.push_back(process);
+        if self.order.len() > REMEMBERED
+            && let Some(first) = self.order.pop_front()
+        {
+            self.known.remove(&first);
+        }
+    }
+}
+
+impl State {
+    /// A node has objects of these processes in its store, made for these jobs.
+    pub(super) fn owners_on(&mut self, node: NodeId, owners: BTreeMap<JobId, BTreeSet<ProcessId>>) {
+        if self.recovering.is_some() {
+            // Jobs are still coming back.
+            return;
+        }
+        let is_over = |job: &JobId| !self.jobs.contains_key(job);
+        let is_gone = |job: &JobId, process: &ProcessId| is_over(job) || self.departed.known.contains(process);
+        let gone: Vec<ProcessId> = owners
+            .into_iter()
+            .flat_map(|(job, owners)| owners.into_iter().filter(move |process| is_gone(&job, process)))
+            .collect();
+        if !gone.is_empty() {
+            self.order(node, NodeMessage::OwnersGone(gone));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_are_remembered() {
+        let mut departed = Departed::default();
+        for process in 0..=REMEMBERED as u64 {
+            departed.insert(ProcessId(process));
+            departed.insert(ProcessId(process));
+        }
+        assert_eq!((departed.known.len(), departed.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(!departed.known.contains(&ProcessId(0)) && departed.known.contains(&ProcessId(REMEMBERED as u64)));
+    }
+}
