@@ -137,7 +137,13 @@ impl ResourceSet {
 
     /// Sets `name` to `amount`.
     pub fn set(&mut self, name: &str, amount: Amount) {
-        match self.find(name) {
+        self.change(name, |_| amount);
+    }
+
+    fn change(&mut self, name: &str, change: impl FnOnce(Amount) -> Amount) {
+        let at = self.find(name);
+        let amount = change(at.map_or(Amount::ZERO, |at| self.amounts[at].1));
+        match at {
             Ok(at) if amount.is_zero() => drop(self.amounts.remove(at)),
             Ok(at) => self.amounts[at].1 = amount,
             Err(_) if amount.is_zero() => {}
@@ -168,7 +174,7 @@ impl ResourceSet {
     /// Adds `other`.
     pub fn add(&mut self, other: &ResourceSet) {
         for (name, amount) in other.iter() {
-            self.set(name, self.get(name) + amount);
+            self.change(name, |known| known + amount);
         }
     }
 
@@ -176,7 +182,7 @@ impl ResourceSet {
     /// over-committed until balance returns.
     pub fn subtract(&mut self, other: &ResourceSet) {
         for (name, amount) in other.iter() {
-            self.set(name, self.get(name) - amount);
+            self.change(name, |known| known - amount);
         }
     }
 

@@ -30,6 +30,15 @@ pub(super) enum Site {
     Bundle(PlacementGroupId, u32, NodeId),
 }
 
+/// See [`State::share_of`].
+fn share_of(total: &ResourceSet, held: &ResourceSet) -> u64 {
+    let share = |name: &str, amount: i64| match total.get(name).units() {
+        0 => 0,
+        total => (amount.max(0) as u64).saturating_mul(1_000_000) / total as u64,
+    };
+    held.iter().map(|(name, amount)| share(name, amount.units())).max().unwrap_or(0)
+}
+
 impl State {
     /// Places whoever fits, in order, until nobody does. Cheap when nothing changed.
     pub(super) fn serve(&mut self) {
@@ -301,10 +310,7 @@ impl State {
 
     /// A job holds this from now on.
     pub(super) fn charge(&mut self, job: JobId, taken: &ResourceSet) {
-        if let Some(known) = self.jobs.get_mut(&job) {
-            known.used.add(taken);
-            self.share_changed(job);
-        }
+        self.change_use(job, |used| used.add(taken));
         if let Some(namespace) = self.namespace_of(job) {
             self.quotas.take(&namespace, taken);
         }
@@ -312,10 +318,7 @@ impl State {
 
     /// A job does not hold this any more.
     pub(super) fn uncharge(&mut self, job: JobId, taken: &ResourceSet) {
-        if let Some(known) = self.jobs.get_mut(&job) {
-            known.used.subtract(taken);
-            self.share_changed(job);
-        }
+        self.change_use(job, |used| used.subtract(taken));
         if let Some(namespace) = self.namespace_of(job)
             && self.quotas.give_back(&namespace, taken)
         {
@@ -325,30 +328,23 @@ impl State {
 
     /// How much of the cluster some resources are: in millionths of what there is of the scarcest of them.
     pub(super) fn share_of(&self, held: &ResourceSet) -> u64 {
-        let total = self.nodes.total();
-        let share = |name: &str, amount: i64| match total.get(name).units() {
-            0 => 0,
-            total => (amount.max(0) as u64).saturating_mul(1_000_000) / total as u64,
-        };
-        held.iter().map(|(name, amount)| share(name, amount.units())).max().unwrap_or(0)
+        share_of(self.nodes.total(), held)
     }
 
-    fn share_changed(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let share = self.share_of(&job.used);
-        if share == job.share {
-            return;
-        }
-        if let Some(job) = self.jobs.get_mut(&id) {
+    fn change_use(&mut self, id: JobId, change: impl FnOnce(&mut ResourceSet)) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        change(&mut job.used);
+        let share = share_of(self.nodes.total(), &job.used);
+        if share != job.share {
             job.share = share;
+            self.queue.set_share(Some(id), share);
         }
-        self.queue.set_share(Some(id), share);
     }
 
     /// What there is has changed, and with it how much of that everybody holds.
     pub(super) fn shares_changed(&mut self) {
         for job in self.jobs.keys().copied().collect::<Vec<_>>() {
-            self.share_changed(job);
+            self.change_use(job, |_| {});
         }
     }
 
