@@ -3,9 +3,11 @@
 mod actors;
 mod cluster;
 mod collective;
+mod contention;
 mod launch;
 mod mixed;
 mod objects;
+mod payloads;
 pub(crate) mod scheduler;
 mod start;
 mod tasks;
@@ -71,6 +73,10 @@ rows! {
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
     cluster queue_1m = tasks::queue_1m;
+    cluster tasks_1k_of_50kb = payloads::tasks_1k_of_50kb;
+    cluster tasks_100k_of_1kb = payloads::tasks_100k_of_1kb;
+    alone driver_beside_half_open = contention::driver_beside_half_open;
+    alone gang_beside_streams = contention::gang_beside_streams;
     alone placement_group_create_remove = scheduler::placement_group_create_remove;
     alone decisions_100_nodes = scheduler::decisions_100_nodes;
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;

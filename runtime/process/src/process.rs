@@ -347,9 +347,18 @@ impl Process {
         }
         if let Some(value) = object.value() {
             for subscriber in announce.subscribers {
-                self.send_to(subscriber, PeerMessage::Resolved(vec![(object.id(), value.clone())]));
+                self.send_value(subscriber, object.id(), value.clone());
             }
         }
+    }
+
+    /// Tells a borrower the value of an object of ours.
+    pub(crate) fn send_value(self: &Arc<Self>, to: ProcessId, id: ObjectId, value: ObjectValue) {
+        let value = match crate::refs::too_many(&value, || id.to_string()) {
+            Some(error) => ObjectValue::Failed(Box::new(error)),
+            None => value,
+        };
+        self.send_to(to, PeerMessage::Resolved(vec![(id, value)]));
     }
 
     fn freed_while_stored(self: &Arc<Self>, object: &Arc<Object>) {

@@ -17,6 +17,7 @@ use wingbeat_core::codec::{self, CodecError};
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{INLINE_LIMIT, ObjectValue, Packed, Refs};
 use wingbeat_core::{ActorId, FunctionId, ObjectId};
+use wingbeat_net::messages::{MESSAGE_LIMIT, Weight};
 
 use crate::actor::ActorHandle;
 use crate::object::Handle;
@@ -147,6 +148,17 @@ pub(crate) fn pack_output(
     let mut stored = session.process().store(id, &encoded, replaces).map_err(PackError::Other)?;
     stored.refs = refs;
     Ok((ObjectValue::Stored(stored), held))
+}
+
+/// Why a value cannot be sent, if it cannot: its own bytes are few or elsewhere, the refs in it are not.
+pub(crate) fn too_many(value: &ObjectValue, what: impl FnOnce() -> String) -> Option<Error> {
+    let weight = value.weight();
+    (weight > MESSAGE_LIMIT).then(|| Error::InvalidArgument {
+        what: format!(
+            "the refs in {} need {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; spread them over several objects",
+            what()
+        ),
+    })
 }
 
 /// Encodes a value that is kept for somebody else, such as an item of a queue. The handles are of the refs inside; they

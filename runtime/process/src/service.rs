@@ -62,7 +62,7 @@ impl PeerService {
                         }))),
                     };
                     if let Some(value) = value {
-                        process.send_to(self.peer, PeerMessage::Resolved(vec![(id, value)]));
+                        process.send_value(self.peer, id, value);
                     }
                 }
             }

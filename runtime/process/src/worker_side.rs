@@ -72,10 +72,21 @@ impl Session {
         replaces: bool,
         what: &str,
     ) -> Result<(ObjectValue, Vec<Handle>), Error> {
-        refs::pack_output(self, id, value, replaces).map_err(|error| match error {
+        let packed = refs::pack_output(self, id, value, replaces).map_err(|error| match error {
             PackError::Codec(error) => Error::Encode { what: format!("the result of {what}"), why: error.0 },
             PackError::Other(error) => error.about(|| format!("the result of {what}")),
-        })
+        })?;
+        match refs::too_many(&packed.0, || format!("the result of {what}")) {
+            Some(error) => {
+                if let ObjectValue::Stored(stored) = &packed.0
+                    && replaces
+                {
+                    self.process().delete_stored(id, stored);
+                }
+                Err(error)
+            }
+            None => Ok(packed),
+        }
     }
 }
 
