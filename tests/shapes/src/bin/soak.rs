@@ -32,6 +32,9 @@ struct Args {
     /// Which load: the same seed gives the same operations in the same order.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Only shapes whose description contains this, such as "Busy, 5000".
+    #[arg(long, default_value = "")]
+    only: String,
 }
 
 /// A store opens its spill file when it first spills, and keeps it; a connection may be under way.
@@ -106,7 +109,7 @@ fn main() -> Result<()> {
     let mut count = 0u64;
     let mut first: Option<Sample> = None;
     'load: loop {
-        for cell in cells(size, &mut chance) {
+        for cell in cells(size, &mut chance).into_iter().filter(|cell| cell.to_string().contains(&args.only)) {
             if first.is_none() && begun.elapsed() > whole / 10 {
                 let before = settled(&cluster, &session, &watchdog)?;
                 eprintln!("soak: after {count} cells: {before:#?}");
