@@ -4,10 +4,13 @@
 mod common;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use common::Local;
 use wingbeat::{ObjectRef, ObjectStream, put};
 
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
 /// More than the limit for inline values.
 const STORED: usize = 256 << 10;
 
@@ -174,4 +177,35 @@ fn a_stream_that_borrows_its_actor_keeps_it_until_it_is_taken_or_dropped() {
     assert_eq!(made.get_blocking().unwrap(), 40);
     drop(source.borrowed(1_000));
     assert!(source.adds().get_blocking().unwrap() < 1_000);
+}
+
+#[wingbeat::remote]
+fn counts(to: u64) -> impl Iterator<Item = u64> {
+    0..to
+}
+
+#[wingbeat::remote]
+async fn counts_slowly(to: u64) -> impl futures::Stream<Item = u64> {
+    futures::stream::iter(0..to)
+}
+
+#[wingbeat::remote]
+fn doubles(x: u64) -> u64 {
+    2 * x
+}
+
+/// Runs a task for each item of a stream that is ahead, with as many CPUs.
+fn a_task_for_each_item(mut stream: ObjectStream<u64>) {
+    let mut sum = 0;
+    while let Some(item) = stream.next_blocking() {
+        sum += doubles::remote(item.unwrap()).get_timeout_blocking(LIMIT).unwrap();
+    }
+    assert_eq!(sum, 380);
+}
+
+#[test]
+fn a_stream_that_waits_for_its_consumer_lends_its_cpu() {
+    let _local = Local::start(1);
+    a_task_for_each_item(counts::options().stream_ahead(2).remote(20));
+    a_task_for_each_item(counts_slowly::options().stream_ahead(2).remote(20));
 }

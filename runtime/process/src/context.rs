@@ -14,7 +14,7 @@ use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::spin::Working;
 
 use crate::session::Session;
-use crate::waiting::Waits;
+use crate::waiting::{Waiting, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -138,6 +138,11 @@ impl Execution {
         let wakers = std::mem::take(&mut asked.wakers);
         drop(asked);
         wakers.into_values().for_each(Waker::wake);
+    }
+
+    /// While the answer lives, the execution waits for somebody who is no task: its CPUs are free for others.
+    pub fn waits_for_others(self: &Arc<Self>) -> Option<Waiting> {
+        self.run(|| Waiting::begin(Vec::new()))
     }
 
     /// Runs `body` as part of this execution.

@@ -34,6 +34,9 @@ const AHEAD_TASKS: usize = 2_048;
 /// And at most so many bytes of arguments, unless one task alone has more: enough for a fast network's round trip, and a
 /// bound of the memory of a worker process that does not get to its tasks.
 const AHEAD_BYTES: usize = 8 << 20;
+/// What has run for so long is no short task, whatever others of its shape take: a stream may wait for its consumer, and that
+/// for what stands behind it. Nothing more goes there, and for what does another lease is asked for.
+const STUCK_MS: u64 = 20;
 /// Leases wanted for one shape at most; the head grants what there is.
 const WANTED_LIMIT: usize = 4_096;
 /// An idle lease is kept so long, since the next task often comes at once. The head can recall it earlier.
@@ -106,9 +109,16 @@ struct Lease {
     next: u64,
     taking_back: bool,
     idle_since_ms: u64,
+    /// When it last delivered, or got its first task.
     last_result_ms: u64,
     /// The news of its end, if it came before the end of the connection.
     death: Option<WorkerDeath>,
+}
+
+impl Lease {
+    fn is_stuck(&self, now_ms: u64) -> bool {
+        !self.in_flight.is_empty() && now_ms >= self.last_result_ms + STUCK_MS
+    }
 }
 
 struct Queue {
@@ -190,7 +200,7 @@ impl Dispatch {
         for shape in shapes {
             self.fill(&shape, now_ms, out);
             self.rebalance(&shape, now_ms, out);
-            self.announce(&shape, out);
+            self.announce(&shape, now_ms, out);
         }
     }
 
@@ -212,7 +222,7 @@ impl Dispatch {
             .leases
             .iter()
             .filter_map(|id| self.leases.get(id))
-            .filter(|lease| lease.phase == Phase::Open)
+            .filter(|lease| lease.phase == Phase::Open && !lease.is_stuck(now_ms))
             // Refilled at half, so that tasks go in batches.
             .filter(|lease| lease.in_flight.len() * 2 <= depth || lease.in_flight.is_empty())
             .map(|lease| (lease.in_flight.len(), lease.id))
@@ -231,6 +241,9 @@ impl Dispatch {
             if share == 0 {
                 continue;
             }
+            if lease.in_flight.is_empty() {
+                lease.last_result_ms = now_ms;
+            }
             let first = lease.next;
             let mut tasks = Vec::with_capacity(share);
             while tasks.len() < share {
@@ -247,7 +260,6 @@ impl Dispatch {
             if tasks.is_empty() {
                 continue;
             }
-            lease.last_result_ms = now_ms;
             out.push(Action::Push { worker: lease.worker.clone(), lease: id, first, tasks });
         }
     }
@@ -275,7 +287,7 @@ impl Dispatch {
         }
     }
 
-    fn announce(&mut self, shape: &Arc<Shape>, out: &mut Vec<Action>) {
+    fn announce(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
         let Some(queue) = self.queues.get_mut(shape) else { return };
         let mut busy = 0;
         let mut waiting = 0;
@@ -287,14 +299,17 @@ impl Dispatch {
         }
         // A task in flight on each busy lease, and those that could start elsewhere. Leases whose process
         // waits are held but of no use.
-        let unstarted: usize = queue
-            .leases
-            .iter()
-            .filter_map(|id| self.leases.get(id))
-            .map(|lease| lease.in_flight.len().saturating_sub(1))
-            .sum();
         let short = queue.average_nanos.is_some_and(|nanos| nanos < 20_000.0);
-        let could_use = queue.ready.len() + if short { unstarted / 64 } else { unstarted };
+        let (mut soon_done, mut could_start) = (0, queue.ready.len());
+        for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
+            let unstarted = lease.in_flight.len().saturating_sub(1);
+            if short && !lease.is_stuck(now_ms) {
+                soon_done += unstarted;
+            } else {
+                could_start += unstarted;
+            }
+        }
+        let could_use = could_start + soon_done / 64;
         let held = queue.leases.len();
         // In steps, so that the head hears of real changes only: none, what is held, or the next power of two.
         let wanted = match (busy + could_use).min(WANTED_LIMIT) + waiting {
@@ -619,6 +634,10 @@ impl Dispatch {
                             sooner(2);
                         }
                     }
+                }
+                // What stands behind a task that turns out to be long is to start elsewhere.
+                Phase::Open if lease.in_flight.len() > 1 && !lease.is_stuck(now_ms) => {
+                    sooner(lease.last_result_ms + STUCK_MS - now_ms);
                 }
                 _ => {}
             }

@@ -127,6 +127,44 @@ fn long_tasks_are_dealt_one_to_a_lease() {
     assert_eq!(settle(&mut dispatch, 50).pushed[&1].len(), 1);
 }
 
+/// A lease on which tasks have taken no time, and which now has one task that does not end.
+fn stuck_behind(lease: u64) -> Dispatch {
+    let mut dispatch = submitted(100);
+    dispatch.granted(grant(lease), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    for seq in 0..100 {
+        finish(&mut dispatch, lease, seq, 1_000, 0);
+        settle(&mut dispatch, 0);
+    }
+    dispatch.submit(task(100), &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 10).pushed[&lease], [100]);
+    dispatch
+}
+
+#[test]
+fn what_stands_behind_a_task_that_does_not_end_starts_elsewhere() {
+    let mut dispatch = stuck_behind(1);
+    dispatch.submit(task(101), &mut Vec::new());
+    let said = settle(&mut dispatch, 10);
+    assert_eq!((&said.pushed[&1], said.wanted), (&vec![101], None), "they are short as a rule");
+    // Whoever has it run asks again when that can be told.
+    assert_eq!(dispatch.tick(10, &mut Vec::new()), Some(STUCK_MS));
+    assert_eq!(settle(&mut dispatch, 10 + STUCK_MS).wanted, Some(2));
+    dispatch.granted(grant(2), 31, &mut Vec::new());
+    assert_eq!(settle(&mut dispatch, 31).taken_back, [(1, 1)]);
+}
+
+#[test]
+fn nothing_more_goes_behind_a_task_that_has_run_for_long() {
+    let mut dispatch = stuck_behind(1);
+    dispatch.submit(task(101), &mut Vec::new());
+    let said = settle(&mut dispatch, 10 + STUCK_MS);
+    assert!(said.pushed.is_empty());
+    assert_eq!(said.wanted, Some(2));
+    finish(&mut dispatch, 1, 100, 30_000_000, 40);
+    assert_eq!(settle(&mut dispatch, 40).pushed[&1], [101], "unless it ends first");
+}
+
 #[test]
 fn an_idle_lease_takes_what_a_busy_one_has_not_started() {
     let mut dispatch = submitted(9);

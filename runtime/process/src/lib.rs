@@ -58,4 +58,5 @@ pub use session::{Entered, Session};
 pub use stream::StreamHandle;
 pub use submit::Submitted;
 pub use view::ObjectView;
+pub use waiting::Waiting;
 pub use wingbeat_net::messages::{ClusterState, Explanation};

@@ -91,7 +91,7 @@ async fn tell_later(execution: Weak<Execution>) {
 }
 
 /// While it lives, the execution waits.
-pub(crate) struct Waiting {
+pub struct Waiting {
     listener: Listener,
     on: Vec<(TaskId, Option<ActorId>)>,
 }

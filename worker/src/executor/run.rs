@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::LocalBoxFuture;
 use futures::stream::BoxStream;
@@ -23,6 +23,9 @@ use wingbeat_process::{Arguments, Handle, Session};
 
 use super::queue::{Credit, Queue};
 use super::threads::{inside, outside, polled_outside};
+
+/// A consumer that makes room within this time is not worth lending the CPU meanwhile.
+const PROMPT: Duration = Duration::from_millis(10);
 
 /// Frames of a backtrace that are shown: user code is near the top.
 const FRAMES: usize = 24;
@@ -258,9 +261,19 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         self.paused.set(self.paused.get() + 1);
-        let waited = guarded(&self.execution, pin!(credit.for_item(index, ahead))).await;
+        let waited = guarded(&self.execution, pin!(self.room(credit, index, ahead))).await;
         self.paused.set(self.paused.get() - 1);
         waited
+    }
+
+    async fn room(&self, credit: &Credit, index: u32, ahead: u32) {
+        let mut room = pin!(credit.for_item(index, ahead));
+        if tokio::time::timeout(PROMPT, &mut room).await.is_err() {
+            // The consumer may itself wait for a task that needs the CPU.
+            let waiting = self.execution.waits_for_others();
+            room.await;
+            drop(waiting);
+        }
     }
 }
 
