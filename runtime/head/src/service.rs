@@ -429,6 +429,7 @@ impl Service {
             }
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
+            | HeadMessage::AbandonLease(_)
             | HeadMessage::Waiting { .. }
             | HeadMessage::Resumed { .. }
             | HeadMessage::WatchActor(_)
@@ -445,6 +446,7 @@ impl Service {
                 Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
             }
             HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
+            HeadMessage::AbandonLease(lease) => Event::Abandoned(process, lease),
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
             HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
             HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
