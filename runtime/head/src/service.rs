@@ -291,12 +291,11 @@ impl Shell {
 
     pub(crate) async fn stop_nodes(&self) {
         let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().cloned().collect();
-        let told = async {
-            for link in links {
-                link.send(NodeMessage::Stop("the cluster was stopped".into()));
-                link.flushed().await;
-            }
-        };
+        // Each hears it, also when another takes nothing in.
+        for link in &links {
+            link.send(NodeMessage::Stop("the cluster was stopped".into()));
+        }
+        let told = futures::future::join_all(links.iter().map(Link::flushed));
         let _ = tokio::time::timeout(STOP_LIMIT, told).await;
         self.stopping.send_if_modified(|stage| {
             let first = *stage == Stage::Running;
