@@ -62,7 +62,7 @@ pub(crate) trait Durable: Send + Sync {
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
     journal: Option<Box<dyn Durable>>,
-    programs: Programs,
+    programs: Arc<Programs>,
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
@@ -121,7 +121,7 @@ impl Shell {
                 programs_seen: 0,
             }),
             journal,
-            programs,
+            programs: Arc::new(programs),
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
@@ -168,7 +168,7 @@ impl Shell {
     /// Keeps the program of a job for as long as what is returned lives, and longer if a detached actor of it does by
     /// then. Whoever asks runs that program, and gives it if it is not here yet. None where nobody else could ever run
     /// it: in a driver's own cluster.
-    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping<'_>>, Error> {
+    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping>, Error> {
         let (program, client) = {
             let inside = self.inside.lock();
             (inside.state.program_of(job), inside.process_clients.get(&from).cloned())
