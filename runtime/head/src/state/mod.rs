@@ -421,6 +421,11 @@ impl State {
         self.leases.leases.get(&lease).map(|lease| lease.taken.node)
     }
 
+    /// Whether a process has a connection to this head.
+    pub fn is_connected(&self, process: ProcessId) -> bool {
+        self.connected.contains(&process)
+    }
+
     /// The driver of a job.
     pub fn driver_of(&self, job: JobId) -> Option<ProcessId> {
         self.jobs.get(&job).map(|job| job.spec.driver.process)
