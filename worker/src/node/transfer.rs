@@ -269,7 +269,14 @@ impl Daemon {
             if let Ok(None) = created {
                 // Something must go to disk first.
                 let daemon = self.clone();
-                let creating = tokio::task::spawn_blocking(move || daemon.store.create(object, size, by).map(Some));
+                let creating = tokio::task::spawn_blocking(move || {
+                    let created = daemon.store.create(object, size, by);
+                    if created.is_err() {
+                        // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
+                        daemon.transfers.object_settled();
+                    }
+                    created.map(Some)
+                });
                 created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
             }
             match created {
@@ -278,7 +285,10 @@ impl Daemon {
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let (limit, since) =
                         (self.transfers.limits.writer, *waiting_since.get_or_insert_with(Instant::now));
-                    if tokio::time::timeout(limit.saturating_sub(since.elapsed()), settled).await.is_err() {
+                    let left = limit.saturating_sub(since.elapsed());
+                    // At the end of the limit it is looked at once more.
+                    let _ = tokio::time::timeout(left, settled).await;
+                    if left.is_zero() {
                         let doing = match state {
                             AlreadyExists::Different => "reading another value of it",
                             _ => "writing it",
