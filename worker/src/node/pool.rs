@@ -81,6 +81,7 @@ pub(super) struct Pool {
 
 pub(super) struct Job {
     pub spec: Arc<JobSpec>,
+    /// Lines on their way to the driver; another after each connection that broke.
     pub log: Link<LogLine>,
     /// Ended by the head; only detached actors are left.
     pub over: bool,
@@ -173,7 +174,7 @@ impl Daemon {
             return;
         }
         let log = Link::new();
-        tokio::spawn(self.clone().forward_output(spec.driver.clone(), log.clone()));
+        tokio::spawn(self.clone().forward_output(spec.clone(), log.clone()));
         pool.jobs.insert(spec.id, Job { spec, log, over: false });
     }
 
