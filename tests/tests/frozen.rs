@@ -173,3 +173,16 @@ fn a_node_that_is_busy_is_not_given_up() {
     assert!(is_alive(cluster.node_pid(0).unwrap()));
     wingbeat::block_on(session.shutdown());
 }
+
+#[test]
+fn a_cluster_is_stopped_in_order_also_when_one_of_its_nodes_stands_still() {
+    let mut cluster = TestCluster::start(2, 1).unwrap();
+    let numbers = cluster.node_numbers().unwrap();
+    // The one that would be told first.
+    let (frozen, other) = if numbers[0] < numbers[1] { (0, 1) } else { (1, 0) };
+    let stopped = Stopped::new(cluster.node_pid(frozen).unwrap());
+    let output = cluster.command().unwrap().arg("stop").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(cluster.wait_for_node_end(other).unwrap(), "it was not told to end");
+    drop(stopped);
+}

@@ -5,8 +5,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use wingbeat_tests::TestCluster;
+
 /// Says which driver this program is to be, when the test starts itself again.
 const DRIVER: &str = "WINGBEAT_TEST_DRIVER";
+/// The process of the node, for a driver of another.
+const NODE: &str = "WINGBEAT_TEST_NODE";
+/// Only something that hangs takes so long.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 /// A file by which the test lets a task go on.
 const GO_ON: &str = "WINGBEAT_TEST_GO_ON";
 
@@ -67,6 +73,69 @@ fn driver(test: &str, what: &str, go_on: Option<PathBuf>) -> Child {
         command.env(GO_ON, go_on);
     }
     command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+#[wingbeat::remote]
+fn says(what: String) {
+    println!("{what}");
+}
+
+/// Cuts the connections that a process on this machine has made to this one.
+fn cut_connections_from(pid: i32) -> usize {
+    use rustix::net::{Shutdown, SocketAddrUnix, getsockname, shutdown, sockopt::socket_peercred};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let numbers: Vec<i32> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    let is_from = |fd: &std::os::fd::OwnedFd| {
+        let is_named = getsockname(fd).ok().and_then(|name| SocketAddrUnix::try_from(name).ok());
+        let is_ours = is_named.is_some_and(|name| name.abstract_name().is_some());
+        is_ours && socket_peercred(fd).is_ok_and(|peer| peer.pid.as_raw_nonzero().get() == pid)
+    };
+    let sockets = numbers.into_iter().filter_map(|number| pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok());
+    sockets.filter(is_from).map(|fd| shutdown(fd, Shutdown::Both).unwrap()).count()
+}
+
+/// Loses its connections to a node of another process after the first line, and says more until the test has seen it.
+fn drive_with_broken_connections() {
+    wingbeat::init_blocking().unwrap();
+    let go_on = PathBuf::from(std::env::var(GO_ON).unwrap());
+    says::remote("before".to_owned()).get_blocking().unwrap();
+    while !go_on.exists() {
+        std::thread::yield_now();
+    }
+    assert_ne!(cut_connections_from(std::env::var(NODE).unwrap().parse().unwrap()), 0);
+    let begun = std::time::Instant::now();
+    while go_on.exists() {
+        assert!(begun.elapsed() < LIMIT, "no line arrives any more");
+        says::remote("after".to_owned()).get_blocking().unwrap();
+    }
+    wingbeat::shutdown_blocking();
+}
+
+#[test]
+fn lines_arrive_again_after_the_connection_of_their_node_broke() {
+    if std::env::var_os(DRIVER).is_some() {
+        return drive_with_broken_connections();
+    }
+    let cluster = TestCluster::start(1, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let go_on = dir.path().join("go_on");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let name = "lines_arrive_again_after_the_connection_of_their_node_broke";
+    command.args(["--exact", name, "--nocapture"]).env(DRIVER, "breaks").env(GO_ON, &go_on);
+    command.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    command.env(NODE, cluster.node_pid(0).unwrap().to_string());
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.ends_with("before")));
+    std::fs::write(&go_on, "").unwrap();
+    assert!(lines.any(|line| line.ends_with("after")), "nothing arrives");
+    std::fs::remove_file(&go_on).unwrap();
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

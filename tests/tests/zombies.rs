@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::Local;
 use wingbeat::{Bundle, placement_group};
-use wingbeat_tests::is_alive;
+use wingbeat_tests::{is_alive, is_root};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -76,6 +76,41 @@ fn spin(time: Duration) {
     while begun.elapsed() < time {
         std::hint::spin_loop();
     }
+}
+
+/// Starts processes that nobody but the kernel reaps, and stays.
+struct Namespace {
+    started: Option<std::process::Child>,
+}
+
+#[wingbeat::actor]
+impl Namespace {
+    fn new() -> Self {
+        Namespace { started: None }
+    }
+    fn start(&mut self, started: PathBuf) {
+        let script = "sleep 1000 & sleep 1000 & echo > $STARTED.tmp && mv $STARTED.tmp $STARTED; wait";
+        // Not in the process group of the actor, with which they would end at once.
+        let mut command = std::process::Command::new("setsid");
+        command.args(["unshare", "--pid", "--fork", "sh", "-c", script]).env("STARTED", &started);
+        self.started = Some(command.spawn().unwrap());
+        while !started.exists() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_gpu_is_free_again_after_processes_in_a_namespace_of_their_own() {
+    if !is_root().unwrap() {
+        return;
+    }
+    let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));
+    let dir = tempfile::tempdir().unwrap();
+    let actor = Namespace::options().num_gpus(4.0).remote();
+    actor.start(dir.path().join("started")).get_blocking().unwrap();
+    actor.actor().kill();
+    wait_until_all_is_free(&local);
 }
 
 #[test]

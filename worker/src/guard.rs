@@ -13,7 +13,7 @@
 //!
 //! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -307,7 +307,9 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
             PollFd::new(&exits, PollFlags::IN),
             PollFd::new(parent, PollFlags::IN),
         ];
-        match poll(&mut ready, None) {
+        // What this process does not reap sends it no signal.
+        let limit = (!leaving.is_empty()).then_some(&LOOK_EVERY);
+        match poll(&mut ready, limit) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -318,6 +320,8 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
         if exited {
             let mut drained = [0u8; 128];
             let _ = rustix::io::read(&exits, &mut drained);
+        }
+        if exited || !leaving.is_empty() {
             reap(&mut workers, &mut leaving, socket);
         }
         if asked {
@@ -335,6 +339,9 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     end_all();
     Ok(())
 }
+
+/// How often is looked whether what was told to end has ended, while there is some.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// A descriptor that is readable when a child has ended.
 fn child_signals() -> io::Result<OwnedFd> {
@@ -415,7 +422,10 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
 }
 
 /// Worker processes that have ended, and what they left behind and has been told to end.
-type Leaving = BTreeMap<ProcessId, BTreeSet<u32>>;
+type Leaving = BTreeMap<ProcessId, Ended>;
+
+/// Processes that were told to end, by id, each with when it began if that is known: an id may be another's later.
+type Ended = BTreeMap<u32, Option<u64>>;
 
 fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &OwnedFd) {
     // Everything that has ended is reaped, orphans too.
@@ -425,13 +435,18 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &
             orphans.remove(&pid);
         }
         if let Some(process) = workers.remove(&pid) {
-            leaving.insert(process, BTreeSet::new());
+            leaving.insert(process, Ended::new());
             let status = std::process::ExitStatus::from_raw(status.as_raw());
             let report = Report::Exited { process, code: status.code(), signal: status.signal() };
             let _ = send(socket.as_fd(), &report);
         }
     }
-    if leaving.values().any(BTreeSet::is_empty) {
+    // Not everything falls to this process: the kernel reaps what was in a PID namespace, and the children of those that
+    // ignore SIGCHLD, and a parent may have been faster than its end.
+    for orphans in leaving.values_mut() {
+        orphans.retain(|pid, began| is_left(*pid, *began));
+    }
+    if leaving.values().any(Ended::is_empty) {
         // What was started while the others were being ended.
         let mut left = orphans(workers);
         for (process, orphans) in leaving.iter_mut().filter(|(_, orphans)| orphans.is_empty()) {
@@ -480,13 +495,13 @@ pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
     for pid in workers.values().filter(|pid| **pid != 0) {
         // It may be gone, and its number somebody else's.
         if mark_of(*pid).is_some_and(|process| workers.contains_key(&process)) {
-            end_tree(*pid, &mut BTreeSet::new());
+            end_tree(*pid, &mut Ended::new());
         }
     }
     // What they start before they have ended is there the next time.
     for _ in 0..ROUNDS {
         let Ok(processes) = std::fs::read_dir("/proc") else { return };
-        let mut ended = BTreeSet::new();
+        let mut ended = Ended::new();
         for pid in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
             if mark_of(pid).is_some_and(|process| workers.contains_key(&process)) {
                 end_tree(pid, &mut ended);
@@ -510,12 +525,37 @@ fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-fn end_tree(pid: u32, ended: &mut BTreeSet<u32>) {
+/// When a process began, in ticks of the machine's clock.
+fn began(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    // The name before may contain anything.
+    let rest = stat.rsplit(|byte| *byte == b')').next().and_then(|rest| std::str::from_utf8(rest).ok());
+    let began = rest.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+    began.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn means_gone(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
+}
+
+/// Whether the process that began then is there. One that cannot be looked at, because descriptors are short, is.
+fn is_left(pid: u32, since: Option<u64>) -> bool {
+    match began(pid) {
+        Ok(began) => since.is_none_or(|since| since == began),
+        Err(error) => !means_gone(&error),
+    }
+}
+
+fn end_tree(pid: u32, ended: &mut Ended) {
     // Parents first: a stopped or dead parent starts no more.
     let children = children_of(pid);
-    ended.insert(pid);
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let began = began(pid);
+    if !began.as_ref().is_err_and(means_gone) {
+        ended.insert(pid, began.ok());
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
     }
     for child in children {
         end_tree(child, ended);
@@ -527,11 +567,30 @@ fn end_tree(pid: u32, ended: &mut BTreeSet<u32>) {
 fn end_all() {
     loop {
         for pid in children_of(std::process::id()) {
-            end_tree(pid, &mut BTreeSet::new());
+            end_tree(pid, &mut Ended::new());
         }
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_left_until_it_is_reaped_and_another_of_its_id_is_not_it() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let since = began(pid).unwrap();
+        assert!(is_left(pid, Some(since)) && is_left(pid, None));
+        assert!(!is_left(pid, Some(since + 1)));
+        let mut ended = Ended::new();
+        end_tree(pid, &mut ended);
+        assert_eq!(ended, Ended::from([(pid, Some(since))]));
+        child.wait().unwrap();
+        assert!(!is_left(pid, Some(since)) && !is_left(pid, None));
     }
 }

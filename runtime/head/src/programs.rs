@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Executable;
@@ -38,18 +39,23 @@ pub(crate) struct Programs {
 #[derive(Default)]
 struct Kept {
     /// Open for reading, once it is complete.
-    file: Arc<OnceCell<File>>,
-    /// Creations of actors that are under way and will need it.
+    file: Option<Arc<File>>,
+    /// What brings it here, until it is complete or could not be had.
+    receiving: Option<Receiving>,
+    /// Creations of actors that are under way and will need it, and whoever receives it.
     creations: usize,
 }
 
+/// A program on its way, for all who wait for it.
+type Receiving = Shared<BoxFuture<'static, Result<(), Error>>>;
+
 /// As long as this lives, the program is kept.
-pub(crate) struct Keeping<'a> {
-    programs: &'a Programs,
+pub(crate) struct Keeping {
+    programs: Arc<Programs>,
     hash: String,
 }
 
-impl Drop for Keeping<'_> {
+impl Drop for Keeping {
     fn drop(&mut self) {
         let mut kept = self.programs.kept.lock();
         if let Some(program) = kept.get_mut(&self.hash) {
@@ -92,7 +98,7 @@ impl Programs {
                     let name = entry.file_name().into_string().unwrap_or_default();
                     if is_hash(&name) {
                         let file = File::open(entry.path()).map_err(unreadable)?;
-                        kept.insert(name, Kept { file: Arc::new(OnceCell::new_with(Some(file))), creations: 0 });
+                        kept.insert(name, Kept { file: Some(Arc::new(file)), ..Kept::default() });
                     } else {
                         // A head was killed while it received it.
                         let _ = std::fs::remove_file(entry.path());
@@ -112,23 +118,43 @@ impl Programs {
     ///
     /// # Errors
     /// The process is gone or runs another program, or there is no room.
-    pub(crate) async fn keep(&self, program: &Executable, from: Option<ProcessClient>) -> Result<Keeping<'_>, Error> {
-        let file = {
-            let mut kept = self.kept.lock();
-            let kept = kept.entry(program.hash.clone()).or_default();
-            kept.creations += 1;
-            kept.file.clone()
-        };
-        let keeping = Keeping { programs: self, hash: program.hash.clone() };
-        file.get_or_try_init(async move || {
-            let from = from.ok_or_else(|| failed(&program.path, "who asks for the actor is not connected"))?;
-            self.receive(program, &from).await
-        })
-        .await?;
-        Ok(keeping)
+    pub(crate) async fn keep(
+        self: &Arc<Self>,
+        program: &Executable,
+        from: Option<ProcessClient>,
+    ) -> Result<Keeping, Error> {
+        self.kept.lock().entry(program.hash.clone()).or_default().creations += 1;
+        let keeping = Keeping { programs: self.clone(), hash: program.hash.clone() };
+        loop {
+            let (receiving, is_ours) = {
+                let mut kept = self.kept.lock();
+                let entry = kept.entry(program.hash.clone()).or_default();
+                if entry.file.is_some() {
+                    return Ok(keeping);
+                }
+                // One that is over and left nothing has panicked.
+                match entry.receiving.as_ref().filter(|receiving| receiving.peek().is_none()) {
+                    Some(receiving) => (receiving.clone(), false),
+                    None => {
+                        let from = from.clone();
+                        let from =
+                            from.ok_or_else(|| failed(&program.path, "who asks for the actor is not connected"))?;
+                        entry.creations += 1;
+                        let keeping = Keeping { programs: self.clone(), hash: program.hash.clone() };
+                        (entry.receiving.insert(begin_to_receive(keeping, program.clone(), from)).clone(), true)
+                    }
+                }
+            };
+            match receiving.await {
+                Ok(()) => return Ok(keeping),
+                Err(error) if is_ours => return Err(error),
+                // Whoever gave it is gone, and this one may not be.
+                Err(_) => {}
+            }
+        }
     }
 
-    async fn receive(&self, program: &Executable, from: &ProcessClient) -> Result<File, Error> {
+    async fn receive(&self, program: &Executable, from: &ProcessClient) -> Result<Arc<File>, Error> {
         let failed = |why: String| failed(&program.path, why);
         let io = |error: std::io::Error| failed(error.to_string());
         let mut copy = Copy::begin(self.folder.as_deref(), &program.hash).map_err(io)?;
@@ -150,7 +176,7 @@ impl Programs {
         }
         // Waiting for the disk must not stop the head.
         let kept = tokio::task::spawn_blocking(move || copy.complete()).await;
-        kept.map_err(|error| failed(error.to_string()))?.map_err(io)
+        kept.map_err(|error| failed(error.to_string()))?.map(Arc::new).map_err(io)
     }
 
     /// Lets go of all programs but these and those of creations that are under way.
@@ -174,8 +200,7 @@ impl Programs {
     /// # Errors
     /// It cannot be read.
     pub(crate) fn read(&self, hash: &str, offset: u64) -> Result<Option<Payload>, Error> {
-        let Some(file) = self.kept.lock().get(hash).map(|kept| kept.file.clone()) else { return Ok(None) };
-        let Some(file) = file.get() else { return Ok(None) };
+        let Some(file) = self.kept.lock().get(hash).and_then(|kept| kept.file.clone()) else { return Ok(None) };
         let mut chunk = vec![0; CHUNK];
         let mut len = 0;
         while len < CHUNK {
@@ -189,6 +214,22 @@ impl Programs {
         chunk.truncate(len);
         Ok(Some(Payload(chunk.into())))
     }
+}
+
+/// A task of its own, which ends with the connection of whoever gives the program: those who wait for it may give up, and the
+/// next then need not begin anew. What nobody needs after all goes when the programs that are needed change.
+fn begin_to_receive(keeping: Keeping, program: Executable, from: ProcessClient) -> Receiving {
+    let receiving = tokio::spawn(async move {
+        let received = keeping.programs.receive(&program, &from).await;
+        if let Some(entry) = keeping.programs.kept.lock().get_mut(&program.hash) {
+            entry.receiving = None;
+            entry.file = received.as_ref().ok().cloned();
+        }
+        received.map(drop)
+    });
+    let ended =
+        |ended: Result<_, tokio::task::JoinError>| ended.unwrap_or_else(|error| Err(failed("receiving it", error)));
+    receiving.map(ended).boxed().shared()
 }
 
 fn check_private(folder: &Path, meta: &std::fs::Metadata) -> Result<(), Error> {
@@ -245,6 +286,15 @@ impl Drop for Copy {
 
 #[cfg(test)]
 mod tests {
+    use tarpc::context::Context;
+    use tokio::net::UnixStream;
+    use tokio::sync::{Semaphore, mpsc};
+    use wingbeat_core::TaskId;
+    use wingbeat_net::address::Stream;
+    use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+    use wingbeat_net::mux::Waiting;
+    use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
+
     use super::*;
 
     fn hash(of: &[u8]) -> String {
@@ -256,8 +306,8 @@ mod tests {
         let name = hash(content);
         let mut copy = Copy::begin(programs.folder.as_deref(), &name).unwrap();
         copy.file.write_all(content).unwrap();
-        let file = OnceCell::new_with(Some(copy.complete().unwrap()));
-        programs.kept.lock().insert(name.clone(), Kept { file: Arc::new(file), creations: 0 });
+        let file = Some(Arc::new(copy.complete().unwrap()));
+        programs.kept.lock().insert(name.clone(), Kept { file, ..Kept::default() });
         name
     }
 
@@ -302,7 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_an_actor_that_is_being_made_will_need_stays() {
-        let programs = Programs::in_memory();
+        let programs = Arc::new(Programs::in_memory());
         let kept = put(&programs, b"a program");
         let program = Executable { hash: kept.clone(), size: 9, ..Executable::default() };
         let keeping = programs.keep(&program, None).await.unwrap();
@@ -311,6 +361,99 @@ mod tests {
         drop(keeping);
         programs.keep_only(&BTreeSet::new());
         assert!(read(&programs, &kept).is_none());
+    }
+
+    /// A process that gives its program byte by byte, as far as it may.
+    #[derive(Clone)]
+    struct Giver {
+        program: &'static [u8],
+        may_give: Arc<Semaphore>,
+        asked: mpsc::UnboundedSender<u64>,
+    }
+
+    impl Process for Giver {
+        async fn deliver(self, _: Context, _: Vec<PeerMessage>) {}
+        async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+        async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
+        async fn logs(self, _: Context, _: Vec<LogLine>) {}
+        async fn explain_task(self, _: Context, _: TaskId) -> TaskStanding {
+            panic!("nobody asks about a task")
+        }
+        async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
+            self.asked.send(offset).unwrap();
+            self.may_give.acquire().await.unwrap().forget();
+            let at = offset as usize;
+            Ok(Payload(self.program[at..at + 1].into()))
+        }
+    }
+
+    impl Giver {
+        fn new(program: &'static [u8]) -> (Giver, mpsc::UnboundedReceiver<u64>) {
+            let (asked, questions) = mpsc::unbounded_channel();
+            (Giver { program, may_give: Arc::new(Semaphore::new(0)), asked }, questions)
+        }
+
+        /// What the head asks it by, and its end of the connection.
+        fn connect(&self) -> (ProcessClient, mux::Connection) {
+            let (here, there) = UnixStream::pair().unwrap();
+            let connect = |stream| {
+                let stream = Stream::Unix(stream);
+                mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+                    stream,
+                    Waiting::Asleep,
+                )
+            };
+            let (connection, _, server) = connect(there);
+            tokio::spawn(mux::serve(server, self.clone().serve()));
+            let (_, client, _) = connect(here);
+            (ProcessClient::new(mux::client_config(), client).spawn(), connection)
+        }
+    }
+
+    fn executable(of: &[u8]) -> Executable {
+        Executable { hash: hash(of), size: of.len() as u64, ..Executable::default() }
+    }
+
+    #[tokio::test]
+    async fn a_program_goes_on_arriving_when_nobody_waits_any_more_and_the_next_who_asks_gets_that() {
+        let programs = Arc::new(Programs::in_memory());
+        let (giver, mut asked) = Giver::new(b"abc");
+        let (client, _connection) = giver.connect();
+        let program = executable(b"abc");
+        giver.may_give.add_permits(1);
+        let mut first = Box::pin(programs.keep(&program, Some(client.clone())));
+        tokio::select! {
+            _ = &mut first => panic!("it cannot be there"),
+            _ = async { while asked.recv().await != Some(1) {} } => {}
+        }
+        // The deadline of the request is over.
+        drop(first);
+        programs.keep_only(&BTreeSet::new());
+        giver.may_give.add_permits(2);
+        let keeping = programs.keep(&program, Some(client)).await.unwrap();
+        assert_eq!(asked.recv().await, Some(2));
+        assert!(asked.try_recv().is_err(), "nothing was asked for twice");
+        assert_eq!(read(&programs, &program.hash).unwrap(), b"abc");
+        drop(keeping);
+    }
+
+    #[tokio::test]
+    async fn a_program_whose_giver_ends_is_given_by_the_next_who_waits_for_it() {
+        let programs = Arc::new(Programs::in_memory());
+        let ((one, mut of_one), (other, _of_other)) = (Giver::new(b"abc"), Giver::new(b"abc"));
+        let ((first, ends), (second, _connection)) = (one.connect(), other.connect());
+        let program = executable(b"abc");
+        other.may_give.add_permits(3);
+        let begun = async {
+            of_one.recv().await;
+            let second = programs.keep(&program, Some(second));
+            let ends = async { ends.close() };
+            tokio::join!(second, ends).0
+        };
+        let (first, second) = tokio::join!(programs.keep(&program, Some(first)), begun);
+        assert!(first.is_err());
+        second.unwrap();
+        assert_eq!(read(&programs, &program.hash).unwrap(), b"abc");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(crate) trait Durable: Send + Sync {
 pub(crate) struct Shell {
     inside: Mutex<Inside>,
     journal: Option<Box<dyn Durable>>,
-    programs: Programs,
+    programs: Arc<Programs>,
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
@@ -121,7 +121,7 @@ impl Shell {
                 programs_seen: 0,
             }),
             journal,
-            programs,
+            programs: Arc::new(programs),
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
@@ -168,7 +168,7 @@ impl Shell {
     /// Keeps the program of a job for as long as what is returned lives, and longer if a detached actor of it does by
     /// then. Whoever asks runs that program, and gives it if it is not here yet. None where nobody else could ever run
     /// it: in a driver's own cluster.
-    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping<'_>>, Error> {
+    async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping>, Error> {
         let (program, client) = {
             let inside = self.inside.lock();
             (inside.state.program_of(job), inside.process_clients.get(&from).cloned())
@@ -188,27 +188,41 @@ impl Shell {
     /// As [`Shell::change`], for a change that somebody asked for and that must survive: `fact` is what it is to make
     /// true. It is written first, so that a disk without room changes nothing. If the change then answers something
     /// else, `undone` is written over it.
-    async fn change_durably<R>(
-        &self,
+    async fn change_durably<R: Send + 'static>(
+        self: &Arc<Self>,
         fact: impl FnOnce(&State) -> Option<Fact>,
-        undone: impl FnOnce(&Result<R, Error>) -> Option<Fact>,
-        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>),
+        undone: impl FnOnce(&Result<R, Error>) -> Option<Fact> + Send + 'static,
+        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>) + Send + 'static,
     ) -> Result<R, Error> {
-        let fact = self.journal.as_ref().and_then(|_| fact(&self.inside.lock().state));
-        let is_written = fact.is_some();
-        if let (Some(journal), Some(fact)) = (&self.journal, fact) {
-            journal.intend(vec![fact]).await?;
-        }
-        let answer = self.change(|state, now| {
-            let changed = change(state, now);
-            if is_written && let Some(undone) = undone(&changed.0) {
-                // Under the lock, and so before whatever becomes true later.
-                self.write(vec![undone]);
+        let Some(fact) = self.journal.as_ref().and_then(|_| fact(&self.inside.lock().state)) else {
+            // At once: what the same process says next must find it done.
+            let answer = self.change(change);
+            self.note_time();
+            return answer;
+        };
+        let shell = self.clone();
+        // A task of its own, which ends when the fact is written: the request may be given up at any time, and what is on
+        // the disk must then be true all the same.
+        let changing = tokio::spawn(async move {
+            if let Some(journal) = &shell.journal {
+                journal.intend(vec![fact]).await?;
             }
-            changed
+            let answer = shell.change(|state, now| {
+                let changed = change(state, now);
+                if let Some(undone) = undone(&changed.0) {
+                    // Under the lock, and so before whatever becomes true later.
+                    shell.write(vec![undone]);
+                }
+                changed
+            });
+            shell.note_time();
+            answer
         });
-        self.note_time();
-        answer
+        let failed = |error: tokio::task::JoinError| Error::Io {
+            what: "a change of the cluster".into(),
+            why: format!("{error}; see the head's log"),
+        };
+        changing.await.unwrap_or_else(|error| Err(failed(error)))
     }
 
     /// Waits until all that is true was written, as far as that can be done.
@@ -291,12 +305,11 @@ impl Shell {
 
     pub(crate) async fn stop_nodes(&self) {
         let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().cloned().collect();
-        let told = async {
-            for link in links {
-                link.send(NodeMessage::Stop("the cluster was stopped".into()));
-                link.flushed().await;
-            }
-        };
+        // Each hears it, also when another takes nothing in.
+        for link in &links {
+            link.send(NodeMessage::Stop("the cluster was stopped".into()));
+        }
+        let told = futures::future::join_all(links.iter().map(Link::flushed));
         let _ = tokio::time::timeout(STOP_LIMIT, told).await;
         self.stopping.send_if_modified(|stage| {
             let first = *stage == Stage::Running;
@@ -430,6 +443,7 @@ impl Service {
             | HeadMessage::NodeEnds(_) => matches!(self.role, Role::Node(_)),
             HeadMessage::Demand { .. }
             | HeadMessage::ReturnLease(_)
+            | HeadMessage::AbandonLease(_)
             | HeadMessage::Waiting { .. }
             | HeadMessage::Resumed { .. }
             | HeadMessage::WatchActor(_)
@@ -446,6 +460,7 @@ impl Service {
                 Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
             }
             HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
+            HeadMessage::AbandonLease(lease) => Event::Abandoned(process, lease),
             HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
             HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
             HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
@@ -476,6 +491,14 @@ impl Service {
 
     fn refused(&self, why: String) -> Error {
         Error::Refused { who: "the head".into(), why }
+    }
+
+    /// Refuses what ends with whoever asked for it, if that is gone already: nothing would end it any more.
+    fn check_is_there(&self, state: &State) -> Result<(), Error> {
+        if state.is_connected(self.process) {
+            return Ok(());
+        }
+        Err(self.refused(format!("{}, which asked for it, is gone", self.process)))
     }
 }
 
@@ -520,9 +543,14 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.driver_of(job.id).is_some() {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        let fact = Fact::Job(Box::new(job.without_local()));
-        let joined = |state: &mut State, now| (Ok(()), state.step(now, Event::JobJoined(Box::new(job))));
-        self.shell.change_durably(|_| Some(fact), |_| None, joined).await?;
+        let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local())));
+        let undone = move |answer: &Result<(), Error>| answer.is_err().then_some(Fact::JobGone(id));
+        let asker = self.clone();
+        let joined = move |state: &mut State, now| match asker.check_is_there(state) {
+            Ok(()) => (Ok(()), state.step(now, Event::JobJoined(Box::new(job)))),
+            Err(gone) => (Err(gone), Vec::new()),
+        };
+        self.shell.change_durably(|_| Some(fact), undone, joined).await?;
         Ok(self.shell.inside.lock().state.view())
     }
 
@@ -530,19 +558,30 @@ impl wingbeat_net::services::Head for Service {
         scoped("an actor", spec.name.as_ref())?;
         named("a concurrency group", spec.groups.keys())?;
         // Whoever detaches it may end at once; its program stays as long as the actor.
-        let mut kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
+        let kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
+        let has_program = kept.is_some();
         let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
         // An actor that is there is not written again: it may be in a later life.
         let fact = |state: &State| {
             let is_new = is_kept && state.is_new_actor(&named);
             is_new.then(|| Fact::Actor(Box::new(named), Incarnation(0)))
         };
-        let undone = |answer: &Result<ActorInfo, Error>| {
+        let undone = move |answer: &Result<ActorInfo, Error>| {
             let is_made = answer.as_ref().is_ok_and(|info| info.id == id);
             (!is_made).then_some(Fact::ActorGone(id))
         };
-        let created = self.shell.change_durably(fact, undone, |state, now| state.create_actor(now, spec, or_get)).await;
-        if kept.take().is_some() && created.is_err() {
+        let asker = self.clone();
+        let made = move |state: &mut State, now| {
+            // Until the actor is known, and needs the program itself.
+            let _kept = kept;
+            let is_wanted = if spec.detached { Ok(()) } else { asker.check_is_there(state) };
+            match is_wanted {
+                Ok(()) => state.create_actor(now, spec, or_get),
+                Err(gone) => (Err(gone), Vec::new()),
+            }
+        };
+        let created = self.shell.change_durably(fact, undone, made).await;
+        if has_program && created.is_err() {
             self.shell.let_programs_go();
         }
         created
@@ -555,12 +594,20 @@ impl wingbeat_net::services::Head for Service {
             let places = vec![None; asked.bundles.len()];
             state.is_new_group(&asked).then(|| Fact::Group(Box::new(asked), places))
         };
-        let undone = |answer: &Result<PlacementGroupSpec, Error>| answer.is_err().then_some(Fact::GroupGone(id));
-        self.shell.change_durably(fact, undone, |state, now| state.create_group(now, spec)).await
+        let undone = move |answer: &Result<PlacementGroupSpec, Error>| answer.is_err().then_some(Fact::GroupGone(id));
+        let asker = self.clone();
+        let made = move |state: &mut State, now| {
+            let is_wanted = if spec.detached { Ok(()) } else { asker.check_is_there(state) };
+            match is_wanted {
+                Ok(()) => state.create_group(now, spec),
+                Err(gone) => (Err(gone), Vec::new()),
+            }
+        };
+        self.shell.change_durably(fact, undone, made).await
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
-        let removed = |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
+        let removed = move |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
         self.shell.change_durably(|_| Some(Fact::GroupGone(group)), |_| None, removed).await
     }
 
@@ -579,7 +626,7 @@ impl wingbeat_net::services::Head for Service {
             Some(limit) => Fact::Quota(namespace.clone(), limit.clone()),
             None => Fact::QuotaGone(namespace.clone()),
         };
-        let set = |state: &mut State, now| (Ok(()), state.quota(now, &namespace, limit));
+        let set = move |state: &mut State, now| (Ok(()), state.quota(now, &namespace, limit));
         self.shell.change_durably(|_| Some(fact), |_| None, set).await
     }
 
@@ -592,7 +639,8 @@ impl wingbeat_net::services::Head for Service {
         stops: bool,
     ) -> Result<(), Error> {
         // Which nodes are drained is not remembered; where that moves bundles to, is.
-        self.shell.change_durably(|_| None, |_| None, |state, now| state.drain(now, node, within_ms, why, stops)).await
+        let drained = move |state: &mut State, now| state.drain(now, node, within_ms, why, stops);
+        self.shell.change_durably(|_| None, |_| None, drained).await
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
@@ -629,3 +677,7 @@ impl wingbeat_net::services::Head for Service {
         self.shell.stop_nodes().await;
     }
 }
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -138,6 +138,11 @@ impl<M: Weight + Send + 'static> Link<M> {
         progress.broken || progress.count >= queued
     }
 
+    /// Whether its connection has ended: nothing that is queued arrives any more.
+    pub fn is_broken(&self) -> bool {
+        self.shared.state.lock().broken
+    }
+
     /// Marks the link as broken: waits end, and what is queued is dropped.
     pub fn broke(&self) {
         let mut state = self.shared.state.lock();

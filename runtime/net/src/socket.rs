@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut, BytesMut};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -73,9 +73,15 @@ impl Socket {
         Ok(rustix::io::retry_on_intr(|| rustix::net::send(fd, bytes, flags))?)
     }
 
-    /// Waits until the kernel takes more.
+    /// Waits until the kernel takes more, or may.
     pub(crate) async fn writable(&self) -> io::Result<()> {
-        let also = self.fd()?.get_ref().as_fd().try_clone_to_owned()?;
+        let also = match self.fd()?.get_ref().as_fd().try_clone_to_owned() {
+            Err(error) if lacks_descriptors(&error) => {
+                tokio::time::sleep(WITHOUT_DESCRIPTORS).await;
+                return Ok(());
+            }
+            also => also?,
+        };
         watch(also, Interest::WRITABLE)?.writable().await?.retain_ready();
         Ok(())
     }
@@ -84,6 +90,14 @@ impl Socket {
     pub(crate) fn shutdown(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(self.fd()?.get_ref(), Shutdown::Write)?)
     }
+}
+
+/// How often a socket that is full is tried while there is no descriptor by which to wait for it.
+const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(10);
+
+fn lacks_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {

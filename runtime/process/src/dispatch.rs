@@ -65,12 +65,38 @@ pub(crate) struct Task {
 
 /// What is to be done.
 pub(crate) enum Action {
-    Push { worker: Address, lease: LeaseId, first: u64, tasks: Vec<Arc<TaskSpec>> },
-    Demand { shape: Arc<Shape>, wanted: u32, name: Name },
-    Return { lease: LeaseId },
-    TakeBack { worker: ProcessId, lease: LeaseId, most: u32 },
-    Cancel { worker: ProcessId, task: TaskId, force: bool },
-    Fail { task: Task, error: Error },
+    Push {
+        worker: Address,
+        lease: LeaseId,
+        first: u64,
+        tasks: Vec<Arc<TaskSpec>>,
+    },
+    Demand {
+        shape: Arc<Shape>,
+        wanted: u32,
+        name: Name,
+    },
+    Return {
+        lease: LeaseId,
+    },
+    /// As `Return`, of a lease whose worker process may still run something.
+    Abandon {
+        lease: LeaseId,
+    },
+    TakeBack {
+        worker: ProcessId,
+        lease: LeaseId,
+        most: u32,
+    },
+    Cancel {
+        worker: ProcessId,
+        task: TaskId,
+        force: bool,
+    },
+    Fail {
+        task: Task,
+        error: Error,
+    },
 }
 
 /// A lease as the head grants it.
@@ -556,11 +582,15 @@ impl Dispatch {
     }
 
     /// Settles all tasks in flight on a lost lease: unstarted ones are queued again for free, the others cost a retry or
-    /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned.
+    /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned, and where
+    /// something may still run there, the process is to end, or the next owner's tasks would wait behind that.
     fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, out: &mut Vec<Action>) {
         let Some(lease) = self.give_up(id) else { return };
         if death.is_none() {
-            out.push(Action::Return { lease: id });
+            out.push(match lease.in_flight.is_empty() {
+                true => Action::Return { lease: id },
+                false => Action::Abandon { lease: id },
+            });
         }
         let started = death.as_ref().map_or(u64::MAX, |death| death.started);
         for (seq, task) in lease.in_flight.into_iter().rev() {

@@ -362,6 +362,7 @@ impl Process {
                     self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
                 }
                 dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
+                dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
                 dispatch::Action::TakeBack { worker, lease, most } => {
                     self.send_to(worker, PeerMessage::TakeBack { lease, most });
                 }

@@ -50,7 +50,7 @@ impl Kind {
 }
 
 /// What is used on a device by whom: process id and memory in bytes.
-type Users = Vec<(u32, Option<u64>)>;
+pub(crate) type Users = Vec<(u32, Option<u64>)>;
 
 impl Gpus {
     /// What this machine has and may be used, or the first `limit`; more than there are only pretends.

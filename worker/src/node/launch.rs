@@ -87,9 +87,13 @@ impl Daemon {
                 return self.launch_failed(assignment.map(|assignment| assignment.lease()), &error);
             }
         };
-        pool.insert(process, Worker::new(job.id, gpus.clone(), assignment, self.users_of(&gpus), page.clone()));
+        pool.insert(process, Worker::new(job.id, gpus.clone(), assignment, page.clone()));
         let (daemon, job) = (self.clone(), job.clone());
         self.runtime.spawn(async move {
+            let users = daemon.users_of(&gpus).await;
+            if let Some(worker) = daemon.pool.lock().workers.get_mut(&process) {
+                worker.users_before = users;
+            }
             let begun = Instant::now();
             loop {
                 match daemon.clone().launch_process(process, &job, &gpus, &page).await {

@@ -113,7 +113,7 @@ fn every_lease_ends_exactly_once_in_any_order_of_events() {
                             let process = ProcessId(next);
                             let page = Arc::new(Page::create().unwrap());
                             let assigned = Some(assignment(next));
-                            pool.insert(process, Worker::new(JobId(1), Vec::new(), assigned, BTreeSet::new(), page));
+                            pool.insert(process, Worker::new(JobId(1), Vec::new(), assigned, page));
                             open.insert(LeaseId(next), process);
                             continue;
                         }

@@ -152,6 +152,7 @@ pub(crate) struct Daemon {
     cpus: usize,
     listen_ip: Option<std::net::IpAddr>,
     gpus: Gpus,
+    questions: release::Questions,
     held: release::Held,
 }
 
@@ -204,6 +205,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
         listen_ip: config.listen.map(|listen| listen.ip()),
         gpus: config.gpus.clone(),
+        questions: release::Questions::default(),
         held: release::Held::default(),
         address: address.clone(),
     });

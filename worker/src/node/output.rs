@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::JobSpec;
 use wingbeat_core::{JobId, ProcessId};
-use wingbeat_net::address;
+use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::LogLine;
@@ -32,6 +32,9 @@ const QUEUED: usize = 10_000;
 const PAUSE: Duration = Duration::from_millis(200);
 /// What is read at a time; a pipe holds four times as much.
 const CHUNK: usize = 16 << 10;
+
+/// The first pause before a driver that may live is dialled again, and the longest.
+const REDIAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 
 /// Cuts output into lines, none of which is longer than [`LINE`] and a note.
 #[derive(Default)]
@@ -210,20 +213,52 @@ impl Daemon {
         log.send(line(text));
     }
 
-    /// Carries lines to a driver until it is gone.
-    pub(super) async fn forward_output(self: Arc<Self>, driver: Address, log: Link<LogLine>) {
-        let stream = match address::dial(&driver, "the driver", &self.token, self.hello(Purpose::Control)).await {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::debug!(%error, "output of a job has nowhere to go");
-                return log.broke();
+    /// Carries lines to the driver of a job, over one connection after the other, until it is gone or the job is over.
+    pub(super) async fn forward_output(self: Arc<Self>, job: Arc<JobSpec>, mut log: Link<LogLine>) {
+        let mut pause = REDIAL.0;
+        while let Some(next) = self.log_of(&job, &log) {
+            log = next;
+            let begun = Instant::now();
+            match address::dial_known(&job.driver, "the driver", &self.token, self.hello(Purpose::Control)).await {
+                Ok(stream) => self.send_lines(stream, &log).await,
+                Err(DialError::Failed(error)) => tracing::debug!(%error, "output of a job does not arrive"),
+                Err(DialError::Gone(error)) => {
+                    tracing::debug!(%error, "output of a job has nowhere to go");
+                    break;
+                }
             }
-        };
+            if begun.elapsed() > REDIAL.1 {
+                pause = REDIAL.0;
+            }
+            self.until_ended(tokio::time::sleep(pause)).await;
+            pause = (pause * 2).min(REDIAL.1);
+        }
+        log.broke();
+    }
+
+    async fn send_lines(&self, stream: Stream, log: &Link<LogLine>) {
         let (connection, _, _) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         self.until_ended(log.run(&connection, |lines| ProcessRequest::Logs { lines })).await;
         connection.close();
         log.broke();
+    }
+
+    /// Where lines of the job are queued: in what they were, unless that broke. None when there will be no more.
+    fn log_of(&self, spec: &Arc<JobSpec>, last: &Link<LogLine>) -> Option<Link<LogLine>> {
+        if self.ended.borrow().is_some() {
+            return None;
+        }
+        let mut pool = self.pool.lock();
+        // The job may have ended, and begun anew with a driver of its own.
+        let job = pool.jobs.get_mut(&spec.id).filter(|job| Arc::ptr_eq(&job.spec, spec) && !job.over)?;
+        if last.is_broken() {
+            job.log = Link::new();
+            let text = "(the connection to this node broke: lines are missing here)".to_owned();
+            let (pid, node) = (std::process::id(), self.hostname.clone());
+            job.log.send(LogLine { pid, source: "wingbeat".into(), node, is_stderr: true, text });
+        }
+        Some(job.log.clone())
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Worker {
     stage: Stage,
     /// 0 until the guard has started it.
     pub pid: u32,
-    /// Those who used its devices when it was started.
+    /// Those who used its devices before it was started.
     pub users_before: BTreeSet<u32>,
     pub page: Arc<Page>,
     pub output: output::Tail,
@@ -41,19 +41,13 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(
-        job: JobId,
-        gpus: Vec<u32>,
-        assignment: Option<Assignment>,
-        users_before: BTreeSet<u32>,
-        page: Arc<Page>,
-    ) -> Worker {
+    pub(super) fn new(job: JobId, gpus: Vec<u32>, assignment: Option<Assignment>, page: Arc<Page>) -> Worker {
         Worker {
             job,
             gpus,
             stage: Stage::launching(Instant::now(), assignment),
             pid: 0,
-            users_before,
+            users_before: BTreeSet::new(),
             page,
             output: output::Tail::default(),
             reason: None,
@@ -87,6 +81,7 @@ pub(super) struct Pool {
 
 pub(super) struct Job {
     pub spec: Arc<JobSpec>,
+    /// Lines on their way to the driver; another after each connection that broke.
     pub log: Link<LogLine>,
     /// Ended by the head; only detached actors are left.
     pub over: bool,
@@ -179,7 +174,7 @@ impl Daemon {
             return;
         }
         let log = Link::new();
-        tokio::spawn(self.clone().forward_output(spec.driver.clone(), log.clone()));
+        tokio::spawn(self.clone().forward_output(spec.clone(), log.clone()));
         pool.jobs.insert(spec.id, Job { spec, log, over: false });
     }
 

@@ -85,7 +85,13 @@ impl Default for Limits {
     }
 }
 
-type Fetching = Shared<BoxFuture<'static, Result<(), Error>>>;
+/// A fetch, for all who wait for its object.
+#[derive(Clone)]
+struct Fetching {
+    /// Whom it asks.
+    holders: Arc<BTreeSet<NodeId>>,
+    done: Shared<BoxFuture<'static, Result<(), Error>>>,
+}
 
 /// Transfers under way, and connections between them.
 pub(super) struct Transfers {
@@ -152,6 +158,34 @@ impl Transfers {
     /// Whoever waits for another writer or reader of an object looks again.
     pub(super) fn object_settled(&self) {
         self.settled.notify_waiters();
+    }
+
+    /// Waits for the fetch of an object that is under way, or else for one that `begin` makes from `holders`. A fetch that
+    /// failed says nothing of holders that it did not ask: whoever has others in its list begins one with that.
+    async fn fetched(
+        &self,
+        object: ObjectId,
+        holders: BTreeSet<NodeId>,
+        begin: impl Fn() -> BoxFuture<'static, Result<(), Error>>,
+    ) -> Result<(), Error> {
+        loop {
+            let fetching = {
+                let mut under_way = self.under_way.lock();
+                // One that is over, and still there, has panicked.
+                match under_way.get(&object).filter(|fetching| fetching.done.peek().is_none()) {
+                    Some(fetching) => fetching.clone(),
+                    None => {
+                        let fetching = Fetching { holders: Arc::new(holders.clone()), done: begin().shared() };
+                        under_way.insert(object, fetching.clone());
+                        fetching
+                    }
+                }
+            };
+            match fetching.done.await {
+                Err(_) if !holders.is_subset(&fetching.holders) => {}
+                fetched => return fetched,
+            }
+        }
     }
 
     async fn until_dead(&self, node: NodeId) {
@@ -242,7 +276,14 @@ impl Daemon {
             if let Ok(None) = created {
                 // Something must go to disk first.
                 let daemon = self.clone();
-                let creating = tokio::task::spawn_blocking(move || daemon.store.create(object, size, by).map(Some));
+                let creating = tokio::task::spawn_blocking(move || {
+                    let created = daemon.store.create(object, size, by);
+                    if created.is_err() {
+                        // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
+                        daemon.transfers.object_settled();
+                    }
+                    created.map(Some)
+                });
                 created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
             }
             match created {
@@ -251,7 +292,10 @@ impl Daemon {
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let (limit, since) =
                         (self.transfers.limits.writer, *waiting_since.get_or_insert_with(Instant::now));
-                    if tokio::time::timeout(limit.saturating_sub(since.elapsed()), settled).await.is_err() {
+                    let left = limit.saturating_sub(since.elapsed());
+                    // At the end of the limit it is looked at once more.
+                    let _ = tokio::time::timeout(left, settled).await;
+                    if left.is_zero() {
                         let doing = match state {
                             AlreadyExists::Different => "reading another value of it",
                             _ => "writing it",
@@ -328,32 +372,23 @@ impl Daemon {
         if self.store.contains(object) {
             return Ok(false);
         }
-        let fetching = {
-            let mut under_way = self.transfers.under_way.lock();
-            match under_way.get(&object) {
-                Some(fetching) => fetching.clone(),
-                None => {
-                    let (daemon, stored) = (self.clone(), stored.clone());
-                    // A task of its own: it ends, and in bounded time, also when nobody waits for it any more.
-                    let fetch = tokio::spawn(async move {
-                        let result = daemon.fetch_from_any(object, stored).await;
-                        let fetching = daemon.transfers.under_way.lock().remove(&object);
-                        if fetching.is_some_and(|fetching| fetching.strong_count() == Some(1)) {
-                            // Nobody waits for it any more, and nobody would tell its owner of this copy.
-                            daemon.delete(vec![object]);
-                        }
-                        result
-                    });
-                    let fetching = fetch
-                        .map(|fetched| fetched.unwrap_or_else(|error| Err(thread_failed("fetching an object", &error))))
-                        .boxed()
-                        .shared();
-                    under_way.insert(object, fetching.clone());
-                    fetching
-                }
+        let holders = stored.nodes.iter().map(|holder| holder.node).collect();
+        self.transfers.fetched(object, holders, || self.begin_to_fetch(object, stored.clone())).await.map(|()| true)
+    }
+
+    /// A task of its own: it ends, and in bounded time, also when nobody waits for it any more.
+    fn begin_to_fetch(self: &Arc<Self>, object: ObjectId, stored: Stored) -> BoxFuture<'static, Result<(), Error>> {
+        let daemon = self.clone();
+        let fetch = tokio::spawn(async move {
+            let result = daemon.fetch_from_any(object, stored).await;
+            let fetching = daemon.transfers.under_way.lock().remove(&object);
+            if fetching.is_some_and(|fetching| fetching.done.strong_count() == Some(1)) {
+                // Nobody waits for it any more, and nobody would tell its owner of this copy.
+                daemon.delete(vec![object]);
             }
-        };
-        fetching.await.map(|()| true)
+            result
+        });
+        fetch.map(|fetched| fetched.unwrap_or_else(|error| Err(thread_failed("fetching an object", &error)))).boxed()
     }
 
     async fn fetch_from_any(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<(), Error> {
@@ -586,6 +621,35 @@ mod tests {
     fn an_object_id_crosses_the_wire_unchanged() {
         let id = TaskId { owner: ProcessId(0x0123_4567_89ab_cdef), seq: 42 }.output(7);
         assert_eq!(decode(encode(id)), id);
+    }
+
+    #[tokio::test]
+    async fn who_waited_for_a_fetch_that_failed_asks_the_holders_that_it_did_not_ask() {
+        let transfers = Transfers::default();
+        let object = TaskId { owner: ProcessId(1), seq: 1 }.output(0);
+        let (x, y) = (BTreeSet::from([NodeId(1)]), BTreeSet::from([NodeId(2)]));
+        let lost = || Error::ObjectLost { object, why: "it is not there".into() };
+        let (fails, failing) = tokio::sync::oneshot::channel::<()>();
+        let failing = Mutex::new(Some(failing));
+        let from_y = || {
+            let (failing, lost) = (failing.lock().take().unwrap(), lost());
+            async move {
+                let _ = failing.await;
+                Err(lost)
+            }
+            .boxed()
+        };
+        let from_x = || async { Ok(()) }.boxed();
+        let never = || panic!("it asks whom another has asked");
+        let (first, same, other, ()) = tokio::join!(
+            transfers.fetched(object, y.clone(), from_y),
+            transfers.fetched(object, y.clone(), never),
+            transfers.fetched(object, x, from_x),
+            async { drop(fails) },
+        );
+        assert!(matches!(first, Err(Error::ObjectLost { .. })));
+        assert!(matches!(same, Err(Error::ObjectLost { .. })));
+        assert!(other.is_ok(), "{other:?}");
     }
 
     async fn answered(answer: &[u8]) -> Result<(), Failure> {

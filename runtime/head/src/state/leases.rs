@@ -289,9 +289,9 @@ impl State {
         }
     }
 
-    /// The owner has no more use for a lease. It wants one less until it says otherwise, or it would be
-    /// granted another before its next word arrives.
-    pub(super) fn returned(&mut self, process: ProcessId, id: LeaseId) {
+    /// The owner has no more use for a lease, whose process must end where `kill` says why. It wants one less until it says
+    /// otherwise, or it would be granted another before its next word arrives.
+    pub(super) fn returned(&mut self, process: ProcessId, id: LeaseId, kill: Option<String>) {
         let Some(Holder::Tasks(asker)) = self.leases.leases.get(&id).map(|lease| lease.holder) else { return };
         if asker.0 != process {
             return;
@@ -301,7 +301,7 @@ impl State {
         {
             demand.wanted = demand.wanted.saturating_sub(1);
         }
-        self.end_lease(id, None);
+        self.end_lease(id, kill);
     }
 
     /// Tells the node that a lease is over. Its devices are free when the node says so; the rest is free at

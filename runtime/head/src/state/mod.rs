@@ -91,6 +91,8 @@ pub enum Event {
     Demand(ProcessId, Shape, u32, String),
     /// The owner gives a lease back.
     Returned(ProcessId, LeaseId),
+    /// As `Returned`, of a lease whose worker process may still run tasks.
+    Abandoned(ProcessId, LeaseId),
     /// After the head was started again, an owner says which leases it has.
     Holds(ProcessId, BTreeSet<LeaseId>),
     /// The node has a worker process for a lease.
@@ -236,7 +238,10 @@ impl State {
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Demand(process, shape, wanted, name) => self.demand(process, shape, wanted, name),
-            Event::Returned(process, lease) => self.returned(process, lease),
+            Event::Returned(process, lease) => self.returned(process, lease, None),
+            Event::Abandoned(process, lease) => {
+                self.returned(process, lease, Some("the owner of its tasks has lost contact with it".into()));
+            }
             Event::Holds(process, leases) => self.holds(process, leases),
             Event::Ready(lease, worker, pid) => self.lease_ready(lease, worker, pid),
             Event::Failed(lease, error) => self.lease_failed(lease, error),
@@ -421,6 +426,11 @@ impl State {
     /// The node on which a lease is.
     pub fn node_of(&self, lease: LeaseId) -> Option<NodeId> {
         self.leases.leases.get(&lease).map(|lease| lease.taken.node)
+    }
+
+    /// Whether a process has a connection to this head.
+    pub fn is_connected(&self, process: ProcessId) -> bool {
+        self.connected.contains(&process)
     }
 
     /// The driver of a job.

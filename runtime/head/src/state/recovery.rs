@@ -82,6 +82,10 @@ impl State {
             match fact {
                 Fact::Job(spec) => state.insert_job(*spec),
                 Fact::Quota(namespace, limit) => state.set_quota(&namespace, Some(limit)),
+                // The last head ended between writing that it was to be made and making it, and its job is over.
+                Fact::Group(spec, _) if !state.jobs.contains_key(&spec.job) => {
+                    state.facts.push(Fact::GroupGone(spec.id));
+                }
                 Fact::Group(spec, bundles) => {
                     let id = spec.id;
                     state.insert_group(*spec);

@@ -46,6 +46,9 @@ pub enum HeadMessage {
     },
     /// The owner is done with a lease; nothing of it runs on the worker process.
     ReturnLease(LeaseId),
+    /// The owner has lost contact with the worker process of a lease, which may still run tasks of it. So nobody else can use
+    /// that process: the head ends it.
+    AbandonLease(LeaseId),
     /// The worker process of this lease (none for a driver) waits, and gives its CPUs back meanwhile.
     Waiting {
         /// The lease under which it runs.

@@ -181,6 +181,8 @@ impl State {
         while let Some((until, id)) = self.actors.resting.first().copied().filter(|(until, _)| *until <= self.now) {
             self.actors.resting.remove(&(until, id));
             self.wait_for_place(id);
+            // While it rested, it was in no queue in which somebody would have seen that its place is gone.
+            self.refuse_actor_if_infeasible(id);
         }
     }
 

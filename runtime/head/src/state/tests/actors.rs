@@ -77,6 +77,22 @@ fn an_actor_that_dies_at_once_again_and_again_rests_in_between() {
 }
 
 #[test]
+fn an_actor_whose_only_node_is_lost_while_it_rests_is_told_so_when_it_has_rested() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.node(2, cpus(4.0));
+    let mut spec = ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) };
+    spec.placement.strategy = Strategy::Node { node: NodeId(1), soft: false };
+    let lease = bench.alive(spec);
+    bench.crash(lease);
+    let lease = bench.start_actor(ActorId(5), 1);
+    bench.crash(lease);
+    bench.step(Event::NodeLost(NodeId(1), "it is gone".into()));
+    assert!(cause(&bench.actor_states(DRIVER, 5)).is_none(), "it rests");
+    bench.tick(100);
+    assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::Infeasible { .. })));
+}
+
+#[test]
 fn a_constructor_that_fails_is_not_tried_again() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(ActorSpec { max_restarts: 5, ..actor_of(DRIVER, 5) }, false).unwrap();

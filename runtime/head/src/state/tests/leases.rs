@@ -166,6 +166,27 @@ fn a_returned_lease_is_not_replaced_before_its_owner_says_what_it_wants_now() {
 }
 
 #[test]
+fn what_a_lost_worker_process_may_still_use_is_free_only_when_it_has_ended() {
+    let mut bench = Bench::new(cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let lease = bench.ready()[0];
+    bench.demand(OTHER, cpus(1.0), 1);
+    let is_ended = |bench: &Bench| {
+        bench.ordered.iter().any(|(_, message)| {
+            matches!(message, NodeMessage::EndLease { lease: ended, kill: Some(why) }
+                if *ended == lease && why.contains("lost contact"))
+        })
+    };
+    bench.step(Event::Abandoned(OTHER, lease));
+    assert!(!is_ended(&bench), "it is not theirs");
+    bench.step(Event::Abandoned(DRIVER, lease));
+    assert!(is_ended(&bench));
+    assert_eq!(bench.starts().len(), 0, "its CPU may still be in use");
+    bench.step(Event::Ended(lease));
+    assert_eq!(bench.starts().len(), 1);
+}
+
+#[test]
 fn processes_that_never_start_fail_the_demand_however_many_are_wanted() {
     let mut bench = Bench::new(cpus(4.0));
     bench.demand(DRIVER, cpus(1.0), 4);

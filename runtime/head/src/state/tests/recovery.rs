@@ -80,3 +80,20 @@ fn a_job_with_a_detached_actor_is_forgotten_everywhere_with_that() {
     );
     assert!(bench.state.program_of(job).is_none());
 }
+
+#[test]
+fn a_group_of_a_job_that_nobody_knows_is_forgotten() {
+    let stray = group_of(DRIVER, 3, PlacementStrategy::Pack, &[cpus(1.0)]);
+    let kept = group_of(OTHER, 4, PlacementStrategy::Pack, &[cpus(1.0)]);
+    let facts = vec![
+        Fact::Group(Box::new(stray), vec![None]),
+        Fact::Job(Box::new(job_of(OTHER))),
+        Fact::Group(Box::new(kept.clone()), vec![None]),
+    ];
+    let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts), ..Bench::empty() };
+    bench.driver(OTHER);
+    bench.node(1, cpus(1.0));
+    bench.tick(10_000);
+    assert!(bench.state.placed(kept.id), "it waits behind a group that nobody will ever remove");
+    assert!(matches!(bench.state.take_facts()[..], [Fact::GroupGone(PlacementGroupId(3))]));
+}
