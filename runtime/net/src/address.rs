@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
@@ -322,10 +322,28 @@ pub async fn dial_known(address: &Address, what: &str, token: &Token, hello: Hel
 
 /// Whether the process is certainly gone: nobody listens where it did.
 pub async fn is_gone(address: &Address) -> bool {
-    match tokio::time::timeout(limits().dial, open(address)).await {
-        Ok(Err((_, error))) => means_gone(&error),
-        _ => false,
+    for _ in 0..DYING_LOOKS {
+        match tokio::time::timeout(limits().dial, open(address)).await {
+            // A process that is about to be gone may still listen, and ends what it is sent.
+            Ok(Ok(stream)) => {
+                if !ends_at_once(stream).await {
+                    return false;
+                }
+            }
+            Ok(Err((_, error))) => return means_gone(&error),
+            Err(_) => return false,
+        }
     }
+    false
+}
+
+/// How often [`is_gone`] looks, and how long it waits for the end of what it has opened. The kernel takes microseconds.
+const DYING_LOOKS: usize = 5;
+const DYING: Duration = Duration::from_millis(200);
+
+async fn ends_at_once(mut stream: Stream) -> bool {
+    let read = tokio::time::timeout(DYING, stream.read_u8()).await;
+    matches!(read, Ok(Err(_)))
 }
 
 fn shown(address: &Address) -> String {

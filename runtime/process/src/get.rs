@@ -244,6 +244,7 @@ impl Process {
         if id.owner() == self.id || !handle.object().must_subscribe() {
             return;
         }
+        self.peers.asks_for(id);
         if !self.send_to(id.owner(), PeerMessage::Subscribe(vec![id])) {
             let error = Error::OwnerDied { object: id, owner: id.owner() };
             self.resolve_object(handle.object(), ObjectValue::Failed(Box::new(error)), Vec::new());

@@ -45,6 +45,8 @@ pub(crate) struct Peers {
     gone: RwLock<Gone>,
     /// What is borrowed from others, and what waits until it is registered with them.
     borrowing: Mutex<Borrowing<Confirmation>>,
+    /// Objects of each owner whose values it was asked for.
+    asked: DashMap<ProcessId, HashSet<ObjectId>>,
     /// Says that nothing waits in `borrowing`.
     confirmed: tokio::sync::Notify,
 }
@@ -109,6 +111,18 @@ impl Peers {
 
     pub(crate) fn is_gone(&self, process: ProcessId) -> bool {
         self.gone.read().known.contains(&process)
+    }
+
+    /// The owner of `id` is asked for its value: if contact with it is lost first, nobody may wait for that any more.
+    pub(crate) fn asks_for(&self, id: ObjectId) {
+        self.asked.entry(id.owner()).or_default().insert(id);
+    }
+
+    pub(crate) fn asks_no_more_for(&self, id: ObjectId) {
+        self.asked.remove_if_mut(&id.owner(), |_, asked| {
+            asked.remove(&id);
+            asked.is_empty()
+        });
     }
 
     /// Whether there is a contact with a process, or there can be one.
@@ -388,7 +402,10 @@ impl Process {
     fn borrowed_pending(self: &Arc<Self>, owner: ProcessId) -> Vec<Arc<Object>> {
         let mut ready = Vec::new();
         let borrowed = self.peers.borrowing.lock().gone(owner, &mut ready);
-        let objects = borrowed.into_iter().filter_map(|id| self.objects.get(id));
+        // What was registered over an earlier contact can still be asked for.
+        let mut awaited = self.peers.asked.remove(&owner).map(|(_, asked)| asked).unwrap_or_default();
+        awaited.extend(borrowed);
+        let objects = awaited.into_iter().filter_map(|id| self.objects.get(id));
         let pending = objects.filter(|object| !object.is_ready()).collect();
         self.send_ready(ready);
         pending

@@ -390,6 +390,7 @@ impl Process {
         match self.objects.free_if_unneeded(id, self.id) {
             Freed::Kept => {}
             Freed::Borrowed(released) => {
+                self.peers.asks_no_more_for(id);
                 if let Some((_, actor)) = self.handles.remove(&id) {
                     self.submission.forget_actor(actor);
                 }

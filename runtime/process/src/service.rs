@@ -68,6 +68,7 @@ impl PeerService {
             }
             PeerMessage::Resolved(values) => {
                 for (id, value) in values {
+                    process.peers.asks_no_more_for(id);
                     if let Some(object) = process.objects.get(id) {
                         let session = Session::of(process);
                         let contained = process.hold_refs(&session, value.refs());
