@@ -29,6 +29,7 @@ fn push(tasks: u64) -> PeerMessage {
         args: vec![Arg::Value(Packed::plain(vec![7; 8].into()))],
         outputs: Outputs::Fixed(1),
         attempt: 0,
+        remakes: false,
         group: None,
         parent: None,
     };

@@ -133,9 +133,14 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     let address = head.address().tcp.context("the head does not listen")?;
     say_of_daemon!("wingbeat head listening at {address}");
     let address = reachable(address);
-    say_of_daemon!("  add a machine:  wingbeat worker --head {address}");
-    say_of_daemon!("  use it:         WINGBEAT_ADDRESS={address} <your program>");
-    say_of_daemon!("  look at it:     wingbeat status --address {address}");
+    // Without it everybody would try the user's own token.
+    let (flag, variable) = match &args.token_file {
+        Some(file) => (format!(" --token-file {}", file.display()), format!("WINGBEAT_TOKEN_FILE={} ", file.display())),
+        None => (String::new(), String::new()),
+    };
+    say_of_daemon!("  add a machine:  wingbeat worker --head {address}{flag}");
+    say_of_daemon!("  use it:         {variable}WINGBEAT_ADDRESS={address} <your program>");
+    say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
         why = asked_to_end() => eprintln!("wingbeat head: {}; ending the cluster", why?),
         () = head.stopped() => eprintln!("wingbeat head: the cluster was stopped"),

@@ -262,3 +262,27 @@ fn a_forced_cancel_takes_no_other_task_along() {
         assert_eq!(wingbeat::get_all_blocking(&later).unwrap(), (1..=50).collect::<Vec<u64>>(), "round {round}");
     }
 }
+
+/// Gives something else when its child fails.
+#[wingbeat::remote]
+async fn makes_do(started: PathBuf) -> u64 {
+    asleep::remote(started).get().await.unwrap_or(999)
+}
+
+#[wingbeat::remote]
+fn makes_do_at_once(started: PathBuf) -> u64 {
+    asleep::remote(started).get_blocking().unwrap_or(999)
+}
+
+#[test]
+fn a_task_that_is_cancelled_by_force_does_not_go_on_without_its_child() {
+    let _local = Local::start(2);
+    for round in 0..10 {
+        let started = Started::new();
+        let victim =
+            if round % 2 == 0 { makes_do::remote(started.path()) } else { makes_do_at_once::remote(started.path()) };
+        started.wait();
+        victim.cancel_force();
+        assert!(is_cancelled(victim.get_timeout_blocking(LIMIT)), "round {round}");
+    }
+}

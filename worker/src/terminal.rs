@@ -26,10 +26,10 @@ impl Terminal {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
                     if is_power_of_ten(repeated.times) {
-                        print(
-                            line.is_stderr,
-                            &format!("({}) … the last line came {} times more", short(&line.source), repeated.times),
-                        );
+                        let more =
+                            if repeated.times == 1 { "once".to_owned() } else { format!("{} times", repeated.times) };
+                        let source = short(&line.source);
+                        print(line.is_stderr, &format!("({source}) … the last line came {more} more"));
                     }
                 }
                 _ => {

@@ -399,6 +399,9 @@ impl Shell {
         } else {
             "its connection to the head ended".to_owned()
         };
+        if *self.stopping.borrow() == Stage::Running && self.inside.lock().state.offers_work(node) {
+            tracing::warn!("{node} is lost: {why}");
+        }
         self.step(Event::NodeLost(node, why));
     }
 }

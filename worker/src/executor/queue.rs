@@ -332,23 +332,22 @@ impl Queue {
         }
     }
 
-    /// Asks what runs to stop.
+    /// Asks what runs to stop; with `force`, ends it with the process.
     fn stop(&self, execution: &Execution, force: bool) {
-        if force {
-            // Before it is asked: it may end at once, and its thread would take the next one.
-            self.state.lock().killed = true;
+        let process = self.session.process().clone();
+        if !force {
+            process.cancel_children(execution.task);
+            return execution.cancel();
         }
-        self.session.process().cancel_children(execution.task);
-        execution.cancel();
-        if force {
-            eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
-            let process = self.session.process().clone();
-            // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
-            self.session.process().io().spawn(async move {
-                let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-            });
-        }
+        // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
+        // this process.
+        self.state.lock().killed = true;
+        eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
+        // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
+        self.session.process().io().spawn(async move {
+            let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        });
     }
 }
 
@@ -459,6 +458,7 @@ impl Executor for Queue {
             state.running.values().filter(|execution| execution.task.owner == peer).cloned().collect();
         drop(state);
         for execution in running {
+            self.session.process().cancel_children(execution.task);
             execution.cancel();
         }
         let gone: Vec<TaskId> =

@@ -70,6 +70,8 @@ fn shorten(backtrace: &str) -> String {
                 || line.contains("std::panicking::begin_panic")
         })
         .map_or(0, |at| at + 1);
+    // Each frame has a line that says where it is.
+    let first = first + lines[first..].iter().take_while(|line| line.trim_start().starts_with("at ")).count();
     let rest = &lines[first..];
     let last = rest.iter().position(|line| line.contains("wingbeat_worker::executor")).unwrap_or(rest.len());
     rest[..last].iter().take(FRAMES * 2).copied().collect::<Vec<_>>().join("\n")

@@ -168,7 +168,7 @@ impl Daemon {
             return;
         }
         let Some(lease) = assignment.map(|assignment| assignment.lease()) else {
-            if contact.is_none() {
+            if contact.is_none() && !by_head {
                 tracing::warn!(%process, %exit, "a worker process ended before it reported");
             }
             return;

@@ -467,7 +467,7 @@ impl State {
         if let Strategy::Bundle { group, index } = shape.strategy {
             return self.groups.infeasible(group, index, &shape, what);
         }
-        if self.nodes.is_empty() || shape.patient || self.recovering.is_some() {
+        if self.nodes.offer_nothing() || shape.patient || self.recovering.is_some() {
             return None;
         }
         let possible = match &shape.strategy {

@@ -423,6 +423,11 @@ impl State {
         self.nodes.ids()
     }
 
+    /// Whether a node is there, and has anything for work.
+    pub fn offers_work(&self, node: NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|node| !node.info.resources.is_empty())
+    }
+
     /// The node on which a lease is.
     pub fn node_of(&self, lease: LeaseId) -> Option<NodeId> {
         self.leases.leases.get(&lease).map(|lease| lease.taken.node)
@@ -461,14 +466,15 @@ impl State {
 
     fn node_joined(&mut self, info: NodeInfo, running: Vec<RunningLease>) {
         let id = info.id;
+        let was_nothing_offered = self.nodes.offer_nothing();
         self.nodes.join(info);
         self.shares_changed();
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         self.adopt(id, running);
         self.freed_on(id);
         self.queue.unblock_all_in_turn();
-        // Whoever waited when there was no node at all is told what could never be.
-        if self.nodes.len() == 1 {
+        // Whoever waited when there was no node for work is told what could never be.
+        if was_nothing_offered && !self.nodes.offer_nothing() {
             self.refuse_the_infeasible();
         }
     }
@@ -497,9 +503,12 @@ impl State {
         self.reservation_lost(id);
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
-        for (process, _) in self.worker_jobs.extract_if(.., |_, (_, of)| *of == id) {
-            self.departed.insert(process);
-        }
+        self.worker_jobs.retain(|process, (_, of)| {
+            if *of == id {
+                self.departed.insert(*process);
+            }
+            *of != id
+        });
         self.shares_changed();
         self.refuse_the_infeasible();
     }

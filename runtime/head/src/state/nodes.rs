@@ -199,8 +199,10 @@ impl Nodes {
         &self.total
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
+    /// Whether there is no node for work. A driver without a node on its machine brings one that has a store, and offers
+    /// nothing.
+    pub(super) fn offer_nothing(&self) -> bool {
+        self.total.is_empty()
     }
 
     /// Slots from `from` on, going round.

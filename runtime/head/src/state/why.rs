@@ -376,7 +376,7 @@ impl State {
             _ => None,
         };
         if nodes.is_empty() {
-            let help = match must_be_on.filter(|_| !self.nodes.is_empty()) {
+            let help = match must_be_on.filter(|_| !self.nodes.offer_nothing()) {
                 Some(_) => "ask for another node, or softly for this one",
                 None => "start one with `wingbeat worker --head <this head>`",
             };
@@ -410,20 +410,20 @@ impl State {
     /// What a shape asks for, and what each node on which it may be lacks. Answers with those nodes.
     fn explain_places(&self, waiter: Waiter, shape: &Shape, explanation: &mut Explanation) -> Vec<&Node> {
         explanation.reasons.push(format!("asks for {shape}"));
-        if self.nodes.is_empty() {
+        if self.nodes.offer_nothing() {
             explanation.reasons.push("no node has joined yet".into());
         }
         let nodes: Vec<&Node> = match &shape.strategy {
             Strategy::Node { node, soft: false } => {
                 let node = self.nodes.get(*node).ok_or(*node);
                 if let Err(id) = node
-                    && !self.nodes.is_empty()
+                    && !self.nodes.offer_nothing()
                 {
                     explanation.reasons.push(format!("{id}, where it must be, is not there"));
                 }
                 node.into_iter().collect()
             }
-            _ => self.nodes.iter().collect(),
+            _ => self.nodes.iter().filter(|node| !node.info.resources.is_empty()).collect(),
         };
         self.explain_nodes(waiter, shape, &nodes, explanation);
         let requirements = requirements_of(shape);

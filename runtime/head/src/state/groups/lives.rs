@@ -351,7 +351,7 @@ impl State {
 
     /// Why a group can never be placed on the nodes that there are. What once was possible waits for other nodes.
     pub(in crate::state) fn group_infeasible(&mut self, id: PlacementGroupId) -> Option<Error> {
-        if self.nodes.is_empty() || self.recovering.is_some() {
+        if self.nodes.offer_nothing() || self.recovering.is_some() {
             return None;
         }
         self.groups.groups.get(&id).filter(|group| !group.spec.patient && !group.was_possible)?;

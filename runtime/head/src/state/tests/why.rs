@@ -32,6 +32,22 @@ fn there_is_no_node() {
 }
 
 #[test]
+fn there_are_only_nodes_of_drivers() {
+    let mut bench = Bench::empty();
+    bench.driver(DRIVER);
+    bench.driver(OTHER);
+    bench.node(1, ResourceSet::new());
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_says(&why_process(&bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+    // It waits for the first node that offers something, and is told only then that it asks for too much.
+    bench.demand(OTHER, cpus(64.0), 1);
+    assert!(bench.told_to(OTHER, |event| matches!(event, HeadEvent::Refused { .. }).then_some(())).is_empty());
+    bench.node(2, cpus(1.0));
+    assert_eq!(bench.told_to(OTHER, |event| matches!(event, HeadEvent::Refused { .. }).then_some(())).len(), 1);
+    assert!(bench.told_to(DRIVER, |event| matches!(event, HeadEvent::Refused { .. }).then_some(())).is_empty());
+}
+
+#[test]
 fn somebody_else_holds_it() {
     let mut bench = Bench::new(cpus(2.0));
     bench.alive(ActorSpec { holds: cpus(2.0), ..actor_of(OTHER, 5) });
