@@ -217,9 +217,6 @@ impl Dispatch {
             return;
         }
         let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
-        if queue.ready.is_empty() {
-            queue.name = task.name.clone();
-        }
         queue.ready.push_back(task);
     }
 
