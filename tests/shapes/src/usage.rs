@@ -44,6 +44,11 @@ fn descendants(roots: &[u32]) -> Vec<(u32, bool)> {
     parents.iter().filter(|(pid, _)| is_below(**pid)).map(|(pid, (_, zombie))| (*pid, *zombie)).collect()
 }
 
+/// What a process has started itself.
+pub fn children(pid: u32) -> Vec<u32> {
+    parents().into_iter().filter(|(_, (parent, _))| *parent == pid).map(|(child, _)| child).collect()
+}
+
 fn is_guard(pid: u32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"wingbeat-guard"))
 }

@@ -35,6 +35,8 @@ impl Watchdog {
                 let used = usage::of(std::process::id()).unwrap_or_default().private;
                 if since.elapsed() > limit || used > MEMORY {
                     eprintln!("{doing}: no end after {:.0?}, {} MiB of memory", since.elapsed(), used >> 20);
+                    // Nothing is dropped from here on: the daemons of a cluster would outlive this process.
+                    usage::children(std::process::id()).into_iter().for_each(usage::kill);
                     std::process::abort();
                 }
             }
