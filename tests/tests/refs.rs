@@ -377,7 +377,7 @@ fn thousands_of_actor_handles_are_counted_to_the_last_one() {
 
 /// For a look at what the tests do not assert: `cargo test -p wingbeat-tests --release --test refs -- --ignored --nocapture`.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "prints rates for a look, and asserts no more than the tests above"]
 fn what_refs_in_arguments_cost() {
     let _local = Local::start(2);
     let cell = Cell::remote(1);

@@ -735,7 +735,7 @@ fn no_interleaving_of_a_few_processes_frees_what_somebody_holds_or_keeps_what_no
 
 /// 640,776 states: a minute in a release build.
 #[test]
-#[ignore = "takes long"]
+#[ignore = "a minute in a release build; smaller worlds of the same kind run by default"]
 fn no_interleaving_of_four_processes_does_so() {
     let states = explore(Rule::Numbers, &down_and_up(3)).unwrap();
     println!("{states} states");
