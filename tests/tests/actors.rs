@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use common::{Local, Started};
 use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, get_all_blocking};
@@ -141,6 +142,39 @@ fn a_call_waits_for_its_argument_and_holds_back_the_later_ones() {
     let second = tally.add(10);
     std::fs::write(started.path(), "").unwrap();
     assert_eq!((first.get_blocking().unwrap(), second.get_blocking().unwrap()), (1, 11));
+}
+
+#[wingbeat::remote]
+fn pid_of_a_task() -> u32 {
+    std::process::id()
+}
+
+/// Waits until the head says so of its cluster.
+fn wait_until(local: &Local, holds: impl Fn(&wingbeat::ClusterState) -> bool) {
+    let begun = Instant::now();
+    loop {
+        let state = wingbeat::block_on(local.session.cluster_state()).unwrap();
+        if holds(&state) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "it does not come to that: {state:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_process_that_dies_before_the_constructor_begins_costs_the_actor_no_life() {
+    let local = Local::start(1);
+    let pid = pid_of_a_task::remote().get_blocking().unwrap();
+    let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    wait_until(&local, |state| state.nodes.iter().all(|node| node.leases == 0));
+    // It is idle. Stopped, it does not read that it is to become an actor.
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    let tally = Tally::remote(5);
+    wait_until(&local, |state| state.actors.iter().any(|actor| actor.pid == Some(pid)));
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    assert_ne!(tally.pid().get_blocking().unwrap(), pid);
+    assert_eq!(tally.add(1).get_blocking().unwrap(), 6);
 }
 
 #[test]

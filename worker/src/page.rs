@@ -60,7 +60,7 @@ impl Page {
         unsafe { self.map.as_ref() }
     }
 
-    /// Notes that the task of this number starts.
+    /// Notes that the task of this number starts, or an actor's constructor, which has number 0.
     pub(crate) fn start(&self, number: u64, name: &str) {
         let layout = self.layout();
         layout.started.store(number + 1, Ordering::Release);
@@ -79,7 +79,7 @@ impl Page {
         layout.name_len.store(short.len() as u64, Ordering::Release);
     }
 
-    /// Forgets what was started, for a new lease.
+    /// Forgets what was started: the daemon does so before a process gets its next lease.
     pub(crate) fn reset(&self) {
         self.layout().started.store(0, Ordering::Release);
     }

@@ -73,7 +73,7 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
     queue.page.rename(&spec.class_name);
     let being = Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease };
     queue.be(being.clone());
-    let instance = match construct(session, runtime, &spec, &being) {
+    let instance = match construct(session, queue, runtime, &spec, &being) {
         Ok(instance) => instance,
         Err(error) => {
             tell(session, &spec, incarnation, Err(error));
@@ -111,6 +111,7 @@ fn tell(session: &Session, spec: &ActorSpec, incarnation: Incarnation, outcome: 
 
 fn construct(
     session: &Session,
+    queue: &Queue,
     runtime: &tokio::runtime::Runtime,
     spec: &ActorSpec,
     being: &Being,
@@ -122,6 +123,8 @@ fn construct(
     // As part of the execution: while an argument is not there, its CPUs are free for the task that makes it.
     let values = runtime.block_on(execution.scope(session.bring_in(&spec.args, true)))?;
     let arguments = Arguments::new(class.path, session.clone(), values);
+    // From here on a death of this process is one of the actor's lives.
+    queue.page.start(0, &spec.class_name);
     run::caught(&spec.class_name, || {
         // Outside of the runtime, as every call of user code that is not asynchronous.
         match execution.run(|| (class.construct)(arguments))? {

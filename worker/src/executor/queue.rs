@@ -478,7 +478,6 @@ impl Executor for Queue {
     fn command(&self, command: WorkerCommand) {
         match command {
             WorkerCommand::Lease { lease, gpus, captures } => {
-                self.page.reset();
                 self.session.process().set_gpus(gpus);
                 self.session.process().set_captures(captures);
                 self.state.lock().lease = Some(lease);

@@ -55,6 +55,8 @@ impl Daemon {
     /// Sends a worker process that has reported the orders of its lease.
     pub(super) fn hand_over(&self, worker: &Worker) {
         let Stage::Leased { assignment: assigned, contact } = worker.stage() else { return };
+        // The process may be gone before it reads its orders: what it started earlier is not of this lease.
+        worker.page.reset();
         let Contact { address, commands, .. } = contact;
         let (lease, gpus, captures) = (assigned.lease(), worker.gpus.clone(), assigned.start.captures);
         let ready = HeadMessage::LeaseReady { lease, worker: address.clone(), pid: worker.pid };

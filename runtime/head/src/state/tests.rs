@@ -342,9 +342,14 @@ impl Bench {
     }
 
     fn crash(&mut self, lease: LeaseId) {
+        self.crash_in(lease, 0);
+    }
+
+    /// `started` is what [`WorkerDeath::started`] says.
+    fn crash_in(&mut self, lease: LeaseId, started: u64) {
         let node = self.started[&lease].0;
         let process = worker_of(lease);
-        let death = WorkerDeath { process, pid: 77, node, lease: Some(lease), exit: exit(), started: 0 };
+        let death = WorkerDeath { process, pid: 77, node, lease: Some(lease), exit: exit(), started };
         self.step(Event::WorkerDied(death));
         self.step(Event::Ended(lease));
     }

@@ -205,8 +205,8 @@ pub struct WorkerDeath {
     pub lease: Option<LeaseId>,
     /// How it ended.
     pub exit: Exit,
-    /// The owner's number of the last task that it started (see `PeerMessage::Tasks::first`) plus 1, 0 for none: tasks
-    /// after it were never touched.
+    /// The owner's number of the last task that it started for this lease (see `PeerMessage::Tasks::first`) plus 1: tasks
+    /// after it were never touched. 1 if an actor's constructor had begun. 0 if nothing had begun.
     pub started: u64,
 }
 

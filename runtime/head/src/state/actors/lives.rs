@@ -186,9 +186,13 @@ impl State {
         }
     }
 
-    /// What a node must have room for: to be placed, and to live.
+    /// What a node must have room for: to be placed, and to live. One that holds something for life goes where the least is
+    /// left over. One that holds nothing leaves no mark on a node's room: all of them would pile up on one node.
     pub(in crate::state) fn placement_of(spec: &ActorSpec) -> Shape {
         let mut shape = spec.placement.clone();
+        if shape.strategy == Strategy::Default {
+            shape.strategy = if spec.holds.is_empty() { Strategy::Spread } else { Strategy::BestFit };
+        }
         for (name, amount) in spec.holds.iter() {
             if shape.resources.get(name) < amount {
                 shape.resources.set(name, amount);
@@ -239,7 +243,6 @@ impl State {
             && *lease == ready
         {
             *process = Some((address, pid));
-            actor.failures = 0;
         }
     }
 
@@ -257,6 +260,7 @@ impl State {
         let (lease, node) = (*lease, *node);
         match outcome {
             Ok(()) => {
+                actor.failures = 0;
                 actor.phase = Phase::Alive { lease, node, address: address.clone(), pid: *pid };
                 actor.since = self.now;
                 let draining = actor.terminating.clone();
@@ -272,7 +276,7 @@ impl State {
         }
     }
 
-    /// The node could not start a process for it.
+    /// The node could not start a process for it, or the process was gone before the constructor began.
     pub(in crate::state) fn actor_failed_to_start(&mut self, id: ActorId, failed: LeaseId, error: Error) {
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         // The lease may be that of a life that was ended before.
@@ -294,6 +298,7 @@ impl State {
 
     pub(in crate::state) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
         let Some(actor) = self.actors.actors.get(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
+        let has_begun = death.started > 0 || matches!(actor.phase, Phase::Alive { .. });
         let cause = match &actor.terminating {
             Some(by) => Error::ActorEnded { by: by.clone() },
             None => Error::WorkerCrashed {
@@ -303,7 +308,12 @@ impl State {
                 exit: death.exit,
             },
         };
-        self.live_again_or_die(id, cause);
+        if has_begun {
+            self.live_again_or_die(id, cause);
+        } else {
+            // It was given to a process that was dying already, or that died of something else than of this actor.
+            self.actor_failed_to_start(id, lease, cause);
+        }
     }
 
     /// The lease is over without news of the process: it was ended in order.

@@ -19,7 +19,7 @@ use super::shapes::ShapeId;
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
-/// Failures to start its worker process, one after another, after which an actor is given up. They are the
+/// Failures to give it a worker process, one after another, after which an actor is given up. They are the
 /// node's failures and cost it no restart.
 const GIVE_UP_AFTER: u32 = 3;
 /// A life that was shorter than this counts as quick; the first quick one is followed by the next at once.
@@ -57,7 +57,7 @@ struct Actor {
     since: Millis,
     incarnation: Incarnation,
     restarts_left: u32,
-    /// Worker processes that could not be started, since one could.
+    /// Worker processes that could not be started, or were gone before its constructor began, since it lived last.
     failures: u32,
     /// When it was placed last.
     placed_at: Millis,

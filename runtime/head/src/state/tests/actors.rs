@@ -222,6 +222,31 @@ fn an_actor_whose_worker_process_never_starts_is_given_up_however_often_it_may_r
 }
 
 #[test]
+fn an_actor_whose_processes_die_before_its_constructor_begins_is_tried_again_and_then_given_up() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    for _ in 0..2 {
+        let lease = *bench.ready().last().unwrap();
+        bench.crash(lease);
+        assert!(cause(&bench.actor_states(DRIVER, 5)).is_none());
+    }
+    let lease = *bench.ready().last().unwrap();
+    bench.crash(lease);
+    assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::WorkerCrashed { .. })));
+}
+
+#[test]
+fn an_actor_whose_constructor_has_begun_dies_with_its_process() {
+    let mut bench = Bench::new(cpus(4.0));
+    bench.create(actor_of(DRIVER, 5), false).unwrap();
+    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    let lease = *bench.ready().last().unwrap();
+    bench.crash_in(lease, 1);
+    assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::WorkerCrashed { .. })));
+}
+
+#[test]
 fn an_actor_of_an_unknown_job_is_refused_and_not_left_pending() {
     let mut bench = Bench::new(cpus(4.0));
     let stray = ActorSpec { job: JobId(404), ..actor_of(DRIVER, 5) };
