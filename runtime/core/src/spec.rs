@@ -51,6 +51,8 @@ pub enum Strategy {
         /// Which of its bundles, from 0; any with room if nothing is said.
         index: Option<u32>,
     },
+    /// Where the least is left over of what it asks for: for what lives long, so that large things still fit beside it.
+    BestFit,
 }
 
 /// Tasks of one shape can run on the same lease.
@@ -95,7 +97,7 @@ impl std::fmt::Display for Shape {
         }
         write!(f, "{}", self.resources)?;
         match &self.strategy {
-            Strategy::Default => {}
+            Strategy::Default | Strategy::BestFit => {}
             Strategy::Spread => f.write_str(", spread")?,
             Strategy::Node { node, soft: false } => write!(f, " on {node}")?,
             Strategy::Node { node, soft: true } => write!(f, " on {node} if possible")?,

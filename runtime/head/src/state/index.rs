@@ -34,6 +34,9 @@ pub(super) enum Order {
     Pack,
     /// The nodes with the fewest leases first.
     Spread,
+    /// Where the least is left over of what is asked for. "Pack to half a node, then spread" leaves something of every
+    /// node in use; for what lives long, wholly free nodes are worth more.
+    BestFit,
 }
 
 /// The smaller, the sooner.

@@ -78,7 +78,11 @@ pub(super) struct Nodes {
 
 /// What a shape requires of a node: one requirement for each of its selectors, in order.
 pub(super) fn requirements_of(shape: &Shape) -> Vec<Requirement> {
-    let order = if shape.strategy == Strategy::Spread { Order::Spread } else { Order::Pack };
+    let order = match shape.strategy {
+        Strategy::Spread => Order::Spread,
+        Strategy::BestFit => Order::BestFit,
+        Strategy::Default | Strategy::Node { .. } | Strategy::Bundle { .. } => Order::Pack,
+    };
     let with = |selector| Requirement {
         resources: shape.resources.clone(),
         gpu_memory: shape.gpu_memory,
@@ -220,7 +224,8 @@ impl Nodes {
 
     /// The best node with room that is `free_for` whoever asks.
     ///
-    /// Packs to half a node, then spreads; CPU work avoids nodes with devices; `near` is better on ties.
+    /// Packs to half a node, then spreads, or whatever its order says; CPU work avoids nodes with devices; `near` is better
+    /// on ties.
     pub(super) fn find(
         &mut self,
         id: RequirementId,
@@ -232,9 +237,14 @@ impl Nodes {
         let allowed = |slot: Slot| at(slot).is_some_and(&free_for);
         let (cost, best) = self.index.fitting(id, slots).find(|(_, slot)| allowed(*slot))?;
         let nearer = near.and_then(|machine| self.by_machine.get(&machine)).and_then(|slots| {
-            let requirement = self.index.requirement(id).filter(|requirement| requirement.order == Order::Pack)?;
+            let requirement = self.index.requirement(id)?;
+            let is_a_tie = |near_cost: Cost| match requirement.order {
+                Order::Pack => near_cost >> TIER <= cost >> TIER,
+                Order::BestFit => near_cost <= cost,
+                Order::Spread => false,
+            };
             let costs = slots.iter().take(NEAR).filter_map(|slot| Some((at(*slot)?.cost_of(requirement)?, *slot)));
-            costs.filter(|(near_cost, slot)| tier(*near_cost) <= tier(cost) && allowed(*slot)).min()
+            costs.filter(|(near_cost, slot)| is_a_tie(*near_cost) && allowed(*slot)).min()
         });
         at(nearer.map_or(best, |(_, slot)| slot)).map(|node| node.info.id)
     }
@@ -286,10 +296,10 @@ impl Nodes {
     }
 }
 
-/// The part of a cost in which the nearest node may be chosen instead of the best.
-fn tier(cost: Cost) -> Cost {
-    cost >> 32
-}
+/// Of the cost of packing, the bits below this do not count for whether a nearer node is as good.
+const TIER: u32 = 32;
+/// Work without devices is the last to get a node that has some.
+const WASTES_DEVICES: Cost = 1 << 63;
 
 impl Node {
     /// What `resources`, and memory of one device, come to here. None if the devices' memory is not known or too
@@ -332,15 +342,15 @@ impl Node {
         if !has_room {
             return None;
         }
-        let load = self.pool.load_permille().clamp(0, 1_000) as u64;
+        let load = self.pool.load_permille().clamp(0, 1_000) as Cost;
+        let wastes_devices = needed.get(GPU).is_zero() && self.pool.has_devices();
+        let waste = if wastes_devices { WASTES_DEVICES } else { 0 };
         Some(match requirement.order {
-            Order::Spread => (self.leases.len() as u64) << 10 | load,
-            Order::Pack => {
-                let wastes_devices = needed.get(GPU).is_zero() && self.pool.has_devices();
-                // Up to half, the fuller the better; beyond it, the emptier the better.
-                let (tier, within) = if load < 500 { (0, 500 - load) } else { (1, load) };
-                (u64::from(wastes_devices) << 1 | tier) << 32 | within
-            }
+            Order::Spread => (self.leases.len() as Cost) << 10 | load,
+            // Up to half, the fuller the better; beyond it, the emptier the better.
+            Order::Pack if load < 500 => waste | (500 - load),
+            Order::Pack => waste | 1 << TIER | load,
+            Order::BestFit => waste | self.pool.left_over(&needed),
         })
     }
 

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use wingbeat_core::resources::GPU;
+use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::{Amount, ResourceSet};
 use wingbeat_net::messages::DeviceInfo;
+
+/// Bits of each part of [`Pool::left_over`], and the most that is told apart: 1,677 CPUs.
+const LEFT_OVER_BITS: u32 = 24;
+const LEFT_OVER_MOST: u64 = (1 << LEFT_OVER_BITS) - 1;
 
 /// What there is, and what of it is free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,6 +196,22 @@ impl Pool {
             total => (total - self.available.get(name).units()) * 1000 / total,
         };
         self.total.iter().map(|(name, total)| load(name, total)).max().unwrap_or(0)
+    }
+
+    /// How much stays free of what is asked for, when it is taken: of the device that it would share, then of devices and
+    /// whatever else is counted, then of CPUs. Smaller than 2⁶².
+    pub(super) fn left_over(&self, needed: &ResourceSet) -> u64 {
+        let left = |name: &str| (self.available.get(name) - needed.get(name)).units().max(0) as u64;
+        let gpu = needed.get(GPU);
+        let room = self.usable().map(|(_, free)| free).filter(|free| *free >= gpu);
+        let of_device = match room.min() {
+            Some(least) if !gpu.is_zero() && gpu < Amount::ONE => (least - gpu).units().max(0) as u64,
+            _ => 0,
+        };
+        let counted = needed.iter().map(|(name, _)| name).filter(|name| ![CPU, MEMORY].contains(name));
+        let of_counted = counted.map(left).sum::<u64>().min(LEFT_OVER_MOST);
+        let of_cpus = if needed.get(CPU).is_zero() { 0 } else { left(CPU).min(LEFT_OVER_MOST) };
+        of_device << (2 * LEFT_OVER_BITS) | of_counted << LEFT_OVER_BITS | of_cpus
     }
 
     /// A fraction shares the fullest device that still has room for it; whole ones are never shared, and come from

@@ -253,7 +253,7 @@ impl Groups {
 /// What each bundle requires of a node, and what all of them together would of one.
 fn requirements_of_group(spec: &PlacementGroupSpec, nodes: &mut Nodes) -> (Vec<Vec<RequirementId>>, RequirementId) {
     let spread = matches!(spec.strategy, PlacementStrategy::Spread | PlacementStrategy::StrictSpread);
-    let order = if spread { Order::Spread } else { Order::Pack };
+    let order = if spread { Order::Spread } else { Order::BestFit };
     let mut add = |asked: Requirement| nodes.index.add(Requirement { order, ..asked });
     let of_bundles =
         spec.bundles.iter().map(|bundle| requirements_of(&shape_of(bundle)).into_iter().map(&mut add).collect());
@@ -265,7 +265,7 @@ fn requirements_of_group(spec: &PlacementGroupSpec, nodes: &mut Nodes) -> (Vec<V
         _ => None,
     };
     let resources = sum_of(spec);
-    let sum = add(Requirement { resources, gpu_memory: 0, selector, order: Order::Pack, is_sum: true });
+    let sum = add(Requirement { resources, gpu_memory: 0, selector, order: Order::BestFit, is_sum: true });
     (of_bundles, sum)
 }
 

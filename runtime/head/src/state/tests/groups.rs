@@ -259,3 +259,71 @@ fn a_large_gang_is_not_starved_by_small_tasks_and_these_use_what_it_cannot() {
         bench.tick(25);
     }
 }
+
+/// Numbers that look random. (splitmix64, Steele, Lea and Flood 2014.)
+fn random(seed: &mut u64, end: u64) -> u64 {
+    *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut x = *seed;
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (x ^ (x >> 31)) % end
+}
+
+fn nodes(count: u64, each: &ResourceSet) -> Bench {
+    let mut bench = Bench::new(each.clone());
+    for id in 2..=count {
+        bench.node(id, each.clone());
+    }
+    bench
+}
+
+/// The nodes of which nothing is used, and what is used of all.
+fn whole_and_used(bench: &Bench) -> (usize, Amount) {
+    let nodes = bench.state.picture().nodes;
+    let whole = nodes.iter().filter(|node| node.available == node.info.resources).count();
+    let used = nodes.iter().map(|node| node.info.resources.get(CPU) - node.available.get(CPU));
+    (whole, used.fold(Amount::ZERO, |sum, amount| sum + amount))
+}
+
+#[test]
+fn small_groups_leave_whole_nodes_to_large_ones() {
+    for seed in 1..=10 {
+        let (mut seed, mut id) = (seed, 0);
+        let mut bench = nodes(100, &cpus(4.0));
+        while whole_and_used(&bench).1 < amount(281.0) {
+            id += 1;
+            let tenths = 1 + random(&mut seed, 30);
+            bench.group(group_of(DRIVER, id, PlacementStrategy::Pack, &[cpus(tenths as f64 / 10.0)])).unwrap();
+        }
+        let (whole, _) = whole_and_used(&bench);
+        assert!(whole >= 20, "{whole} of 100 nodes are free, with 281 of 400 CPUs in use");
+    }
+}
+
+#[test]
+fn actors_that_hold_something_leave_whole_nodes_free_and_others_spread() {
+    let mut bench = nodes(10, &cpus(4.0));
+    for id in 1..=20 {
+        bench.create(ActorSpec { holds: cpus(1.0), ..actor_of(DRIVER, id) }, false).unwrap();
+    }
+    assert_eq!(whole_and_used(&bench), (5, amount(20.0)));
+    let mut bench = nodes(10, &cpus(4.0));
+    for id in 1..=20 {
+        bench.create(actor_of(DRIVER, id), false).unwrap();
+        bench.ready();
+    }
+    let nodes = bench.state.picture().nodes;
+    assert_eq!(nodes.iter().map(|node| node.leases).collect::<Vec<_>>(), [2; 10]);
+}
+
+#[test]
+fn a_piece_of_a_device_is_taken_where_one_is_broken_already() {
+    let mut bench = Bench::new(gpus(2.0));
+    bench.node(2, gpus(1.0));
+    bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[gpus(0.5)])).unwrap();
+    bench.group(group_of(DRIVER, 2, PlacementStrategy::Pack, &[gpus(1.0)])).unwrap();
+    bench.group(group_of(DRIVER, 3, PlacementStrategy::Pack, &[gpus(0.5)])).unwrap();
+    // The first broke the only device of node 2; the third shares it, and node 1 keeps a whole one.
+    assert_eq!((bench.places(1), bench.places(3)), (Some(vec![2]), Some(vec![2])));
+    assert_eq!(bench.places(2), Some(vec![1]));
+}
