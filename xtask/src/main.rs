@@ -35,7 +35,7 @@ enum Command {
     },
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),
-    /// Formatting, lints, unit and doc tests, clusters of real processes, Python.
+    /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, Python.
     Test {
         /// The clusters of real processes alone, of the release build.
         #[arg(long)]

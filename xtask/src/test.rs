@@ -38,6 +38,8 @@ pub(crate) fn run(release: bool) -> Result<()> {
         tests.env("WINGBEAT_SKIP_HOSTS", "1");
     }
     step("tests", tests.env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))?;
+    let mut soak = Command::new(root()?.join("target/debug/soak"));
+    step("soak of a minute", soak.args(["--minutes", "1"]).env("WINGBEAT_BIN", &binary))?;
     let mut pytest = Command::new(&python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
     pytest.env("WINGBEAT_BIN", &binary);

@@ -96,3 +96,17 @@ pub fn files(folder: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     entries.flatten().map(|entry| 1 + files(&entry.path())).sum()
 }
+
+/// What this process holds; of memory, what its allocator has handed out. How much more is resident depends on how the
+/// pieces lie.
+pub fn of_this() -> Option<Usage> {
+    let usage = of(std::process::id())?;
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it takes no pointers, and may be called at any time from any thread.
+        let info = unsafe { libc::mallinfo2() };
+        Some(Usage { private: (info.uordblks + info.hblkhd) as u64, ..usage })
+    }
+    #[cfg(not(target_env = "gnu"))]
+    Some(usage)
+}

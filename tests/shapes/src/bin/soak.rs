@@ -59,10 +59,12 @@ impl Sample {
         let mut processes = BTreeMap::new();
         let daemons = roots.iter().map(|pid| ("daemon", *pid));
         let guards = usage::guards(&roots).into_iter().map(|pid| ("guard", pid));
-        for (what, pid) in daemons.chain(guards).chain([("driver", std::process::id())]) {
+        for (what, pid) in daemons.chain(guards) {
             let usage = usage::of(pid).with_context(|| format!("{what} {pid} is gone"))?;
             processes.insert((what, pid), usage);
         }
+        let driver = usage::of_this().context("this process is not in /proc")?;
+        processes.insert(("driver", std::process::id()), driver);
         Ok(Sample {
             processes,
             worker_processes: usage::worker_processes(&roots).len(),
