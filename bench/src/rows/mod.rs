@@ -77,6 +77,8 @@ rows! {
     cluster tasks_100k_of_1kb = payloads::tasks_100k_of_1kb;
     alone driver_beside_half_open = contention::driver_beside_half_open;
     alone gang_beside_streams = contention::gang_beside_streams;
+    alone equal_jobs = contention::equal_jobs;
+    alone new_shape_among_1k = contention::new_shape_among_1k;
     alone placement_group_create_remove = scheduler::placement_group_create_remove;
     alone decisions_100_nodes = scheduler::decisions_100_nodes;
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
