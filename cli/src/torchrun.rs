@@ -127,6 +127,9 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     }
     let port = port(&args)?;
     let mut init = crate::train::session(address.as_deref(), args.token_file.as_deref())?;
+    if args.standalone {
+        init = init.private();
+    }
     if address.is_none() {
         // On this machine, ranks are what the machine is for: as many as asked can run at once.
         let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);

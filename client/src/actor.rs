@@ -138,7 +138,10 @@ impl<Signature> ActorOptions<Signature> {
         self
     }
 
-    /// How often it is started again when its process or node is lost; never if nothing is said.
+    /// How often it is started again when its process or node is lost; never if nothing is said. A process that is killed
+    /// from outside counts, and so does [`kill_may_restart`](crate::ActorRef::kill_may_restart); one that was gone before
+    /// the constructor began does not. After a life shorter than a second it starts again at once, and after each further
+    /// one in a row it rests before: 0.1 s, 0.2 s and so on, up to 10 s.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.options.max_restarts = Some(restarts);
         self

@@ -88,6 +88,20 @@ pub struct Init {
 }
 
 impl Init {
+    /// Starts a private cluster, whatever `WINGBEAT_ADDRESS` says.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wingbeat::Result<()> {
+    /// wingbeat::init().private().num_cpus(2).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn private(mut self) -> Self {
+        self.options.address = None;
+        self.options.private = true;
+        self
+    }
+
     /// The token of the cluster, of at least 16 bytes; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or this user's own.
     pub fn token(mut self, token: &str) -> Self {
         self.options.token = Some(token.to_owned());

@@ -53,8 +53,9 @@ impl<T> ObjectRef<T> {
     }
 
     /// Asks for the task that makes the value not to run, or to stop; see [`is_cancelled`](crate::is_cancelled). The
-    /// tasks that it submitted are cancelled too. A finished task is left alone. Whoever has the ref can do this: a ref to
-    /// an object of another process sends the request there.
+    /// tasks that it submitted are cancelled too. A finished task is left alone. One that goes on although it was asked
+    /// to stop, or that handles the cancellation of what it waited for, may still answer with a value. Whoever has the
+    /// ref can do this: a ref to an object of another process sends the request there.
     ///
     /// ```no_run
     /// # #[wingbeat::remote] fn search() -> u64 { 0 }

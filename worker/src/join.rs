@@ -38,6 +38,8 @@ const TOKEN_OPTION: &str = "init().token(..)";
 pub struct InitOptions {
     /// The head, as `host:port`; else `WINGBEAT_ADDRESS`; else a private cluster is started.
     pub address: Option<String>,
+    /// Whether a private cluster is started whatever `WINGBEAT_ADDRESS` says.
+    pub private: bool,
     /// The token; else `WINGBEAT_TOKEN`, `WINGBEAT_TOKEN_FILE`, or the user's own.
     pub token: Option<String>,
     /// CPUs of a private cluster; as many as there are if nothing is said.
@@ -69,6 +71,7 @@ impl Default for InitOptions {
     fn default() -> Self {
         InitOptions {
             address: None,
+            private: false,
             token: None,
             num_cpus: None,
             num_gpus: None,
@@ -105,8 +108,8 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
     if let Some(token) = &options.token {
         Token::checked(token, TOKEN_OPTION)?;
     }
-    let address =
-        options.address.clone().or_else(|| std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty()));
+    let of_environment = || std::env::var(ADDRESS_VARIABLE).ok().filter(|text| !text.is_empty() && !options.private);
+    let address = options.address.clone().or_else(of_environment);
     let io = Arc::new(Io::start()?);
     let joining = options.clone();
     let joined = {

@@ -220,7 +220,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("state/wingbeat");
         let token = own_in(&folder).unwrap();
-        assert_eq!(own_in(&folder).unwrap(), token);
+        assert_eq!(own_in(&folder).unwrap().reveal(), token.reveal());
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&folder.join("token"))), (0o700, 0o600));
         let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use bytesize::ByteSize;
 use compact_str::CompactString;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
@@ -48,6 +49,14 @@ impl Amount {
     /// `count` whole units.
     pub fn whole(count: u32) -> Amount {
         Amount(i64::from(count) * 10_000)
+    }
+
+    /// As people read it, as an amount of `name`: memory in units of bytes.
+    pub fn shown(self, name: &str) -> String {
+        match u64::try_from(self.0 / Self::ONE.0) {
+            Ok(bytes) if name == MEMORY => ByteSize(bytes).display().iec().to_string(),
+            _ => self.to_string(),
+        }
     }
 
     /// From units of 1/10,000.
@@ -224,7 +233,7 @@ impl fmt::Display for ResourceSet {
             return f.write_str("nothing");
         }
         for (i, (name, amount)) in self.iter().enumerate() {
-            write!(f, "{}{amount} {name}", if i == 0 { "" } else { ", " })?;
+            write!(f, "{}{} {name}", if i == 0 { "" } else { ", " }, amount.shown(name))?;
         }
         Ok(())
     }
@@ -240,6 +249,12 @@ impl fmt::Debug for ResourceSet {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn memory_is_shown_in_units_that_people_read() {
+        let set = ResourceSet::cpus(Amount::whole(2)).with(MEMORY, Amount::whole(3 << 20));
+        assert_eq!(set.to_string(), "2 CPU, 3.0 MiB memory");
+    }
 
     #[test]
     fn an_amount_is_exact_to_a_ten_thousandth_and_no_finer() {

@@ -56,8 +56,15 @@ const RELEASE_LIMIT: Duration = Duration::from_millis(500);
 const REFUSED_LIMIT: Duration = Duration::from_millis(500);
 
 /// What every connection must know: who knows it may run code as this user.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+#[derive(Clone)]
+pub struct Token {
+    text: String,
+    /// Where it was given, if from outside.
+    from: Option<String>,
+}
+
+/// How a refusal for a token begins.
+const TOKEN_IS_WRONG: &str = "the token is wrong";
 
 /// The fewest bytes of a token that a person chose. Listeners answer anybody who asks, as often as they ask: less than
 /// this can be guessed. The command in the README makes 44.
@@ -70,7 +77,7 @@ pub const MAKE_A_TOKEN: &str = "make one with\n    (umask 077; head -c 32 /dev/u
 impl Token {
     /// A token as it is. One from outside goes through [`Token::checked`].
     pub fn new(text: impl Into<String>) -> Token {
-        Token(text.into())
+        Token { text: text.into(), from: None }
     }
 
     /// A token that was given from outside: without the blanks around it, and refused if it could be guessed. `from` is
@@ -91,7 +98,7 @@ impl Token {
             length if length < SHORTEST_TOKEN => {
                 format!("has {length} bytes, and {SHORTEST_TOKEN} are needed")
             }
-            _ => return Ok(Token(text.to_owned())),
+            _ => return Ok(Token { text: text.to_owned(), from: Some(from.to_owned()) }),
         };
         let what = format!("the token from {from} {wrong}: whoever guesses it can run code as you; {MAKE_A_TOKEN}");
         Err(Error::InvalidArgument { what })
@@ -100,16 +107,16 @@ impl Token {
     /// A new one that nobody can guess.
     pub fn random() -> Token {
         let bytes: [u8; 32] = rand::random();
-        Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Token::new(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 
     /// The text, to hand to a child or to write to a file of mode 0600.
     pub fn reveal(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     fn proof(&self, side: &str, first: &[u8; 32], second: &[u8; 32]) -> [u8; 32] {
-        let key = blake3::derive_key("wingbeat 2026 connection token", self.0.as_bytes());
+        let key = blake3::derive_key("wingbeat 2026 connection token", self.text.as_bytes());
         let mut hash = blake3::Hasher::new_keyed(&key);
         hash.update(side.as_bytes());
         hash.update(first);
@@ -304,8 +311,8 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
     peer_nonce.copy_from_slice(their_nonce);
     let expected = token.proof("dialler", &nonce, &peer_nonce);
     if !bool::from(expected.ct_eq(their_proof)) {
-        let why = "the token is wrong; give both sides the same one with --token-file or WINGBEAT_TOKEN";
-        return refuse(stream, why.to_owned()).await;
+        let why = format!("{TOKEN_IS_WRONG}; give both sides the same one with --token-file or WINGBEAT_TOKEN");
+        return refuse(stream, why).await;
     }
     let hello: Hello = match receive(&mut stream).await {
         Ok(hello) => hello,
@@ -362,7 +369,11 @@ pub(crate) async fn introduce(
     prefix.extend_from_slice(&token.proof("dialler", &their_nonce, &nonce));
     send(&mut stream, &prefix, &hello).await.map_err(busy)?;
     match receive(&mut stream).await.map_err(busy)? {
-        Answer::Refused(why) => Err(refused(without_control(&why))),
+        Answer::Refused(why) => {
+            let ours = token.from.as_ref().filter(|_| why.starts_with(TOKEN_IS_WRONG));
+            let ours = ours.map(|from| format!(" (this side has the one from {from})")).unwrap_or_default();
+            Err(refused(without_control(&why) + &ours))
+        }
         Answer::Welcome { welcome, proof } => {
             let expected = token.proof("acceptor", &nonce, &their_nonce);
             if !bool::from(expected.ct_eq(&proof)) {

@@ -361,7 +361,7 @@ impl Node {
         for (name, asked) in requirement.resources.iter() {
             let has = self.info.resources.get(name);
             if has < asked {
-                lacks.push(format!("has {has} {name} of the {asked} asked for"));
+                lacks.push(format!("has {} {name} of the {} asked for", has.shown(name), asked.shown(name)));
                 gap += (asked - has).units();
             }
         }

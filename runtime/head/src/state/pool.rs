@@ -180,7 +180,7 @@ impl Pool {
         let mut short: Vec<String> = needed
             .iter()
             .filter(|(name, amount)| free(name) < *amount)
-            .map(|(name, _)| format!("{} {name} free of {}", free(name), self.total.get(name)))
+            .map(|(name, _)| format!("{} {name} free of {}", free(name).shown(name), self.total.get(name).shown(name)))
             .collect();
         let gpu = needed.get(GPU);
         if free(GPU) >= gpu && !self.could_pick(gpu, |device| device.free) {
