@@ -116,6 +116,33 @@ fn an_actor_that_ended_leaves_nothing_in_the_store() {
     assert!(matches!(error, Error::OwnerDied { .. } | Error::ObjectLost { .. }), "{error}");
 }
 
+/// Its process and what it owns, which keeps the process.
+#[wingbeat::remote]
+fn owns(len: usize) -> (u32, Vec<ObjectRef<Vec<u8>>>) {
+    (std::process::id(), vec![put(&vec![7; len]).unwrap()])
+}
+
+#[test]
+fn a_worker_process_that_dies_idle_leaves_nothing_in_the_store() {
+    let cluster = cluster();
+    let driver = join(&cluster);
+    let (pid, refs) = owns::remote(MOST);
+    let (pid, kept) = (pid.get_blocking().unwrap(), refs.get_blocking().unwrap());
+    drop(refs);
+    let is_idle = || {
+        let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+        state.nodes.iter().all(|node| node.leases == 0)
+    };
+    while !is_idle() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(put(&vec![1u8; MOST]), Err(Error::StoreFull { .. })), "its value is there while it lives");
+    let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    wait_for_room();
+    drop(kept);
+}
+
 /// Bytes whose encoding ends the process while a file is not there yet.
 #[derive(Deserialize)]
 struct Mine(Vec<u8>, PathBuf);

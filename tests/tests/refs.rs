@@ -63,6 +63,9 @@ impl Cell {
     fn same(&self, refs: Refs) -> Refs {
         refs
     }
+    fn both(&self, one: u64, other: u64) -> u64 {
+        one + other
+    }
     fn same_without(&self, refs: Refs, others: Refs) -> Refs {
         drop(others);
         refs
@@ -133,6 +136,55 @@ fn wait_until_nothing_lives(local: &Local) {
     while local.session.process().live_objects() > 0 {
         std::thread::yield_now();
     }
+}
+
+#[wingbeat::remote]
+fn never() -> u64 {
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn calls_that_failed_before_their_arguments_were_there_keep_nothing() {
+    let local = Local::start(2);
+    let never = never::remote();
+    let value = put(&7u64).unwrap();
+    let before = local.session.process().live_objects();
+    for round in 0..100 {
+        let cell = Cell::remote(7);
+        let call = cell.both(never.clone(), value.clone());
+        match round % 2 {
+            0 => cell.actor().kill(),
+            _ => call.cancel(),
+        }
+        assert!(call.get_timeout_blocking(LIMIT).is_err());
+    }
+    while local.session.process().live_objects() > before {
+        std::thread::yield_now();
+    }
+    // What waited for it is gone with the calls.
+    drop(value);
+    while local.session.process().live_objects() >= before {
+        std::thread::yield_now();
+    }
+    never.cancel_force();
+}
+
+#[test]
+fn a_hundred_thousand_tasks_are_cancelled_the_newest_first() {
+    let _local = Local::start(1);
+    let gate = never::remote();
+    let tasks: Vec<_> = (0..100_000u64).map(read_number::remote).collect();
+    tasks.iter().rev().for_each(ObjectRef::cancel);
+    let failed = tasks.iter().filter(|task| task.get_timeout_blocking(LIMIT).is_err()).count();
+    assert!(failed > 99_000, "{failed}");
+    gate.cancel_force();
+}
+
+#[wingbeat::remote]
+fn read_number(number: u64) -> u64 {
+    number
 }
 
 #[test]

@@ -15,6 +15,7 @@ use wingbeat_net::messages::Weight;
 use crate::dispatch::{CAUSE_LIMIT_MS, too_large};
 use crate::name::Name;
 use crate::object::Held;
+use crate::wanted::Wanted;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
 const IN_FLIGHT: usize = 8_192;
@@ -364,19 +365,24 @@ impl Calls {
         next
     }
 
-    /// The user wants the call not to run; with `force`, its caller has its answer at once. Answers false when it is not
-    /// one of ours.
-    pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) -> bool {
+    /// The user wants these calls not to run; with force, their caller has its answer at once. Those that are found are
+    /// taken out of `wanted`.
+    pub(crate) fn cancel(&mut self, wanted: &mut Wanted, out: &mut Vec<Action>) {
         for (actor, target) in &mut self.targets {
-            if let Some(at) = target.queue.iter().position(|call| call.spec.id == id) {
-                if let Some(call) = target.queue.remove(at) {
+            if wanted.is_empty() {
+                return;
+            }
+            let queued = wanted.take_from(&mut target.queue, |call| call.spec.id);
+            if !queued.is_empty() {
+                for call in queued {
                     let error = Error::Cancelled { task: call.name.to_string() };
                     out.push(Action::Fail { call, error });
                 }
                 target.end_if_done(*actor, out);
-                return true;
             }
-            if let Some(call) = target.in_flight.iter_mut().find(|call| call.spec.id == id) {
+            for call in &mut target.in_flight {
+                let id = call.spec.id;
+                let Some(force) = wanted.take(id) else { continue };
                 call.cancelled = true;
                 if let Phase::Alive { address, .. } = &target.phase {
                     // Never by force, which would end the actor with the state that it has for everybody else.
@@ -386,10 +392,8 @@ impl Calls {
                     let error = Error::Cancelled { task: call.name.to_string() };
                     out.push(Action::Answer { spec: call.spec.clone(), error });
                 }
-                return true;
             }
         }
-        false
     }
 
     /// Whether the head has said that the actor is dead.

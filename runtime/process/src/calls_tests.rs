@@ -48,6 +48,12 @@ fn task(seq: u64) -> TaskId {
     TaskId { owner: ProcessId(1), seq }
 }
 
+fn wanted(seq: u64, force: bool) -> Wanted {
+    let mut wanted = Wanted::default();
+    wanted.insert(task(seq), force);
+    wanted
+}
+
 fn call(seq: u64, resolved: bool, retries: u32) -> Call {
     let spec = TaskSpec {
         id: task(seq),
@@ -176,7 +182,7 @@ proptest! {
                 Step::Cancel(which) if made > 0 => {
                     let seq = which as u64 % made + 1;
                     bench.with(|calls, out| {
-                        calls.cancel(task(seq), false, out);
+                        calls.cancel(&mut wanted(seq, false), out);
                     });
                 }
                 _ => {}
@@ -351,7 +357,7 @@ fn a_call_that_is_cancelled_by_force_is_answered_and_its_process_is_only_asked_t
     bench.with(|calls, out| calls.submit(ACTOR, &class, call(1, true, 5), out));
     bench.alive();
     let mut out = Vec::new();
-    assert!(bench.calls.cancel(task(1), true, &mut out));
+    bench.calls.cancel(&mut wanted(1, true), &mut out);
     assert!(matches!(
         &out[..],
         [Action::Cancel { force: false, .. }, Action::Answer { error: Error::Cancelled { .. }, .. }]

@@ -23,6 +23,7 @@ use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 use crate::lineage::Remaking;
 use crate::name::Name;
 use crate::object::Held;
+use crate::wanted::Wanted;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -530,22 +531,24 @@ impl Dispatch {
         }
     }
 
-    /// The user wants the task not to run.
-    pub(crate) fn cancel(&mut self, id: TaskId, force: bool, out: &mut Vec<Action>) {
+    /// The user wants these tasks not to run; those that are found are taken out of `wanted`.
+    pub(crate) fn cancel(&mut self, wanted: &mut Wanted, out: &mut Vec<Action>) {
         for queue in self.queues.values_mut() {
-            if let Some(at) = queue.ready.iter().position(|task| task.spec.id == id) {
-                if let Some(task) = queue.ready.remove(at) {
-                    let error = Error::Cancelled { task: task.name.to_string() };
-                    out.push(Action::Fail { task, error });
-                }
-                return;
+            for task in wanted.take_from(&mut queue.ready, |task| task.spec.id) {
+                let error = Error::Cancelled { task: task.name.to_string() };
+                out.push(Action::Fail { task, error });
             }
         }
         for lease in self.leases.values_mut() {
-            if let Some((_, task)) = lease.in_flight.iter_mut().find(|(_, task)| task.spec.id == id) {
-                task.cancelled = true;
-                out.push(Action::Cancel { worker: lease.worker.process, task: id, force });
+            if wanted.is_empty() {
                 return;
+            }
+            for (_, task) in &mut lease.in_flight {
+                let id = task.spec.id;
+                if let Some(force) = wanted.take(id) {
+                    task.cancelled = true;
+                    out.push(Action::Cancel { worker: lease.worker.process, task: id, force });
+                }
             }
         }
     }

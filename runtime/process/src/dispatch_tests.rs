@@ -413,7 +413,9 @@ fn a_process_that_waits_gets_no_tasks_until_it_is_ready() {
 fn a_cancelled_task_that_was_not_pushed_fails_at_once() {
     let mut dispatch = submitted(2);
     let mut out = Vec::new();
-    dispatch.cancel(id(1), false, &mut out);
+    let mut wanted = Wanted::default();
+    wanted.insert(id(1), false);
+    dispatch.cancel(&mut wanted, &mut out);
     assert!(matches!(&said(out).failed[..], [(1, Error::Cancelled { .. })]));
 }
 

@@ -21,6 +21,7 @@ mod borrowing;
 mod calls;
 mod cluster;
 pub mod context;
+mod deletions;
 mod dispatch;
 pub mod get;
 pub mod groups;
@@ -44,6 +45,7 @@ mod submission;
 pub mod submit;
 pub mod view;
 mod waiting;
+mod wanted;
 mod worker_side;
 mod worklist;
 

@@ -156,7 +156,7 @@ impl Process {
         self.objects.not_stored(id, &gone);
         for holder in gone {
             // Whoever cannot read it there must not find it there later.
-            self.send_to_node(&holder.address, wingbeat_net::messages::NodeMessage::Delete(vec![id]));
+            self.delete_at(&holder, id);
         }
         match loss {
             Loss::None => {}

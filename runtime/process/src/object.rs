@@ -221,7 +221,10 @@ impl Object {
 
     /// There are no copies at these nodes (any more). Answers also with those that were said to be there.
     pub(crate) fn lose(&self, at: &[NodeId]) -> (Loss, Vec<StoreNode>) {
-        let mut state = self.state.lock();
+        self.lose_in(&mut self.state.lock(), at)
+    }
+
+    fn lose_in(&self, state: &mut State, at: &[NodeId]) -> (Loss, Vec<StoreNode>) {
         let Some(ObjectValue::Stored(stored)) = &mut state.value else { return (Loss::None, Vec::new()) };
         let (gone, left) = std::mem::take(&mut stored.nodes).into_iter().partition(|holder| at.contains(&holder.node));
         stored.nodes = left;
@@ -235,9 +238,11 @@ impl Object {
 
     /// As [`Object::lose`], for an object that is borrowed: without copies, its owner is to be asked again.
     pub(crate) fn forget_copies(&self, at: &[NodeId]) -> Vec<StoreNode> {
-        let (loss, gone) = self.lose(at);
+        // Under one lock: who reads in between would neither find the value nor ask for it.
+        let mut state = self.state.lock();
+        let (loss, gone) = self.lose_in(&mut state, at);
         if let Loss::All(_) = loss {
-            self.state.lock().subscribed = false;
+            state.subscribed = false;
         }
         gone
     }

@@ -14,9 +14,9 @@ use wingbeat_core::{ActorId, ObjectId, ProcessId};
 use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{NodeMessage, PeerMessage, Registration, Weight};
+use wingbeat_net::messages::{PeerMessage, Registration};
 use wingbeat_net::mux::{self, Connection, Waiting};
-use wingbeat_net::services::{NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
 
 use crate::borrowing::{Borrowing, Ready};
 use crate::object::{Handle, Object, Released};
@@ -38,7 +38,6 @@ pub(crate) type Confirmation = (ProcessId, PeerMessage);
 #[derive(Default)]
 pub(crate) struct Peers {
     links: DashMap<ProcessId, Link<PeerMessage>>,
-    nodes: DashMap<ProcessId, Link<NodeMessage>>,
     addresses: DashMap<ProcessId, Address>,
     contacts: DashMap<ProcessId, Contact>,
     /// Processes of which it is certain that they are gone.
@@ -134,6 +133,7 @@ impl Peers {
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
         self.gone.write().insert(process);
         self.addresses.remove(&process);
+        self.contacts.remove_if(&process, |_, contact| contact.connections.is_empty());
     }
 
     /// Waits until everything that was queued was taken in, or its receiver is gone.
@@ -163,19 +163,13 @@ impl Peers {
     fn link(&self, peer: ProcessId) -> (Link<PeerMessage>, bool, u64) {
         // Held until the link is entered, so that no loss comes between.
         let contact = self.contacts.entry(peer).or_default();
-        let (link, new) = link_of(&self.links, peer);
-        (link, new, contact.losses)
+        let mut new = false;
+        let link = self.links.entry(peer).or_insert_with(|| {
+            new = true;
+            Link::new()
+        });
+        (link.clone(), new, contact.losses)
     }
-}
-
-/// The link to `process`, and whether it is new.
-fn link_of<M: Weight + Send + 'static>(links: &DashMap<ProcessId, Link<M>>, process: ProcessId) -> (Link<M>, bool) {
-    let mut new = false;
-    let link = links.entry(process).or_insert_with(|| {
-        new = true;
-        Link::new()
-    });
-    (link.clone(), new)
 }
 
 impl Process {
@@ -299,38 +293,6 @@ impl Process {
         connection.close();
     }
 
-    /// Queues a message to a node daemon, dialling it if need be.
-    pub(crate) fn send_to_node(self: &Arc<Self>, to: &Address, message: NodeMessage) {
-        if let Some(storage) = self.storage()
-            && storage.daemon() == to.process
-        {
-            storage.send(message);
-            return;
-        }
-        let (link, new) = link_of(&self.peers.nodes, to.process);
-        link.send(message);
-        if new {
-            let (process, to) = (self.clone(), to.clone());
-            self.io.spawn(async move {
-                if let Err(error) = process.run_node(&to, &link).await {
-                    tracing::debug!(%error, "cannot reach a node");
-                }
-                link.broke();
-                process.peers.nodes.remove(&to.process);
-            });
-        }
-    }
-
-    async fn run_node(self: &Arc<Self>, to: &Address, link: &Link<NodeMessage>) -> Result<(), Error> {
-        let hello = self.hello(Purpose::Control);
-        let stream = address::dial(to, "a node", &self.token, hello).await?;
-        let (connection, _, _) =
-            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
-        link.run(&connection, |messages| NodeRequest::Deliver { messages }).await;
-        connection.close();
-        Ok(())
-    }
-
     /// Contact with a process was lost, after so many losses before: everything that waits for it must know. The process may
     /// be gone, or may be reached again.
     fn contact_lost(self: &Arc<Self>, peer: ProcessId, losses: u64) {
@@ -357,24 +319,28 @@ impl Process {
             self.free_if_unneeded(id);
         }
         let pending = self.borrowed_pending(peer);
-        if !pending.is_empty() {
-            let process = self.clone();
-            self.io.spawn(async move { process.fail_pending(peer, pending).await });
-        }
+        let process = self.clone();
+        self.io.spawn(async move {
+            process.look_for(peer).await;
+            process.fail_pending(peer, pending);
+        });
         self.submission.connection_lost(self, peer);
         if let Some(executor) = self.executor() {
             executor.peer_lost(peer);
         }
     }
 
-    /// Fails what was asked of an owner contact with which was lost.
-    async fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
-        let address = self.peers.address(owner);
-        if let Some(address) = &address
-            && address::is_gone(address).await
+    /// Finds out whether a process contact with which was lost is gone. Of one that is, nothing is kept.
+    async fn look_for(self: &Arc<Self>, peer: ProcessId) {
+        if let Some(address) = self.peers.address(peer)
+            && address::is_gone(&address).await
         {
-            self.peers.certainly_gone(owner);
+            self.peers.certainly_gone(peer);
         }
+    }
+
+    /// Fails what was asked of an owner contact with which was lost.
+    fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
         let is_gone = self.peers.is_gone(owner);
         for object in pending {
             let error = if is_gone {

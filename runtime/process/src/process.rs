@@ -26,6 +26,7 @@ use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, LogLine, PeerMessage, WorkerCommand};
 
 use crate::context::Execution;
+use crate::deletions::Deletions;
 use crate::groups::Watched;
 use crate::head::HeadLink;
 use crate::io::Io;
@@ -99,6 +100,7 @@ pub struct Process {
     cluster: ClusterId,
     pub(crate) objects: ObjectTable,
     pub(crate) peers: Peers,
+    pub(crate) deletions: Deletions,
     pub(crate) head: OnceLock<HeadLink>,
     pub(crate) home: Home,
     executor: OnceLock<Arc<dyn Executor>>,
@@ -175,6 +177,7 @@ impl Prepared {
             cluster,
             objects: ObjectTable::default(),
             peers: Peers::default(),
+            deletions: Deletions::default(),
             head: OnceLock::new(),
             home: Home::default(),
             executor: OnceLock::new(),
@@ -482,6 +485,7 @@ impl Process {
                 if let Some(storage) = self.storage().filter(|storage| storage.node() == node) {
                     storage.connection().close();
                 }
+                self.deletions.forget(node);
                 self.copies_lost_with(node, &why);
                 self.submission.node_died(self, node, &why);
             }
@@ -555,4 +559,4 @@ impl Process {
 
 #[cfg(test)]
 #[path = "process_tests.rs"]
-mod tests;
+pub(crate) mod tests;

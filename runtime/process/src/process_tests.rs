@@ -10,7 +10,8 @@ use wingbeat_net::handshake::{Role, Token};
 
 use super::*;
 
-fn start() -> Session {
+/// A process that has joined nothing.
+pub(crate) fn start() -> Session {
     let io = Arc::new(Io::start().unwrap());
     let job = JobId::random();
     let config = Config { id: ProcessId::random(), token: Token::random(), role: Role::Driver(job), listen: None };

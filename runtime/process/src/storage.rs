@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::{Address, Outcome};
 use wingbeat_core::value::{ObjectValue, StoreNode, Stored};
-use wingbeat_core::{NodeId, ObjectId, ProcessId};
+use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, PeerMessage};
 use wingbeat_net::mux::{self, Connection};
@@ -214,7 +214,7 @@ impl Process {
             self.objects.not_stored(id, std::slice::from_ref(&at));
         }
         // Freed meanwhile, or lost and made again.
-        self.send_to_node(&at.address, NodeMessage::Delete(vec![id]));
+        self.delete_at(&at, id);
     }
 
     /// Of these copies, those that do not belong to the object's value.
@@ -224,14 +224,32 @@ impl Process {
             ObjectValue::Inline(_) | ObjectValue::Failed(_) => &[],
         };
         for holder in stored.nodes.iter().filter(|holder| !kept.iter().any(|known| known.node == holder.node)) {
-            self.send_to_node(&holder.address, NodeMessage::Delete(vec![id]));
+            self.delete_at(holder, id);
+        }
+    }
+
+    /// What an attempt has stored whose result came when another's counted already.
+    pub(crate) fn discard_late(self: &Arc<Self>, task: TaskId, outcome: Outcome) {
+        let values = match outcome {
+            Outcome::One(value) => vec![value],
+            Outcome::Many(values) => values,
+            Outcome::StreamEnded(_) | Outcome::Failed(_) => return,
+        };
+        for (index, value) in values.iter().enumerate() {
+            let (id, ObjectValue::Stored(stored)) = (task.output(index as u32), value) else { continue };
+            match self.objects.get(id).map(|object| object.value()) {
+                Some(Some(current)) => self.delete_other_copies(id, stored, &current),
+                // The next attempt may be writing it there.
+                Some(None) => {}
+                None => self.delete_stored(id, stored),
+            }
         }
     }
 
     /// Nobody needs these copies.
     pub(crate) fn delete_stored(self: &Arc<Self>, id: ObjectId, stored: &Stored) {
         for node in &stored.nodes {
-            self.send_to_node(&node.address, NodeMessage::Delete(vec![id]));
+            self.delete_at(node, id);
         }
     }
 }

@@ -26,36 +26,30 @@ use crate::calls::{self, Call, Calls};
 use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::lineage::Recipe;
 use crate::name::Name;
-use crate::object::{Handle, Held};
+use crate::object::{Handle, Held, Place};
 use crate::process::Process;
 use crate::refs::{Content, PackedValue};
 use crate::session::Session;
+use crate::wanted::Wanted;
+
+/// A task or call that is not to run.
+#[derive(Clone, Copy)]
+pub(crate) struct Cancel {
+    pub task: TaskId,
+    pub outputs: Outputs,
+    pub force: bool,
+    /// It was found nowhere. It may have been on its way from [`Unresolved`] into the inbox, which was already emptied; the
+    /// second look comes after it.
+    pub again: bool,
+}
 
 /// What user threads ask for.
 pub(crate) enum Request {
     Task(Task),
-    Call {
-        actor: ActorId,
-        class_name: Arc<str>,
-        call: Call,
-    },
-    CallReady {
-        actor: ActorId,
-        id: TaskId,
-        args: Result<Vec<Arg>, Error>,
-    },
-    /// `again`: the task was found nowhere. It may have been on its way from [`Unresolved`] into the inbox, which was
-    /// already emptied; the second look comes after it.
-    Cancel {
-        task: TaskId,
-        outputs: Outputs,
-        force: bool,
-        again: bool,
-    },
-    CancelChildren {
-        parent: TaskId,
-        again: bool,
-    },
+    Call { actor: ActorId, class_name: Arc<str>, call: Call },
+    CallReady { actor: ActorId, id: TaskId, args: Result<Vec<Arg>, Error> },
+    Cancel(Cancel),
+    CancelChildren { parent: TaskId, again: bool },
     Forget(ActorId),
     Killed(ActorId),
     Terminate(ActorId),
@@ -178,6 +172,8 @@ impl Submission {
         let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
         // Results whose sender holds refs, and those refs.
         let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
+        // What an attempt has stored that counts no more.
+        let mut late: Vec<(TaskId, Outcome)> = Vec::new();
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(process, |core, now, todo| {
@@ -203,6 +199,7 @@ impl Submission {
                         finished.push(task.held);
                         done.push((task.spec, result.outcome));
                     }
+                    Settled::Unknown if has_stored(&result.outcome) => late.push((result.id, result.outcome)),
                     Settled::Retried | Settled::Unknown => {}
                 }
             }
@@ -221,6 +218,9 @@ impl Submission {
             }
         }
         drop(finished);
+        for (task, outcome) in late {
+            process.discard_late(task, outcome);
+        }
         for (task, refs) in received {
             // The sender holds the refs until they are registered with their owners.
             process.confirm(from, &refs, PeerMessage::Received(vec![task]));
@@ -329,9 +329,17 @@ impl Process {
             let mut core = self.submission.core.lock();
             let now_ms = core.started.elapsed().as_millis() as u64;
             let mut not_found = Vec::new();
+            let mut cancels = Vec::new();
             for request in requests {
-                core.take_in(request, unresolved, &mut todo, &mut not_found);
+                match request {
+                    Request::Cancel(cancel) => cancels.push(cancel),
+                    other => {
+                        core.cancel(std::mem::take(&mut cancels), unresolved, &mut todo, &mut not_found);
+                        core.take_in(other, unresolved, &mut todo, &mut not_found);
+                    }
+                }
             }
+            core.cancel(cancels, unresolved, &mut todo, &mut not_found);
             next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
             if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
                 next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
@@ -341,7 +349,7 @@ impl Process {
             self.perform(todo);
             for request in not_found {
                 match request {
-                    Request::Cancel { task, outputs, again: true, .. } => {
+                    Request::Cancel(Cancel { task, outputs, again: true, .. }) => {
                         let error = Error::Cancelled { task: task.to_string() };
                         self.fail_outputs(task, outputs, &error);
                     }
@@ -390,9 +398,9 @@ impl Process {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
                 calls::Action::Fail { call, error } => {
-                    // Its arguments, if they are not there, are not needed any more.
-                    let unresolved = self.submission.unresolved.remove(&call.spec.id);
-                    drop(unresolved);
+                    if let Some((_, unresolved)) = self.submission.unresolved.remove(&call.spec.id) {
+                        unresolved.give_up();
+                    }
                     self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
                 }
                 calls::Action::Answer { spec, error } => {
@@ -464,6 +472,32 @@ impl Process {
 }
 
 impl Core {
+    /// Cancels what is found; the rest is looked for once more.
+    fn cancel(
+        &mut self,
+        cancels: Vec<Cancel>,
+        unresolved: &DashMap<TaskId, Arc<Unresolved>>,
+        todo: &mut Todo,
+        not_found: &mut Vec<Request>,
+    ) {
+        if cancels.is_empty() {
+            return;
+        }
+        let mut wanted = Wanted::default();
+        for cancel in &cancels {
+            wanted.insert(cancel.task, cancel.force);
+        }
+        self.calls.cancel(&mut wanted, &mut todo.calls);
+        self.dispatch.cancel(&mut wanted, &mut todo.dispatch);
+        for cancel in cancels.into_iter().filter(|cancel| wanted.contains(cancel.task)) {
+            match unresolved.get(&cancel.task) {
+                Some(waiting) => todo.unresolved.push(waiting.clone()),
+                None if cancel.again => not_found.push(Request::Cancel(cancel)),
+                None => not_found.push(Request::Cancel(Cancel { again: true, ..cancel })),
+            }
+        }
+    }
+
     fn take_in(
         &mut self,
         request: Request,
@@ -484,21 +518,7 @@ impl Core {
                 }
                 self.calls.settle(actor, &mut todo.calls);
             }
-            Request::Cancel { task, outputs, force, again } => {
-                if self.calls.cancel(task, force, &mut todo.calls) {
-                    return;
-                }
-                let before = todo.dispatch.len();
-                self.dispatch.cancel(task, force, &mut todo.dispatch);
-                if todo.dispatch.len() != before {
-                    return;
-                }
-                match unresolved.get(&task) {
-                    Some(waiting) => todo.unresolved.push(waiting.clone()),
-                    None if again => not_found.push(Request::Cancel { task, outputs, force, again }),
-                    None => not_found.push(Request::Cancel { task, outputs, force, again: true }),
-                }
-            }
+            Request::Cancel(cancel) => self.cancel(vec![cancel], unresolved, todo, not_found),
             Request::CancelChildren { parent, again } => {
                 let mut children = self.dispatch.children_of(parent);
                 children.extend(self.calls.children_of(parent));
@@ -506,10 +526,8 @@ impl Core {
                 children.extend(waiting.map(|waiting| *waiting.key()));
                 children.sort_unstable();
                 children.dedup();
-                for task in children {
-                    let cancel = Request::Cancel { task, outputs: Outputs::Fixed(1), force: false, again: false };
-                    self.take_in(cancel, unresolved, todo, not_found);
-                }
+                let cancel = |task| Cancel { task, outputs: Outputs::Fixed(1), force: false, again: false };
+                self.cancel(children.into_iter().map(cancel).collect(), unresolved, todo, not_found);
                 if !again {
                     not_found.push(Request::CancelChildren { parent, again: true });
                 }
@@ -536,6 +554,8 @@ pub(crate) struct Unresolved {
     pub(crate) name: Name,
     missing: AtomicUsize,
     parts: Mutex<Parts>,
+    /// Where it waits. Its places hold it, and it holds what it waits for: who gives it up clears them.
+    places: Mutex<SmallVec<[(Handle, Place); 3]>>,
 }
 
 enum Parts {
@@ -571,7 +591,7 @@ impl Unresolved {
         submission.unresolved.remove_if(&self.id, |_, entry| std::ptr::eq(&**entry, self));
         if matches!(*self.parts.lock(), Parts::Leaving { cancelled: true }) {
             let outputs = Outputs::Fixed(1);
-            submission.request(Request::Cancel { task: self.id, outputs, force: false, again: false });
+            submission.request(Request::Cancel(Cancel { task: self.id, outputs, force: false, again: false }));
         }
     }
 
@@ -579,8 +599,23 @@ impl Unresolved {
     fn cancel(&self) {
         let Some((args, then)) = self.take(true) else { return };
         self.session.process().submission.unresolved.remove(&self.id);
+        self.leave_places();
         drop(args);
         then(&self.session, Err(Error::Cancelled { task: self.name.to_string() }));
+    }
+
+    /// It has failed for another reason: what it waits for is not needed any more.
+    fn give_up(&self) {
+        let parts = self.take(true);
+        self.leave_places();
+        drop(parts);
+    }
+
+    fn leave_places(&self) {
+        let places = std::mem::take(&mut *self.places.lock());
+        for (handle, place) in places {
+            handle.object().forget(place);
+        }
     }
 
     /// The arguments that are not there yet, and which each is.
@@ -670,17 +705,23 @@ pub(crate) fn when_resolved(
         name: name.clone(),
         missing: AtomicUsize::new(waiting.len() + 1),
         parts: Mutex::new(Parts::Waiting(args, Box::new(then))),
+        places: Mutex::default(),
     });
     session.process().submission.unresolved.insert(id, unresolved.clone());
     let callback: Arc<dyn Fn() + Send + Sync> = {
         let unresolved = unresolved.clone();
         Arc::new(move || unresolved.arrived())
     };
-    for handle in &waiting {
-        session.process().subscribe(handle);
-        if handle.object().when_ready(&callback).is_none() {
-            unresolved.arrived();
+    for handle in waiting {
+        session.process().subscribe(&handle);
+        match handle.object().when_ready(&callback) {
+            Some(place) => unresolved.places.lock().push((handle, place)),
+            None => unresolved.arrived(),
         }
+    }
+    if matches!(*unresolved.parts.lock(), Parts::Leaving { cancelled: true }) {
+        // It was given up meanwhile.
+        unresolved.leave_places();
     }
     unresolved.arrived();
 }

@@ -251,6 +251,11 @@ impl NodeStore {
         self.lock().contains(id)
     }
 
+    /// Whether the object was deleted and is still here, because somebody reads it or it is moved to disk or back.
+    pub fn is_going(&self, id: ObjectId) -> bool {
+        self.lock().is_going(id)
+    }
+
     /// Deletes an object: nobody can get it any more, and its memory is free at the last release.
     /// Deleting what is not here is fine. What it has on disk stays there until [`NodeStore::remove_unneeded_files`].
     pub fn delete(&self, id: ObjectId) {

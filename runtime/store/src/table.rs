@@ -239,6 +239,11 @@ impl ObjectTable {
         self.objects.get(&id).is_some_and(|object| !object.doomed && !object.is_unsealed())
     }
 
+    /// Whether the object was deleted and is still here.
+    pub fn is_going(&self, id: ObjectId) -> bool {
+        self.objects.get(&id).is_some_and(|object| object.doomed)
+    }
+
     /// Pins an object for a process, once more for each call.
     pub fn pin(&mut self, id: ObjectId, by: ProcessId) -> Result<Pin, GetError> {
         let Some(holdings) = self.attached.get_mut(&by) else { return Err(GetError::NotAttached { by }) };

@@ -167,17 +167,19 @@ impl Daemon {
             // It ended with its node, which is what the head is told.
             return;
         }
-        let Some(lease) = assignment.map(|assignment| assignment.lease()) else {
-            if contact.is_none() && !by_head {
+        let lease = assignment.map(|assignment| assignment.lease());
+        let is_reported = contact.is_some();
+        if is_reported {
+            // Also of one that was idle: what it owned is nobody's from now on.
+            let (node, exit) = (self.id, exit.clone());
+            self.head.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
+        }
+        let Some(lease) = lease else {
+            if !is_reported && !by_head {
                 tracing::warn!(%process, %exit, "a worker process ended before it reported");
             }
             return;
         };
-        let is_reported = contact.is_some();
-        if is_reported {
-            let (node, lease, exit) = (self.id, Some(lease), exit.clone());
-            self.head.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
-        }
         // Devices are given on only when nothing of the last lease uses them.
         if !gpus.is_empty() {
             self.devices_released(&gpus, &users_before, gone).await;

@@ -56,6 +56,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// How often an object may vanish between its arrival and the look at it before it is given up: each time, somebody
 /// must have deleted it.
 const VANISHED: u32 = 8;
+/// How often somebody who creates an object looks whether the old one is gone from its memory.
+const GOING_LOOK: Duration = Duration::from_millis(20);
 
 /// What is waited for, and how long. Tests shorten it by the variables of a node's environment that are named here.
 struct Limits {
@@ -271,7 +273,11 @@ impl Daemon {
                 // An earlier attempt whose result never arrived. It may have given something else, and refs of a process
                 // that is gone.
                 self.delete(vec![object]);
-                created = self.store.try_create(object, size, by);
+                created = match self.store.is_going(object) {
+                    // It is being read, or moved to disk or back. Asked for now, it would stay.
+                    true => Err(CreateError::AlreadyExists { id: object, state: AlreadyExists::Deleting }),
+                    false => self.store.try_create(object, size, by),
+                };
             }
             if let Ok(None) = created {
                 // Something must go to disk first.
@@ -293,11 +299,12 @@ impl Daemon {
                     let (limit, since) =
                         (self.transfers.limits.writer, *waiting_since.get_or_insert_with(Instant::now));
                     let left = limit.saturating_sub(since.elapsed());
-                    // At the end of the limit it is looked at once more.
-                    let _ = tokio::time::timeout(left, settled).await;
+                    // Nobody says that it has come to or from the disk. At the end of the limit it is looked at once more.
+                    let look = if state == AlreadyExists::Deleting { left.min(GOING_LOOK) } else { left };
+                    let _ = tokio::time::timeout(look, settled).await;
                     if left.is_zero() {
                         let doing = match state {
-                            AlreadyExists::Different => "reading another value of it",
+                            AlreadyExists::Different | AlreadyExists::Deleting => "reading another value of it",
                             _ => "writing it",
                         };
                         let why = format!("{}: another process has been {doing} for {limit:?}", self.id);

@@ -19,6 +19,8 @@ pub(super) struct Waits {
     waits: BTreeMap<TaskId, (ProcessId, Wait)>,
     /// The same by process, which may end.
     of_process: BTreeMap<ProcessId, BTreeSet<TaskId>>,
+    /// The same by the actor in which they run.
+    of_actor: BTreeMap<ActorId, BTreeSet<TaskId>>,
     /// Executions that closed a circle, and when.
     suspects: BTreeMap<TaskId, Millis>,
 }
@@ -39,8 +41,11 @@ impl Waits {
     pub(super) fn begin(&mut self, now: Millis, process: ProcessId, wait: Wait) -> bool {
         let task = wait.task;
         self.end(task);
-        self.waits.insert(task, (process, wait));
         self.of_process.entry(process).or_default().insert(task);
+        if let Some((actor, _)) = wait.actor {
+            self.of_actor.entry(actor).or_default().insert(task);
+        }
+        self.waits.insert(task, (process, wait));
         let closes = self.circle_of(task).is_some();
         if closes {
             self.suspects.insert(task, now);
@@ -83,13 +88,10 @@ impl Waits {
 
     pub(super) fn end(&mut self, task: TaskId) {
         self.suspects.remove(&task);
-        if let Some((process, _)) = self.waits.remove(&task)
-            && let Some(tasks) = self.of_process.get_mut(&process)
-        {
-            tasks.remove(&task);
-            if tasks.is_empty() {
-                self.of_process.remove(&process);
-            }
+        let Some((process, wait)) = self.waits.remove(&task) else { return };
+        forget(&mut self.of_process, process, task);
+        if let Some((actor, _)) = wait.actor {
+            forget(&mut self.of_actor, actor, task);
         }
     }
 
@@ -179,17 +181,19 @@ impl Waits {
 
     /// The executions of an actor, if all that it may run wait.
     fn if_full(&self, actor: ActorId) -> Vec<TaskId> {
-        let mut executions = Vec::new();
-        let mut room = u32::MAX;
-        for (task, (_, wait)) in &self.waits {
-            if let Some((of, concurrency)) = wait.actor
-                && of == actor
-            {
-                room = concurrency;
-                executions.push(*task);
-            }
+        let Some(executions) = self.of_actor.get(&actor) else { return Vec::new() };
+        let wait = executions.first().and_then(|task| self.waits.get(task));
+        let Some((_, room)) = wait.and_then(|(_, wait)| wait.actor) else { return Vec::new() };
+        if executions.len() < room as usize { Vec::new() } else { executions.iter().copied().collect() }
+    }
+}
+
+fn forget<K: Ord + Copy>(index: &mut BTreeMap<K, BTreeSet<TaskId>>, key: K, task: TaskId) {
+    if let Some(tasks) = index.get_mut(&key) {
+        tasks.remove(&task);
+        if tasks.is_empty() {
+            index.remove(&key);
         }
-        if (executions.len() as u64) < u64::from(room) { Vec::new() } else { executions }
     }
 }
 

@@ -148,6 +148,9 @@ impl State {
     /// A pending actor queues for its place, at once or when it has rested.
     fn wait_for_place(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
+        if !matches!(actor.phase, Phase::Pending { .. }) {
+            return;
+        }
         if self.now < actor.not_before {
             self.actors.resting.insert((actor.not_before, id));
             return;
@@ -370,6 +373,9 @@ impl State {
         if actor.terminating.is_some() || actor.restarts_left == 0 {
             return self.bury_actor(id, cause);
         }
+        // One that is killed while it rests or queues does so under another rank from now on.
+        self.waits_no_more(id);
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         if actor.restarts_left != u32::MAX {
             actor.restarts_left -= 1;
         }

@@ -93,6 +93,42 @@ fn an_actor_whose_only_node_is_lost_while_it_rests_is_told_so_when_it_has_rested
 }
 
 #[test]
+fn an_actor_that_is_killed_again_while_it_rests_rests_once() {
+    let mut bench = Bench::new(cpus(4.0));
+    let mut lease = bench.alive(ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) });
+    for life in 1..3 {
+        bench.crash(lease);
+        bench.tick(100);
+        lease = bench.start_actor(ActorId(5), life);
+    }
+    bench.crash(lease);
+    assert_eq!(bench.starts().len(), 0, "it rests");
+    bench.step(Event::Kill(ActorId(5), true));
+    bench.step(Event::Kill(ActorId(5), false));
+    for _ in 0..100 {
+        bench.tick(100);
+    }
+    assert_eq!(bench.starts().len(), 0, "the dead are not started again");
+    assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::ActorEnded { .. })));
+}
+
+#[test]
+fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
+    let mut bench = Bench::new(cpus(4.0));
+    let idle = ProcessId(55);
+    bench.state.worker_known(idle, JobId(DRIVER.0), NodeId(1));
+    let owners = BTreeMap::from([(JobId(DRIVER.0), [idle, DRIVER].into())]);
+    bench.step(Event::Owners(NodeId(1), owners.clone()));
+    assert!(bench.ordered.is_empty(), "both live: {:?}", bench.ordered);
+    let death = WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3 };
+    bench.step(Event::WorkerDied(death));
+    bench.step(Event::Owners(NodeId(1), owners));
+    let gone =
+        bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::OwnersGone(gone) if gone[..] == [idle]));
+    assert!(gone, "{:?}", bench.ordered);
+}
+
+#[test]
 fn a_constructor_that_fails_is_not_tried_again() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(ActorSpec { max_restarts: 5, ..actor_of(DRIVER, 5) }, false).unwrap();
