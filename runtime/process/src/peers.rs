@@ -7,6 +7,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use futures::FutureExt;
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::ObjectValue;
@@ -48,6 +49,19 @@ pub(crate) struct Peers {
     asked: DashMap<ProcessId, HashSet<ObjectId>>,
     /// Says that nothing waits in `borrowing`.
     confirmed: tokio::sync::Notify,
+    looks: Looks,
+}
+
+/// Who is lost is looked for, so that nothing is kept of the dead; where nobody waits for that, so many at a time: each
+/// look is a connection, and a node can be lost with thousands.
+struct Looks(Semaphore);
+
+const LOOKS: usize = 64;
+
+impl Default for Looks {
+    fn default() -> Looks {
+        Looks(Semaphore::new(LOOKS))
+    }
 }
 
 /// Ids are never used again, so that who is gone stays gone.
@@ -321,6 +335,10 @@ impl Process {
         let pending = self.borrowed_pending(peer);
         let process = self.clone();
         self.io.spawn(async move {
+            let _turn = match pending.is_empty() {
+                true => process.peers.looks.0.acquire().await.ok(),
+                false => None,
+            };
             process.look_for(peer).await;
             process.fail_pending(peer, pending);
         });
