@@ -122,6 +122,12 @@ impl Peers {
         (self.addresses.len(), self.gone.read().known.len())
     }
 
+    /// Whether anything is kept of connections with a process.
+    #[cfg(test)]
+    pub(crate) fn has_contact(&self, process: ProcessId) -> bool {
+        self.contacts.contains_key(&process)
+    }
+
     pub(crate) fn is_gone(&self, process: ProcessId) -> bool {
         self.gone.read().known.contains(&process)
     }

@@ -12,12 +12,16 @@ use super::*;
 
 /// A process that has joined nothing.
 pub(crate) fn start() -> Session {
+    start_in(Token::random(), ClusterId::random())
+}
+
+fn start_in(token: Token, cluster: ClusterId) -> Session {
     let io = Arc::new(Io::start().unwrap());
     let job = JobId::random();
-    let config = Config { id: ProcessId::random(), token: Token::random(), role: Role::Driver(job), listen: None };
+    let config = Config { id: ProcessId::random(), token, role: Role::Driver(job), listen: None };
     let starting = io.clone();
     let session = io.run(async move {
-        Prepared::bind(config).await.map(|prepared| prepared.start(&starting, job, "test".into(), ClusterId::random()))
+        Prepared::bind(config).await.map(|prepared| prepared.start(&starting, job, "test".into(), cluster))
     });
     session.unwrap().unwrap()
 }
@@ -126,5 +130,26 @@ fn nothing_is_kept_of_processes_that_are_gone_but_the_latest_names() {
         process.know(&address);
     }
     assert_eq!(process.peers.size(), (1, 4_096));
+    process.shut_down("the test is over");
+}
+
+#[test]
+fn nothing_is_kept_of_a_process_that_ended_while_nobody_waited_for_it() {
+    let session = start();
+    let process = session.process();
+    for _ in 0..5 {
+        let other = start_in(process.token.clone(), process.cluster());
+        let id = other.process().id();
+        process.know(other.process().address());
+        process.send_to(id, wingbeat_net::messages::PeerMessage::Received(Vec::new()));
+        while !process.peers.has_contact(id) {
+            std::thread::yield_now();
+        }
+        other.process().shut_down("it ends");
+        drop(other);
+        while process.peers.has_contact(id) || process.peers.address(id).is_some() {
+            std::thread::yield_now();
+        }
+    }
     process.shut_down("the test is over");
 }
