@@ -153,7 +153,12 @@ impl Peers {
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
         self.gone.write().insert(process);
         self.addresses.remove(&process);
-        self.contacts.remove_if(&process, |_, contact| contact.connections.is_empty());
+    }
+
+    /// Keeps nothing of a contact that is over. One that somebody is dialling is not: its loss must be told.
+    fn forget_contact(&self, process: ProcessId) {
+        let is_over = |contact: &Contact| contact.connections.is_empty() && !self.links.contains_key(&process);
+        self.contacts.remove_if(&process, |_, contact| is_over(contact));
     }
 
     /// Waits until everything that was queued was taken in, or its receiver is gone.
@@ -360,6 +365,9 @@ impl Process {
             && address::is_gone(&address).await
         {
             self.peers.certainly_gone(peer);
+        }
+        if self.peers.is_gone(peer) {
+            self.peers.forget_contact(peer);
         }
     }
 

@@ -153,3 +153,23 @@ fn nothing_is_kept_of_a_process_that_ended_while_nobody_waited_for_it() {
     }
     process.shut_down("the test is over");
 }
+
+#[test]
+fn the_loss_of_a_process_that_was_gone_before_it_was_reached_is_told() {
+    let session = start();
+    let process = session.process();
+    let gone = start_in(process.token.clone(), process.cluster());
+    let (id, address) = (gone.process().id(), gone.process().address().clone());
+    gone.process().shut_down("it ends");
+    drop(gone);
+    process.know(&address);
+    let borrowed = process.borrow(&session, wingbeat_core::TaskId { owner: id, seq: 1 }.output(0));
+    let waiting = session.value(&borrowed);
+    let waited = process.io().spawn(async move { tokio::time::timeout(Duration::from_secs(60), waiting).await });
+    let error = session.block_on(waited).unwrap().expect("it waits for ever").err().unwrap();
+    assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
+    while process.peers.has_contact(id) {
+        std::thread::yield_now();
+    }
+    process.shut_down("the test is over");
+}
