@@ -8,6 +8,8 @@ use wingbeat_core::ResourceSet;
 #[derive(Default)]
 pub(super) struct Quotas {
     quotas: BTreeMap<String, Quota>,
+    /// Nodes are yet to say what runs on them: who has a quota gets nothing more until it is known what it holds.
+    pub is_use_unknown: bool,
 }
 
 #[derive(Clone)]
@@ -40,7 +42,7 @@ impl Quotas {
 
     /// Whether the namespace may hold this too.
     pub(super) fn allows(&self, namespace: &str, asked: &ResourceSet) -> bool {
-        self.quotas.get(namespace).is_none_or(|quota| quota.exceeded_by(asked).is_none())
+        self.quotas.get(namespace).is_none_or(|quota| !self.is_use_unknown && quota.exceeded_by(asked).is_none())
     }
 
     /// Whether it could ever hold this.

@@ -13,6 +13,7 @@ use wingbeat_net::messages::{LeaseHolder, LeaseStart, RunningLease};
 use super::facts::{BundlePlace, Fact};
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
+use super::queue::Hold;
 use super::{Millis, State};
 
 /// How long nodes and drivers have to come back: their connections break at once, and they try every second.
@@ -104,6 +105,7 @@ impl State {
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) => {}
             }
         }
+        state.quotas.is_use_unknown = true;
         state.recovering =
             Some(Recovering { until: GRACE, actors, watchers: BTreeMap::new(), places, claimed: BTreeMap::new() });
         state
@@ -271,6 +273,11 @@ impl State {
             if !self.connected.contains(&owner) {
                 self.process_lost(owner, None);
             }
+        }
+        self.quotas.is_use_unknown = false;
+        let namespaces: Vec<String> = self.quotas.iter().map(|(namespace, _)| namespace.to_owned()).collect();
+        for namespace in namespaces {
+            self.queue.unpark(&Hold::Quota(namespace));
         }
         // Until now, a node that could hold it might have come back.
         self.refuse_the_infeasible();

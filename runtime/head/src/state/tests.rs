@@ -7,7 +7,8 @@ use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 use wingbeat_net::messages::{
-    DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Subject, Wait, WorkerDeath,
+    DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, RunningLease, Subject, Wait,
+    WorkerDeath,
 };
 
 use super::{Action, Event, Fact, Millis, State};

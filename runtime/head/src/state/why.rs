@@ -40,6 +40,10 @@ fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
     all
 }
 
+/// Why a namespace with a quota waits for a moment.
+const USE_UNKNOWN: &str = "the head was started again: until the nodes have said what runs on them, at most 10 s, \
+                           namespaces with a quota get nothing more";
+
 impl State {
     /// Why something waits, or where it runs. None for what this head does not know.
     pub fn explain(&self, now: Millis, subject: Subject) -> Option<Explanation> {
@@ -339,6 +343,10 @@ impl State {
     fn explain_hold(&self, waiter: Waiter, explanation: &mut Explanation) -> bool {
         match self.queue.held_back(waiter) {
             Some(Hold::Quota(namespace)) => {
+                if self.quotas.is_use_unknown {
+                    explanation.reasons.push(USE_UNKNOWN.into());
+                    return true;
+                }
                 if let Some(quota) = self.quotas.get(namespace) {
                     explanation.reasons.push(format!(
                         "namespace `{namespace}` may hold {} at a time, and holds {}",
@@ -612,6 +620,7 @@ impl State {
     /// What holds a waiter back besides room, in one line; none if nothing does.
     pub(super) fn hold_in_short(&self, waiter: Waiter) -> Option<String> {
         match self.queue.held_back(waiter)? {
+            Hold::Quota(_) if self.quotas.is_use_unknown => Some(USE_UNKNOWN.to_owned()),
             Hold::Quota(namespace) => {
                 let quota = self.quotas.get(namespace)?;
                 Some(format!("namespace `{namespace}` may hold {} at a time, and holds {}", quota.limit, quota.used))

@@ -97,3 +97,26 @@ fn a_group_of_a_job_that_nobody_knows_is_forgotten() {
     assert!(bench.state.placed(kept.id), "it waits behind a group that nobody will ever remove");
     assert!(matches!(bench.state.take_facts()[..], [Fact::GroupGone(PlacementGroupId(3))]));
 }
+
+#[test]
+fn a_namespace_with_a_quota_gets_nothing_until_it_is_known_what_it_holds() {
+    let mut before = Bench::new(cpus(2.0));
+    before.demand(DRIVER, cpus(1.0), 1);
+    let start = before.starts().remove(0);
+    let running =
+        RunningLease { worker: Some((address(worker_of(start.lease)), 77)), start, started: false, is_ending: false };
+
+    let facts = vec![Fact::Job(Box::new(job_of(DRIVER))), Fact::Quota("test".into(), cpus(2.0))];
+    let mut bench = Bench { state: State::recover(ClusterId(1), 2 << 32, facts), ..Bench::empty() };
+    bench.driver(DRIVER);
+    bench.node(2, cpus(4.0));
+    bench.demand(DRIVER, cpus(1.0), 4);
+    assert_eq!(bench.starts().len(), 0, "node 1 may still come back with what runs on it");
+    let waits = bench.state.explain(bench.now, Subject::Process(DRIVER)).unwrap();
+    assert!(waits.reasons.iter().any(|reason| reason.contains("the head was started again")), "{waits:?}");
+    let node = NodeInfo { id: NodeId(1), ..bench.state.nodes.get(NodeId(2)).unwrap().info.clone() };
+    bench.step(Event::NodeJoined(Box::new(node), vec![running]));
+    bench.tick(10_000);
+    assert_eq!(bench.starts().len(), 1, "one of the two CPUs of the quota is in use");
+    bench.state.audit_all().unwrap();
+}
