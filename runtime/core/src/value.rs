@@ -76,4 +76,9 @@ impl ObjectValue {
             ObjectValue::Failed(_) => None,
         }
     }
+
+    /// Whether a node has a copy.
+    pub fn is_stored_at(&self, node: NodeId) -> bool {
+        matches!(self, ObjectValue::Stored(stored) if stored.nodes.iter().any(|holder| holder.node == node))
+    }
 }

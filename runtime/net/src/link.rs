@@ -25,6 +25,9 @@ const BATCHES: usize = 64;
 /// Messages in a batch.
 const BATCH: usize = 512;
 
+/// Ids that one message lists at most: keeps frames far below their limit.
+pub const IDS_A_MESSAGE: usize = 4_096;
+
 /// About so many bytes in a batch, unless its first message has more: with [`BATCHES`] it bounds what a peer that takes
 /// nothing in must keep, and it keeps frames far below their limit.
 const BATCH_BYTES: usize = 1 << 20;

@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorState, Address, TaskSpec};
+use wingbeat_core::spec::{ActorState, Address, Arg, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::Weight;
 
+use crate::call_queue::CallQueue;
 use crate::dispatch::{CAUSE_LIMIT_MS, too_large};
 use crate::name::Name;
 use crate::object::Held;
@@ -93,7 +94,7 @@ struct Target {
     phase: Phase,
     /// The latest life that ended, so that news which crossed its end is not believed.
     gone: Option<Incarnation>,
-    queue: VecDeque<Call>,
+    queue: CallQueue,
     in_flight: VecDeque<Call>,
     /// What those weigh.
     bytes: usize,
@@ -151,12 +152,10 @@ impl Calls {
     /// Where a call that is not done is, with its name and its actor.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, ActorId, CallStanding)> {
         self.targets.iter().find_map(|(actor, target)| {
-            let at = |calls: &VecDeque<Call>| calls.iter().position(|call| call.spec.id == id);
-            if let Some(before) = at(&target.in_flight) {
+            if let Some(before) = target.in_flight.iter().position(|call| call.spec.id == id) {
                 return Some((target.in_flight[before].name.to_string(), *actor, CallStanding::Sent { before }));
             }
-            let before = at(&target.queue)?;
-            let call = &target.queue[before];
+            let (before, call) = target.queue.iter().enumerate().find(|(_, call)| call.spec.id == id)?;
             Some((call.name.to_string(), *actor, CallStanding::Queued { before, is_resolved: call.resolved }))
         })
     }
@@ -171,7 +170,7 @@ impl Calls {
             class_name: class_name.clone(),
             phase: Phase::Unknown,
             gone: None,
-            queue: VecDeque::new(),
+            queue: CallQueue::default(),
             in_flight: VecDeque::new(),
             bytes: 0,
             watching: false,
@@ -209,22 +208,17 @@ impl Calls {
         }
     }
 
-    /// The arguments of a call are all there; `change` puts them in.
-    pub(crate) fn resolved(&mut self, actor: ActorId, id: TaskId, change: impl FnOnce(&mut Call)) {
-        let call =
-            self.targets.get_mut(&actor).and_then(|target| target.queue.iter_mut().find(|call| call.spec.id == id));
-        if let Some(call) = call {
-            change(call);
-            call.resolved = true;
+    /// The arguments of a call are all there.
+    pub(crate) fn resolved(&mut self, actor: ActorId, id: TaskId, args: Vec<Arg>) {
+        if let Some(target) = self.targets.get_mut(&actor) {
+            target.queue.resolved(id, args);
         }
     }
 
-    /// The call fails unrun: one of its arguments did, or it was cancelled.
-    pub(crate) fn fail_queued(&mut self, actor: ActorId, id: TaskId, error: Error, out: &mut Vec<Action>) {
+    /// The call fails unrun: one of its arguments did, or it was cancelled before they were all there.
+    pub(crate) fn fail_unresolved(&mut self, actor: ActorId, id: TaskId, error: Error, out: &mut Vec<Action>) {
         let Some(target) = self.targets.get_mut(&actor) else { return };
-        if let Some(at) = target.queue.iter().position(|call| call.spec.id == id)
-            && let Some(call) = target.queue.remove(at)
-        {
+        if let Some(call) = target.queue.take_unresolved(id) {
             out.push(Action::Fail { call, error });
         }
     }
@@ -236,7 +230,7 @@ impl Calls {
             Phase::Unknown | Phase::Lost { .. } | Phase::Away => {}
             Phase::Dead(cause) => {
                 let cause = cause.clone();
-                for call in target.queue.drain(..) {
+                for call in target.queue.drain() {
                     out.push(Action::Fail { call, error: cause.clone() });
                 }
             }
@@ -307,7 +301,7 @@ impl Calls {
                 Self::leave(&mut self.by_worker, target);
                 let error = Error::ActorDied { actor, class, cause };
                 target.bytes = 0;
-                for call in target.in_flight.drain(..).chain(target.queue.drain(..)) {
+                for call in target.in_flight.drain(..).chain(target.queue.drain()) {
                     out.push(Action::Fail { call, error: error.clone() });
                 }
                 target.phase = Phase::Dead(error);
@@ -372,7 +366,7 @@ impl Calls {
             if wanted.is_empty() {
                 return;
             }
-            let queued = wanted.take_from(&mut target.queue, |call| call.spec.id);
+            let queued = target.queue.take_wanted(wanted);
             if !queued.is_empty() {
                 for call in queued {
                     let error = Error::Cancelled { task: call.name.to_string() };
@@ -425,7 +419,7 @@ impl Calls {
         self.session_over = Some(error.clone());
         self.by_worker.clear();
         for (_, mut target) in std::mem::take(&mut self.targets) {
-            for call in target.in_flight.drain(..).chain(target.queue.drain(..)) {
+            for call in target.in_flight.drain(..).chain(target.queue.drain()) {
                 out.push(Action::Fail { call, error: error.clone() });
             }
         }

@@ -106,6 +106,8 @@ impl Bench {
                     }
                 }
                 Action::Fail { call, .. } => self.failed.push(call.spec.id.seq),
+                // The head answers with how the actor is.
+                Action::Watch(_) => self.alive(),
                 _ => {}
             }
         }
@@ -124,6 +126,36 @@ impl Bench {
     }
 }
 
+/// An actor that 100,000 calls wait for, of which the first waits longest.
+#[test]
+fn calls_keep_their_order_when_the_arguments_of_the_first_come_last_and_many_leave_from_the_middle() {
+    const COUNT: u64 = 100_000;
+    let class: Arc<str> = "Counter".into();
+    let mut bench = Bench::default();
+    for seq in 1..=COUNT {
+        bench.with(|calls, out| calls.submit(ACTOR, &class, call(seq, false, 0), out));
+    }
+    for seq in (2..=COUNT).rev() {
+        bench.with(|calls, out| match seq % 4 {
+            0 => calls.resolved(ACTOR, task(seq), Vec::new()),
+            _ => calls.fail_unresolved(ACTOR, task(seq), Error::NoSession, out),
+        });
+    }
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(COUNT + 1, true, 0), out));
+    assert!(bench.sent.is_empty(), "the first holds back the others");
+    bench.with(|calls, _| calls.resolved(ACTOR, task(1), Vec::new()));
+    let expected: Vec<u64> = std::iter::once(1).chain((4..=COUNT).step_by(4)).chain([COUNT + 1]).collect();
+    while bench.returned.len() < expected.len() {
+        assert!(!bench.running.is_empty(), "{} of {} were sent", bench.returned.len(), expected.len());
+        for seq in std::mem::take(&mut bench.running) {
+            assert!(bench.calls.finished(address(0).process, task(seq)).is_some());
+            bench.returned.push(seq);
+        }
+        bench.with(|_, _| {});
+    }
+    assert_eq!(bench.sent, [expected]);
+}
+
 proptest! {
     /// Each life is sent the calls of one caller in the order in which they were made, each at most once, and every call
     /// returns or fails.
@@ -131,7 +163,6 @@ proptest! {
     fn calls_of_one_caller_are_sent_in_order_in_every_life(steps in steps()) {
         let class: Arc<str> = "Counter".into();
         let mut bench = Bench::default();
-        bench.alive();
         let mut made = 0;
         for step in steps {
             match step {
@@ -146,7 +177,7 @@ proptest! {
                 Step::Resolve(which) if !bench.unresolved.is_empty() => {
                     let at = which % bench.unresolved.len();
                     let seq = bench.unresolved.swap_remove(at);
-                    bench.with(|calls, _| calls.resolved(ACTOR, task(seq), |_| {}));
+                    bench.with(|calls, _| calls.resolved(ACTOR, task(seq), Vec::new()));
                 }
                 Step::Return(which) if !bench.running.is_empty() => {
                     let seq = bench.running.swap_remove(which % bench.running.len());

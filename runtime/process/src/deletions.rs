@@ -4,23 +4,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use dashmap::{DashMap, DashSet};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId};
 use wingbeat_net::address::{self, DialError};
 use wingbeat_net::handshake::Purpose;
-use wingbeat_net::link::Link;
+use wingbeat_net::link::{IDS_A_MESSAGE, Link};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 
 use crate::process::Process;
 
-/// Ids in a message: keeps frames far below the limit.
-const BATCH: usize = 4_096;
 /// The pause before a node is dialled again; it doubles up to the limit.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_LIMIT: Duration = Duration::from_secs(5);
@@ -29,6 +27,8 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(crate) struct Deletions {
     nodes: DashMap<NodeId, Arc<AtNode>>,
+    /// Nodes that are gone: nobody dials them. Eight bytes each, for as long as the process lives.
+    gone: DashSet<NodeId>,
 }
 
 #[derive(Default)]
@@ -40,6 +40,8 @@ struct AtNode {
 impl Deletions {
     /// The node is gone, with all copies.
     pub(crate) fn forget(&self, node: NodeId) {
+        // First, so that nobody who comes too late begins again.
+        self.gone.insert(node);
         if let Some((_, deletions)) = self.nodes.remove(&node) {
             deletions.wake.notify_one();
         }
@@ -57,6 +59,7 @@ impl Process {
         }
         let deletions = match self.deletions.nodes.entry(at.node) {
             Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(_) if self.deletions.gone.contains(&at.node) => return,
             Entry::Vacant(new) => {
                 let deletions = new.insert(Arc::default()).clone();
                 let (process, at, of_node) = (self.clone(), at.clone(), deletions.clone());
@@ -98,14 +101,16 @@ impl Process {
     /// Until the connection ends, or the node is gone.
     async fn delete_over(&self, connection: &Connection, link: &Link<NodeMessage>, node: NodeId, deletions: &AtNode) {
         while self.deletions.nodes.contains_key(&node) && !link.is_broken() {
-            let ids = std::mem::take(&mut *deletions.queue.lock());
+            let mut ids = std::mem::take(&mut *deletions.queue.lock());
+            // They may have waited for long. One that was made again since, at the same node, is needed.
+            ids.retain(|id| !self.objects.get(*id).is_some_and(|object| object.is_stored_at(node)));
             if ids.is_empty() {
                 tokio::select! {
                     () = deletions.wake.notified() => continue,
                     () = connection.closed() => break,
                 }
             }
-            link.send_all(ids.chunks(BATCH).map(|ids| NodeMessage::Delete(ids.to_vec())));
+            link.send_all(ids.chunks(IDS_A_MESSAGE).map(|ids| NodeMessage::Delete(ids.to_vec())));
             if !link.flushed().await {
                 // Some may be deleted already, which does no harm.
                 deletions.queue.lock().extend(ids);

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Address, Shape, TaskSpec};
+use wingbeat_core::spec::{Address, Outputs, Shape, TaskSpec};
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 
@@ -94,6 +95,12 @@ pub(crate) enum Action {
         task: TaskId,
         force: bool,
     },
+    /// An attempt that may have stored some of its outputs there does not count any more.
+    Left {
+        task: TaskId,
+        outputs: Outputs,
+        at: StoreNode,
+    },
     Fail {
         task: Task,
         error: Error,
@@ -105,7 +112,7 @@ pub(crate) struct Grant {
     pub shape: Arc<Shape>,
     pub lease: LeaseId,
     pub worker: Address,
-    pub node: NodeId,
+    pub node: StoreNode,
     pub pid: u32,
 }
 
@@ -126,7 +133,7 @@ struct Lease {
     id: LeaseId,
     shape: Arc<Shape>,
     worker: Address,
-    node: NodeId,
+    node: StoreNode,
     pid: u32,
     phase: Phase,
     /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
@@ -597,6 +604,9 @@ impl Dispatch {
         }
         let started = death.as_ref().map_or(u64::MAX, |death| death.started);
         for (seq, task) in lease.in_flight.into_iter().rev() {
+            if seq < started {
+                out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.node.clone() });
+            }
             if task.cancelled {
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
@@ -615,7 +625,7 @@ impl Dispatch {
                 },
                 None => Error::ContactLost {
                     what: task.name.to_string(),
-                    who: format!("worker process {} on {}", lease.pid, lease.node),
+                    who: format!("worker process {} on {}", lease.pid, lease.node.node),
                     why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
                 },
             };
@@ -630,7 +640,7 @@ impl Dispatch {
     /// A node is gone with all its leases.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
         let lost: Vec<LeaseId> =
-            self.leases.values().filter(|lease| lease.node == node).map(|lease| lease.id).collect();
+            self.leases.values().filter(|lease| lease.node.node == node).map(|lease| lease.id).collect();
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {

@@ -42,9 +42,14 @@ fn grant(lease: u64) -> Grant {
         shape: shape(),
         lease: LeaseId(lease),
         worker: Address { process: ProcessId(100 + lease), machine: MachineId(1), unix: String::new(), tcp: None },
-        node: NodeId(1),
+        node: node(),
         pid: 1,
     }
+}
+
+fn node() -> StoreNode {
+    let address = Address { process: ProcessId(99), machine: MachineId(1), unix: String::new(), tcp: None };
+    StoreNode { node: NodeId(1), address }
 }
 
 /// What the actions say, in short.
@@ -56,6 +61,8 @@ struct Said {
     abandoned: Vec<u64>,
     taken_back: Vec<(u64, u32)>,
     failed: Vec<(u64, Error)>,
+    /// What an attempt that does not count may have stored.
+    left: Vec<u64>,
 }
 
 fn said(out: Vec<Action>) -> Said {
@@ -70,6 +77,10 @@ fn said(out: Vec<Action>) -> Said {
             Action::Abandon { lease } => said.abandoned.push(lease.0),
             Action::TakeBack { lease, most, .. } => said.taken_back.push((lease.0, most)),
             Action::Cancel { .. } => {}
+            Action::Left { task, at, .. } => {
+                assert_eq!(at, node());
+                said.left.push(task.seq);
+            }
             Action::Fail { task, error } => said.failed.push((task.spec.id.seq, error)),
         }
     }
@@ -191,7 +202,9 @@ fn a_killed_process_costs_an_attempt_only_for_what_it_had_started() {
     let mut out = Vec::new();
     dispatch.worker_died(death(1, 2), &mut out);
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
-    assert!(said(out).failed.is_empty());
+    let said = said(out);
+    assert!(said.failed.is_empty());
+    assert_eq!(said.left, [1], "only what was started may have stored something");
     dispatch.granted(grant(2), 2, &mut Vec::new());
     let mut order = Vec::new();
     while order.len() < 3 {

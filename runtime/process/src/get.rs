@@ -17,11 +17,12 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, NodeId};
 use wingbeat_net::messages::PeerMessage;
 
-use crate::object::{Handle, Place};
+use crate::object::Handle;
 use crate::process::Process;
 use crate::refs;
 use crate::session::Session;
 use crate::view::{Bits, ObjectView};
+use crate::waiters::Place;
 use crate::waiting::Waiting;
 
 /// A value that is in reach of this process.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
@@ -21,34 +21,13 @@ use wingbeat_net::messages::Registration;
 use crate::borrowing::Borrowers;
 use crate::lineage::Recipe;
 use crate::session::Session;
+use crate::waiters::{Place, Waiters};
 use crate::worklist::{self, Step};
-
-/// Names a waiter of an object, so that one who does not wait any more can be forgotten.
-pub(crate) type Place = u64;
-
-/// What to do when an object becomes ready.
-pub(crate) enum Waiter {
-    /// Wake whoever polls.
-    Waker(Waker),
-    /// One of the arguments of a call is there.
-    Dependent(Arc<dyn Fn() + Send + Sync>),
-}
-
-impl Waiter {
-    fn call(self) {
-        match self {
-            Waiter::Waker(waker) => waker.wake(),
-            Waiter::Dependent(then) => worklist::take(Step::Call(then)),
-        }
-    }
-}
 
 #[derive(Default)]
 struct State {
     value: Option<ObjectValue>,
-    waiters: SmallVec<[(Place, Waiter); 1]>,
-    /// The place of the latest waiter.
-    latest: Place,
+    waiters: Waiters,
     /// Processes that hold refs.
     borrowers: Borrowers,
     /// Borrowers that asked to be told.
@@ -60,14 +39,6 @@ struct State {
     subscribed: bool,
     /// How to make the value again, if it is stored and a task of ours made it.
     recipe: Option<Arc<Recipe>>,
-}
-
-impl State {
-    fn add(&mut self, waiter: Waiter) -> Place {
-        self.latest += 1;
-        self.waiters.push((self.latest, waiter));
-        self.latest
-    }
 }
 
 /// What the loss of copies means for an object of ours.
@@ -127,18 +98,9 @@ impl Object {
         if let Some(value) = &state.value {
             return Poll::Ready(value.clone());
         }
-        let mine = state.waiters.iter_mut().find(|(known, _)| Some(*known) == *place);
-        let old = match mine {
-            Some((_, Waiter::Waker(waker))) if waker.will_wake(cx.waker()) => None,
-            Some((_, Waiter::Waker(waker))) => Some(std::mem::replace(waker, cx.waker().clone())),
-            _ => {
-                *place = Some(state.add(Waiter::Waker(cx.waker().clone())));
-                None
-            }
-        };
+        let left = state.waiters.wake(place, cx);
         drop(state);
-        // Outside of the lock: it may be the last that holds who waits here.
-        drop(old);
+        drop(left);
         Poll::Pending
     }
 
@@ -148,16 +110,13 @@ impl Object {
         if state.value.is_some() {
             return None;
         }
-        Some(state.add(Waiter::Dependent(then.clone())))
+        Some(state.waiters.call(then))
     }
 
     /// Whoever had this place does not wait any more.
     pub(crate) fn forget(&self, place: Place) {
-        let mut state = self.state.lock();
-        let at = state.waiters.iter().position(|(known, _)| *known == place);
-        let forgotten = at.map(|at| state.waiters.swap_remove(at));
-        drop(state);
-        drop(forgotten);
+        let left = self.state.lock().waiters.forget(place);
+        drop(left);
     }
 
     /// Sets the value unless there is one. The waiters are called after the lock is gone.
@@ -178,7 +137,7 @@ impl Object {
         let waiters = std::mem::take(&mut state.waiters);
         let subscribers = std::mem::take(&mut state.subscribers);
         drop(state);
-        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
+        waiters.call_all();
         Announce { subscribers: subscribers.into_iter().collect() }
     }
 
@@ -195,7 +154,7 @@ impl Object {
         drop(state);
         drop(given_up.1);
         drop_all(given_up.0);
-        waiters.into_iter().for_each(|(_, waiter)| waiter.call());
+        waiters.call_all();
     }
 
     /// The value, if it is in shared memory. Of those who find that the object was freed, one gets it and deletes the copies.
@@ -247,7 +206,7 @@ impl Object {
         gone
     }
 
-    fn is_stored_at(&self, node: NodeId) -> bool {
+    pub(crate) fn is_stored_at(&self, node: NodeId) -> bool {
         match &self.state.lock().value {
             Some(ObjectValue::Stored(stored)) => stored.nodes.iter().any(|holder| holder.node == node),
             _ => false,

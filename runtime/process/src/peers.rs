@@ -14,7 +14,7 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ObjectId, ProcessId};
 use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose};
-use wingbeat_net::link::Link;
+use wingbeat_net::link::{IDS_A_MESSAGE, Link};
 use wingbeat_net::messages::{PeerMessage, Registration};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
@@ -28,9 +28,6 @@ use crate::session::Session;
 /// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
 /// still names it makes this process dial it, and find it gone again.
 const GONE: usize = 4_096;
-
-/// Registrations in a message: keeps frames far below the limit.
-const BATCH: usize = 4_096;
 
 /// A message that confirms refs, and to whom it goes.
 pub(crate) type Confirmation = (ProcessId, PeerMessage);
@@ -176,6 +173,15 @@ impl Peers {
         }
     }
 
+    /// Waits until everything that was queued for one process was taken in. False when contact with it was lost first.
+    pub(crate) async fn flushed_to(&self, process: ProcessId) -> bool {
+        let link = self.links.get(&process).map(|link| link.clone());
+        match link {
+            Some(link) => link.flushed().await,
+            None => false,
+        }
+    }
+
     pub(crate) fn close(&self) {
         for contact in &self.contacts {
             for connection in &contact.connections {
@@ -198,11 +204,11 @@ impl Peers {
 }
 
 impl Process {
-    /// Queues a message to a process whose address is known.
-    pub(crate) fn send(self: &Arc<Self>, to: &Address, message: PeerMessage) {
+    /// Queues a message to a process whose address is known. False when it is gone.
+    pub(crate) fn send(self: &Arc<Self>, to: &Address, message: PeerMessage) -> bool {
         if let Some(link) = self.peers.links.get(&to.process) {
             link.send(message);
-            return;
+            return true;
         }
         if self.peers.is_gone(to.process) {
             if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
@@ -210,7 +216,7 @@ impl Process {
                 let (process, gone) = (self.clone(), to.process);
                 self.io.spawn(async move { process.submission.connection_lost(&process, gone) });
             }
-            return;
+            return false;
         }
         self.peers.learn(to);
         let (link, new, losses) = self.peers.link(to.process);
@@ -219,6 +225,7 @@ impl Process {
             let (process, to) = (self.clone(), to.clone());
             self.io.spawn(async move { process.dial_peer(to, link, losses).await });
         }
+        true
     }
 
     /// Queues a message to a process by id. False when nobody knows where it is, or it is gone.
@@ -227,13 +234,7 @@ impl Process {
             link.send(message);
             return true;
         }
-        match self.peers.address(to) {
-            Some(address) if !self.peers.is_gone(to) => {
-                self.send(&address, message);
-                true
-            }
-            _ => false,
-        }
+        self.peers.address(to).is_some_and(|address| self.send(&address, message))
     }
 
     async fn dial_peer(self: Arc<Self>, to: Address, link: Link<PeerMessage>, losses: u64) {
@@ -471,7 +472,7 @@ impl Process {
         }
         let mut unreachable = Vec::new();
         for (owner, registrations) in borrowing.take_unsent() {
-            let sent = registrations.chunks(BATCH).all(|batch| {
+            let sent = registrations.chunks(IDS_A_MESSAGE).all(|batch| {
                 let message = PeerMessage::Borrow(batch.to_vec());
                 // Somebody will wait for the answer.
                 match self.peers.links.get(&owner) {
@@ -557,7 +558,7 @@ impl Process {
             }
         }
         for (owner, releases) in releases {
-            for batch in releases.chunks(BATCH) {
+            for batch in releases.chunks(IDS_A_MESSAGE) {
                 self.send_to(owner, PeerMessage::Release(batch.to_vec()));
             }
         }

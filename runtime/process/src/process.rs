@@ -30,6 +30,7 @@ use crate::deletions::Deletions;
 use crate::groups::Watched;
 use crate::head::HeadLink;
 use crate::io::Io;
+use crate::leftovers::Leftovers;
 use crate::lineage::Lineage;
 use crate::object::{Freed, Handle, Object, ObjectTable, Released};
 use crate::peers::Peers;
@@ -101,6 +102,7 @@ pub struct Process {
     pub(crate) objects: ObjectTable,
     pub(crate) peers: Peers,
     pub(crate) deletions: Deletions,
+    pub(crate) leftovers: Leftovers,
     pub(crate) head: OnceLock<HeadLink>,
     pub(crate) home: Home,
     executor: OnceLock<Arc<dyn Executor>>,
@@ -178,6 +180,7 @@ impl Prepared {
             objects: ObjectTable::default(),
             peers: Peers::default(),
             deletions: Deletions::default(),
+            leftovers: Leftovers::default(),
             head: OnceLock::new(),
             home: Home::default(),
             executor: OnceLock::new(),
@@ -345,6 +348,7 @@ impl Process {
             // It was freed in the same moment, perhaps before its value was there to be deleted.
             self.freed_while_stored(object);
         }
+        self.value_is_known(object);
         if announce.subscribers.is_empty() {
             return;
         }
@@ -404,6 +408,7 @@ impl Process {
                 if let Some(ObjectValue::Stored(stored)) = value {
                     self.delete_stored(id, &stored);
                 }
+                self.is_freed(id);
                 if let Some((_, actor)) = self.handles.remove(&id)
                     && !self.is_shut_down()
                 {

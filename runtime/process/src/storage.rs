@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use wingbeat_core::codec::Encoded;
@@ -17,6 +18,9 @@ use wingbeat_store::{Extent, Mapping};
 
 use crate::process::Process;
 use crate::view::{Bits, Pinned};
+
+/// The pause before an owner is told again of a copy, when contact with it was lost.
+const TOLD_AGAIN: Duration = Duration::from_secs(1);
 
 /// The connection to the daemon of this process's node, and its mapped memory.
 #[derive(Clone)]
@@ -191,7 +195,7 @@ impl Process {
             if id.owner() == self.id {
                 self.copied(id, at);
             } else {
-                self.send_to(id.owner(), PeerMessage::Copied { object: id, at });
+                self.tell_of_copy(id, at);
             }
         }
         let extent = Extent { offset: located.offset, len: located.len };
@@ -201,6 +205,25 @@ impl Process {
         let region = region
             .map_err(|error| Error::Io { what: "reading from the node's store".into(), why: error.to_string() })?;
         Ok(Bits::Shared(Arc::new(Pinned::new(region, id, storage.clone()))))
+    }
+
+    /// Tells the owner of an object that a node has a copy, over as many contacts as it takes: nobody else would ever have it
+    /// deleted.
+    fn tell_of_copy(self: &Arc<Self>, id: ObjectId, at: StoreNode) {
+        let process = self.clone();
+        let tell = move || process.send_to(id.owner(), PeerMessage::Copied { object: id, at: at.clone() });
+        if !tell() {
+            return;
+        }
+        let process = self.clone();
+        self.io.spawn(async move {
+            while !process.peers.flushed_to(id.owner()).await && !process.is_shut_down() {
+                tokio::time::sleep(TOLD_AGAIN).await;
+                if !tell() {
+                    return;
+                }
+            }
+        });
     }
 
     /// A node has a copy of one of our objects now.
@@ -219,11 +242,7 @@ impl Process {
 
     /// Of these copies, those that do not belong to the object's value.
     pub(crate) fn delete_other_copies(self: &Arc<Self>, id: ObjectId, stored: &Stored, value: &ObjectValue) {
-        let kept: &[StoreNode] = match value {
-            ObjectValue::Stored(current) => &current.nodes,
-            ObjectValue::Inline(_) | ObjectValue::Failed(_) => &[],
-        };
-        for holder in stored.nodes.iter().filter(|holder| !kept.iter().any(|known| known.node == holder.node)) {
+        for holder in stored.nodes.iter().filter(|holder| !value.is_stored_at(holder.node)) {
             self.delete_at(holder, id);
         }
     }
@@ -237,11 +256,8 @@ impl Process {
         };
         for (index, value) in values.iter().enumerate() {
             let (id, ObjectValue::Stored(stored)) = (task.output(index as u32), value) else { continue };
-            match self.objects.get(id).map(|object| object.value()) {
-                Some(Some(current)) => self.delete_other_copies(id, stored, &current),
-                // The next attempt may be writing it there.
-                Some(None) => {}
-                None => self.delete_stored(id, stored),
+            for holder in &stored.nodes {
+                self.left_over(id, holder);
             }
         }
     }

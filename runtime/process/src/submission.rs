@@ -26,10 +26,11 @@ use crate::calls::{self, Call, Calls};
 use crate::dispatch::{self, Dispatch, Grant, Settled, Task};
 use crate::lineage::Recipe;
 use crate::name::Name;
-use crate::object::{Handle, Held, Place};
+use crate::object::{Handle, Held};
 use crate::process::Process;
 use crate::refs::{Content, PackedValue};
 use crate::session::Session;
+use crate::waiters::Place;
 use crate::wanted::Wanted;
 
 /// A task or call that is not to run.
@@ -369,6 +370,13 @@ impl Process {
                     let shape = (*shape).clone();
                     self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
                 }
+                dispatch::Action::Left { task, outputs, at } => {
+                    // Of a stream, at most the item that was not announced: nobody knows which.
+                    let Outputs::Fixed(count) = outputs else { continue };
+                    for index in 0..count {
+                        self.left_over(task.output(index), &at);
+                    }
+                }
                 dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
                 dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
                 dispatch::Action::TakeBack { worker, lease, most } => {
@@ -513,8 +521,8 @@ impl Core {
             }
             Request::CallReady { actor, id, args } => {
                 match args {
-                    Ok(args) => self.calls.resolved(actor, id, |call| Arc::make_mut(&mut call.spec).args = args),
-                    Err(error) => self.calls.fail_queued(actor, id, error, &mut todo.calls),
+                    Ok(args) => self.calls.resolved(actor, id, args),
+                    Err(error) => self.calls.fail_unresolved(actor, id, error, &mut todo.calls),
                 }
                 self.calls.settle(actor, &mut todo.calls);
             }

@@ -75,7 +75,7 @@ impl World {
                     return;
                 }
                 backlog.left -= 1;
-                backlog.held.insert(lease, Held { node, is_recalled: false });
+                backlog.held.insert(lease, Held { node: node.node, is_recalled: false });
                 self.begin_task(process, lease);
             }
             HeadEvent::Recall(lease) => {

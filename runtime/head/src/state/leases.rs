@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::error::Error;
 use wingbeat_core::resources::CPU;
 use wingbeat_core::spec::{Address, Shape, Strategy};
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
@@ -264,6 +265,8 @@ impl State {
                     demand.failures = 0;
                 }
                 let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
+                let Some(at) = self.nodes.get(node) else { return };
+                let node = StoreNode { node, address: at.info.address.clone() };
                 self.tell(asker.0, HeadEvent::Granted { shape, lease: id, worker, node, pid });
                 self.recall_over_quota_of(job);
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wingbeat_core::spec::*;
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::*;
 
 use super::node::NodeInfo;
@@ -222,7 +223,7 @@ pub enum HeadEvent {
         /// The worker process.
         worker: Address,
         /// Its node.
-        node: NodeId,
+        node: StoreNode,
         /// Its process id.
         pid: u32,
     },

@@ -149,7 +149,9 @@ impl Weight for HeadEvent {
     fn weight(&self) -> usize {
         FIXED
             + match self {
-                HeadEvent::Granted { shape: asked, worker, .. } => shape(asked) + address(worker),
+                HeadEvent::Granted { shape: asked, worker, node, .. } => {
+                    shape(asked) + address(worker) + address(&node.address)
+                }
                 HeadEvent::Refused { shape: asked, error: why } => shape(asked) + error(why),
                 HeadEvent::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
                 HeadEvent::Actor { state: ActorState::Restarting { cause } | ActorState::Dead { cause }, .. } => {
