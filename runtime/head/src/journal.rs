@@ -17,11 +17,12 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use rusqlite::{Connection, OptionalExtension, params};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use wingbeat_core::ClusterId;
 use wingbeat_core::codec;
@@ -34,6 +35,9 @@ use crate::state::Fact;
 const FORMAT: i64 = 2;
 /// Facts that are queued at most: further events wait for the disk.
 const QUEUED: usize = 65_536;
+/// What nobody waits for is written so much later at most, with what somebody waits for if that comes before: each
+/// transaction is a wait for the disk.
+const TOGETHER: Duration = Duration::from_millis(2);
 /// How often what is owed to the disk is tried again: soon after room was made, and seldom enough to cost nothing.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -70,7 +74,7 @@ fn not_written(why: impl std::fmt::Display) -> Error {
 }
 
 impl Journal {
-    /// Opens a file, or makes it, and reads what is in it.
+    /// Opens a file, or makes it, and reads what is in it. Answers come on the current tokio runtime.
     ///
     /// # Errors
     /// It cannot be read or written, belongs to somebody else, another head uses it, it is damaged, or it is no journal of
@@ -107,7 +111,8 @@ impl Journal {
                 read(&file, path, &count)?
             }
         };
-        let mut writer = Writer { file, count: count.open(path)?, owed: BTreeMap::new(), is_failing: false };
+        let (count, runtime) = (count.open(path)?, Handle::current());
+        let mut writer = Writer { file, count, runtime, owed: BTreeMap::new(), is_failing: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::GoesOn).map_err(failed)?;
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
@@ -367,6 +372,8 @@ struct Writer {
     file: Connection,
     /// See [`Count`].
     count: File,
+    /// Where those wait who asked.
+    runtime: Handle,
     /// What became true and could not be written yet.
     owed: Changes,
     /// Whether the last attempt failed: each outage is logged once.
@@ -385,7 +392,14 @@ impl Writer {
             let mut changes = self.owed.clone();
             match first {
                 Ok(first) => {
-                    for order in std::iter::once(first).chain(incoming.try_iter()) {
+                    self.take_in(first, &mut changes, &mut asked);
+                    let until = Instant::now() + TOGETHER;
+                    while asked.is_empty()
+                        && let Ok(order) = incoming.recv_timeout(until.saturating_duration_since(Instant::now()))
+                    {
+                        self.take_in(order, &mut changes, &mut asked);
+                    }
+                    for order in incoming.try_iter() {
                         self.take_in(order, &mut changes, &mut asked);
                     }
                 }
@@ -407,9 +421,18 @@ impl Writer {
                 }
                 Err(_) => {}
             }
-            for answer in asked {
-                let _ = answer.send(written.clone());
-            }
+            self.answer(asked, written);
+        }
+    }
+
+    /// Tells all who asked. On their runtime, which is woken once for that, and not once for each.
+    fn answer(&self, asked: Vec<oneshot::Sender<Result<(), String>>>, written: Result<(), String>) {
+        if !asked.is_empty() {
+            self.runtime.spawn(async move {
+                for answer in asked {
+                    let _ = answer.send(written.clone());
+                }
+            });
         }
     }
 

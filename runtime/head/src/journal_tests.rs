@@ -37,8 +37,8 @@ async fn the_next_head_reads_the_latest_fact_under_each_key() {
     assert_eq!(shown(&after.facts), shown(&[quota("a", 2), quota("c", 3)]));
 }
 
-#[test]
-fn a_file_that_is_no_journal_and_one_of_another_format_are_refused() {
+#[tokio::test]
+async fn a_file_that_is_no_journal_and_one_of_another_format_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     std::fs::write(
@@ -53,8 +53,8 @@ fn a_file_that_is_no_journal_and_one_of_another_format_are_refused() {
     assert!(error.contains("format 99"), "{error}");
 }
 
-#[test]
-fn two_heads_do_not_share_a_file() {
+#[tokio::test]
+async fn two_heads_do_not_share_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let _first = Journal::open(&path, ClusterId(7)).unwrap();
@@ -181,8 +181,8 @@ async fn a_changed_bit_loses_nothing_in_silence() {
     assert!(refused > 200, "{refused}");
 }
 
-#[test]
-fn a_file_that_was_cut_short_is_refused() {
+#[tokio::test]
+async fn a_file_that_was_cut_short_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
