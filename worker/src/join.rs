@@ -334,9 +334,9 @@ pub fn machine_resources(
     num_gpus: u32,
     custom: &BTreeMap<String, f64>,
 ) -> Result<ResourceSet, Error> {
-    let cpus = num_cpus.unwrap_or_else(machine::cpus);
+    let cpus = num_cpus.unwrap_or_else(|| machine::HERE.cpus());
     let mut set = ResourceSet::new().with(CPU, Amount::whole(cpus)).with(GPU, Amount::whole(num_gpus));
-    let memory = machine::memory() / 10 * 7;
+    let memory = machine::HERE.memory() / 10 * 7;
     set.set(MEMORY, Amount::from_units(i64::try_from(memory).unwrap_or(i64::MAX / 10_000).saturating_mul(10_000)));
     for (name, value) in custom {
         let invalid = |why: String| Error::InvalidOption {
@@ -355,7 +355,7 @@ pub fn machine_resources(
 
 /// 30% of the memory that this process may use; it is only taken as objects need it.
 pub fn default_store_bytes() -> u64 {
-    machine::memory() / 10 * 3
+    machine::HERE.memory() / 10 * 3
 }
 
 /// Where objects go when the store is full, and how much of the disk they may take: half of what is free. A temporary

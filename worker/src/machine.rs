@@ -6,7 +6,9 @@
 //! namespace what is above it cannot be seen; version 1 says what it is (`hierarchical_memory_limit`).
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Bytes or more that version 1 writes for "no limit": the largest number of whole pages.
 const UNLIMITED: u64 = 1 << 62;
@@ -41,17 +43,28 @@ enum Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Group {
     version: Version,
+    /// What version 1 limits there; version 2 limits all.
+    controller: String,
     folder: PathBuf,
+    /// Whether the process is in this one itself, and not only in one below it.
+    is_own: bool,
+}
+
+/// A file of the kernel, whose size it does not tell: enough room from the start saves most of the calls.
+fn text_of(path: &Path) -> Option<String> {
+    let mut text = String::with_capacity(8 << 10);
+    fs::File::open(path).ok()?.read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 fn number(folder: &Path, file: &str) -> Option<u64> {
-    let text = fs::read_to_string(folder.join(file)).ok()?;
+    let text = text_of(&folder.join(file))?;
     text.trim().parse().ok().filter(|number| *number < UNLIMITED)
 }
 
 /// A line `NAME NUMBER` of a file.
 fn field(folder: &Path, file: &str, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(folder.join(file)).ok()?;
+    let text = text_of(&folder.join(file))?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok());
     value.filter(|number| *number < UNLIMITED)
 }
@@ -62,7 +75,7 @@ impl Group {
         let share = |quota: f64, period: f64| (quota > 0.0 && period > 0.0).then(|| quota / period);
         match self.version {
             Version::Two => {
-                let text = fs::read_to_string(folder.join("cpu.max")).unwrap_or_default();
+                let text = text_of(&folder.join("cpu.max")).unwrap_or_default();
                 let mut parts = text.split_whitespace().map(|part| part.parse::<f64>().ok());
                 let cpus = match (parts.next().flatten(), parts.next().flatten()) {
                     (Some(quota), Some(period)) => share(quota, period),
@@ -70,16 +83,19 @@ impl Group {
                 };
                 Limits { memory: number(folder, "memory.max"), cpus }
             }
-            Version::One => {
+            Version::One if self.controller == "memory" => {
                 let own = number(folder, "memory.limit_in_bytes");
-                let above = field(folder, "memory.stat", "hierarchical_memory_limit");
+                // The least of all groups from here upwards. Slow to read.
+                let above = || field(folder, "memory.stat", "hierarchical_memory_limit");
+                let above = self.is_own.then(above).flatten();
+                Limits { memory: [own, above].into_iter().flatten().min(), cpus: None }
+            }
+            Version::One => {
                 // -1 for none, which is no `u64`.
                 let quota = number(folder, "cpu.cfs_quota_us");
                 let period = number(folder, "cpu.cfs_period_us");
-                Limits {
-                    memory: [own, above].into_iter().flatten().min(),
-                    cpus: quota.zip(period).and_then(|(quota, period)| share(quota as f64, period as f64)),
-                }
+                let cpus = quota.zip(period).and_then(|(quota, period)| share(quota as f64, period as f64));
+                Limits { memory: None, cpus }
             }
         }
     }
@@ -89,6 +105,7 @@ impl Group {
         let folder = &self.folder;
         let (limit, used, prefix) = match self.version {
             Version::Two => (number(folder, "memory.max")?, number(folder, "memory.current")?, ""),
+            Version::One if self.controller != "memory" => return None,
             Version::One => {
                 (number(folder, "memory.limit_in_bytes")?, number(folder, "memory.usage_in_bytes")?, "total_")
             }
@@ -106,8 +123,8 @@ fn margin(limit: u64) -> u64 {
 
 /// The groups that this process is in, for memory and for CPUs, and all above them. `root` is `/`.
 fn groups(root: &Path) -> Vec<Group> {
-    let memberships = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+    let memberships = text_of(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let mounts = text_of(&root.join("proc/self/mountinfo")).unwrap_or_default();
     let mut groups: Vec<Group> = Vec::new();
     for membership in memberships.lines() {
         let mut parts = membership.splitn(3, ':');
@@ -125,11 +142,10 @@ fn groups(root: &Path) -> Vec<Group> {
             let below = Path::new(path).strip_prefix(mounted).unwrap_or(Path::new(""));
             let usual = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
             let mut folder = if usual { top.join(below) } else { top.clone() };
+            let mut is_own = true;
             loop {
-                let group = Group { version, folder: folder.clone() };
-                if !groups.contains(&group) {
-                    groups.push(group);
-                }
+                groups.push(Group { version, controller: controller.to_owned(), folder: folder.clone(), is_own });
+                is_own = false;
                 if folder == top || !folder.pop() {
                     break;
                 }
@@ -155,52 +171,59 @@ fn mount_of(line: &str, version: Version, controller: &str) -> Option<(String, S
     fits.then(|| (plain(root), plain(at)))
 }
 
-fn limits(root: &Path) -> Limits {
-    let mut limits = Limits::default();
-    for group in groups(root) {
-        limits.tighten(group.limits());
-    }
-    limits
-}
-
 /// In bytes, from `/proc/meminfo`.
 fn meminfo(root: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let text = text_of(&root.join("proc/meminfo"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-fn memory_at(root: &Path) -> u64 {
-    let whole = meminfo(root, "MemTotal").unwrap_or(4 << 30);
-    limits(root).memory.map_or(whole, |limit| limit.min(whole))
+/// What there is for this process and those that it starts, as it was when it was first asked for: reading all of it takes a
+/// millisecond.
+pub(crate) static HERE: LazyLock<Machine> = LazyLock::new(|| Machine::at(Path::new("/")));
+
+pub(crate) struct Machine {
+    root: PathBuf,
+    groups: Vec<Group>,
+    limits: Limits,
+    /// Bytes of memory that the machine has.
+    whole: u64,
 }
 
-/// Bytes of memory that this process and those that it starts may use.
-pub(crate) fn memory() -> u64 {
-    memory_at(Path::new("/"))
-}
+impl Machine {
+    fn at(root: &Path) -> Machine {
+        let groups = groups(root);
+        let mut limits = Limits::default();
+        for group in &groups {
+            limits.tighten(group.limits());
+        }
+        let whole = meminfo(root, "MemTotal").unwrap_or(4 << 30);
+        Machine { root: root.to_owned(), groups, limits, whole }
+    }
 
-fn cpus_at(root: &Path, allowed: u32) -> u32 {
-    // Less than a CPU still runs one thing at a time; a part of another one does not make it two.
-    let limit = limits(root).cpus.map_or(u32::MAX, |cpus| cpus.max(1.0) as u32);
-    allowed.min(limit).max(1)
-}
+    /// Bytes of memory.
+    pub(crate) fn memory(&self) -> u64 {
+        self.limits.memory.map_or(self.whole, |limit| limit.min(self.whole))
+    }
 
-/// CPUs that this process may use: those of its affinity mask, and no more than its control groups leave time on.
-pub(crate) fn cpus() -> u32 {
-    let allowed =
-        std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
-    cpus_at(Path::new("/"), allowed)
-}
+    /// CPUs: those of the affinity mask, and no more than the control groups leave time on.
+    pub(crate) fn cpus(&self) -> u32 {
+        let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+        self.cpus_of(u32::try_from(allowed).unwrap_or(u32::MAX))
+    }
 
-/// Answers how many more bytes the store may take, at any time, until the kernel would kill a process instead.
-pub(crate) fn memory_left() -> impl Fn() -> Option<u64> + Send + Sync + 'static {
-    let groups = groups(Path::new("/"));
-    move || {
-        let known = |name| meminfo(Path::new("/"), name);
+    fn cpus_of(&self, allowed: u32) -> u32 {
+        // Less than a CPU still runs one thing at a time; a part of another one does not make it two.
+        let limit = self.limits.cpus.map_or(u32::MAX, |cpus| cpus.max(1.0) as u32);
+        allowed.min(limit).max(1)
+    }
+
+    /// How many more bytes the store may take now, until the kernel would kill a process instead.
+    pub(crate) fn memory_left(&self) -> Option<u64> {
+        let known = |name| meminfo(&self.root, name);
         let of_machine = known("MemAvailable").map(|left| left + known("SwapFree").unwrap_or(0));
         let of_machine = of_machine.map(|left| left.saturating_sub(MARGIN.1));
-        groups.iter().map(Group::memory_left).chain([of_machine]).flatten().min()
+        self.groups.iter().map(Group::memory_left).chain([of_machine]).flatten().min()
     }
 }
 
@@ -209,11 +232,11 @@ mod tests {
     use super::*;
 
     /// A machine of 64 GiB.
-    struct Machine(tempfile::TempDir);
+    struct Pretended(tempfile::TempDir);
 
-    impl Machine {
-        fn new(cgroup: &str, mountinfo: &str) -> Machine {
-            let machine = Machine(tempfile::tempdir().unwrap());
+    impl Pretended {
+        fn new(cgroup: &str, mountinfo: &str) -> Pretended {
+            let machine = Pretended(tempfile::tempdir().unwrap());
             machine.write("proc/self/cgroup", cgroup);
             machine.write("proc/self/mountinfo", mountinfo);
             machine.write("proc/meminfo", "MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n");
@@ -226,12 +249,20 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
+        fn look(&self) -> Machine {
+            Machine::at(self.0.path())
+        }
+
         fn memory(&self) -> u64 {
-            memory_at(self.0.path())
+            self.look().memory()
+        }
+
+        fn cpus_of(&self, allowed: u32) -> u32 {
+            self.look().cpus_of(allowed)
         }
 
         fn left(&self) -> Option<u64> {
-            groups(self.0.path()).iter().filter_map(Group::memory_left).min()
+            self.look().groups.iter().filter_map(Group::memory_left).min()
         }
     }
 
@@ -241,48 +272,48 @@ mod tests {
 
     #[test]
     fn without_groups_the_machine_is_all_there_is() {
-        let machine = Machine::new("", "");
+        let machine = Pretended::new("", "");
         assert_eq!(machine.memory(), 64 << 30);
-        assert_eq!(cpus_at(machine.0.path(), 16), 16);
-        let machine = Machine::new("0::/user.slice\n", V2);
+        assert_eq!(machine.cpus_of(16), 16);
+        let machine = Pretended::new("0::/user.slice\n", V2);
         machine.write("sys/fs/cgroup/user.slice/memory.max", "max\n");
         machine.write("sys/fs/cgroup/user.slice/cpu.max", "max 100000\n");
-        assert_eq!((machine.memory(), cpus_at(machine.0.path(), 16)), (64 << 30, 16));
+        assert_eq!((machine.memory(), machine.cpus_of(16)), (64 << 30, 16));
         assert_eq!(machine.left(), None);
     }
 
     #[test]
     fn the_least_limit_on_the_way_up_counts() {
-        let machine = Machine::new("0::/a.slice/b.service\n", V2);
+        let machine = Pretended::new("0::/a.slice/b.service\n", V2);
         machine.write("sys/fs/cgroup/a.slice/b.service/memory.max", "8589934592\n");
         machine.write("sys/fs/cgroup/a.slice/b.service/cpu.max", "800000 100000\n");
-        assert_eq!((machine.memory(), cpus_at(machine.0.path(), 16)), (8 << 30, 8));
+        assert_eq!((machine.memory(), machine.cpus_of(16)), (8 << 30, 8));
         machine.write("sys/fs/cgroup/a.slice/memory.max", "4294967296\n");
         machine.write("sys/fs/cgroup/a.slice/cpu.max", "250000 100000\n");
-        assert_eq!((machine.memory(), cpus_at(machine.0.path(), 16)), (4 << 30, 2));
+        assert_eq!((machine.memory(), machine.cpus_of(16)), (4 << 30, 2));
         machine.write("sys/fs/cgroup/a.slice/cpu.max", "50000 100000\n");
-        assert_eq!(cpus_at(machine.0.path(), 16), 1);
-        assert_eq!(cpus_at(machine.0.path(), 1), 1);
+        assert_eq!(machine.cpus_of(16), 1);
+        assert_eq!(machine.cpus_of(1), 1);
     }
 
     #[test]
     fn version_1_has_a_hierarchy_for_each_resource() {
-        let machine = Machine::new("5:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n0::/\n", V1);
+        let machine = Pretended::new("5:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n0::/\n", V1);
         machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(machine.memory(), 64 << 30);
         machine.write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "314572800\n");
         machine.write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
         machine.write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n");
-        assert_eq!((machine.memory(), cpus_at(machine.0.path(), 16)), (300 << 20, 16));
+        assert_eq!((machine.memory(), machine.cpus_of(16)), (300 << 20, 16));
         machine.write("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us", "300000\n");
         machine.write("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us", "100000\n");
-        assert_eq!(cpus_at(machine.0.path(), 16), 3);
+        assert_eq!(machine.cpus_of(16), 3);
     }
 
     #[test]
     fn version_1_says_what_holds_above_what_can_be_seen() {
         let mounts = "32 30 0:28 /docker/x /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
-        let machine = Machine::new("5:memory:/docker/x\n", mounts);
+        let machine = Pretended::new("5:memory:/docker/x\n", mounts);
         machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         machine.write("sys/fs/cgroup/memory/memory.stat", "cache 0\nhierarchical_memory_limit 1073741824\n");
         assert_eq!(machine.memory(), 1 << 30);
@@ -297,7 +328,7 @@ mod tests {
             ("0::/kubepods/pod7\n", "30 23 0:26 /kubepods/pod7 /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n"),
             ("0::/elsewhere\n", "30 23 0:26 /kubepods/pod7 /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n"),
         ] {
-            let machine = Machine::new(cgroup, mounts);
+            let machine = Pretended::new(cgroup, mounts);
             machine.write("sys/fs/cgroup/memory.max", "536870912\n");
             assert_eq!(machine.memory(), 512 << 20, "{cgroup}{mounts}");
         }
@@ -305,7 +336,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_the_limit_less_what_cannot_be_dropped() {
-        let machine = Machine::new("0::/x\n", V2);
+        let machine = Pretended::new("0::/x\n", V2);
         machine.write("sys/fs/cgroup/x/memory.max", "1073741824\n");
         machine.write("sys/fs/cgroup/x/memory.current", "536870912\n");
         machine.write("sys/fs/cgroup/x/memory.stat", "anon 1\nshmem 2\ninactive_file 104857600\nactive_file 4194304\n");
@@ -317,7 +348,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory_and_cpus() {
-        assert!(memory() > 0 && cpus() > 0);
-        assert!(memory_left()().is_some());
+        assert!(HERE.memory() > 0 && HERE.cpus() > 0);
+        assert!(HERE.memory_left().is_some());
     }
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;
+use std::sync::LazyLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -27,9 +28,14 @@ const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_milli
 /// How long accepting rests when there are no descriptors and no handshake to end for one.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(50);
 
-/// The machine and network namespace of this process: two processes with the same id can reach each
-/// other's abstract unix sockets.
+/// The machine and network namespace in which this process was when it first asked: two processes with the same id can
+/// reach each other's abstract unix sockets.
 pub fn this_machine() -> MachineId {
+    static MACHINE: LazyLock<MachineId> = LazyLock::new(read_machine);
+    *MACHINE
+}
+
+fn read_machine() -> MachineId {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let mut hash = blake3::Hasher::new();

@@ -49,16 +49,18 @@ pub(crate) enum Loss {
     All(Option<Arc<Recipe>>),
 }
 
-/// An object that is owned or borrowed here.
+/// An object that is owned or borrowed here. What each clone and drop of a handle touches lies together, behind the counts of
+/// its [`Arc`]: with 10,000 refs in a value, each further cache line shows.
+#[repr(C)]
 pub struct Object {
+    handles: AtomicU32,
+    /// Whether there is a value, for who only asks that.
+    ready: AtomicBool,
     id: ObjectId,
     /// The actor that the call which makes it was sent to.
     producer: Option<ActorId>,
     /// With its owner, if it is borrowed.
     registration: Registration,
-    handles: AtomicU32,
-    /// Whether there is a value, for who only asks that.
-    ready: AtomicBool,
     state: Mutex<State>,
 }
 

@@ -163,6 +163,12 @@ pub(crate) struct Daemon {
 pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     // The guard is this executable in another mode.
     crate::entry::linked();
+    // First: it starts while the rest of this is done.
+    let (reports, incoming) = mpsc::unbounded_channel();
+    let guard = Guard::start(move |report| {
+        let _ = reports.send(report);
+    })
+    .map_err(|error| Error::io("starting the guard of worker processes", &error))?;
     let process = ProcessId::random();
     let id = NodeId::random();
     let listener = Listener::bind(process, config.listen).await?;
@@ -173,13 +179,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         spill_capacity: config.spill_bytes,
     })
     .map_err(|error| Error::io("making the object store", &error))?
-    .limited_by(crate::machine::memory_left());
+    .limited_by(|| crate::machine::HERE.memory_left());
     store.attach(process);
-    let (reports, incoming) = mpsc::unbounded_channel();
-    let guard = Guard::start(move |report| {
-        let _ = reports.send(report);
-    })
-    .map_err(|error| Error::io("starting the guard of worker processes", &error))?;
     let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let daemon = Arc::new(Daemon {
         id,
