@@ -84,12 +84,12 @@ pub(crate) struct TorchrunArgs {
     /// The port where rank 0 listens; 0 for a free one.
     #[arg(long, alias = "master_port", default_value_t = 0)]
     master_port: u16,
-    /// GPUs of each rank; else 1 where ranks are counted by GPUs.
+    /// GPUs of each rank; else 1 where nodes have as many as ranks, and none where they have fewer.
     #[arg(long)]
     gpus_per_rank: Option<f64>,
-    /// CPUs that each rank reserves.
-    #[arg(long, default_value_t = 1.0)]
-    cpus_per_rank: f64,
+    /// CPUs that each rank reserves; else 1, or its part of them where nodes have fewer than ranks.
+    #[arg(long)]
+    cpus_per_rank: Option<f64>,
     /// The interpreter; else $WINGBEAT_PYTHON, .venv/bin/python, or python3.
     #[arg(long)]
     python: Option<String>,
@@ -107,11 +107,26 @@ pub(crate) struct TorchrunArgs {
     command: Vec<String>,
 }
 
-/// Ranks on each node, and their GPUs.
+/// Ranks on each node, and what each reserves.
 #[derive(Debug, PartialEq)]
 struct PerNode {
     ranks: u32,
+    cpus: f64,
     gpus: f64,
+}
+
+impl PerNode {
+    /// On nodes that have at least so many GPUs and CPUs.
+    fn of(ranks: u32, gpus: u32, cpus: u32) -> PerNode {
+        // Rounded down, to what resources are counted in.
+        let part = (f64::from(cpus) / f64::from(ranks) * 10_000.0).floor() / 10_000.0;
+        PerNode { ranks, cpus: part.clamp(0.0, 1.0), gpus: if gpus >= ranks { 1.0 } else { 0.0 } }
+    }
+
+    fn asked(self, args: &TorchrunArgs) -> PerNode {
+        let (cpus, gpus) = (args.cpus_per_rank.unwrap_or(self.cpus), args.gpus_per_rank.unwrap_or(self.gpus));
+        PerNode { cpus, gpus, ..self }
+    }
 }
 
 pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
@@ -133,7 +148,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if address.is_none() {
         // On this machine, ranks are what the machine is for: as many as asked can run at once.
         let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);
-        init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank));
+        init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank.unwrap_or(1.0)));
     }
     let session = init.name("wingbeat torchrun").await?;
     let per_node = per_node(&args, &session, nodes).await;
@@ -163,7 +178,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     let (of_lines, of_attempts) = (logs.clone(), logs.clone());
     let scaling = Scaling::nodes(nodes, per_node.ranks)
         .elastic(least..=nodes)
-        .cpus_per_worker(args.cpus_per_rank)
+        .cpus_per_worker(per_node.cpus)
         .gpus_per_worker(per_node.gpus);
     let mut trainer = trainer
         .args(rest)
@@ -214,11 +229,9 @@ fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
 /// What `--nproc-per-node` means on these nodes.
 async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) -> Result<PerNode> {
     let text = args.nproc_per_node.as_str();
-    if let Ok(ranks) = text.parse::<u32>() {
-        if ranks == 0 {
-            bail!("--nproc-per-node 0 runs nothing");
-        }
-        return Ok(PerNode { ranks, gpus: args.gpus_per_rank.unwrap_or(0.0) });
+    let number = text.parse::<u32>().ok();
+    if number == Some(0) {
+        bail!("--nproc-per-node 0 runs nothing");
     }
     let state = tokio::time::timeout(Duration::from_secs(30), session.cluster_state()).await??;
     let mut there: Vec<(u32, u32)> = state
@@ -236,12 +249,24 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
     let gpus: Vec<u32> = there.iter().map(|(gpus, _)| *gpus).collect();
     let cpus: Vec<u32> = there.iter().map(|(_, cpus)| *cpus).collect();
     let has_gpus = gpus.iter().any(|gpus| *gpus > 0);
-    match text {
-        "gpu" => Ok(PerNode { ranks: of("GPU", gpus)?, gpus: args.gpus_per_rank.unwrap_or(1.0) }),
-        "auto" if has_gpus => Ok(PerNode { ranks: of("GPU", gpus)?, gpus: args.gpus_per_rank.unwrap_or(1.0) }),
-        "cpu" | "auto" => Ok(PerNode { ranks: of("CPU", cpus)?, gpus: args.gpus_per_rank.unwrap_or(0.0) }),
+    // Before the first node has joined, nobody knows.
+    let least_gpus = gpus.iter().copied().min().unwrap_or(0);
+    let least_cpus = cpus.iter().copied().min().unwrap_or(u32::MAX);
+    let per_node = match (number, text) {
+        (Some(ranks), _) => PerNode::of(ranks, least_gpus, least_cpus),
+        (None, "gpu") => PerNode::of(of("GPU", gpus)?, least_gpus, least_cpus),
+        (None, "auto") if has_gpus => PerNode::of(of("GPU", gpus)?, least_gpus, least_cpus),
+        (None, "cpu" | "auto") => PerNode { gpus: 0.0, ..PerNode::of(of("CPU", cpus)?, 0, least_cpus) },
         _ => bail!("--nproc-per-node {text} is none of: a number, gpu, cpu, auto"),
+    };
+    if has_gpus && text != "cpu" && per_node.gpus == 0.0 && args.gpus_per_rank.is_none() {
+        let ranks = per_node.ranks;
+        eprintln!(
+            "wingbeat torchrun: {ranks} ranks on a node with {least_gpus} GPUs see none; with --gpus-per-rank they share \
+             them, which gloo can do and NCCL cannot"
+        );
     }
+    Ok(per_node.asked(args))
 }
 
 fn whole(resources: &wingbeat_core::resources::ResourceSet, name: &str) -> u32 {

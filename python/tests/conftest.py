@@ -1,5 +1,6 @@
 """What tests of the whole system share: the `wingbeat` command, and a cluster of one node."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -32,23 +33,25 @@ def environment(binary):
     return _environment(WINGBEAT_BIN=binary, WINGBEAT_PYTHON=sys.executable)
 
 
-@pytest.fixture(scope="session")
-def cluster(binary, environment, tmp_path_factory):
-    """The environment of a user of a cluster with one node of 4 CPUs: its warm Python serves all tests."""
-    token = tmp_path_factory.mktemp("cluster") / "token"
+@contextlib.contextmanager
+def one_node(binary, environment, folder, *options, **worker):
+    """The environment of a user of a cluster with one node of 4 CPUs; with more options and variables for its worker."""
+    token = folder / "token"
     token.write_text("of these tests alone, and not short\n")
     token.chmod(0o600)
     env = {**environment, "WINGBEAT_TOKEN_FILE": str(token)}
     daemons = []
 
-    def start(*arguments):
-        daemon = subprocess.Popen([binary, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def start(*arguments, **more):
+        daemon = subprocess.Popen(
+            [binary, *arguments], env={**env, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         daemons.append(daemon)
         return daemon.stdout.readline()
 
     try:
         address = re.search(r"listening at (\S+)", start("head", "--port", "0"))[1]
-        assert "joined" in start("worker", "--head", address, "--num-cpus", "4")
+        assert "joined" in start("worker", "--head", address, "--num-cpus", "4", *options, **worker)
         yield {**env, "WINGBEAT_ADDRESS": address}
     finally:
         for daemon in reversed(daemons):
@@ -56,6 +59,21 @@ def cluster(binary, environment, tmp_path_factory):
         for daemon in daemons:
             daemon.wait()
             daemon.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(binary, environment, tmp_path_factory):
+    """A cluster of one node: its warm Python serves all tests."""
+    with one_node(binary, environment, tmp_path_factory.mktemp("cluster")) as env:
+        yield env
+
+
+@pytest.fixture(scope="session")
+def gpu_cluster(binary, environment, tmp_path_factory):
+    """One whose node may use three of a machine's GPUs, which are pretended."""
+    folder = tmp_path_factory.mktemp("gpus")
+    with one_node(binary, environment, folder, "--num-gpus", "3", CUDA_VISIBLE_DEVICES="5,GPU-aa,7") as env:
+        yield env
 
 
 @pytest.fixture

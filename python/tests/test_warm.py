@@ -125,6 +125,43 @@ def test_a_parent_that_cannot_fork_safely_says_why_and_ranks_start_cold(run, wri
     assert "this rank starts cold: an imported module has started threads" in done.stdout + done.stderr
 
 
+def test_a_run_outlives_the_idle_time_of_its_warm_python_and_a_change_of_its_packages(run, write, binary, cluster, tmp_path):
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    (folder / "mine.py").write_text("")
+    more = {"WINGBEAT_WARM_IMPORTS": "mine", "WINGBEAT_WARM_IDLE": "0.3", "PYTHONPATH": f"{folder}:{cluster['PYTHONPATH']}"}
+    options = [part for name, value in more.items() for part in ("--env", f"{name}={value}")]
+    long = write(
+        "long.py",
+        "import os, time\ntime.sleep(2)\nprint('started', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'end')!r}):\n    time.sleep(0.01)\nprint('ended')\n",
+    )
+    short = write("short.py", "print('short')\n")
+    command = [binary, "train", "-n", "2", *options, long]
+    with subprocess.Popen(command, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        for line in running.stdout:
+            if "started" in line:
+                break
+        for file in ("new.py", "newer.py"):
+            (folder / file).write_text("")
+            done = run("train", *options, short, env=cluster)
+            assert "short" in done.stdout and "cold" not in done.stdout + done.stderr
+        (tmp_path / "end").write_text("")
+        told = running.communicate(timeout=60)[0]
+        assert running.returncode == 0 and told.count("ended") == 2, told
+
+
+def test_ranks_that_end_with_their_warm_python_say_so(run, write, cluster):
+    script = write(
+        "kills.py",
+        "import os, signal\n"
+        "parent_of = lambda pid: int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])\n"
+        "os.kill(parent_of(os.getppid()), signal.SIGKILL)\nsignal.pause()\n",
+    )
+    done = run("train", "--env", "WINGBEAT_WARM_IMPORTS=this", script, env=cluster, code=1)
+    assert "was killed with the warm Python from which it was forked" in done.stderr, done.stderr
+
+
 @contextlib.contextmanager
 def parent(name, idle="60", **env):
     """A parent of its own, and how to greet it."""
@@ -165,11 +202,41 @@ def test_requests_that_make_no_sense_harm_nobody():
             assert "python" in answer, "and the next is served"
 
 
-def test_a_parent_retires_when_packages_change(tmp_path):
+@contextlib.contextmanager
+def rank(greet, script):
+    """A forked rank, and what its keeper says."""
+    with greet() as (stream, answer), stream.makefile("r") as said, open(os.devnull, "w") as nothing:
+        assert "python" in answer
+        request = {"args": [str(script)], "env": dict(os.environ), "cwd": str(script.parent)}
+        socket.send_fds(stream, [json.dumps(request).encode() + b"\n"], [nothing.fileno(), nothing.fileno()])
+        assert json.loads(said.readline())["pid"] > 0
+        yield said
+
+
+def test_a_rank_that_takes_longer_than_its_parent_may_be_idle_comes_to_its_end(tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text("import time\ntime.sleep(2)\n")
+    with parent("long", idle="0.2") as (process, greet):
+        with rank(greet, script) as said:
+            assert json.loads(said.readline())["status"] == 0
+        assert process.wait(60) == 0
+
+
+def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path):
+    script, end = tmp_path / "waits.py", tmp_path / "end"
+    script.write_text(f"import os\nwhile not os.path.exists({str(end)!r}):\n    os.sched_yield()\n")
     with parent("retires", PYTHONPATH=str(tmp_path)) as (process, greet):
-        with greet() as (_, answer):
-            assert "python" in answer
-        os.utime(tmp_path, (1, 1))  # as if something had been installed there
-        with greet() as (_, answer):
-            assert answer["retires"] and "have changed" in answer["refused"]
+        with rank(greet, script) as said:
+            (tmp_path / "log.txt").write_text("")  # nothing that is imported
+            with greet() as (_, answer):
+                assert "python" in answer
+            (tmp_path / "json.py").write_text("")  # in place of the one that is imported
+            with greet() as (_, answer):
+                assert answer["retires"] and "have changed" in answer["refused"]
+            assert process.stdout.readline() == "retired\n"
+            with contextlib.suppress(ConnectionRefusedError), greet():
+                raise AssertionError("its name is not free for the next")
+            assert process.poll() is None, "its rank needs it"
+            end.write_text("")
+            assert json.loads(said.readline())["status"] == 0
         assert process.wait(60) == 0

@@ -2,9 +2,10 @@
 
     python path/to/wingbeat/_warm.py SOCKET IDLE_SECONDS [MODULE ...]
 
-A MODULE that ends with ? need not be there. A node has one for each Python environment. It listens on the abstract unix socket SOCKET and ends when nobody has
-asked for anything for IDLE_SECONDS, or when its interpreter or installed packages change. It answers each connection
-with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
+A MODULE that ends with ? need not be there. A node has one for each Python environment. It listens on the abstract unix
+socket SOCKET. When it has had no rank and heard of nobody for IDLE_SECONDS, it ends. When its interpreter or what it has
+imported changes, it retires: it stops listening, says `retired`, and ends with the last of its ranks, which are the
+parent's children and live no longer than it. It answers each connection with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
 
     args    what to run, as Python takes it: a script and its arguments, or -m, a module and its arguments
     env     its whole environment
@@ -83,10 +84,15 @@ def serve(listener, idle, made_of):
         ready, _, _ = select.select([listener], [], [], QUIET_SECONDS if later else idle)
         if not ready:
             if not later:
+                if has_children():
+                    continue
                 return
+            if fingerprint() != made_of:
+                break
             signal.signal(signal.SIGCHLD, children)
             load(later)
             later = []
+            made_of = fingerprint()
             gc.collect()
             gc.freeze()
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -96,7 +102,7 @@ def serve(listener, idle, made_of):
             if not is_ours(connection):
                 continue
             changed = fingerprint() != made_of
-            refused = "its packages or its interpreter have changed" if changed else why_not_fork()
+            refused = "its interpreter or its packages have changed" if changed else why_not_fork()
             try:
                 answer = {"refused": refused, "retires": changed} if refused else {"python": "%d.%d" % sys.version_info[:2]}
                 say(connection, answer)
@@ -110,7 +116,20 @@ def serve(listener, idle, made_of):
                 # Whoever asked is gone, or has made no sense; others are not to suffer from it.
                 print(f"a request failed: {error}", file=sys.stderr, flush=True)
             if changed:
-                return
+                break
+    listener.close()
+    print("retired", flush=True)
+    while has_children(wait=True):
+        pass
+
+
+def has_children(wait=False):
+    """Whether a keeper lives; with `wait`, once one has ended. Nobody is told how: SIGCHLD is ignored."""
+    try:
+        os.waitpid(-1, 0 if wait else os.WNOHANG)
+        return True
+    except ChildProcessError:
+        return False
 
 
 def is_ours(connection):
@@ -120,14 +139,20 @@ def is_ours(connection):
 
 
 def fingerprint():
-    """Changes with the interpreter and with what is installed."""
+    """Changes with the interpreter, with the folders that something was imported from, and when a file that would be imported
+    in place of that appears in another. Other files of a project come and go."""
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    files = [file for file in (getattr(module, "__file__", None) for module in list(sys.modules.values())) if file]
     marks = []
     for path in [sys.executable, *sys.path[1:]]:
         try:
-            stat = os.stat(path)
-            marks.append((path, stat.st_ino, stat.st_mtime_ns))
+            if os.path.isdir(path) and not any(file.startswith(os.path.join(path, "")) for file in files):
+                marks.append((path, sorted(name for name in os.listdir(path) if name.partition(".")[0] in loaded)))
+            else:
+                stat = os.stat(path)
+                marks.append((path, stat.st_ino, stat.st_mtime_ns))
         except OSError:
-            marks.append((path, 0, 0))
+            marks.append((path, None))
     return marks
 
 

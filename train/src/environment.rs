@@ -1,7 +1,7 @@
 //! The environment of every rank, as torchrun defines it
 //! (<https://docs.pytorch.org/docs/stable/elastic/run.html>, "Environment Variables").
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,28 @@ pub(crate) struct Place {
     pub node: u64,
     /// The devices of this rank, by number on the node.
     pub gpus: Vec<u32>,
+    /// What programs call them: by the variable that says which they may use, in the order of `gpus`.
+    pub names: DeviceNames,
+}
+
+/// For each variable, the names of a rank's devices.
+pub(crate) type DeviceNames = BTreeMap<String, Vec<String>>;
+
+/// Variables that say which devices a process may use. PyTorch for ROCm reads both.
+const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
+
+/// What the devices of a process are called whose environment `variable` answers from. The node has put the names there: on
+/// a machine whose `wingbeat worker` may use GPUs 4 and 5 alone, or slices of one, they are no numbers from 0 on.
+pub(crate) fn device_names(gpus: &[u32], variable: impl Fn(&str) -> Option<String>) -> DeviceNames {
+    let named = |name: &str| {
+        let names: Vec<String> = variable(name)?.split(',').map(|device| device.trim().to_owned()).collect();
+        (names.len() == gpus.len()).then(|| (name.to_owned(), names))
+    };
+    let names: DeviceNames = VISIBLE.into_iter().filter_map(named).collect();
+    match names.is_empty() {
+        true => BTreeMap::from([(VISIBLE[0].to_owned(), gpus.iter().map(u32::to_string).collect())]),
+        false => names,
+    }
 }
 
 /// What all ranks of an attempt share.
@@ -116,15 +138,18 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         set("PYTHONUNBUFFERED", "1".into());
         // Every rank of a node sees all of the group's devices there, and LOCAL_RANK indexes its own.
         // Ranks with a fraction of a device may share it, and CUDA takes no device twice.
-        let mut devices: Vec<u32> = Vec::new();
-        for device in peers.iter().flat_map(|peer| &places[*peer].gpus) {
-            if !devices.contains(device) {
-                devices.push(*device);
+        let (mut devices, mut visible) = (BTreeSet::new(), DeviceNames::new());
+        for peer in peers.iter().map(|peer| &places[*peer]) {
+            for (at, _) in peer.gpus.iter().enumerate().filter(|(_, device)| devices.insert(**device)) {
+                for (variable, names) in &peer.names {
+                    visible.entry(variable.clone()).or_default().extend(names.get(at).cloned());
+                }
             }
         }
         if !devices.is_empty() {
-            let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
-            set("CUDA_VISIBLE_DEVICES", devices.join(","));
+            for (variable, names) in visible {
+                set(&variable, names.join(","));
+            }
             set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
         }
         let mut unless_set = BTreeMap::from([("TORCH_NCCL_ASYNC_ERROR_HANDLING".to_owned(), "1".to_owned())]);
@@ -153,16 +178,45 @@ mod tests {
         }
     }
 
+    fn place(node: u64, gpus: &[u32]) -> Place {
+        Place { node, gpus: gpus.to_vec(), names: device_names(gpus, |_| None) }
+    }
+
+    /// As on a machine whose worker may use these.
+    fn named(gpus: &[u32], variable: &str, names: &str) -> Place {
+        let said = |asked: &str| (asked == variable).then(|| names.to_owned());
+        Place { node: 1, gpus: gpus.to_vec(), names: device_names(gpus, said) }
+    }
+
+    #[test]
+    fn devices_keep_the_names_by_which_the_node_knows_them() {
+        let uuid = "MIG-8cd8e4a9-0a27-5c2c-9a0f-2f4c0e1d9a01";
+        for (variable, first, second, all) in [
+            ("CUDA_VISIBLE_DEVICES", "5", "GPU-aa", "5,GPU-aa"),
+            ("CUDA_VISIBLE_DEVICES", uuid, "7", &format!("{uuid},7")),
+            ("HIP_VISIBLE_DEVICES", "4", "5", "4,5"),
+        ] {
+            let places = [named(&[0], variable, first), named(&[1], variable, second)];
+            for environment in of_ranks(&places, &shared(), &BTreeMap::new()) {
+                assert_eq!(environment.set[variable], all);
+                assert_eq!(environment.set.keys().filter(|name| name.ends_with("VISIBLE_DEVICES")).count(), 1);
+            }
+        }
+        let two = named(&[2, 3], "CUDA_VISIBLE_DEVICES", "4,5");
+        let environments = of_ranks(&[two.clone(), two], &shared(), &BTreeMap::new());
+        assert_eq!(environments[1].set["CUDA_VISIBLE_DEVICES"], "4,5", "shared devices are named once");
+    }
+
     #[test]
     fn ranks_are_numbered_by_node_and_then_by_device() {
-        let place = |node, gpu| Place { node, gpus: vec![gpu] };
+        let place = |node, gpu| place(node, &[gpu]);
         let places = [place(7, 1), place(3, 0), place(7, 0), place(3, 1)];
         assert_eq!(rank_order(&places), [1, 3, 2, 0]);
     }
 
     #[test]
     fn every_rank_of_a_node_sees_all_devices_of_the_group_there() {
-        let place = |node, gpu| Place { node, gpus: vec![gpu] };
+        let place = |node, gpu| place(node, &[gpu]);
         let environments = of_ranks(&[place(3, 2), place(3, 5), place(7, 0)], &shared(), &BTreeMap::new());
         let get = |rank: usize, name: &str| environments[rank].set[name].clone();
         assert_eq!((get(0, "CUDA_VISIBLE_DEVICES"), get(1, "CUDA_VISIBLE_DEVICES")), ("2,5".into(), "2,5".into()));
@@ -175,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_device_that_ranks_share_is_named_once() {
-        let place = Place { node: 1, gpus: vec![4] };
+        let place = place(1, &[4]);
         let environments = of_ranks(&[place.clone(), place], &shared(), &BTreeMap::new());
         assert_eq!(environments[1].set["CUDA_VISIBLE_DEVICES"], "4");
     }
@@ -183,7 +237,7 @@ mod tests {
     #[test]
     fn what_the_user_set_wins() {
         let user = BTreeMap::from([("OMP_NUM_THREADS".to_owned(), "8".to_owned())]);
-        let place = Place { node: 1, gpus: vec![] };
+        let place = place(1, &[]);
         let environments = of_ranks(&[place.clone(), place], &shared(), &user);
         assert_eq!(environments[1].set["OMP_NUM_THREADS"], "8");
         assert!(!environments[0].set.contains_key("CUDA_VISIBLE_DEVICES"));

@@ -196,8 +196,8 @@ async fn ship(plan: &Plan, ranks: &[RankHandle]) -> Result<(), Error> {
 async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<String, String>> {
     for _ in 0..WARM_TRIES {
         match warm::start_on(rank.at.node, rank.at.kind.clone(), socket).await {
-            Ok(warm::Started(Err(why))) => return Some(Err(why)),
-            Ok(warm::Started(Ok(_))) | Err(Error::ActorDied { .. }) => {}
+            Ok(warm::Started { version: Err(why), .. }) => return Some(Err(why)),
+            Ok(warm::Started { version: Ok(_), .. }) | Err(Error::ActorDied { .. }) => {}
             Err(_) => return None,
         }
         match rank.handle.greet(socket.to_owned()).get().await.ok()? {
@@ -212,5 +212,5 @@ async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<S
 }
 
 fn place_of(description: &Description) -> Place {
-    Place { node: description.node, gpus: description.gpus.clone() }
+    Place { node: description.node, gpus: description.gpus.clone(), names: description.device_names.clone() }
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use wingbeat::ObjectRef;
 
-use crate::environment::Environment;
+use crate::environment::{self, DeviceNames, Environment};
 use crate::interface;
 use crate::ports;
 use crate::preflight::{self, Facts};
@@ -31,6 +31,8 @@ pub(crate) struct Description {
     pub ip: Option<IpAddr>,
     /// Its devices.
     pub gpus: Vec<u32>,
+    /// What programs call them.
+    pub device_names: DeviceNames,
     /// Whether the script is there.
     pub has_script: bool,
     /// Python's version, or why it does not run; none if the node's warm Python is not there yet to tell.
@@ -75,11 +77,13 @@ impl Rank {
         let node = storage.map_or(0, |storage| storage.node().0);
         let kind = Kind::of(&wanted.python, &wanted.env.complete());
         let warm = wanted.warm.then(|| kind.socket(node));
+        let gpus = wingbeat::gpu_ids();
         Description {
             node,
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             ip: own_ip(),
-            gpus: wingbeat::gpu_ids(),
+            device_names: environment::device_names(&gpus, |name| std::env::var(name).ok()),
+            gpus,
             has_script: match &wanted.target {
                 // Within the folder that was shipped, or at a path of this node.
                 Target::Script(script) => match &wanted.shipment {

@@ -1,11 +1,14 @@
 //! A node's warm Python: a process with torch imported, from which ranks are forked.
 //!
 //! Its actor is detached: it outlives the run that asked for it first, and ends when it has been idle for long. Ranks
-//! reach it by a socket whose name says what it is, so that no run has to be told about another's.
+//! reach it by a socket whose name says what it is, so that no run has to be told about another's. One whose packages have
+//! changed retires: it lives until its last rank has ended, and the next one takes the socket.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use wingbeat::{Error, NodeId};
@@ -17,7 +20,11 @@ use crate::rank;
 /// Where the actors are named.
 const NAMESPACE: &str = "wingbeat-train";
 /// How long a warm Python may go unused.
-const IDLE_SECONDS: u32 = 600;
+const IDLE_SECONDS: &str = "600";
+/// Another time for that.
+const IDLE: &str = "WINGBEAT_WARM_IDLE";
+/// So many on a node may be about to end, of one kind.
+const LIVES: u32 = 64;
 /// What nearly every script imports, where it is there.
 const MODULES: [&str; 4] = ["torch?", "torch.distributed?", "torch.nn.parallel?", "numpy?"];
 /// Further modules to import, with commas between.
@@ -95,50 +102,58 @@ impl Kind {
     }
 }
 
-/// The version of a warm Python, or why there is none.
+/// How the start of a warm Python went.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Started(pub Result<String, String>);
+pub(crate) struct Started {
+    /// Its version, or why there is none.
+    pub version: Result<String, String>,
+    /// It takes no new ranks.
+    retired: bool,
+}
 
 /// The actor of a warm Python.
 pub(crate) struct WarmPython {
-    started: Started,
+    version: Result<String, String>,
+    retired: Arc<AtomicBool>,
 }
 
 #[wingbeat::actor]
 impl WarmPython {
     pub(crate) fn new(kind: Kind, socket: String) -> Self {
+        let retired = Arc::default();
         let version = rank::version_of(&kind.python);
-        WarmPython { started: Started(version.and_then(|version| spawn(&kind, &socket).map(|()| version))) }
+        let version = version.and_then(|version| spawn(&kind, &socket, &retired).map(|()| version));
+        WarmPython { version, retired }
     }
 
     /// Whether ranks can connect now; they wait until it has imported what it is to.
     pub(crate) fn started(&self) -> Started {
-        self.started.clone()
+        Started { version: self.version.clone(), retired: self.retired.load(Ordering::Relaxed) }
     }
 }
 
 /// Starts it, by a thread that waits for it: its parent-death signal fires when that thread ends. This process ends
 /// with it.
-fn spawn(kind: &Kind, socket: &str) -> Result<(), String> {
+fn spawn(kind: &Kind, socket: &str, retired: &Arc<AtomicBool>) -> Result<(), String> {
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-    let (kind, socket) = (kind.clone(), socket.to_owned());
+    let (kind, socket, retired) = (kind.clone(), socket.to_owned(), retired.clone());
     let waiting = std::thread::Builder::new().name("warm-python".into()).spawn(move || {
-        let started = start(&kind, &socket).and_then(|mut child| {
-            let mut line = String::new();
-            if let Some(stdout) = child.stdout.take() {
-                BufReader::new(stdout).read_line(&mut line)?;
+        let mut child = match start(&kind, &socket) {
+            Ok(child) => child,
+            Err(error) => return drop(sender.send(Err(error.to_string()))),
+        };
+        let said = child.stdout.take().map(BufReader::new);
+        for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+            match line.as_str() {
+                "listening" => drop(sender.send(Ok(()))),
+                "retired" => retired.store(true, Ordering::Relaxed),
+                _ => {}
             }
-            Ok((line.trim() == "listening", child))
-        });
-        match started {
-            Ok((listens, mut child)) => {
-                let _ = sender.send(listens.then_some(()).ok_or_else(|| "it ended before it listened".to_owned()));
-                let _ = child.wait();
-                // Nothing is left for this actor, and its name is to be free for the next one.
-                std::process::exit(0);
-            }
-            Err(error) => drop(sender.send(Err(error.to_string()))),
         }
+        let _ = sender.try_send(Err("it ended before it listened".to_owned()));
+        let _ = child.wait();
+        // Nothing is left for this actor, and its name is to be free for the next one.
+        std::process::exit(0);
     });
     waiting.map_err(|error| error.to_string())?;
     receiver.recv().unwrap_or_else(|_| Err("its thread has ended".into()))
@@ -147,7 +162,8 @@ fn spawn(kind: &Kind, socket: &str) -> Result<(), String> {
 fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     let script = package::folder()?.join("_warm.py");
     let mut command = Command::new(&kind.python);
-    command.arg("-u").arg(script).arg(socket).arg(IDLE_SECONDS.to_string()).args(&kind.modules);
+    let idle = kind.settings.get(IDLE).map_or(IDLE_SECONDS, String::as_str);
+    command.arg("-u").arg(script).arg(socket).arg(idle).args(&kind.modules);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if starts_with_any(&name, &READ_AT_START) || name == "OMP_NUM_THREADS" {
@@ -168,16 +184,24 @@ fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
 
 /// Has a node start its warm Python, unless it has one.
 pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Started, Error> {
-    let made = WarmPython::options()
-        .name(socket)
-        .namespace(NAMESPACE)
-        .detached()
-        .num_cpus(0.0)
-        .on_node(NodeId(node), false)
-        .remote(kind, socket.to_owned());
-    match made.started().get().await {
-        Ok(started) => Ok(started),
-        // Another run was first.
-        Err(_) => WarmPython::named_in(NAMESPACE, socket).await?.started().get().await,
+    let mut life = 0;
+    loop {
+        let name = format!("{socket}-{life}");
+        let made = WarmPython::options()
+            .name(&name)
+            .namespace(NAMESPACE)
+            .detached()
+            .num_cpus(0.0)
+            .on_node(NodeId(node), false)
+            .remote(kind.clone(), socket.to_owned());
+        let started = match made.started().get().await {
+            Ok(started) => started,
+            // Another run was first.
+            Err(_) => WarmPython::named_in(NAMESPACE, &name).await?.started().get().await?,
+        };
+        if !started.retired || life == LIVES {
+            return Ok(started);
+        }
+        life += 1;
     }
 }

@@ -90,11 +90,12 @@ impl Rank {
         output::follow(Some(File::from(self.stdout)), Some(File::from(self.stderr)), events, || {
             // A keeper that is gone took its rank with it.
             let said = self.warm.hear().unwrap_or_default();
+            let orphaned = said.status.is_none();
             let (status, ended_us) = (said.status.unwrap_or(libc::SIGKILL), said.ended_us.unwrap_or_else(now_us));
             let was_stopped = running.ended();
             let status = ExitStatus::from_raw(status);
             let (code, signal) = (status.code(), status.signal());
-            Ok(Exit { code, signal, stderr: VecDeque::new(), was_stopped, ended_us })
+            Ok(Exit { code, signal, stderr: VecDeque::new(), was_stopped, orphaned, ended_us })
         })
     }
 }

@@ -106,6 +106,8 @@ pub(crate) struct Outcome {
     pub was_stopped: bool,
     /// Whether the kernel has ended a process for want of memory while it ran.
     pub out_of_memory: bool,
+    /// Whether the warm Python from which it was forked had ended, and it with that.
+    pub orphaned: bool,
     /// When it ended, in microseconds since the epoch by its node's clock; 0 if it could not be started.
     pub ended_us: u64,
     /// When what it raised had come out of the script, as `ended_us`.
@@ -121,6 +123,11 @@ impl Outcome {
         match (self.code, self.signal) {
             (_, Some(libc::SIGKILL)) if self.out_of_memory => {
                 "was killed by signal 9, most likely because its node or its container was out of memory".into()
+            }
+            (_, Some(libc::SIGKILL)) if self.orphaned => {
+                "was killed with the warm Python from which it was forked; who killed that? With --cold, ranks start \
+                 without one"
+                    .into()
             }
             (_, Some(signal)) => format!("was killed by signal {signal}"),
             (Some(code), None) => format!("exited with code {code}"),
@@ -298,6 +305,7 @@ struct Exit {
     signal: Option<i32>,
     stderr: VecDeque<String>,
     was_stopped: bool,
+    orphaned: bool,
     ended_us: u64,
 }
 
@@ -344,6 +352,7 @@ fn supervise(
         stderr: exit.stderr.into(),
         was_stopped: exit.was_stopped,
         out_of_memory: memory_kills() > kills,
+        orphaned: exit.orphaned,
         ended_us: exit.ended_us,
     })
 }

@@ -73,7 +73,7 @@ fn follow(
         wait_unreaped(id)?;
         let ended_us = now_us();
         let was_stopped = running.ended();
-        Ok(Exit { code: None, signal: None, stderr: VecDeque::new(), was_stopped, ended_us })
+        Ok(Exit { code: None, signal: None, stderr: VecDeque::new(), was_stopped, orphaned: false, ended_us })
     })
 }
 
