@@ -17,7 +17,7 @@ use crate::get::Value;
 use crate::object::Handle;
 use crate::process::Process;
 use crate::session::Session;
-use crate::submission::{Cancel, Request};
+use crate::submission::Cancel;
 use crate::waiting::Waiting;
 
 #[derive(Default)]
@@ -249,12 +249,7 @@ impl StreamHandle {
     pub fn cancel(&self, force: bool) {
         if let Ok(session) = &self.session {
             let outputs = Outputs::Stream { ahead: 0 };
-            session.process().submission.request(Request::Cancel(Cancel {
-                task: self.task,
-                outputs,
-                force,
-                again: false,
-            }));
+            session.process().submission.cancel(Cancel { task: self.task, outputs, force, again: false });
         }
     }
 }

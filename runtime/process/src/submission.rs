@@ -123,6 +123,14 @@ struct Todo {
 }
 
 impl Submission {
+    /// Cancels a task or call. At once if it waits for its arguments: they may come before a request is taken in.
+    pub(crate) fn cancel(&self, cancel: Cancel) {
+        let waiting = self.unresolved.get(&cancel.task).map(|waiting| waiting.clone());
+        if !waiting.is_some_and(|waiting| waiting.cancel()) {
+            self.request(Request::Cancel(cancel));
+        }
+    }
+
     /// Queues a request and wakes the IO thread if it is the first.
     pub(crate) fn request(&self, request: Request) {
         let mut inbox = self.inbox.lock();
@@ -603,13 +611,14 @@ impl Unresolved {
         }
     }
 
-    /// It is not submitted any more, unless it is already.
-    fn cancel(&self) {
-        let Some((args, then)) = self.take(true) else { return };
+    /// It is not submitted any more. False if it is, or is about to be; then that is followed by its cancellation.
+    fn cancel(&self) -> bool {
+        let Some((args, then)) = self.take(true) else { return false };
         self.session.process().submission.unresolved.remove(&self.id);
         self.leave_places();
         drop(args);
         then(&self.session, Err(Error::Cancelled { task: self.name.to_string() }));
+        true
     }
 
     /// It has failed for another reason: what it waits for is not needed any more.

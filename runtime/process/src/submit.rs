@@ -128,7 +128,7 @@ impl Session {
             }
             let error = Error::TimedOut { what: name, limit_ms: limit.as_millis() as u64 };
             process.fail_outputs(task, outputs, &error);
-            process.submission.request(Request::Cancel(Cancel { task, outputs, force: false, again: false }));
+            process.submission.cancel(Cancel { task, outputs, force: false, again: false });
         };
         let process = self.process();
         process.submission.timeouts.begin(task, || process.io.spawn(timeout).abort_handle());
@@ -439,7 +439,7 @@ impl crate::process::Process {
         // A ref that is not counted here has been freed, and nobody waits for it.
         if self.objects.get(object).is_some_and(|object| !object.is_ready()) {
             let outputs = Outputs::Fixed(object.index + 1);
-            self.submission.request(Request::Cancel(Cancel { task: object.task, outputs, force, again: false }));
+            self.submission.cancel(Cancel { task: object.task, outputs, force, again: false });
         }
     }
 
