@@ -159,7 +159,9 @@ impl<Signature> ActorOptions<Signature> {
         self
     }
 
-    /// Calls that run at a time. Methods that take `&mut self` still exclude all others.
+    /// Calls that run at a time, of a class whose attribute says more than one: `#[wingbeat::actor(max_concurrency = 8)]`.
+    /// Methods that take `&mut self` still exclude all others. For other classes, more than one is
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption).
     pub fn max_concurrency(mut self, calls: u32) -> Self {
         self.options.max_concurrency = Some(calls);
         self

@@ -27,7 +27,7 @@ def test_more_ranks_than_gpus_or_cpus_run_and_are_told_that_they_see_none(run, w
     script = write("sees.py", "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'] == '')\n")
     done = run("torchrun", "--nproc-per-node", "6", script, env=gpu_cluster)
     assert done.stdout.split() == ["True"] * 6
-    assert "6 ranks on a node with 3 GPUs see none; --gpus-per-rank" in done.stderr, done.stderr
+    assert "6 ranks on a node with 3 GPUs see none; with --gpus-per-rank" in done.stderr, done.stderr
 
 
 def test_a_function_s_ranks_see_them_too(python, gpu_cluster):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import textwrap
 
@@ -170,7 +171,7 @@ CHECKPOINTS = textwrap.dedent("""
     start = 0
     if checkpoint := train.get_checkpoint():
         start = json.load(open(os.path.join(checkpoint, "state.json")))["step"] + 1
-        assert sorted(os.listdir(checkpoint))[:2] == ["complete.json", "rank-0"], os.listdir(checkpoint)
+        assert "rank-0" in os.listdir(checkpoint), os.listdir(checkpoint)
     print("starts at", start, flush=True)
     for step in range(start, 4):
         folder = f"work-{context.world_rank}"
@@ -190,13 +191,40 @@ def test_a_restart_goes_on_from_the_newest_complete_checkpoint(run, write, clust
     done = run("train", *options, script, env=cluster, cwd=tmp_path)
     assert done.stdout.count("starts at 0") == 2 and done.stdout.count("starts at 2") == 2
     kept = {path.name: sorted(file.name for file in path.iterdir()) for path in (tmp_path / "store").iterdir() if path.is_dir()}
-    files = ["complete.json", "rank-0", "rank-1", "state.json"]
+    files = [".wingbeat-complete.json", ".wingbeat-made-in", "rank-0", "rank-1", "state.json"]
     assert kept == {"checkpoint_000002": files, "checkpoint_000004": files}
     metrics = [json.loads(line) for line in (tmp_path / "store/metrics.jsonl").read_text().splitlines()]
     assert [(line["attempt"], line["step"]) for line in metrics] == [(0, 0), (0, 1), (1, 2), (1, 3)]
     assert "the newest checkpoint is" in done.stderr and "the best is" in done.stderr
     done = run("train", *options, script, env=cluster, cwd=tmp_path)
     assert done.stdout.count("starts at 4") == 2, "the next run goes on, too"
+
+
+def test_one_run_at_a_time_uses_a_storage_and_leaves_there_what_others_made(run, write, binary, cluster, tmp_path):
+    for folder in ("checkpoint_0", "checkpoint_000000", "checkpoint_500"):
+        (tmp_path / "store" / folder).mkdir(parents=True)
+        (tmp_path / "store" / folder / "model.pt").write_text("precious")
+    env = {**cluster, "WINGBEAT_STORAGE_STALE_MS": "1000"}
+    end = tmp_path / "end"
+    script = write(
+        "waits.py",
+        "import os\nfrom wingbeat import train\nprint('began', flush=True)\n"
+        f"while not os.path.exists({str(end)!r}):\n    os.sched_yield()\n"
+        "open('complete.json', 'w').write('mine')\ntrain.report({}, checkpoint='complete.json')\n",
+    )
+    options = ("train", "--storage", "store", "--keep", "1", script)
+    with subprocess.Popen([binary, *options], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as first:
+        assert "began" in first.stdout.readline()
+        second = run(*options, env=env, cwd=tmp_path, code=1)
+        assert "is used by the run" in second.stderr and "wait for its end" in second.stderr, second.stderr
+        end.write_text("")
+        first.stdout.read()
+        assert first.wait() == 0
+    run(*options, env=env, cwd=tmp_path)
+    kept = {str(path.relative_to(tmp_path / "store")) for path in (tmp_path / "store").glob("checkpoint_*/[!.]*")}
+    theirs = {f"checkpoint_{name}/model.pt" for name in ("0", "000000", "500")}
+    assert kept == theirs | {"checkpoint_000502/complete.json"}
+    assert (tmp_path / "store/checkpoint_000502/complete.json").read_text() == "mine"
 
 
 def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, cluster):
@@ -226,7 +254,7 @@ def test_a_checkpoint_that_nobody_waits_for_is_there_at_the_end(run, write, clus
     assert stored == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000003"]
     for name in stored:
         files = {path.name: path.stat().st_size for path in (tmp_path / "store" / name).iterdir()}
-        assert (files["0.bin"], files["1.bin"], "complete.json" in files) == (1 << 20, 1 << 20, True)
+        assert (files["0.bin"], files["1.bin"], ".wingbeat-complete.json" in files) == (1 << 20, 1 << 20, True)
 
 
 def test_an_exception_may_be_final(run, write, cluster):

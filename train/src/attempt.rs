@@ -1,6 +1,7 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -18,7 +19,7 @@ use crate::ras::Status;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
-use crate::storage::Storage;
+use crate::storage::Claim;
 use crate::trainer::Plan;
 
 /// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
@@ -48,7 +49,7 @@ struct Attempt<'a> {
     plan: &'a Plan,
     group: &'a Group,
     /// Where checkpoints go to, and the number of the next.
-    storage: Option<(&'a Storage, u64)>,
+    storage: Option<(&'a Arc<Claim>, u64)>,
     recorder: Option<Recorder>,
     progress: Progress,
     /// Where NCCL tells how far it is, if ranks use it.
@@ -86,7 +87,7 @@ impl Group {
         plan: &Plan,
         attempt: u32,
         run_id: &str,
-        storage: Option<&Storage>,
+        storage: Option<&Arc<Claim>>,
     ) -> Result<Finished, TrainError> {
         let ranks = self.ranks.iter().map(Member::progress).collect();
         let progress = Progress { attempt, ranks, reports: 0 };
@@ -97,8 +98,9 @@ impl Group {
         };
         let (storage, checkpoints) = match storage {
             Some(storage) => {
+                self.check_storage(storage.storage()).await?;
                 let next = storage.next().await.map_err(TrainError::Storage)?;
-                (Some((storage, next)), self.newest_checkpoint(storage).await?)
+                (Some((storage, next)), self.newest_checkpoint(storage.storage()).await?)
             }
             None => (None, Vec::new()),
         };
@@ -112,7 +114,7 @@ impl Group {
         let mut attempt = Attempt {
             plan,
             group: self,
-            recorder: storage.map(|(storage, _)| Recorder::new(storage)),
+            recorder: storage.map(|(claim, _)| Recorder::new(claim.storage())),
             progress,
             ras,
             nccl: None,
@@ -437,17 +439,19 @@ fn first(failures: Vec<(usize, Outcome)>) -> Option<(usize, Outcome)> {
 fn save(
     plan: &Plan,
     group: &Group,
-    storage: &Storage,
+    claim: &Arc<Claim>,
     number: u64,
     reports: &BTreeMap<usize, Report>,
 ) -> impl Future<Output = Result<(), String>> + Send + use<> {
-    let (storage, keep) = (storage.clone(), plan.keep.clone());
+    let (claim, keep) = (claim.clone(), plan.keep.clone());
     let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
     let parts: Vec<(RankHandle, String)> = reports
         .iter()
         .filter_map(|(rank, report)| Some((group.ranks.get(*rank)?.handle.clone(), report.checkpoint.clone()?)))
         .collect();
     async move {
+        let storage = claim.storage();
+        claim.begin(number).await?;
         let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.files(path.clone())).collect();
         let mut names = BTreeSet::new();
         let mut writing = Vec::new();
@@ -456,7 +460,7 @@ fn save(
             writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
         }
         get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
-        storage.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)
+        claim.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)
     }
 }
 

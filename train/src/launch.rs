@@ -1,6 +1,6 @@
 //! What is found out before ranks start, and their start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use futures::stream::{SelectAll, Stream, StreamExt};
@@ -82,6 +82,27 @@ impl Group {
             }
             None => Ok(Vec::new()),
         }
+    }
+
+    /// Whether all nodes and the driver see each other's files in the storage: found out before anything is trained.
+    pub(crate) async fn check_storage(&self, storage: &Storage) -> Result<(), TrainError> {
+        let mut asked = BTreeSet::new();
+        for rank in self.ranks.iter().filter(|rank| asked.insert(rank.at.node)) {
+            let name = format!("{:016x}", rand::random::<u64>());
+            let failed = |why: String| {
+                let host = &rank.at.hostname;
+                TrainError::Storage(format!("on {host}: {why}. All nodes and the driver must share the storage"))
+            };
+            storage.ask(&name).await.map_err(TrainError::Storage)?;
+            let answered = rank.handle.answer_probe(storage.url().to_owned(), name.clone()).get().await;
+            let heard = storage.hear(&name).await;
+            match answered {
+                Ok(()) => heard.map_err(failed)?,
+                Err(wingbeat::Error::Application { error, .. }) => return Err(failed(error.message)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Where each rank finds the newest checkpoint on its node, by rank; empty if there is none.

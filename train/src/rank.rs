@@ -168,6 +168,11 @@ impl Rank {
         storage::files_of(Path::new(&path)).map_err(|error| format!("{path}: {error}"))
     }
 
+    /// Answers what the driver has written into the storage, if that is the same here.
+    pub(crate) async fn answer_probe(&self, url: String, name: String) -> Result<(), String> {
+        Storage::open(&url)?.answer_probe(&name).await
+    }
+
     /// Writes files of a checkpoint into the run's storage.
     pub(crate) async fn upload(
         &self,

@@ -15,7 +15,7 @@ use crate::run::Run;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::stopper::Stopper;
-use crate::storage::{Checkpoint, Keep, Storage};
+use crate::storage::{Checkpoint, Claim, Keep, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
@@ -354,14 +354,29 @@ impl TorchTrainer {
         if let Some(storage) = &storage {
             storage.probe().await.map_err(TrainError::Storage)?;
         }
-        let begun = Instant::now();
         let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
+        let claim = match &storage {
+            Some(storage) => {
+                let claimed = Claim::new(storage, &run_id, &*self.plan.on_notice).await;
+                Some(Arc::new(claimed.map_err(TrainError::Storage)?))
+            }
+            None => None,
+        };
+        let outcome = self.attempts(&run_id, claim.as_ref()).await;
+        if let Some(claim) = claim.and_then(Arc::into_inner) {
+            claim.release().await;
+        }
+        outcome
+    }
+
+    async fn attempts(&self, run_id: &str, claim: Option<&Arc<Claim>>) -> Result<TrainResult, TrainError> {
+        let begun = Instant::now();
         let (mut failures, mut ports_lost) = (0, 0);
         loop {
-            let error = match self.attempt(failures, &run_id, storage.as_ref()).await {
+            let error = match self.attempt(failures, run_id, claim).await {
                 Ok(Finished { ranks, metrics, returned }) => {
-                    let checkpoints = match &storage {
-                        Some(storage) => storage.checkpoints().await.map_err(TrainError::Storage)?,
+                    let checkpoints = match claim {
+                        Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
                         None => Vec::new(),
                     };
                     return Ok(TrainResult {
@@ -393,9 +408,9 @@ impl TorchTrainer {
         }
     }
 
-    async fn attempt(&self, attempt: u32, run_id: &str, storage: Option<&Storage>) -> Result<Finished, TrainError> {
+    async fn attempt(&self, attempt: u32, run_id: &str, claim: Option<&Arc<Claim>>) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
-        let outcome = group.run(&self.plan, attempt, run_id, storage).await;
+        let outcome = group.run(&self.plan, attempt, run_id, claim).await;
         group.release().await;
         outcome
     }

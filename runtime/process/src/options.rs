@@ -189,6 +189,19 @@ impl ActorOptions {
                 why: "at least one call must be able to run".into(),
             });
         }
+        // Its methods were compiled to exclude each other: nothing asks its type to be `Sync`.
+        let is_exclusive = defaults.max_concurrency.unwrap_or(1) == 1 && defaults.groups.is_empty();
+        if is_exclusive && (concurrency.is_some_and(|calls| calls > 1) || !self.groups.is_empty()) {
+            return Err(Error::InvalidOption {
+                what: what.to_owned(),
+                option: "max_concurrency".into(),
+                why: format!(
+                    "its class runs one call at a time; write #[wingbeat::actor(max_concurrency = {})] above its impl \
+                     block, which this option may then change",
+                    concurrency.unwrap_or(1).max(2)
+                ),
+            });
+        }
         if self.max_pending_calls == Some(0) {
             return Err(Error::InvalidOption {
                 what: what.to_owned(),

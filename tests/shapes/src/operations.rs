@@ -148,7 +148,7 @@ fn is_busy(count: usize, len: usize) -> Result<u64, String> {
 
 struct Echo;
 
-#[wingbeat::actor]
+#[wingbeat::actor(max_concurrency = 8)]
 impl Echo {
     fn new(slow: bool) -> Self {
         // Calls pile up meanwhile.
@@ -243,12 +243,12 @@ pub(crate) async fn perform(cell: Cell, tally: &mut Tally<'_>) -> Result<()> {
             }
         }
         Operation::Actor => {
-            let echo = Echo::remote(slow);
+            let echo = Echo::options().max_concurrency(1).remote(slow);
             let refs: Vec<_> = (0..count).map(|number| echo.takes(bytes(number, len), number, slow)).collect();
             sums(refs, len, tally).await;
         }
         Operation::AsyncActor => {
-            let echo = Echo::options().max_concurrency(8).remote(slow);
+            let echo = Echo::remote(slow);
             let refs: Vec<_> =
                 (0..count).map(|number| echo.takes_beside_others(bytes(number, len), number, slow)).collect();
             sums(refs, len, tally).await;

@@ -2,14 +2,18 @@
 //!
 //! The main thread takes tasks. When the process becomes an actor, it takes the calls of the default
 //! group; every further call that may run at the same time gets a lane: a thread that takes calls of one
-//! group, in order. With room for more calls than lanes, each lane has room for several: asynchronous methods then go
-//! on beside each other in its tokio runtime. A stream that waits for its consumer takes no room.
+//! group, in order. A lane starts when the last one that waited has taken a call, so that an actor has as many threads as calls
+//! ran at once, and not as many as may. With room for more calls than lanes, each lane has room for several: asynchronous
+//! methods then go on beside each other in its tokio runtime. A stream that waits for its consumer takes no room.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
+use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use wingbeat_core::Incarnation;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
@@ -89,15 +93,14 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         instance,
         being,
         class: spec.class_name.clone(),
+        threads: Mutex::default(),
     });
-    let mut threads = Vec::new();
     for (group, most) in &spec.groups {
-        threads.extend((0..(*most).min(LANES)).map(|_| shared.clone().start(group.clone(), *most)));
+        shared.start(&Group::new(group, *most, 0));
     }
-    let concurrency = spec.max_concurrency;
-    threads.extend((1..concurrency.min(LANES)).map(|_| shared.clone().start(DEFAULT_GROUP.to_owned(), concurrency)));
-    shared.run(DEFAULT_GROUP, concurrency, runtime);
-    for thread in threads {
+    shared.run(&Group::new(DEFAULT_GROUP, spec.max_concurrency, 1), runtime);
+    loop {
+        let Some(thread) = shared.threads.lock().pop() else { break };
         // Lanes catch user code's panics.
         let _ = thread.join();
     }
@@ -134,42 +137,93 @@ fn construct(
     })
 }
 
+/// Calls of an actor that count together.
+struct Group {
+    name: String,
+    /// Calls that may run at a time.
+    most: u32,
+    /// Lanes that were started.
+    started: AtomicU32,
+    /// Lanes that wait for a call.
+    idle: AtomicU32,
+}
+
+impl Group {
+    fn new(name: &str, most: u32, started: u32) -> Arc<Group> {
+        Arc::new(Group { name: name.to_owned(), most, started: started.into(), idle: 0.into() })
+    }
+}
+
 struct Lanes {
     session: Session,
     queue: Arc<Queue>,
     instance: Instance,
     being: Being,
     class: String,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Lanes {
-    fn start(self: Arc<Self>, group: String, most: u32) -> std::thread::JoinHandle<()> {
-        std::thread::spawn(move || {
+    /// Starts another lane, unless there are enough.
+    fn start(self: &Arc<Self>, group: &Arc<Group>) {
+        let most = group.most.min(LANES);
+        let more = |started| (started < most).then_some(started + 1);
+        if group.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+            return;
+        }
+        let (lanes, of) = (self.clone(), group.clone());
+        let started = std::thread::Builder::new().name(format!("lane {}", group.name)).spawn(move || {
             super::handover::watch_this_thread();
-            if let Some(runtime) = user_runtime() {
-                let _entered = runtime.enter();
-                self.run(&group, most, &runtime);
+            match user_runtime() {
+                Some(runtime) => {
+                    let _entered = runtime.enter();
+                    lanes.run(&of, &runtime);
+                }
+                None => lanes.not_started(&of),
             }
-        })
+        });
+        match started {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => {
+                eprintln!("wingbeat: cannot start a thread for calls of {}: {error}", self.class);
+                self.not_started(group);
+            }
+        }
     }
 
-    fn run(&self, group: &str, most: u32, runtime: &tokio::runtime::Runtime) {
+    /// The next call of the group tries again, if there is a lane to take it.
+    fn not_started(&self, group: &Group) {
+        if group.started.fetch_sub(1, Ordering::Relaxed) == 1 {
+            eprintln!("wingbeat: nothing can run calls of {} in its group {}: it ends", self.class, group.name);
+            std::process::exit(1);
+        }
+    }
+
+    fn run(self: &Arc<Self>, group: &Arc<Group>, runtime: &tokio::runtime::Runtime) {
         // With room for more calls than there are lanes, asynchronous calls share a lane.
-        let room = most.div_ceil(most.clamp(1, LANES)) as usize;
+        let room = group.most.div_ceil(group.most.clamp(1, LANES)) as usize;
         let paused = Cell::new(0);
         let mut under_way = UnderWay::default();
         loop {
             let next = if under_way.is_empty() {
-                Some(self.queue.next_call(group))
+                group.idle.fetch_add(1, Ordering::Relaxed);
+                let next = self.queue.next_call(&group.name);
+                group.idle.fetch_sub(1, Ordering::Relaxed);
+                Some(next)
             } else {
                 let calls = under_way.len();
                 under_way.go_on(runtime, |cx| {
                     let has_room = calls - paused.get() < room;
-                    if has_room { self.queue.poll_next_call(group, cx) } else { Poll::Pending }
+                    if has_room { self.queue.poll_next_call(&group.name, cx) } else { Poll::Pending }
                 })
             };
             match next {
-                Some(Next::Call { spec }) => under_way.extend(self.begin(spec, &paused)),
+                Some(Next::Call { spec }) => {
+                    if group.idle.load(Ordering::Relaxed) == 0 {
+                        self.start(group);
+                    }
+                    under_way.extend(self.begin(spec, &paused));
+                }
                 Some(_) => return under_way.finish(runtime),
                 None => {}
             }

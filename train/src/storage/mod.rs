@@ -1,7 +1,8 @@
 //! Checkpoints in a folder, or in S3, GCS and Azure.
 //!
-//! A checkpoint is a folder `checkpoint_000007` of the run's storage. Ranks write their files there, and when all have,
-//! the driver writes `complete.json`: a checkpoint without it is none, so that one that was cut short is never seen.
+//! A checkpoint is a folder `checkpoint_000007` of the run's storage. The driver marks it as this storage's own, ranks write
+//! their files there, and when all have, the driver writes `.wingbeat-complete.json`: a checkpoint without it is none, so that
+//! one that was cut short is never seen. What has no mark, or another's, is never written to nor removed ([`Claim`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path as FilePath, PathBuf};
@@ -11,13 +12,17 @@ use std::time::SystemTime;
 use futures::StreamExt;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use url::Url;
 
+mod claim;
+
+pub(crate) use claim::Claim;
+
 const PREFIX: &str = "checkpoint_";
-const COMPLETE: &str = "complete.json";
+const COMPLETE: &str = ".wingbeat-complete.json";
 const PROBE: &str = ".wingbeat-probe";
 
 /// A complete checkpoint.
@@ -127,39 +132,54 @@ impl Storage {
 
     /// Whether it can be written to: found out before anything is trained.
     pub(crate) async fn probe(&self) -> Result<()> {
-        let probe = self.root.clone().join(PROBE);
+        let probe = self.probe_file("own");
         let failed = |error: object_store::Error| format!("{} cannot be written: {error}", self.url);
         self.store.put(&probe, "wingbeat".into()).await.map_err(failed)?;
         self.store.delete(&probe).await.map_err(failed)
     }
 
+    /// Writes something for another node to read, which then answers with [`Storage::answer_probe`].
+    pub(crate) async fn ask(&self, name: &str) -> Result<()> {
+        let file = self.probe_file(name);
+        self.store.put(&file, name.to_owned().into()).await.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    /// On another node: reads what was written to be read there, and writes an answer.
+    pub(crate) async fn answer_probe(&self, name: &str) -> Result<()> {
+        match self.read(&self.probe_file(name)).await? {
+            Some(text) if text == name.as_bytes() => self.ask(&answer_to(name)).await,
+            _ => Err(format!("{} is not the same there as for the driver: what that wrote is not in it", self.url)),
+        }
+    }
+
+    /// Whether the answer can be read here. Removes both.
+    pub(crate) async fn hear(&self, name: &str) -> Result<()> {
+        let answer = answer_to(name);
+        let there = self.read(&self.probe_file(&answer)).await?;
+        for file in [name, &answer] {
+            self.delete(&self.probe_file(file)).await?;
+        }
+        let is_there = there.is_some_and(|text| text == answer.as_bytes());
+        let missing = || format!("{} is not the same there as for the driver, which cannot read it", self.url);
+        is_there.then_some(()).ok_or_else(missing)
+    }
+
+    fn probe_file(&self, name: &str) -> Path {
+        self.root.clone().join(format!("{PROBE}-{name}"))
+    }
+
     /// The complete checkpoints, in the order of their numbers.
     pub(crate) async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let mut found = Vec::new();
-        for (number, _) in self.folders().await? {
+        for number in self.folders().await?.into_iter().filter_map(|folder| folder.number()) {
             let file = self.folder(number).join(COMPLETE);
-            let bytes = match self.store.get(&file).await {
-                Ok(there) => there.bytes().await.map_err(|error| self.failed(&error))?,
-                Err(object_store::Error::NotFound { .. }) => continue,
-                Err(error) => return Err(self.failed(&error)),
-            };
+            let Some(bytes) = self.read(&file).await? else { continue };
             let Complete { metrics, files } =
                 serde_json::from_slice(&bytes).map_err(|error| format!("{file} in {}: {error}", self.url))?;
             let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
             found.push(Checkpoint { number, url: self.url_of(number), metrics, files });
         }
         Ok(found)
-    }
-
-    /// The number of the next one. What was left incomplete is removed.
-    pub(crate) async fn next(&self) -> Result<u64> {
-        let complete: Vec<u64> = self.checkpoints().await?.into_iter().map(|checkpoint| checkpoint.number).collect();
-        for (number, files) in self.folders().await? {
-            if !complete.contains(&number) {
-                self.remove(&files).await?;
-            }
-        }
-        Ok(complete.last().map_or(1, |last| last + 1))
     }
 
     /// Writes files of this node into a checkpoint: `files` are paths within `from`, or it is one file itself.
@@ -171,30 +191,27 @@ impl Storage {
             let mut writer = BufWriter::new(self.store.clone(), self.file(number, name)?);
             tokio::io::copy(&mut file, &mut writer).await.map_err(failed)?;
             writer.shutdown().await.map_err(failed)?;
+            self.sync(&self.file(number, name)?).await?;
         }
         Ok(())
     }
 
-    /// Says that a checkpoint is complete, and removes those that are not kept any more.
-    pub(crate) async fn complete(
-        &self,
-        number: u64,
-        metrics: &BTreeMap<String, f64>,
-        files: Vec<String>,
-        keep: &Keep,
-    ) -> Result<Vec<Checkpoint>> {
-        let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
-        let text = serde_json::to_vec(&Complete { metrics, files }).map_err(|error| error.to_string())?;
-        let file = self.folder(number).join(COMPLETE);
-        self.store.put(&file, text.into()).await.map_err(|error| self.failed(&error))?;
-        let all = self.checkpoints().await?;
-        let outdated: Vec<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
-        for (number, files) in self.folders().await? {
-            if outdated.contains(&number) {
-                self.remove(&files).await?;
+    /// Waits until a file of this machine, and that it is in its folders, would outlive a loss of power.
+    async fn sync(&self, file: &Path) -> Result<()> {
+        let Ok(root) = self.url.to_file_path() else { return Ok(()) };
+        let within: PathBuf =
+            file.prefix_match(&self.root).into_iter().flatten().map(|part| part.as_ref().to_owned()).collect();
+        let synced = tokio::task::spawn_blocking(move || {
+            let mut path = root.join(within);
+            loop {
+                let synced = std::fs::File::open(&path).and_then(|file| file.sync_all());
+                synced.map_err(|error| format!("{}: {error}", path.display()))?;
+                if path == root || !path.pop() {
+                    return Ok(());
+                }
             }
-        }
-        Ok(all.into_iter().filter(|checkpoint| !outdated.contains(&checkpoint.number)).collect())
+        });
+        synced.await.map_err(|error| error.to_string())?
     }
 
     /// Whether each [`Storage::append`] makes another object.
@@ -245,41 +262,63 @@ impl Storage {
         Ok(into)
     }
 
-    /// The numbered folders, with what is in them.
-    async fn folders(&self) -> Result<BTreeMap<u64, Vec<Path>>> {
-        let mut folders: BTreeMap<u64, Vec<Path>> = BTreeMap::new();
+    /// The folders that are named as checkpoints are, by whomever.
+    async fn folders(&self) -> Result<Vec<Folder>> {
+        let mut folders: BTreeMap<String, Vec<Path>> = BTreeMap::new();
         let mut list = self.store.list(Some(&self.root));
         while let Some(object) = list.next().await {
             let object = object.map_err(|error| self.failed(&error))?;
-            let number = object
-                .location
-                .prefix_match(&self.root)
-                .and_then(|mut parts| parts.next()?.as_ref().strip_prefix(PREFIX)?.parse::<u64>().ok());
-            if let Some(number) = number {
-                folders.entry(number).or_default().push(object.location);
+            let name =
+                object.location.prefix_match(&self.root).and_then(|mut parts| Some(parts.next()?.as_ref().to_owned()));
+            if let Some(name) = name.filter(|name| numbered(name).is_some()) {
+                folders.entry(name).or_default().push(object.location);
             }
         }
+        let mut folders: Vec<Folder> = folders.into_iter().map(|(name, files)| Folder { name, files }).collect();
+        folders.sort_by_key(|folder| numbered(&folder.name));
         Ok(folders)
     }
 
-    /// Removes a checkpoint's files; first of all what says that it is complete.
-    async fn remove(&self, files: &[Path]) -> Result<()> {
+    /// Removes a checkpoint; first of all what says that it is complete.
+    async fn remove(&self, folder: &Folder) -> Result<()> {
         let (complete, others): (Vec<_>, Vec<_>) =
-            files.iter().partition(|file| file.filename().is_some_and(|name| name == COMPLETE));
+            folder.files.iter().partition(|file| file.filename().is_some_and(|name| name == COMPLETE));
         for file in complete.into_iter().chain(others) {
-            match self.store.delete(file).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(self.failed(&error)),
-            }
+            self.delete(file).await?;
         }
         // A folder of this machine does not go with its files.
-        if let (Ok(root), Some(number)) = (
-            self.url.to_file_path(),
-            files.first().and_then(|file| file.prefix_match(&self.root)?.next().map(|part| part.as_ref().to_owned())),
-        ) {
-            let _ = std::fs::remove_dir_all(root.join(number));
+        if let Ok(root) = self.url.to_file_path() {
+            let _ = std::fs::remove_dir_all(root.join(&folder.name));
         }
         Ok(())
+    }
+
+    /// The content of a file, if it is there.
+    async fn read(&self, file: &Path) -> Result<Option<Vec<u8>>> {
+        match self.store.get(file).await {
+            Ok(there) => {
+                let bytes = there.bytes().await.map_err(|error| self.failed(&error))?;
+                Ok(Some(bytes.to_vec()))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Writes a file that must not be there yet. False if it is.
+    async fn create(&self, file: &Path, content: &[u8]) -> Result<bool> {
+        match self.store.put_opts(file, content.to_vec().into(), PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    async fn delete(&self, file: &Path) -> Result<()> {
+        match self.store.delete(file).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(&error)),
+        }
     }
 
     fn folder(&self, number: u64) -> Path {
@@ -302,6 +341,92 @@ impl Storage {
 
 fn name_of(number: u64) -> String {
     format!("{PREFIX}{number:06}")
+}
+
+/// What answers the probe of this name is called.
+fn answer_to(name: &str) -> String {
+    format!("{name}-answered")
+}
+
+fn numbered(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse().ok()
+}
+
+/// A folder with a checkpoint's name.
+struct Folder {
+    name: String,
+    files: Vec<Path>,
+}
+
+impl Folder {
+    /// Its number, if that is how we write it.
+    fn number(&self) -> Option<u64> {
+        numbered(&self.name).filter(|number| name_of(*number) == self.name)
+    }
+
+    fn has(&self, file: &str) -> bool {
+        self.files.iter().any(|there| there.filename() == Some(file))
+    }
+}
+
+impl Claim {
+    /// The number of the next checkpoint: larger than any there is. What a run on this storage has left incomplete is removed.
+    pub(crate) async fn next(&self) -> Result<u64> {
+        let storage = self.storage();
+        let mut next = 1;
+        for folder in storage.folders().await? {
+            if !folder.has(COMPLETE) && self.has_made(&folder.name).await? {
+                storage.remove(&folder).await?;
+            } else {
+                next = next.max(numbered(&folder.name).unwrap_or_default().saturating_add(1));
+            }
+        }
+        Ok(next)
+    }
+
+    /// Begins a checkpoint: ranks may write into it.
+    pub(crate) async fn begin(&self, number: u64) -> Result<()> {
+        self.check().await?;
+        match self.mark(&name_of(number)).await? {
+            true => Ok(()),
+            false => Err(format!("{} is there already", self.storage().url_of(number))),
+        }
+    }
+
+    /// Says that a checkpoint is complete, and removes those of this storage that are not kept any more.
+    pub(crate) async fn complete(
+        &self,
+        number: u64,
+        metrics: &BTreeMap<String, f64>,
+        files: Vec<String>,
+        keep: &Keep,
+    ) -> Result<Vec<Checkpoint>> {
+        let storage = self.storage();
+        self.check().await?;
+        for name in &files {
+            let file = storage.file(number, name)?;
+            storage.store.head(&file).await.map_err(|error| {
+                let url = storage.url();
+                format!("{file} was stored by a rank and is not in {url} as the driver sees it; do all nodes share it? ({error})")
+            })?;
+        }
+        let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
+        let text = serde_json::to_vec(&Complete { metrics, files }).map_err(|error| error.to_string())?;
+        let file = storage.folder(number).join(COMPLETE);
+        storage.store.put(&file, text.into()).await.map_err(|error| storage.failed(&error))?;
+        storage.sync(&file).await?;
+        let all = storage.checkpoints().await?;
+        let mut outdated: Vec<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
+        for folder in storage.folders().await? {
+            let Some(number) = folder.number().filter(|number| outdated.contains(number)) else { continue };
+            if self.has_made(&folder.name).await? {
+                storage.remove(&folder).await?;
+            } else {
+                outdated.retain(|other| *other != number);
+            }
+        }
+        Ok(all.into_iter().filter(|checkpoint| !outdated.contains(&checkpoint.number)).collect())
+    }
 }
 
 /// Folders with copies of checkpoints, named by the process that made them. Ranks end without a chance to clean up, so
@@ -387,23 +512,70 @@ mod tests {
         std::fs::write(files.path().join("sub/rank 0.bin"), b"weights").unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         storage.probe().await.unwrap();
+        let claim = Claim::new(&storage, "test", &|_| ()).await.unwrap();
         let names = files_of(files.path()).unwrap();
+        claim.begin(1).await.unwrap();
         storage.upload(1, files.path(), &names).await.unwrap();
         assert!(storage.checkpoints().await.unwrap().is_empty());
-        assert_eq!(storage.next().await.unwrap(), 1, "what was cut short is removed");
+        assert_eq!(claim.next().await.unwrap(), 1, "what was cut short is removed");
         assert!(storage.folders().await.unwrap().is_empty());
 
         for number in 1..=3 {
+            claim.begin(number).await.unwrap();
             storage.upload(number, files.path(), &names).await.unwrap();
             let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
-            storage.complete(number, &metrics, names.clone(), &Keep::default()).await.unwrap();
+            claim.complete(number, &metrics, names.clone(), &Keep::default()).await.unwrap();
         }
         let kept = storage.checkpoints().await.unwrap();
         assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(kept[1].metrics["loss"], f64::INFINITY);
         let at = storage.fetch(&kept[1]).await.unwrap();
         assert_eq!(std::fs::read(at.join("sub/rank 0.bin")).unwrap(), b"weights");
-        assert_eq!(storage.next().await.unwrap(), 4);
+        assert_eq!(claim.next().await.unwrap(), 4);
+        let error = claim.begin(3).await.unwrap_err();
+        assert!(error.contains("checkpoint_000003 is there already"), "{error}");
+        claim.begin(4).await.unwrap();
+        let error = claim.complete(4, &BTreeMap::new(), names, &Keep::default()).await.unwrap_err();
+        assert!(error.contains("do all nodes share it"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_others_have_put_there_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs =
+            ["checkpoint_0", "checkpoint_7", "checkpoint_000000", "checkpoint_000001", "checkpoint_500", "other"];
+        for folder in theirs {
+            std::fs::create_dir_all(dir.path().join(folder).join("empty")).unwrap();
+            std::fs::write(dir.path().join(folder).join("complete.json"), "{}").unwrap();
+        }
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let claim = Claim::new(&storage, "test", &|_| ()).await.unwrap();
+        let first = claim.next().await.unwrap();
+        assert_eq!(first, 501);
+        for number in first..first + 3 {
+            claim.begin(number).await.unwrap();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let name = file.path().file_name().unwrap().to_str().unwrap().to_owned();
+            storage.upload(number, file.path(), std::slice::from_ref(&name)).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), vec![name], &Keep { newest: 1, best: None }).await.unwrap();
+        }
+        // A copy of a checkpoint from another storage: it can be read, and is nobody's to remove.
+        let copied = dir.path().join("checkpoint_000502");
+        std::fs::rename(dir.path().join("checkpoint_000503"), &copied).unwrap();
+        std::fs::write(copied.join(".wingbeat-made-in"), "another").unwrap();
+        assert_eq!(storage.checkpoints().await.unwrap().len(), 1);
+        claim.begin(504).await.unwrap();
+        claim.complete(504, &BTreeMap::new(), Vec::new(), &Keep { newest: 1, best: None }).await.unwrap();
+        let mut left: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        left.sort();
+        let mut expected = [&theirs[..], &["checkpoint_000502", "checkpoint_000504"]].concat();
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+        assert!(theirs.iter().all(|folder| dir.path().join(folder).join("empty").exists()));
     }
 
     #[tokio::test]

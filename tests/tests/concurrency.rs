@@ -1,0 +1,85 @@
+//! How many calls of an actor run at a time, and what that takes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use common::Local;
+use wingbeat::{Error, ObjectRef, get_all_blocking};
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+const MEMBERS: usize = 5;
+
+struct Meeting {
+    members: Barrier,
+}
+
+#[wingbeat::actor(max_concurrency = 64)]
+impl Meeting {
+    fn new() -> Self {
+        Meeting { members: Barrier::new(MEMBERS) }
+    }
+    /// Returns when all members are there.
+    fn meet(&self) {
+        self.members.wait();
+    }
+    /// Threads of this process that run calls, beside the main one.
+    fn lanes(&self) -> usize {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).unwrap());
+        names.filter(|name| name.starts_with("lane")).count()
+    }
+}
+
+struct Serial;
+
+#[wingbeat::actor]
+impl Serial {
+    fn new() -> Self {
+        Serial
+    }
+    fn hello(&self) {}
+}
+
+fn meet(meeting: &MeetingHandle) -> Vec<ObjectRef<()>> {
+    (0..MEMBERS).map(|_| meeting.meet()).collect()
+}
+
+#[test]
+fn an_actor_has_as_many_threads_as_calls_ran_at_once_and_not_as_many_as_may() {
+    let _local = Local::start(1);
+    let meeting = Meeting::remote();
+    // The next call may come before the lane of the last one waits again.
+    const SPARE: usize = 10;
+    for _ in 0..1_000 {
+        assert!(meeting.lanes().get_timeout_blocking(LIMIT).unwrap() <= SPARE);
+    }
+    for _ in 0..20 {
+        get_all_blocking(&meet(&meeting)).unwrap();
+    }
+    let lanes = meeting.lanes().get_timeout_blocking(LIMIT).unwrap();
+    assert!((MEMBERS - 1..MEMBERS + SPARE).contains(&lanes), "{lanes} lanes for {MEMBERS} calls at once");
+}
+
+#[test]
+fn an_option_changes_how_many_calls_of_a_concurrent_class_run_at_a_time() {
+    let _local = Local::start(1);
+    let meeting = Meeting::options().max_concurrency(MEMBERS as u32).remote();
+    get_all_blocking(&meet(&meeting)).unwrap();
+    let meeting = Meeting::options().max_concurrency(MEMBERS as u32 - 1).remote();
+    let stuck = meet(&meeting);
+    let error = stuck[0].get_timeout_blocking(Duration::from_millis(500)).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    meeting.actor().kill();
+}
+
+#[test]
+fn an_option_that_a_class_was_not_compiled_for_is_an_error() {
+    let _local = Local::start(1);
+    let error = Serial::options().max_concurrency(8).remote().hello().get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(error.to_string().contains("#[wingbeat::actor(max_concurrency = 8)]"), "{error}");
+    Serial::options().max_concurrency(1).remote().hello().get_timeout_blocking(LIMIT).unwrap();
+}

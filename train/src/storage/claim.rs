@@ -1,0 +1,268 @@
+//! One run at a time uses a storage, and removes only what runs on this storage have made.
+//!
+//! The storage has an id, in a file at its root, and each checkpoint that a run makes carries it in a file that is written
+//! before any other. What carries another one, or none, is not ours: models of other programs may lie there under the same
+//! names. Who uses the storage now says so in another file, and says it again every ten seconds. A run that finds such a file
+//! waits until it has not changed for a minute, or its process is certainly gone, and otherwise refuses.
+
+use std::time::Duration;
+
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::{Result, Storage};
+
+const ID: &str = ".wingbeat-storage";
+const USER: &str = ".wingbeat-in-use";
+/// In a checkpoint: the id of the storage in which it was made.
+const MARK: &str = ".wingbeat-made-in";
+/// What was not said again for so long is no longer true: a minute, `WINGBEAT_STORAGE_STALE_MS`.
+const STALE: Duration = Duration::from_secs(60);
+
+fn stale() -> Duration {
+    let set = std::env::var("WINGBEAT_STORAGE_STALE_MS").ok().and_then(|text| text.parse().ok()).filter(|ms| *ms > 0);
+    set.map_or(STALE, Duration::from_millis)
+}
+
+/// Who uses a storage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct User {
+    run: String,
+    host: String,
+    pid: u32,
+    /// Of that process id: the boot, the namespace and the start of the process.
+    process: String,
+    /// How often it has said so.
+    said: u64,
+}
+
+impl User {
+    fn this(run: &str) -> User {
+        let pid = std::process::id();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        User { run: run.to_owned(), host, pid, process: identity(pid).unwrap_or_default(), said: 0 }
+    }
+
+    fn is_same(&self, other: &User) -> bool {
+        (&self.run, self.pid, &self.process) == (&other.run, other.pid, &other.process)
+    }
+
+    /// Whether it can be told that its process has ended: only on its own machine.
+    fn is_gone(&self) -> bool {
+        let machine = |identity: &str| identity.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
+        let here = identity(std::process::id()).and_then(|identity| machine(&identity));
+        here.is_some() && machine(&self.process) == here && identity(self.pid).as_ref() != Some(&self.process)
+    }
+}
+
+/// What no other process has ever had or will have: boot, namespace of process ids, start.
+fn identity(pid: u32) -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The 22nd field; the second may hold anything, but ends with the last parenthesis.
+    let start = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.to_owned();
+    Some(format!("{} {} {start}", boot.trim(), namespace.display()))
+}
+
+/// A storage that this process uses. Others may use it again when this is dropped.
+pub(crate) struct Claim {
+    storage: Storage,
+    id: String,
+    user: User,
+    saying: JoinHandle<()>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.saying.abort();
+        let (storage, user) = (self.storage.clone(), self.user.clone());
+        // Not waited for: a process that ends before this is done is certainly gone.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { leave(&storage, &user).await });
+        }
+    }
+}
+
+impl Claim {
+    /// Waits while another run may still use the storage.
+    ///
+    /// # Errors
+    /// It does, or the storage cannot be written.
+    pub(crate) async fn new(storage: &Storage, run: &str, notice: &(dyn Fn(&str) + Send + Sync)) -> Result<Claim> {
+        let user = User::this(run);
+        let mut seen: Option<(User, Instant)> = None;
+        while !storage.create(&storage.at_root(USER), &encoded(&user)).await? {
+            let Some(now) = storage.user().await? else { continue };
+            let in_use = || {
+                let User { run, host, pid, .. } = &now;
+                let url = storage.url();
+                format!("{url} is used by the run {run} of process {pid} on {host}; wait for its end, or use another")
+            };
+            match &seen {
+                _ if now.is_gone() => storage.remove_user(&now).await?,
+                None => {
+                    notice(&format!("{}. If that is gone, this run goes on within {} s", in_use(), stale().as_secs()));
+                    seen = Some((now, Instant::now()));
+                }
+                Some((before, _)) if *before != now => return Err(in_use()),
+                Some((_, since)) if since.elapsed() > stale() => storage.remove_user(&now).await?,
+                Some(_) => {}
+            }
+            tokio::time::sleep(stale() / 60).await;
+        }
+        let id = storage.id().await?;
+        let saying = tokio::spawn(say_again(storage.clone(), user.clone()));
+        Ok(Claim { storage: storage.clone(), id, user, saying })
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// Others may use it from now on.
+    pub(crate) async fn release(self) {
+        self.saying.abort();
+        leave(&self.storage, &self.user).await;
+    }
+
+    /// Whether a checkpoint was made by a run on this storage.
+    pub(super) async fn has_made(&self, folder: &str) -> Result<bool> {
+        let mark = self.storage.at_root(folder).join(MARK);
+        Ok(self.storage.read(&mark).await?.is_some_and(|id| id == self.id.as_bytes()))
+    }
+
+    /// Marks a checkpoint that is about to be written. False if there is one already.
+    pub(super) async fn mark(&self, folder: &str) -> Result<bool> {
+        self.storage.create(&self.storage.at_root(folder).join(MARK), self.id.as_bytes()).await
+    }
+
+    /// Fails if another run has taken the storage, because this process stood still for long.
+    pub(super) async fn check(&self) -> Result<()> {
+        match self.storage.user().await? {
+            Some(user) if user.is_same(&self.user) => Ok(()),
+            other => {
+                let by = other.map(|user| format!(" by the run {} on {}", user.run, user.host)).unwrap_or_default();
+                let url = self.storage.url();
+                Err(format!("{url} was taken over{by}: this run had not been heard of for {} s", stale().as_secs()))
+            }
+        }
+    }
+}
+
+async fn leave(storage: &Storage, user: &User) {
+    if matches!(storage.user().await, Ok(Some(now)) if now.is_same(user)) {
+        let _ = storage.delete(&storage.at_root(USER)).await;
+    }
+}
+
+fn encoded(user: &User) -> Vec<u8> {
+    serde_json::to_vec(user).unwrap_or_default()
+}
+
+async fn say_again(storage: Storage, mut user: User) {
+    let file = storage.at_root(USER);
+    loop {
+        tokio::time::sleep(stale() / 6).await;
+        // Not what another run says, which has taken over.
+        if matches!(storage.user().await, Ok(Some(now)) if now.is_same(&user)) {
+            user.said += 1;
+            // If it fails for long, another run may take over, and this one hears of that.
+            let _ = storage.store.put(&file, encoded(&user).into()).await;
+        }
+    }
+}
+
+impl Storage {
+    /// Who uses it. What cannot be read is being written.
+    async fn user(&self) -> Result<Option<User>> {
+        let bytes = self.read(&self.at_root(USER)).await?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    async fn remove_user(&self, user: &User) -> Result<()> {
+        if self.user().await?.as_ref() == Some(user) {
+            self.delete(&self.at_root(USER)).await?;
+        }
+        Ok(())
+    }
+
+    /// Its id, which it gets from its first user.
+    async fn id(&self) -> Result<String> {
+        let new = format!("{:032x}", rand::random::<u128>());
+        if self.create(&self.at_root(ID), new.as_bytes()).await? {
+            return Ok(new);
+        }
+        let bytes = self.read(&self.at_root(ID)).await?.unwrap_or_default();
+        String::from_utf8(bytes).map_err(|error| format!("{ID} in {}: {error}", self.url()))
+    }
+
+    fn at_root(&self, name: &str) -> Path {
+        self.root.clone().join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn claim(storage: &Storage, run: &str) -> Result<Claim> {
+        Claim::new(storage, run, &|_| ()).await
+    }
+
+    #[tokio::test]
+    async fn one_run_at_a_time_uses_a_storage() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let first = claim(&storage, "first").await.unwrap();
+        let id = first.id.clone();
+        // It says again that it is there while the second looks.
+        let file = storage.at_root(USER);
+        let again = User { said: 1, ..first.user.clone() };
+        let saying = async { storage.store.put(&file, encoded(&again).into()).await.unwrap() };
+        let (refused, _) = tokio::join!(
+            Claim::new(&storage, "second", &|notice| assert!(notice.contains("goes on within"), "{notice}")),
+            async {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                saying.await
+            }
+        );
+        let error = refused.err().unwrap();
+        assert!(error.contains("is used by the run first of process"), "{error}");
+        drop(first);
+        while dir.path().join(USER).exists() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(claim(&storage, "third").await.unwrap().id, id);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_was_killed_uses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        let user = User { pid: dead.id(), process: identity(dead.id()).unwrap(), ..User::this("dead") };
+        dead.wait().unwrap();
+        std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
+        let claimed = claim(&storage, "next").await.unwrap();
+        claimed.check().await.unwrap();
+        std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
+        let error = claimed.check().await.unwrap_err();
+        assert!(error.contains("was taken over by the run dead"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_not_heard_of_for_long_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let elsewhere = User { host: "elsewhere".into(), process: "boot ns 1".into(), ..User::this("lost") };
+        std::fs::write(dir.path().join(USER), encoded(&elsewhere)).unwrap();
+        let notices = std::sync::Mutex::new(Vec::new());
+        let claimed = Claim::new(&storage, "next", &|notice| notices.lock().unwrap().push(notice.to_owned())).await;
+        claimed.unwrap().check().await.unwrap();
+        assert_eq!(notices.lock().unwrap().len(), 1);
+    }
+}
