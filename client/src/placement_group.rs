@@ -74,8 +74,8 @@ pub struct NewPlacementGroup {
 
 /// A group of bundles that are reserved all at once or not at all; packed on few nodes if nothing else is said.
 ///
-/// It lives until it is removed, or until its creator ends. What runs in it ends with it. A group that no nodes could ever
-/// hold is made, too: the error is what [`PlacementGroup::ready`] gives, at once.
+/// It lives until it is removed, or until its creator ends. What runs in it ends with it. A group with a bundle that no
+/// node could ever hold, or with more than all nodes have, is not made: [`Error::Infeasible`](crate::Error::Infeasible).
 pub fn placement_group(bundles: impl IntoIterator<Item = Bundle>) -> NewPlacementGroup {
     NewPlacementGroup { bundles: bundles.into_iter().collect(), options: GroupOptions::default() }
 }

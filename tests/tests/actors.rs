@@ -326,6 +326,21 @@ fn a_crashed_actor_is_unavailable_then_back_then_dead() {
 }
 
 #[test]
+fn a_call_after_a_kill_reaches_the_next_life() {
+    // Few: an actor that dies soon after its start rests before the next.
+    const LIVES: u32 = 3;
+    let _local = Local::start(1);
+    let tally = Tally::options().max_restarts(LIVES).remote(7);
+    let mut pid = tally.pid().get_blocking().unwrap();
+    for _ in 0..LIVES {
+        tally.actor().kill_may_restart();
+        let next = tally.pid().get_blocking().unwrap();
+        assert_ne!(next, pid);
+        pid = next;
+    }
+}
+
+#[test]
 fn actors_that_wait_for_each_other_in_a_circle_are_told() {
     let _local = Local::start(2);
     let (a, b) = (Caller::remote(), Caller::remote());

@@ -52,7 +52,7 @@ pub(crate) enum Request {
     Cancel(Cancel),
     CancelChildren { parent: TaskId, again: bool },
     Forget(ActorId),
-    Killed(ActorId),
+    Killed { actor: ActorId, may_restart: bool },
     Terminate(ActorId),
 }
 
@@ -550,9 +550,10 @@ impl Core {
             }
             Request::Terminate(actor) => self.calls.terminate(actor, &mut todo.calls),
             Request::Forget(actor) => self.calls.forget(actor),
-            Request::Killed(actor) => {
+            Request::Killed { actor, may_restart } => {
                 let cause = Box::new(Error::ActorEnded { by: "kill".into() });
-                self.calls.actor_is(actor, ActorState::Dead { cause }, &mut todo.calls);
+                let state = if may_restart { ActorState::Restarting { cause } } else { ActorState::Dead { cause } };
+                self.calls.actor_is(actor, state, &mut todo.calls);
             }
         }
     }

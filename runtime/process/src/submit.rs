@@ -387,10 +387,8 @@ impl Session {
     /// Ends an actor at once.
     pub fn kill(&self, actor: &ActorHandle, may_restart: bool) {
         self.process().tell_head(HeadMessage::KillActor { actor: actor.id(), may_restart });
-        if !may_restart {
-            // Calls that this process makes from now on must not reach it, however long the head's word takes.
-            self.process().submission.request(Request::Killed(actor.id()));
-        }
+        // Calls that this process makes from now on must not reach this life, however long the head's word takes.
+        self.process().submission.request(Request::Killed { actor: actor.id(), may_restart });
     }
 
     /// Lets an actor finish what this process has called and others have sent, and ends it. Later calls fail.
