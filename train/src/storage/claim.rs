@@ -54,7 +54,17 @@ impl User {
     fn is_gone(&self) -> bool {
         let machine = |identity: &str| identity.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
         let here = identity(std::process::id()).and_then(|identity| machine(&identity));
-        here.is_some() && machine(&self.process) == here && identity(self.pid).as_ref() != Some(&self.process)
+        if here.is_none() || machine(&self.process) != here {
+            return false;
+        }
+        match identity(self.pid) {
+            Some(now) => now != self.process,
+            // Another user's may be hidden.
+            None => {
+                let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
+                pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
+            }
+        }
     }
 }
 
@@ -94,16 +104,18 @@ impl Claim {
     /// It does, or the storage cannot be written.
     pub(crate) async fn new(storage: &Storage, run: &str, notice: &(dyn Fn(&str) + Send + Sync)) -> Result<Claim> {
         let user = User::this(run);
-        let mut seen: Option<(User, Instant)> = None;
+        let mut seen: Option<(Vec<u8>, Instant)> = None;
         while !storage.create(&storage.at_root(USER), &encoded(&user)).await? {
-            let Some(now) = storage.user().await? else { continue };
+            let Some(now) = storage.read(&storage.at_root(USER)).await? else { continue };
+            // One that was killed while it wrote the file has left nothing to be read.
+            let other: Option<User> = serde_json::from_slice(&now).ok();
             let in_use = || {
-                let User { run, host, pid, .. } = &now;
-                let url = storage.url();
-                format!("{url} is used by the run {run} of process {pid} on {host}; wait for its end, or use another")
+                let by = other.as_ref().map(|User { run, host, pid, .. }| format!("{run} of process {pid} on {host}"));
+                let (url, by) = (storage.url(), by.unwrap_or_else(|| "of another process".into()));
+                format!("{url} is used by the run {by}; wait for its end, or use another")
             };
             match &seen {
-                _ if now.is_gone() => storage.remove_user(&now).await?,
+                _ if other.as_ref().is_some_and(User::is_gone) => storage.remove_user(&now).await?,
                 None => {
                     notice(&format!("{}. If that is gone, this run goes on within {} s", in_use(), stale().as_secs()));
                     seen = Some((now, Instant::now()));
@@ -183,21 +195,23 @@ impl Storage {
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
-    async fn remove_user(&self, user: &User) -> Result<()> {
-        if self.user().await?.as_ref() == Some(user) {
+    /// What says so is no longer true, if it still says this.
+    async fn remove_user(&self, content: &[u8]) -> Result<()> {
+        if self.read(&self.at_root(USER)).await?.as_deref() == Some(content) {
             self.delete(&self.at_root(USER)).await?;
         }
         Ok(())
     }
 
-    /// Its id, which it gets from its first user.
+    /// Its id, which it gets from its first user; nobody else uses it meanwhile.
     async fn id(&self) -> Result<String> {
-        let new = format!("{:032x}", rand::random::<u128>());
-        if self.create(&self.at_root(ID), new.as_bytes()).await? {
-            return Ok(new);
+        let file = self.at_root(ID);
+        if let Some(id) = self.read(&file).await?.filter(|id| !id.is_empty()) {
+            return String::from_utf8(id).map_err(|error| format!("{file} in {}: {error}", self.url()));
         }
-        let bytes = self.read(&self.at_root(ID)).await?.unwrap_or_default();
-        String::from_utf8(bytes).map_err(|error| format!("{ID} in {}: {error}", self.url()))
+        let new = format!("{:032x}", rand::random::<u128>());
+        self.store.put(&file, new.clone().into()).await.map_err(|error| self.failed(&error))?;
+        Ok(new)
     }
 
     fn at_root(&self, name: &str) -> Path {
@@ -249,6 +263,7 @@ mod tests {
         std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
         let claimed = claim(&storage, "next").await.unwrap();
         claimed.check().await.unwrap();
+        assert!(!claimed.user.is_gone());
         std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
         let error = claimed.check().await.unwrap_err();
         assert!(error.contains("was taken over by the run dead"), "{error}");
@@ -259,10 +274,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let elsewhere = User { host: "elsewhere".into(), process: "boot ns 1".into(), ..User::this("lost") };
-        std::fs::write(dir.path().join(USER), encoded(&elsewhere)).unwrap();
-        let notices = std::sync::Mutex::new(Vec::new());
-        let claimed = Claim::new(&storage, "next", &|notice| notices.lock().unwrap().push(notice.to_owned())).await;
-        claimed.unwrap().check().await.unwrap();
-        assert_eq!(notices.lock().unwrap().len(), 1);
+        // The second was killed while it wrote.
+        for content in [encoded(&elsewhere), Vec::new()] {
+            std::fs::write(dir.path().join(USER), content).unwrap();
+            let notices = std::sync::Mutex::new(Vec::new());
+            let claimed = Claim::new(&storage, "next", &|notice| notices.lock().unwrap().push(notice.to_owned())).await;
+            let claimed = claimed.unwrap();
+            claimed.check().await.unwrap();
+            claimed.release().await;
+            assert_eq!(notices.lock().unwrap().len(), 1);
+        }
     }
 }

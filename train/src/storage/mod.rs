@@ -5,6 +5,7 @@
 //! one that was cut short is never seen. What has no mark, or another's, is never written to nor removed ([`Claim`]).
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -198,11 +199,8 @@ impl Storage {
 
     /// Waits until a file of this machine, and that it is in its folders, would outlive a loss of power.
     async fn sync(&self, file: &Path) -> Result<()> {
-        let Ok(root) = self.url.to_file_path() else { return Ok(()) };
-        let within: PathBuf =
-            file.prefix_match(&self.root).into_iter().flatten().map(|part| part.as_ref().to_owned()).collect();
+        let (Ok(root), Some(mut path)) = (self.url.to_file_path(), self.path_of(file)) else { return Ok(()) };
         let synced = tokio::task::spawn_blocking(move || {
-            let mut path = root.join(within);
             loop {
                 let synced = std::fs::File::open(&path).and_then(|file| file.sync_all());
                 synced.map_err(|error| format!("{}: {error}", path.display()))?;
@@ -307,11 +305,24 @@ impl Storage {
 
     /// Writes a file that must not be there yet. False if it is.
     async fn create(&self, file: &Path, content: &[u8]) -> Result<bool> {
+        if let Some(path) = self.path_of(file) {
+            // Not as `object_store` does it, by a hard link, which some mounted stores do not have.
+            let content = content.to_vec();
+            let created = tokio::task::spawn_blocking(move || create_new(&path, &content));
+            return created.await.map_err(|error| error.to_string())?;
+        }
         match self.store.put_opts(file, content.to_vec().into(), PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
             Err(error) => Err(self.failed(&error)),
         }
+    }
+
+    /// Where a file lies on this machine, if it does.
+    fn path_of(&self, file: &Path) -> Option<PathBuf> {
+        let root = self.url.to_file_path().ok()?;
+        let within: PathBuf = file.prefix_match(&self.root)?.map(|part| part.as_ref().to_owned()).collect();
+        Some(root.join(within))
     }
 
     async fn delete(&self, file: &Path) -> Result<()> {
@@ -336,6 +347,18 @@ impl Storage {
 
     fn failed(&self, error: &object_store::Error) -> String {
         format!("{}: {error}", self.url)
+    }
+}
+
+fn create_new(path: &FilePath, content: &[u8]) -> Result<bool> {
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    match std::fs::OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(mut file) => file.write_all(content).and_then(|()| file.sync_all()).map(|()| true).map_err(failed),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(failed(error)),
     }
 }
 
