@@ -32,7 +32,7 @@ pub(crate) struct WhyArgs {
 
 /// Free a node of work: nothing new is placed there, and what runs finishes, or is moved at the deadline.
 ///
-///     wingbeat drain node-1f2e3d --within 10min --reason "kernel update" --stop
+///     wingbeat drain node-1f2e3d4c5b6a --within 10min --reason "kernel update" --stop
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct DrainArgs {

@@ -563,6 +563,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_storage_that_is_another_on_each_node_is_found_out() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let [ours, theirs] = [&here, &there].map(|dir| Storage::open(&dir.path().display().to_string()).unwrap());
+        ours.ask("x").await.unwrap();
+        let error = theirs.answer_probe("x").await.unwrap_err();
+        assert!(error.contains("what that wrote is not in it"), "{error}");
+        // What the driver wrote is there, and its answer goes elsewhere.
+        theirs.ask("x").await.unwrap();
+        theirs.answer_probe("x").await.unwrap();
+        let error = ours.hear("x").await.unwrap_err();
+        assert!(error.contains("which cannot read it"), "{error}");
+        ours.ask("y").await.unwrap();
+        ours.answer_probe("y").await.unwrap();
+        ours.hear("y").await.unwrap();
+        assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "probes are removed");
+    }
+
+    #[tokio::test]
     async fn what_others_have_put_there_stays() {
         let dir = tempfile::tempdir().unwrap();
         let theirs =
