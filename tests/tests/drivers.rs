@@ -57,8 +57,14 @@ fn drive(what: &str) {
 }
 
 fn driver(test: &str, what: &str) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(DRIVER, what).env_remove("WINGBEAT_ADDRESS");
+    // Whoever runs tests in the background may have them ignore Ctrl-C.
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=INT")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(DRIVER, what)
+        .env_remove("WINGBEAT_ADDRESS");
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
