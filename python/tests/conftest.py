@@ -3,11 +3,15 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+# Whoever runs tests in the background may have them ignore Ctrl-C, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Only a hang reaches it: every wait is for an event.
