@@ -119,27 +119,29 @@ fn part_of_first(streams: &[Stream; 2]) -> u64 {
         if one + other >= 1_500 {
             return 100 * one / (one + other);
         }
-        std::thread::sleep(WORK);
+        std::thread::yield_now();
     }
 }
 
-#[test]
-fn a_task_as_large_as_the_node_gets_its_turn_beside_many_small_askers() {
+/// A cluster whose node many small askers keep busy, and another driver, entered by this thread.
+fn kept_busy() -> (Local, Vec<Stream>, TestCluster) {
     let cluster = cluster();
     let streams: Vec<Stream> = (0..12).map(|_| Stream::of_cpus(&cluster, vec![0.5; 4])).collect();
     wait_for_all(&streams);
     let local = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    (local, streams, cluster)
+}
+
+#[test]
+fn a_task_as_large_as_the_node_gets_its_turn_beside_many_small_askers() {
+    let _busy = kept_busy();
     let large = alone::options().num_cpus(CPUS as f64).remote();
     assert!(large.get_timeout_blocking(LIMIT).unwrap());
-    drop(local);
 }
 
 #[test]
 fn a_placement_group_as_large_as_the_node_gets_its_turn_beside_many_small_askers() {
-    let cluster = cluster();
-    let streams: Vec<Stream> = (0..12).map(|_| Stream::of_cpus(&cluster, vec![0.5; 4])).collect();
-    wait_for_all(&streams);
-    let _local = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let _busy = kept_busy();
     for bundles in [vec![Bundle::new().num_cpus(CPUS as f64)], vec![Bundle::new().num_cpus(1.0); CPUS]] {
         let group = placement_group(bundles).create_blocking().unwrap();
         group.ready().get_timeout_blocking(LIMIT).unwrap();

@@ -166,7 +166,7 @@ impl Claim {
 }
 
 async fn leave(storage: &Storage, user: &User) {
-    if matches!(storage.user().await, Ok(Some(now)) if now.is_same(user)) {
+    if storage.is_used_by(user).await {
         let _ = storage.delete(&storage.at_root(USER)).await;
     }
 }
@@ -180,7 +180,7 @@ async fn say_again(storage: Storage, mut user: User) {
     loop {
         tokio::time::sleep(stale() / 6).await;
         // Not what another run says, which has taken over.
-        if matches!(storage.user().await, Ok(Some(now)) if now.is_same(&user)) {
+        if storage.is_used_by(&user).await {
             user.said += 1;
             // If it fails for long, another run may take over, and this one hears of that.
             let _ = storage.store.put(&file, encoded(&user).into()).await;
@@ -193,6 +193,10 @@ impl Storage {
     async fn user(&self) -> Result<Option<User>> {
         let bytes = self.read(&self.at_root(USER)).await?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    async fn is_used_by(&self, user: &User) -> bool {
+        matches!(self.user().await, Ok(Some(now)) if now.is_same(user))
     }
 
     /// What says so is no longer true, if it still says this.
@@ -236,14 +240,15 @@ mod tests {
         // It says again that it is there while the second looks.
         let file = storage.at_root(USER);
         let again = User { said: 1, ..first.user.clone() };
-        let saying = async { storage.store.put(&file, encoded(&again).into()).await.unwrap() };
-        let (refused, _) = tokio::join!(
-            Claim::new(&storage, "second", &|notice| assert!(notice.contains("goes on within"), "{notice}")),
-            async {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                saying.await
-            }
-        );
+        let looked = tokio::sync::Notify::new();
+        let noticed = |notice: &str| {
+            assert!(notice.contains("goes on within"), "{notice}");
+            looked.notify_one();
+        };
+        let (refused, ()) = tokio::join!(Claim::new(&storage, "second", &noticed), async {
+            looked.notified().await;
+            storage.store.put(&file, encoded(&again).into()).await.unwrap();
+        });
         let error = refused.err().unwrap();
         assert!(error.contains("is used by the run first of process"), "{error}");
         drop(first);
