@@ -28,6 +28,15 @@ use crate::worklist::{self, Step};
 struct State {
     value: Option<ObjectValue>,
     waiters: Waiters,
+    /// Whether this process asked the owner to be told.
+    subscribed: bool,
+    ties: Option<Box<Ties>>,
+}
+
+/// What ties an object to other processes and objects. Most results have none of it, and a process may have a million
+/// objects.
+#[derive(Default)]
+struct Ties {
     /// Processes that hold refs.
     borrowers: Borrowers,
     /// Borrowers that asked to be told.
@@ -35,10 +44,28 @@ struct State {
     /// Handles of the refs inside the value. They live as long as the object, even if its value is lost and made again:
     /// whoever has read the first one may not have registered them yet.
     contained: Vec<Handle>,
-    /// Whether this process asked the owner to be told.
-    subscribed: bool,
     /// How to make the value again, if it is stored and a task of ours made it.
     recipe: Option<Arc<Recipe>>,
+}
+
+impl State {
+    fn ties(&mut self) -> &mut Ties {
+        self.ties.get_or_insert_default()
+    }
+
+    fn recipe(&self) -> Option<Arc<Recipe>> {
+        self.ties.as_ref()?.recipe.clone()
+    }
+
+    fn has_borrowers(&self) -> bool {
+        self.ties.as_ref().is_some_and(|ties| !ties.borrowers.is_empty())
+    }
+
+    /// Takes what the object holds. It is dropped outside the lock: each may be the last of something large.
+    fn take_held(&mut self) -> (Vec<Handle>, Option<Arc<Recipe>>) {
+        let Some(ties) = &mut self.ties else { return (Vec::new(), None) };
+        (std::mem::take(&mut ties.contained), ties.recipe.take())
+    }
 }
 
 /// What the loss of copies means for an object of ours.
@@ -132,12 +159,11 @@ impl Object {
         }
         state.value = Some(value);
         self.ready.store(true, Ordering::Release);
-        match state.contained.is_empty() {
-            true => state.contained = contained,
-            false => state.contained.extend(contained),
+        if !contained.is_empty() {
+            state.ties().contained.extend(contained);
         }
         let waiters = std::mem::take(&mut state.waiters);
-        let subscribers = std::mem::take(&mut state.subscribers);
+        let subscribers = state.ties.as_mut().map(|ties| std::mem::take(&mut ties.subscribers)).unwrap_or_default();
         drop(state);
         waiters.call_all();
         Announce { subscribers: subscribers.into_iter().collect() }
@@ -151,11 +177,11 @@ impl Object {
             state.value = Some(ObjectValue::Failed(Box::new(error.clone())));
         }
         self.ready.store(true, Ordering::Release);
-        let given_up = (std::mem::take(&mut state.contained), state.recipe.take());
+        let (contained, recipe) = state.take_held();
         let waiters = std::mem::take(&mut state.waiters);
         drop(state);
-        drop(given_up.1);
-        drop_all(given_up.0);
+        drop(recipe);
+        drop_all(contained);
         waiters.call_all();
     }
 
@@ -172,11 +198,11 @@ impl Object {
     }
 
     pub(crate) fn recipe(&self) -> Option<Arc<Recipe>> {
-        self.state.lock().recipe.clone()
+        self.state.lock().recipe()
     }
 
     pub(crate) fn set_recipe(&self, recipe: Arc<Recipe>) {
-        let old = self.state.lock().recipe.replace(recipe);
+        let old = self.state.lock().ties().recipe.replace(recipe);
         drop(old);
     }
 
@@ -194,7 +220,7 @@ impl Object {
         }
         state.value = None;
         self.ready.store(false, Ordering::Release);
-        (Loss::All(state.recipe.clone()), gone)
+        (Loss::All(state.recipe()), gone)
     }
 
     /// As [`Object::lose`], for an object that is borrowed: without copies, its owner is to be asked again.
@@ -238,7 +264,7 @@ impl Object {
     pub(crate) fn subscribe(&self, who: ProcessId) -> Option<ObjectValue> {
         let mut state = self.state.lock();
         if state.value.is_none() {
-            state.subscribers.insert(who);
+            state.ties().subscribers.insert(who);
         }
         state.value.clone()
     }
@@ -427,13 +453,12 @@ impl ObjectTable {
     /// Called after the last handle was dropped, or a borrower left.
     pub(crate) fn free_if_unneeded(&self, id: ObjectId, us: ProcessId) -> Freed {
         let removed = self.objects.remove_if(&id, |_, object| {
-            object.handles.load(Ordering::Acquire) == 0 && object.state.lock().borrowers.is_empty()
+            object.handles.load(Ordering::Acquire) == 0 && !object.state.lock().has_borrowers()
         });
         let Some((_, object)) = removed else { return Freed::Kept };
         let mut state = object.state.lock();
-        let contained = std::mem::take(&mut state.contained);
         let value = state.value.take();
-        let recipe = state.recipe.take();
+        let (contained, recipe) = state.take_held();
         drop(state);
         drop(recipe);
         if let Some(ObjectValue::Stored(stored)) = &value {
@@ -491,7 +516,7 @@ impl ObjectTable {
     /// `who` holds refs to `id`. False when the object is gone already.
     pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId, number: Registration) -> bool {
         let Some(object) = self.objects.get(&id) else { return false };
-        object.state.lock().borrowers.borrow(who, number);
+        object.state.lock().ties().borrowers.borrow(who, number);
         drop(object);
         self.borrowed_by.entry(who).or_default().insert(id);
         true
@@ -501,10 +526,12 @@ impl ObjectTable {
     pub(crate) fn unborrow(&self, id: ObjectId, who: ProcessId, number: Registration) {
         if let Some(object) = self.objects.get(&id) {
             let mut state = object.state.lock();
-            if !state.borrowers.release(who, number) {
-                return;
+            if let Some(ties) = &mut state.ties {
+                if !ties.borrowers.release(who, number) {
+                    return;
+                }
+                ties.subscribers.remove(&who);
             }
-            state.subscribers.remove(&who);
         }
         if let Some(mut held) = self.borrowed_by.get_mut(&who) {
             held.remove(&id);
@@ -516,9 +543,10 @@ impl ObjectTable {
         let held = self.borrowed_by.remove(&who).map(|(_, held)| held).unwrap_or_default();
         for id in &held {
             if let Some(object) = self.objects.get(id) {
-                let mut state = object.state.lock();
-                state.borrowers.forget(who);
-                state.subscribers.remove(&who);
+                if let Some(ties) = &mut object.state.lock().ties {
+                    ties.borrowers.forget(who);
+                    ties.subscribers.remove(&who);
+                }
             }
         }
         held.into_iter().collect()

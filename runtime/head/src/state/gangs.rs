@@ -86,6 +86,20 @@ pub(super) fn place(
     None
 }
 
+/// Whether there is no way to place a group that has no place yet, even if nothing else were on the nodes. Says so only
+/// when all ways were tried: not with many bundles or nodes.
+pub(super) fn never_fits(group: &Group, nodes: &Nodes) -> bool {
+    if group.spec.bundles.len() > SEARCHED_BUNDLES || nodes.len() > SEARCHED_NODES {
+        return false;
+    }
+    let mut empty = Nodes::default();
+    for info in nodes.infos() {
+        empty.join(info);
+    }
+    let (group, mut budget) = (group.among(&mut empty), Budget::default());
+    place(&group, &mut empty, &mut budget, |_, _| true).is_none() && budget.left > 0
+}
+
 struct Placing<'a, F> {
     group: &'a Group,
     nodes: &'a mut Nodes,

@@ -379,34 +379,33 @@ impl State {
                 return Some(Error::Infeasible { what, asked, nearest: format!("for bundle {index}, {nearest}") });
             }
         }
-        let nodes = self.nodes.len();
-        let count = group.spec.bundles.len();
-        match group.spec.strategy {
+        let (nodes, count) = (self.nodes.len(), group.spec.bundles.len());
+        let nearest = match group.spec.strategy {
             PlacementStrategy::StrictSpread if count > nodes => {
-                let nearest = format!("there are {nodes} nodes for {count} bundles that each need one of their own");
-                Some(Error::Infeasible { what, asked, nearest })
+                format!("there are {nodes} nodes for {count} bundles that each need one of their own")
             }
             PlacementStrategy::StrictPack if self.nodes.possible(group.sum) == 0 => {
                 let sum = Shape::of(sum_of(&group.spec));
-                let nearest = self.nodes.infeasible(&sum)?;
-                Some(Error::Infeasible {
-                    what,
-                    asked,
-                    nearest: format!("all of it must be on one node, and {nearest}"),
-                })
+                format!("all of it must be on one node, and {}", self.nodes.infeasible(&sum)?)
             }
-            // More than the whole cluster has will not fit however it is spread.
             _ => {
+                // More than the whole cluster has will not fit however it is spread.
                 let sum = sum_of(&group.spec);
                 let mut all = ResourceSet::new();
                 for node in self.nodes.iter() {
                     all.add(&node.info.resources);
                 }
-                let short = sum.iter().find(|(name, amount)| all.get(name) < *amount);
-                let (name, amount) = short?;
-                let nearest = format!("all nodes together have {} {name} of the {amount}", all.get(name));
-                Some(Error::Infeasible { what, asked, nearest })
+                match sum.iter().find(|(name, amount)| all.get(name) < *amount) {
+                    Some((name, amount)) => {
+                        format!("all nodes together have {} {name} of the {amount}", all.get(name))
+                    }
+                    None if gangs::never_fits(group, &self.nodes) => "the nodes have as much in sum, but not in such \
+                         pieces: a bundle lies on one node, and a part of a GPU on one GPU"
+                        .into(),
+                    None => return None,
+                }
             }
-        }
+        };
+        Some(Error::Infeasible { what, asked, nearest })
     }
 }

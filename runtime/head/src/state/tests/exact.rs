@@ -43,9 +43,11 @@ fn is_placed(nodes: &[ResourceSet], bundles: &[ResourceSet], strategy: Placement
         bench.node(1 + id as u64, node.clone());
     }
     bench.driver(DRIVER);
-    let placed = bench.group(group_of(DRIVER, 1, strategy, bundles)).is_ok() && bench.places(1).is_some();
+    let is_refused = bench.group(group_of(DRIVER, 1, strategy, bundles)).is_err();
     bench.state.audit_all().unwrap();
-    placed
+    // What does not fit on an empty cluster never does: it is refused, and does not wait.
+    assert_eq!(is_refused, bench.places(1).is_none(), "{strategy:?} of {bundles:?} on {nodes:?}");
+    !is_refused
 }
 
 #[test]
@@ -75,6 +77,7 @@ fn fractions_of_devices_are_put_together_so_that_all_fit() {
     let tenth = |count: i64| gpus(count as f64 / 10.0);
     let two = [gpus(2.0)];
     assert!(is_placed(&two, &[4, 4, 3, 3, 3, 3].map(tenth), StrictPack));
+    assert!(!is_placed(&two, &[6, 6, 6].map(tenth), Pack), "1.8 GPUs of 2, but in pieces that do not go together");
     let odd = [0.51, 0.27, 0.22, 0.44, 0.37, 0.19].map(gpus);
     assert!(is_placed(&two, &odd, StrictPack));
     let mut dice = Dice(2);
