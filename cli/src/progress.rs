@@ -1,4 +1,4 @@
-//! What `wingbeat train` shows while it runs: where its ranks are, and how far they have come.
+//! What `wingbeat train` shows while it runs: what its ranks print, where they are, and how far they have come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use wingbeat_train::RankProgress;
+use wingbeat_train::{Line, Lines, RankOutput, RankProgress};
 
 use crate::rank_logs;
 
@@ -27,6 +27,14 @@ pub(crate) struct Progress(Arc<Mutex<State>>);
 struct State {
     /// None without a terminal.
     bar: Option<ProgressBar>,
+    /// The table above its last line, as it was drawn last.
+    table: String,
+    /// What ranks print.
+    lines: Lines,
+    /// Whether lines are shown with their ranks.
+    is_prefixed: bool,
+    /// When the lines that have begun were drawn last.
+    drawn: Instant,
     begun: Instant,
     attempt: Option<u32>,
     /// The first step that was reported, and when: what throughput is counted from.
@@ -35,7 +43,8 @@ struct State {
 }
 
 impl Progress {
-    pub(crate) fn new() -> Progress {
+    /// Lines are shown with their ranks if `is_prefixed`.
+    pub(crate) fn new(is_prefixed: bool) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             // The template is this one's own.
@@ -46,25 +55,26 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        let state = State { bar, begun: Instant::now(), attempt: None, first: None, shown: None };
-        Progress(Arc::new(Mutex::new(state)))
+        Progress(Arc::new(Mutex::new(State {
+            bar,
+            table: String::new(),
+            lines: Lines::new(),
+            is_prefixed,
+            drawn: Instant::now(),
+            begun: Instant::now(),
+            attempt: None,
+            first: None,
+            shown: None,
+        })))
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A line that a rank has printed.
-    pub(crate) fn line(&self, is_stderr: bool, text: &str) {
-        match &self.state().bar {
-            Some(bar) => bar.suspend(|| rank_logs::show(is_stderr, text)),
-            None => rank_logs::show(is_stderr, text),
-        }
-    }
-
     /// What the run says about itself.
     pub(crate) fn notice(&self, text: &str) {
-        self.line(true, &format!("wingbeat: {text}"));
+        self.state().show(true, format!("wingbeat: {text}\n").as_bytes());
     }
 
     /// An attempt has begun, or all ranks have reported.
@@ -85,8 +95,9 @@ impl Progress {
         state.shown = Some(Instant::now());
         match &state.bar {
             Some(bar) => {
-                bar.set_message(table(&now.ranks).trim_fmt());
                 bar.set_prefix(summary(now, rate));
+                state.table = table(&now.ranks).trim_fmt();
+                state.draw();
             }
             None if now.reports > 0 => {
                 let seconds = state.begun.elapsed().as_secs_f64();
@@ -105,7 +116,70 @@ impl Progress {
     }
 }
 
+impl RankOutput for Progress {
+    fn printed(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
+        let state = &mut *self.state();
+        let (mut shown, is_prefixed) = (Vec::new(), state.is_prefixed);
+        state.lines.take_in(rank, is_stderr, bytes, |line| add(&mut shown, is_prefixed, rank, &line));
+        state.show(is_stderr, &shown);
+        if state.drawn.elapsed() >= DRAW {
+            state.draw();
+        }
+    }
+
+    fn paused(&mut self) {
+        let state = &mut *self.state();
+        if state.bar.is_some() {
+            return state.draw();
+        }
+        let (mut shown, is_prefixed) = (Vec::new(), state.is_prefixed);
+        state.lines.bars(PLAIN, |rank, line| {
+            let mut text = Vec::new();
+            add(&mut text, is_prefixed, rank, &line);
+            shown.push((line.is_stderr, text));
+        });
+        for (is_stderr, text) in shown {
+            state.show(is_stderr, &text);
+        }
+    }
+
+    fn ended(&mut self, rank: u32) {
+        let state = &mut *self.state();
+        let (mut shown, is_prefixed) = ([Vec::new(), Vec::new()], state.is_prefixed);
+        state.lines.end(rank, |line| add(&mut shown[usize::from(line.is_stderr)], is_prefixed, rank, &line));
+        state.show(false, &shown[0]);
+        state.show(true, &shown[1]);
+        state.draw();
+    }
+}
+
+/// Adds a line, with its rank or without.
+fn add(to: &mut Vec<u8>, is_prefixed: bool, rank: u32, line: &Line) {
+    let text = if is_prefixed { format!("[rank {rank}] {}\n", line.text) } else { format!("{}\n", line.text) };
+    to.extend_from_slice(text.as_bytes());
+}
+
 impl State {
+    /// Shows whole lines, above the table.
+    fn show(&self, is_stderr: bool, text: &[u8]) {
+        match &self.bar {
+            _ if text.is_empty() => {}
+            Some(bar) => bar.suspend(|| rank_logs::show(is_stderr, text)),
+            None => rank_logs::show(is_stderr, text),
+        }
+    }
+
+    /// Draws the table, and above it, the lines that have begun: the progress bars of ranks.
+    fn draw(&mut self) {
+        let Some(bar) = &self.bar else { return };
+        self.drawn = Instant::now();
+        let width = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| usize::from(size.ws_col.max(20)));
+        let live = self.lines.live().map(|(rank, text)| format!("[rank {rank}] {text}").chars().take(width - 1).collect());
+        let mut shown: Vec<String> = live.take(MANY).collect();
+        shown.extend((!self.table.is_empty()).then(|| self.table.clone()));
+        bar.set_message(shown.join("\n"));
+    }
+
     /// Steps a second since the first.
     fn rate(&mut self, step: f64) -> Option<f64> {
         let now = Instant::now();

@@ -1,13 +1,14 @@
-//! Where the lines of ranks go, as torchrun has it.
+//! Where what ranks print goes, as torchrun has it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use wingbeat_train::Line;
+use wingbeat_train::{Line, Lines, RankOutput};
 
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
@@ -63,7 +64,25 @@ pub(crate) struct RankLogs {
     attempt: u32,
     files: BTreeMap<(u32, bool), File>,
     has_complained: bool,
+    /// Of those that are shown with their ranks.
+    lines: Lines,
+    /// Of the others, whose bytes are shown as they are.
+    begun: BTreeMap<(u32, bool), Begun>,
 }
+
+/// The beginning of a line that is held back for a moment, so that ranks do not write into each other's lines.
+#[derive(Default)]
+struct Begun {
+    bytes: Vec<u8>,
+    /// Whether there was a pause since the last of it came.
+    is_old: bool,
+}
+
+/// A line whose beginning is longer is not held back.
+const HELD: usize = 64 * 1024;
+
+/// How often the state of a progress bar becomes a line of its own.
+const BAR: Duration = Duration::from_secs(10);
 
 impl RankLogs {
     pub(crate) fn new(
@@ -84,8 +103,19 @@ impl RankLogs {
         if let Some(dir) = &dir {
             std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         }
-        let files = BTreeMap::new();
-        Ok(RankLogs { dir, per_node, redirects, tee, only, role, attempt: 0, files, has_complained: false })
+        Ok(RankLogs {
+            dir,
+            per_node,
+            redirects,
+            tee,
+            only,
+            role,
+            attempt: 0,
+            files: BTreeMap::new(),
+            has_complained: false,
+            lines: Lines::new(),
+            begun: BTreeMap::new(),
+        })
     }
 
     /// Where files are written.
@@ -93,58 +123,119 @@ impl RankLogs {
         self.dir.as_deref()
     }
 
-    /// What follows is of this attempt.
-    pub(crate) fn attempt(&mut self, attempt: u32) {
-        if std::mem::replace(&mut self.attempt, attempt) != attempt {
-            self.files.clear();
-        }
+    fn local_rank(&self, rank: u32) -> u32 {
+        rank % self.per_node.max(1)
     }
 
-    /// A rank has printed a line.
-    pub(crate) fn line(&mut self, rank: u32, line: &Line) {
-        let local_rank = rank % self.per_node.max(1);
-        let stream = if line.is_stderr { STDERR } else { STDOUT };
-        let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
-        if (redirected || teed)
-            && let Err(error) = self.write(rank, line)
-            && !std::mem::replace(&mut self.has_complained, true)
-        {
-            eprintln!("wingbeat torchrun: cannot write what ranks print: {error:#}");
-        }
-        let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
-        if !is_shown {
-            return;
-        }
-        let text = match teed {
-            true => format!("[{}{local_rank}]:{}", self.role, line.text),
-            false => line.text.clone(),
-        };
-        show(line.is_stderr, &text);
-    }
-
-    fn write(&mut self, rank: u32, line: &Line) -> Result<()> {
+    fn write(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) -> Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
-        let file = match self.files.entry((rank, line.is_stderr)) {
+        let file = match self.files.entry((rank, is_stderr)) {
             std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::btree_map::Entry::Vacant(entry) => {
                 // Ranks of several nodes write here, and local ranks alone would collide.
                 let dir = dir.join(format!("attempt_{}", self.attempt)).join(rank.to_string());
                 std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
-                let path = dir.join(if line.is_stderr { "stderr.log" } else { "stdout.log" });
+                let path = dir.join(if is_stderr { "stderr.log" } else { "stdout.log" });
                 entry.insert(File::create(&path).with_context(|| format!("making {}", path.display()))?)
             }
         };
-        writeln!(file, "{}", line.text)?;
+        file.write_all(bytes)?;
         Ok(())
+    }
+
+    /// Shows bytes as they are, up to the last end of a line or of a bar's state.
+    fn show_whole(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
+        let begun = self.begun.entry((rank, is_stderr)).or_default();
+        begun.is_old = false;
+        let whole = match bytes.iter().rposition(|byte| matches!(byte, b'\n' | b'\r')) {
+            Some(last) => last + 1,
+            None if begun.bytes.len() + bytes.len() > HELD => bytes.len(),
+            None => 0,
+        };
+        let (shown, rest) = bytes.split_at(whole);
+        if !shown.is_empty() {
+            begun.bytes.extend_from_slice(shown);
+            show(is_stderr, &begun.bytes);
+            begun.bytes.clear();
+        }
+        begun.bytes.extend_from_slice(rest);
     }
 }
 
-/// Shows a line as it is.
-pub(crate) fn show(is_stderr: bool, text: &str) {
+impl RankOutput for RankLogs {
+    fn begun(&mut self, attempt: u32) {
+        if std::mem::replace(&mut self.attempt, attempt) != attempt {
+            self.files.clear();
+        }
+    }
+
+    fn printed(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
+        let local_rank = self.local_rank(rank);
+        let stream = if is_stderr { STDERR } else { STDOUT };
+        let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
+        if (redirected || teed)
+            && let Err(error) = self.write(rank, is_stderr, bytes)
+            && !std::mem::replace(&mut self.has_complained, true)
+        {
+            eprintln!("wingbeat torchrun: cannot write what ranks print: {error:#}");
+        }
+        let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
+        match (is_shown, teed) {
+            (false, _) => {}
+            (true, false) => self.show_whole(rank, is_stderr, bytes),
+            (true, true) => {
+                let mut shown = Vec::new();
+                let role = &self.role;
+                self.lines.take_in(rank, is_stderr, bytes, |line| prefix(&mut shown, role, local_rank, &line));
+                show(is_stderr, &shown);
+            }
+        }
+    }
+
+    fn paused(&mut self) {
+        for ((_, is_stderr), begun) in &mut self.begun {
+            if std::mem::replace(&mut begun.is_old, true) && !begun.bytes.is_empty() {
+                show(*is_stderr, &begun.bytes);
+                begun.bytes.clear();
+            }
+        }
+        let (role, per_node) = (&self.role, self.per_node.max(1));
+        self.lines.bars(BAR, |rank, line| {
+            let mut shown = Vec::new();
+            prefix(&mut shown, role, rank % per_node, &line);
+            show(line.is_stderr, &shown);
+        });
+    }
+
+    fn ended(&mut self, rank: u32) {
+        for is_stderr in [false, true] {
+            if let Some(begun) = self.begun.remove(&(rank, is_stderr)) {
+                show(is_stderr, &begun.bytes);
+            }
+        }
+        let (role, local_rank) = (&self.role, self.local_rank(rank));
+        self.lines.end(rank, |line| {
+            let mut shown = Vec::new();
+            prefix(&mut shown, role, local_rank, &line);
+            show(line.is_stderr, &shown);
+        });
+    }
+}
+
+fn prefix(to: &mut Vec<u8>, role: &str, local_rank: u32, line: &Line) {
+    to.extend_from_slice(format!("[{role}{local_rank}]:{}\n", line.text).as_bytes());
+}
+
+/// Shows bytes as they are.
+pub(crate) fn show(is_stderr: bool, bytes: &[u8]) {
     // Training goes on when nobody reads any more, as under `| head`.
     let _ = match is_stderr {
-        true => writeln!(std::io::stderr(), "{text}"),
-        false => writeln!(std::io::stdout(), "{text}"),
+        _ if bytes.is_empty() => Ok(()),
+        true => std::io::stderr().write_all(bytes),
+        false => {
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush())
+        }
     };
 }
 
@@ -168,11 +259,13 @@ mod tests {
         let streams = |text: &str| text.parse().unwrap();
         let mut logs =
             RankLogs::new(Some(dir.path()), "run", 2, streams("1"), streams("0"), vec![], "default".into()).unwrap();
-        logs.line(1, &Line { is_stderr: false, text: "one".into() });
-        logs.attempt(1);
-        logs.line(1, &Line { is_stderr: false, text: "two".into() });
+        logs.printed(1, false, b"\xff\r1%\ron");
+        logs.printed(1, false, b"e");
+        logs.begun(1);
+        logs.printed(1, false, b"two\n");
         let at = logs.dir().unwrap().to_owned();
-        let read = |path: &str| std::fs::read_to_string(at.join(path)).unwrap();
-        assert_eq!((read("attempt_0/1/stdout.log"), read("attempt_1/1/stdout.log")), ("one\n".into(), "two\n".into()));
+        let read = |path: &str| std::fs::read(at.join(path)).unwrap();
+        assert_eq!(read("attempt_0/1/stdout.log"), b"\xff\r1%\rone", "byte by byte");
+        assert_eq!(read("attempt_1/1/stdout.log"), b"two\n");
     }
 }

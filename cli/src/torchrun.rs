@@ -1,8 +1,7 @@
 //! `wingbeat torchrun`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -174,8 +173,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         args.local_ranks_filter.clone(),
         args.role.clone(),
     )?;
-    let logs = Arc::new(Mutex::new(logs));
-    let (of_lines, of_attempts) = (logs.clone(), logs.clone());
+    let dir = logs.dir().map(Path::to_owned);
     let scaling = Scaling::nodes(nodes, per_node.ranks)
         .elastic(least..=nodes)
         .cpus_per_worker(per_node.cpus)
@@ -186,8 +184,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         .max_failures(args.max_restarts)
         .role(&args.role)
         .run_id(&run_id)
-        .on_progress(move |now| of_attempts.lock().unwrap_or_else(PoisonError::into_inner).attempt(now.attempt))
-        .on_output(move |rank, line| of_lines.lock().unwrap_or_else(PoisonError::into_inner).line(rank, line));
+        .output(logs);
     if let Some(port) = port {
         trainer = trainer.master_port(port);
     }
@@ -198,7 +195,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         trainer = trainer.cold();
     }
     let outcome = run(trainer, &session).await;
-    if let Some(dir) = logs.lock().unwrap_or_else(PoisonError::into_inner).dir() {
+    if let Some(dir) = dir {
         eprintln!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
     Ok(match outcome {

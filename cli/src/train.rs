@@ -141,14 +141,10 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     if let Some(folder) = &args.working_dir {
         trainer = trainer.working_dir(folder);
     }
-    let progress = Progress::new();
-    let (lines, notices, told) = (progress.clone(), progress.clone(), progress.clone());
-    let unprefixed = args.unprefixed;
+    let progress = Progress::new(!args.unprefixed);
+    let (notices, told) = (progress.clone(), progress.clone());
     trainer = trainer
-        .on_output(move |rank, line| match unprefixed {
-            true => lines.line(line.is_stderr, &line.text),
-            false => lines.line(line.is_stderr, &format!("[rank {rank}] {}", line.text)),
-        })
+        .output(progress.clone())
         .on_notice(move |text| notices.notice(text))
         .on_progress(move |now| told.update(now));
     if args.cold {

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
+use tokio::sync::mpsc;
 use wingbeat::{Error, get_all};
 
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::hang;
 use crate::launch::{Events, Heard};
+use crate::printer::Message;
 use crate::process::{Answer, Event, Outcome, Report};
 use crate::progress::Progress;
 use crate::rank::RankHandle;
@@ -31,6 +33,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// How often an elastic group that could be larger looks whether there is room.
 const GROWTH_LOOK: Duration = Duration::from_secs(2);
+/// After how long without more, what is held back of a line is shown.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a rank may keep others waiting in a report before it is named.
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
@@ -47,6 +51,13 @@ pub(crate) struct Finished {
 
 struct Attempt<'a> {
     plan: &'a Plan,
+    /// Where what ranks print is shown.
+    output: &'a mpsc::Sender<Message>,
+    /// What is to be shown next: nothing more is heard until it is taken.
+    unshown: Option<Message>,
+    /// When what shows it is told that nothing came since, and how often still.
+    pause: Instant,
+    pauses: u32,
     group: &'a Group,
     /// Where checkpoints go to, and the number of the next.
     storage: Option<(&'a Arc<Claim>, u64)>,
@@ -88,10 +99,13 @@ impl Group {
         attempt: u32,
         run_id: &str,
         storage: Option<&Arc<Claim>>,
+        output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
         let ranks = self.ranks.iter().map(Member::progress).collect();
         let progress = Progress { attempt, ranks, reports: 0 };
         (plan.on_progress)(&progress);
+        // One that shows nothing any more is found out when there is something to show.
+        let _ = output.send(Message::Begun(attempt)).await;
         let port = match plan.master_port {
             Some(port) => port,
             None => self.free_port().await?,
@@ -113,6 +127,10 @@ impl Group {
         let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
         let mut attempt = Attempt {
             plan,
+            output,
+            unshown: None,
+            pause: Instant::now(),
+            pauses: 0,
             group: self,
             recorder: storage.map(|(claim, _)| Recorder::new(claim.storage())),
             progress,
@@ -157,12 +175,24 @@ impl Attempt<'_> {
         &mut self,
         events: &mut Events<S>,
     ) -> Result<(), TrainError> {
-        while self.left > 0 && self.failures.is_empty() && self.lost.is_empty() {
+        let output = self.output;
+        while (self.left > 0 || self.unshown.is_some()) && self.failures.is_empty() && self.lost.is_empty() {
             let stopped = self.plan.stopper.stopped();
             let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
             tokio::select! {
                 biased;
-                heard = events.next() => {
+                () = stopped => return Err(TrainError::Stopped),
+                room = output.reserve(), if self.unshown.is_some() => {
+                    // Who shows it may have kept the ranks waiting.
+                    self.quiet_since = Instant::now();
+                    self.show(room)?;
+                }
+                () = tokio::time::sleep_until(self.pause.into()), if self.unshown.is_none() && self.pauses > 0 => {
+                    self.pauses -= 1;
+                    self.pause = Instant::now() + PAUSE;
+                    self.unshown = Some(Message::Paused);
+                }
+                heard = events.next(), if self.unshown.is_none() => {
                     self.hear(heard)?;
                     self.record(false).await?;
                 }
@@ -175,9 +205,19 @@ impl Attempt<'_> {
                     }
                 }
                 () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => self.grow().await?,
-                () = stopped => return Err(TrainError::Stopped),
-                () = look => self.look().await?,
+                () = look, if self.unshown.is_none() => self.look().await?,
             }
+        }
+        Ok(())
+    }
+
+    /// Gives away what is to be shown. An error if what shows it is gone, which only a panic of it can be.
+    fn show(&mut self, room: Result<mpsc::Permit<'_, Message>, mpsc::error::SendError<()>>) -> Result<(), TrainError> {
+        let message = self.unshown.take();
+        match (room, message) {
+            (Ok(room), Some(message)) => room.send(message),
+            (Ok(_), None) => {}
+            (Err(_), _) => return Err(TrainError::Stopped),
         }
         Ok(())
     }
@@ -231,12 +271,20 @@ impl Attempt<'_> {
     async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
         for (at_once, limit) in [(false, grace), (true, KILL_LIMIT)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(at_once)).collect();
+            let output = self.output;
             let rest = async {
                 // An actor that is gone took its rank with it.
                 for stopped in &stopping {
                     let _ = stopped.get().await;
                 }
-                while self.left > 0 {
+                loop {
+                    if self.unshown.is_some() {
+                        let room = output.reserve().await;
+                        let _ = self.show(room);
+                    }
+                    if self.left == 0 {
+                        break;
+                    }
                     let _ = self.hear(events.next().await);
                 }
             };
@@ -255,7 +303,13 @@ impl Attempt<'_> {
         self.quiet_since = Instant::now();
         (self.was_named, self.was_hanging, self.nccl) = (false, false, None);
         match event {
-            Ok(Event::Line(line)) => (self.plan.on_output)(rank as u32, &line),
+            Ok(Event::Printed(printed)) => {
+                self.unshown = Some(Message::Printed(rank as u32, printed));
+                if self.pauses == 0 {
+                    self.pause = Instant::now() + PAUSE;
+                }
+                self.pauses = 2;
+            }
             Ok(Event::Report(report)) => {
                 let step = self.reports.report(rank, report);
                 self.answer(step);
@@ -264,6 +318,7 @@ impl Attempt<'_> {
             Ok(Event::Raised(error)) => drop(self.raised.insert(rank, error)),
             Ok(Event::Ended(outcome)) => {
                 self.left -= 1;
+                self.unshown = Some(Message::Ended(rank as u32));
                 if !outcome.is_success() {
                     self.failures.push((rank, outcome));
                 }
@@ -272,6 +327,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 self.left -= 1;
+                self.unshown = Some(Message::Ended(rank as u32));
                 self.lost.push((rank, error));
             }
         }

@@ -8,6 +8,7 @@
 //!   what they meet.
 //! - `rank`: the actor of one rank, which supervises one Python process (`process`).
 //! - [`Ranks`]: groups whose ranks are Rust functions; [`TorchTrainer::function`] makes one.
+//! - [`RankOutput`]: where what ranks print goes, [`Lines`] makes lines of it; `printer`: the thread that hands it over.
 //! - `preflight`: what would go wrong between nodes.
 //! - `storage`: checkpoints; `recorder`: metrics.
 //! - `warm`: a node's Python with torch imported, from which ranks are forked; `package`: the Python that they run with;
@@ -32,9 +33,11 @@ mod group;
 mod hang;
 mod interface;
 mod launch;
+mod output;
 mod package;
 mod ports;
 mod preflight;
+mod printer;
 mod process;
 mod progress;
 mod rank;
@@ -53,8 +56,8 @@ mod trainer;
 mod warm;
 
 pub use error::{PythonError, TrainError};
+pub use output::{Line, Lines, RankOutput};
 pub use preflight::{Diagnosis, Facts, Finding, doctor};
-pub use process::Line;
 pub use progress::{Progress, RankProgress};
 pub use ranks::{RankContext, Ranks, Returned};
 pub use run::Run;

@@ -1,15 +1,17 @@
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use wingbeat::ObjectRef;
+use tokio::sync::mpsc;
+use wingbeat::{Error, ObjectRef};
 
 use crate::attempt::Finished;
 use crate::error::TrainError;
 use crate::group::Group;
-use crate::process::{Line, Target};
+use crate::output::{ByLine, Line, Prefixed, RankOutput};
+use crate::printer::{Message, Printer, Shared};
+use crate::process::Target;
 use crate::progress::Progress;
 use crate::run::Run;
 use crate::scaling::Scaling;
@@ -40,7 +42,6 @@ pub enum Backend {
     Gloo,
 }
 
-type OnOutput = Arc<dyn Fn(u32, &Line) + Send + Sync>;
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
 type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
@@ -67,7 +68,7 @@ pub(crate) struct Plan {
     pub storage: Option<String>,
     pub keep: Keep,
     pub stopper: Stopper,
-    pub on_output: OnOutput,
+    pub output: Shared,
     pub on_notice: OnNotice,
     pub on_progress: OnProgress,
 }
@@ -148,14 +149,7 @@ impl TorchTrainer {
             stopper: Stopper::new(),
             on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
             on_progress: Arc::new(|_| {}),
-            on_output: Arc::new(|rank, line| {
-                // Training goes on when nobody reads any more, as under `| head`.
-                let _ = if line.is_stderr {
-                    writeln!(std::io::stderr(), "[rank {rank}] {}", line.text)
-                } else {
-                    writeln!(std::io::stdout(), "[rank {rank}] {}", line.text)
-                };
-            }),
+            output: Arc::new(Mutex::new(Prefixed::default())),
         };
         TorchTrainer { plan, python: None }
     }
@@ -293,9 +287,15 @@ impl TorchTrainer {
         self
     }
 
-    /// What to do with a line that a rank printed, instead of printing it with its rank.
-    pub fn on_output(mut self, show: impl Fn(u32, &Line) + Send + Sync + 'static) -> Self {
-        self.plan.on_output = Arc::new(show);
+    /// What to do with a line that a rank printed, instead of printing it with its rank. A progress bar, which is drawn
+    /// over itself with `\r`, is a line every 10 s, and when it is done.
+    pub fn on_output(self, show: impl Fn(u32, &Line) + Send + Sync + 'static) -> Self {
+        self.output(ByLine::new(show))
+    }
+
+    /// Where what ranks print goes, byte by byte, instead of to this process's own standard output and standard error.
+    pub fn output(mut self, output: impl RankOutput + 'static) -> Self {
+        self.plan.output = Arc::new(Mutex::new(output));
         self
     }
 
@@ -362,18 +362,28 @@ impl TorchTrainer {
             }
             None => None,
         };
-        let outcome = self.attempts(&run_id, claim.as_ref()).await;
+        let printer = Printer::start(self.plan.output.clone()).map_err(|error| Error::Io {
+            what: "starting the thread that shows what ranks print".into(),
+            why: error.to_string(),
+        })?;
+        let outcome = self.attempts(&run_id, claim.as_ref(), printer.queue()).await;
+        printer.end(matches!(outcome, Err(TrainError::Stopped))).await;
         if let Some(claim) = claim.and_then(Arc::into_inner) {
             claim.release().await;
         }
         outcome
     }
 
-    async fn attempts(&self, run_id: &str, claim: Option<&Arc<Claim>>) -> Result<TrainResult, TrainError> {
+    async fn attempts(
+        &self,
+        run_id: &str,
+        claim: Option<&Arc<Claim>>,
+        output: &mpsc::Sender<Message>,
+    ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
         let (mut failures, mut ports_lost) = (0, 0);
         loop {
-            let error = match self.attempt(failures, run_id, claim).await {
+            let error = match self.attempt(failures, run_id, claim, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
                     let checkpoints = match claim {
                         Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
@@ -408,9 +418,15 @@ impl TorchTrainer {
         }
     }
 
-    async fn attempt(&self, attempt: u32, run_id: &str, claim: Option<&Arc<Claim>>) -> Result<Finished, TrainError> {
+    async fn attempt(
+        &self,
+        attempt: u32,
+        run_id: &str,
+        claim: Option<&Arc<Claim>>,
+        output: &mpsc::Sender<Message>,
+    ) -> Result<Finished, TrainError> {
         let group = Group::place(&self.plan).await?;
-        let outcome = group.run(&self.plan, attempt, run_id, claim).await;
+        let outcome = group.run(&self.plan, attempt, run_id, claim, output).await;
         group.release().await;
         outcome
     }

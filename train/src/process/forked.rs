@@ -1,6 +1,5 @@
 //! A fork of the node's warm Python (`python/wingbeat/_warm.py` has the protocol).
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Error, ErrorKind, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -95,7 +94,7 @@ impl Rank {
             let was_stopped = running.ended();
             let status = ExitStatus::from_raw(status);
             let (code, signal) = (status.code(), status.signal());
-            Ok(Exit { code, signal, stderr: VecDeque::new(), was_stopped, orphaned, ended_us })
+            Ok(Exit { code, signal, stderr: Vec::new(), was_stopped, orphaned, ended_us })
         })
     }
 }

@@ -4,7 +4,7 @@
 //! output, what it says over its socket, and its end arrive as events. Dropping the stream of events ends it and what
 //! it has started.
 //!
-//! - `output`: its lines.
+//! - `output`: what it prints.
 //! - `spawned`: a new Python.
 //! - `forked`: a fork of the warm one.
 //! - `scratch`: files in memory; `stacks`: what a rank does now.
@@ -17,7 +17,6 @@ mod socket;
 mod spawned;
 mod stacks;
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,8 +38,9 @@ use crate::{package, shipping};
 use scratch::Scratch;
 use stacks::Stacks;
 
-/// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would.
-const EVENTS: usize = 1024;
+/// Events on the way to the driver. A full queue holds up the process's output, as a full pipe would: what is printed then
+/// gathers in the pipe, and comes in larger parts.
+const EVENTS: usize = 16;
 /// The byte that makes a keeper ask its rank for its stacks.
 const ASK_STACKS: u8 = 255;
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
@@ -86,13 +86,13 @@ pub(crate) struct Shard {
     pub bytes: ObjectRef<Vec<u8>>,
 }
 
-/// A line that a rank printed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+/// What a rank has printed since the last time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Printed {
     /// Whether to standard error.
     pub is_stderr: bool,
-    /// The line, without its end.
-    pub text: String,
+    #[serde(with = "serde_bytes")]
+    pub bytes: Vec<u8>,
 }
 
 /// How a process ended.
@@ -139,7 +139,7 @@ impl Outcome {
 /// What happens to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Event {
-    Line(Line),
+    Printed(Printed),
     /// It waits for an answer to its report.
     Report(Report),
     /// What its function gave, pickled.
@@ -303,7 +303,7 @@ pub(crate) fn start(
 struct Exit {
     code: Option<i32>,
     signal: Option<i32>,
-    stderr: VecDeque<String>,
+    stderr: Vec<String>,
     was_stopped: bool,
     orphaned: bool,
     ended_us: u64,
@@ -335,8 +335,8 @@ fn supervise(
         match warm {
             Some(Ok(rank)) => rank.follow(running, stacks, events),
             Some(Err(why)) => {
-                let text = format!("wingbeat: this rank starts cold: {why}");
-                let _ = events.blocking_send(Event::Line(Line { is_stderr: true, text }));
+                let bytes = format!("wingbeat: this rank starts cold: {why}\n").into_bytes();
+                let _ = events.blocking_send(Event::Printed(Printed { is_stderr: true, bytes }));
                 spawned::run(launch, &command, &env, running, stacks, events)
             }
             None => spawned::run(launch, &command, &env, running, stacks, events),
@@ -349,7 +349,7 @@ fn supervise(
         signal: exit.signal,
         error,
         raised_us: raised_us.flatten(),
-        stderr: exit.stderr.into(),
+        stderr: exit.stderr,
         was_stopped: exit.was_stopped,
         out_of_memory: memory_kills() > kills,
         orphaned: exit.orphaned,

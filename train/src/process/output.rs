@@ -1,16 +1,15 @@
-//! What a process prints, line by line.
+//! What a process prints, as it comes.
 
-use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::sync::mpsc;
 
-use super::{Event, Exit, Line};
+use super::{Event, Exit, Printed};
 
-/// Lines of standard error that an error shows.
-const TAIL: usize = 20;
+/// What is read at a time: as much as a pipe holds.
+const CHUNK: usize = 64 * 1024;
 
 /// Tells what comes out of these pipes while `wait` waits for the process's end, and what is in them then.
 pub(super) fn follow(
@@ -29,36 +28,20 @@ pub(super) fn follow(
         let exit = wait()?;
         drop(alive);
         let _ = out.join();
-        Ok(Exit { stderr: err.join().ok().flatten().unwrap_or_default(), ..exit })
+        let tail = err.join().ok().flatten().unwrap_or_default();
+        Ok(Exit { stderr: tail.lines(), ..exit })
     })
 }
 
-/// Tells the lines of a pipe until its end, or once the other end of `ended` is closed, what is in it. Answers the last
-/// ones of standard error.
-fn read(
-    mut pipe: impl Read + AsFd,
-    ended: &OwnedFd,
-    is_stderr: bool,
-    events: &mpsc::Sender<Event>,
-) -> VecDeque<String> {
-    let mut tail = VecDeque::new();
-    let mut tell = |bytes: &[u8]| {
-        let text = String::from_utf8_lossy(bytes).trim_end_matches(['\n', '\r']).to_owned();
-        if is_stderr {
-            if tail.len() == TAIL {
-                tail.pop_front();
-            }
-            tail.push_back(text.clone());
-        }
-        // Read on without a listener: the process must not block before it is ended.
-        let _ = events.blocking_send(Event::Line(Line { is_stderr, text }));
-    };
+/// Tells what comes out of a pipe until its end, or once the other end of `ended` is closed, what is in it. Whoever reads
+/// slowly gets more at a time. Answers the end of standard error.
+fn read(mut pipe: impl Read + AsFd, ended: &OwnedFd, is_stderr: bool, events: &mpsc::Sender<Event>) -> Tail {
+    let mut tail = Tail::default();
     // Without it, a pipe that others hold open would be waited for.
     if rustix::io::ioctl_fionbio(&pipe, true).is_err() {
         return tail;
     }
-    let mut line = Vec::new();
-    let mut chunk = [0; 8192];
+    let mut chunk = vec![0; CHUNK];
     // Once the process has ended: the bytes that were in the pipe then. What comes after them is not its own.
     let mut left: Option<u64> = None;
     loop {
@@ -71,13 +54,12 @@ fn read(
         match pipe.read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => {
-                for part in chunk[..count].split_inclusive(|byte| *byte == b'\n') {
-                    line.extend_from_slice(part);
-                    if part.ends_with(b"\n") {
-                        tell(&line);
-                        line.clear();
-                    }
+                let bytes = &chunk[..count];
+                if is_stderr {
+                    tail.add(bytes);
                 }
+                // Read on without a listener: the process must not block before it is ended.
+                let _ = events.blocking_send(Event::Printed(Printed { is_stderr, bytes: bytes.to_vec() }));
                 left = left.map(|left| left.saturating_sub(count as u64));
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -88,13 +70,60 @@ fn read(
             Err(_) => break,
         }
     }
-    if !line.is_empty() {
-        tell(&line);
-    }
     tail
 }
 
 pub(super) fn has_ended(ended: &OwnedFd) -> bool {
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&now)), Ok(1..))
+}
+
+/// The last of what was printed.
+#[derive(Default)]
+struct Tail(Vec<u8>);
+
+impl Tail {
+    /// Bytes that are kept, and lines that are shown.
+    const BYTES: usize = 16 * 1024;
+    const LINES: usize = 20;
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > 2 * (Self::BYTES + CHUNK) {
+            self.0.drain(..self.0.len() - Self::BYTES);
+        }
+    }
+
+    /// Its last lines; of a progress bar, its last state.
+    fn lines(&self) -> Vec<String> {
+        let kept = &self.0[self.0.len().saturating_sub(Self::BYTES)..];
+        let kept = kept.strip_suffix(b"\n").unwrap_or(kept);
+        if kept.is_empty() {
+            return Vec::new();
+        }
+        let lines: Vec<&[u8]> = kept.split(|byte| *byte == b'\n').collect();
+        let last = &lines[lines.len().saturating_sub(Self::LINES)..];
+        last.iter().map(|line| String::from_utf8_lossy(crate::output::last_state(line)).into_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_is_the_last_lines_and_the_last_state_of_bars() {
+        let mut tail = Tail::default();
+        assert_eq!(tail.lines(), Vec::<String>::new());
+        for line in 0..100_000 {
+            tail.add(format!("line {line}\n").as_bytes());
+        }
+        tail.add(b"\r 1%\r 50%\r100%\n");
+        tail.add(b"no end \xff");
+        let lines = tail.lines();
+        assert_eq!((lines.len(), lines[0].as_str()), (20, "line 99982"));
+        assert_eq!(lines[18..], ["100%".to_owned(), "no end \u{fffd}".to_owned()]);
+        tail.add(&vec![b'x'; 1 << 20]);
+        assert_eq!(tail.lines(), ["x".repeat(Tail::BYTES)], "what is kept is bounded");
+    }
 }

@@ -1,6 +1,5 @@
 //! A new Python. The thread that spawned it waits for it: its parent-death signal fires when that thread ends.
 
-use std::collections::VecDeque;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 
@@ -73,7 +72,7 @@ fn follow(
         wait_unreaped(id)?;
         let ended_us = now_us();
         let was_stopped = running.ended();
-        Ok(Exit { code: None, signal: None, stderr: VecDeque::new(), was_stopped, orphaned: false, ended_us })
+        Ok(Exit { code: None, signal: None, stderr: Vec::new(), was_stopped, orphaned: false, ended_us })
     })
 }
 

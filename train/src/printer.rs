@@ -1,0 +1,73 @@
+//! Hands what ranks print to whoever shows it, on a thread of its own: a terminal that nobody reads must not keep the run
+//! from hearing that it is to stop.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::output::RankOutput;
+use crate::process::Printed;
+
+/// Parts that wait to be shown: with those on their way, what ranks may be ahead.
+const WAITING: usize = 16;
+/// How long what ranks printed last is waited for once the run was stopped: nobody may be reading.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// What happens.
+pub(crate) enum Message {
+    Begun(u32),
+    Printed(u32, Printed),
+    Paused,
+    Ended(u32),
+}
+
+/// The thread, and the way to it.
+pub(crate) struct Printer {
+    queue: mpsc::Sender<Message>,
+    done: oneshot::Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+/// As a trainer and its clones share it.
+pub(crate) type Shared = Arc<Mutex<dyn RankOutput>>;
+
+impl Printer {
+    /// # Errors
+    /// The process may have no more threads.
+    pub(crate) fn start(output: Shared) -> std::io::Result<Printer> {
+        let (queue, mut messages) = mpsc::channel(WAITING);
+        let (ending, done) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("output".into()).spawn(move || {
+            let _ending = ending;
+            while let Some(message) = messages.blocking_recv() {
+                let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+                match message {
+                    Message::Begun(attempt) => output.begun(attempt),
+                    Message::Printed(rank, Printed { is_stderr, bytes }) => output.printed(rank, is_stderr, &bytes),
+                    Message::Paused => output.paused(),
+                    Message::Ended(rank) => output.ended(rank),
+                }
+            }
+        })?;
+        Ok(Printer { queue, done, thread })
+    }
+
+    pub(crate) fn queue(&self) -> &mpsc::Sender<Message> {
+        &self.queue
+    }
+
+    /// Waits until everything is shown; not for long if the run `was_stopped`. A panic of whoever shows it is continued
+    /// here.
+    pub(crate) async fn end(self, was_stopped: bool) {
+        drop(self.queue);
+        let limit = if was_stopped { STOP_LIMIT } else { Duration::MAX };
+        // It is dropped when the thread ends, however that is.
+        if tokio::time::timeout(limit, self.done).await.is_ok()
+            && let Err(panic) = self.thread.join()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
