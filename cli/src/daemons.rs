@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 use wingbeat_core::{ClusterId, names};
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
@@ -14,7 +13,8 @@ use wingbeat_net::handshake::MAKE_A_TOKEN;
 use wingbeat_worker::node::{self, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
-use crate::say::say_of_daemon;
+use crate::say::{note, say_of_daemon};
+use crate::signals::Signals;
 use crate::sizes;
 
 /// The port of a head unless told otherwise.
@@ -112,15 +112,6 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(by_v4().or_else(by_v6).unwrap_or(local), address.port())
 }
 
-pub(crate) async fn asked_to_end() -> Result<&'static str> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupt.recv() => Ok("interrupted"),
-        _ = terminate.recv() => Ok("terminated"),
-    }
-}
-
 pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     wingbeat_net::descriptors::raise_limit();
     let token = token_for(Some(args.host), args.token_file.as_deref())?;
@@ -130,6 +121,7 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
         None => Head::start(config).await,
     };
     let head = head.context("cannot start the head")?;
+    let mut signals = Signals::of_daemon()?;
     let address = head.address().tcp.context("the head does not listen")?;
     say_of_daemon!("wingbeat head listening at {address}");
     let address = reachable(address);
@@ -142,8 +134,8 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     say_of_daemon!("  use it:         {variable}WINGBEAT_ADDRESS={address} <your program>");
     say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
-        why = asked_to_end() => eprintln!("wingbeat head: {}; ending the cluster", why?),
-        () = head.stopped() => eprintln!("wingbeat head: the cluster was stopped"),
+        asked = signals.next() => note!("wingbeat head: {}; ending the cluster", asked.what),
+        () = head.stopped() => note!("wingbeat head: the cluster was stopped"),
     }
     head.shutdown().await;
     Ok(())
@@ -184,15 +176,16 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         listen: ip.map(|ip| SocketAddr::new(ip, 0)),
     };
     let node = node::start(config).await.context("cannot start the node")?;
+    let mut signals = Signals::of_daemon()?;
     say_of_daemon!("wingbeat worker {} joined {} with {resources}", node.id(), args.head);
     let outcome = tokio::select! {
-        why = asked_to_end() => {
-            eprintln!("wingbeat worker: {}; ending what runs here", why?);
+        asked = signals.next() => {
+            note!("wingbeat worker: {}; ending what runs here", asked.what);
             Ok(())
         }
         ended = node.ended() => match ended {
             Ok(why) => {
-                eprintln!("wingbeat worker: {why}");
+                note!("wingbeat worker: {why}");
                 Ok(())
             }
             Err(why) => Err(anyhow::Error::msg(why)),

@@ -7,6 +7,7 @@ mod doctor;
 mod progress;
 mod rank_logs;
 mod say;
+mod signals;
 mod sizes;
 mod torchrun;
 mod train;
@@ -15,6 +16,8 @@ mod why;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use say::note;
 
 /// Remote tasks, actors and distributed training.
 ///
@@ -60,7 +63,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: cannot start: {error}");
+            note!("error: cannot start: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -85,7 +88,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // What others said may be in it.
-            eprintln!("error: {}", wingbeat_core::names::printable_lines(&format!("{error:#}")));
+            note!("error: {}", wingbeat_core::names::printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use wingbeat_train::{Line, Lines, RankOutput, RankProgress};
 
 use crate::rank_logs;
+use crate::say::note;
 
 /// How often a line is printed where there is no terminal.
 const PLAIN: Duration = Duration::from_secs(10);
@@ -74,7 +75,8 @@ impl Progress {
 
     /// What the run says about itself.
     pub(crate) fn notice(&self, text: &str) {
-        self.state().show(true, format!("wingbeat: {text}\n").as_bytes());
+        let bar = self.state().bar.clone();
+        show(bar.as_ref(), true, format!("wingbeat: {text}\n").as_bytes());
     }
 
     /// An attempt has begun, or all ranks have reported.
@@ -101,7 +103,7 @@ impl Progress {
             }
             None if now.reports > 0 => {
                 let seconds = state.begun.elapsed().as_secs_f64();
-                eprintln!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
+                note!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
             }
             // The first report is worth a line.
             None => state.shown = None,
@@ -116,40 +118,51 @@ impl Progress {
     }
 }
 
+// Nothing is written while the state is locked: whoever reads it may not read for long, and the run must go on to its end.
 impl RankOutput for Progress {
     fn printed(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
-        let state = &mut *self.state();
+        let mut state = self.state();
         let (mut shown, is_prefixed) = (Vec::new(), state.is_prefixed);
         state.lines.take_in(rank, is_stderr, bytes, |line| add(&mut shown, is_prefixed, rank, &line));
-        state.show(is_stderr, &shown);
         if state.drawn.elapsed() >= DRAW {
             state.draw();
         }
+        let bar = state.bar.clone();
+        drop(state);
+        show(bar.as_ref(), is_stderr, &shown);
     }
 
     fn paused(&mut self) {
-        let state = &mut *self.state();
+        let mut state = self.state();
         if state.bar.is_some() {
             return state.draw();
         }
-        let (mut shown, is_prefixed) = (Vec::new(), state.is_prefixed);
-        state.lines.bars(PLAIN, |rank, line| {
-            let mut text = Vec::new();
-            add(&mut text, is_prefixed, rank, &line);
-            shown.push((line.is_stderr, text));
-        });
-        for (is_stderr, text) in shown {
-            state.show(is_stderr, &text);
-        }
+        let (mut shown, is_prefixed) = ([Vec::new(), Vec::new()], state.is_prefixed);
+        state.lines.bars(PLAIN, |rank, line| add(&mut shown[usize::from(line.is_stderr)], is_prefixed, rank, &line));
+        drop(state);
+        show(None, false, &shown[0]);
+        show(None, true, &shown[1]);
     }
 
     fn ended(&mut self, rank: u32) {
-        let state = &mut *self.state();
+        let mut state = self.state();
         let (mut shown, is_prefixed) = ([Vec::new(), Vec::new()], state.is_prefixed);
         state.lines.end(rank, |line| add(&mut shown[usize::from(line.is_stderr)], is_prefixed, rank, &line));
-        state.show(false, &shown[0]);
-        state.show(true, &shown[1]);
         state.draw();
+        let bar = state.bar.clone();
+        drop(state);
+        show(bar.as_ref(), false, &shown[0]);
+        show(bar.as_ref(), true, &shown[1]);
+    }
+}
+
+/// Shows whole lines; on a terminal, above what is drawn at its bottom.
+fn show(bar: Option<&ProgressBar>, is_stderr: bool, text: &[u8]) {
+    let is_terminal = if is_stderr { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+    match bar {
+        _ if text.is_empty() => {}
+        Some(bar) if is_terminal => bar.suspend(|| rank_logs::show(is_stderr, text)),
+        _ => rank_logs::show(is_stderr, text),
     }
 }
 
@@ -160,15 +173,6 @@ fn add(to: &mut Vec<u8>, is_prefixed: bool, rank: u32, line: &Line) {
 }
 
 impl State {
-    /// Shows whole lines, above the table.
-    fn show(&self, is_stderr: bool, text: &[u8]) {
-        match &self.bar {
-            _ if text.is_empty() => {}
-            Some(bar) => bar.suspend(|| rank_logs::show(is_stderr, text)),
-            None => rank_logs::show(is_stderr, text),
-        }
-    }
-
     /// Draws the table, and above it, the lines that have begun: the progress bars of ranks.
     fn draw(&mut self) {
         let Some(bar) = &self.bar else { return };
@@ -191,11 +195,16 @@ impl State {
 
 /// What is said of all ranks.
 fn summary(now: &wingbeat_train::Progress, rate: Option<f64>) -> String {
-    let mut text = format!("attempt {}, {} ranks", now.attempt + 1, now.ranks.len());
+    let mut text = format!("attempt {}, {}", now.attempt + 1, counted(now.ranks.len() as u32));
     if let Some(rate) = rate {
         text.push_str(&format!(", {rate:.1} steps/s"));
     }
     text
+}
+
+/// `1 rank`, `2 ranks`.
+pub(crate) fn counted(ranks: u32) -> String {
+    format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" })
 }
 
 /// Metrics in a line, after something else.

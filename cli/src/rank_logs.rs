@@ -10,6 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use wingbeat_train::{Line, Lines, RankOutput};
 
+use crate::say::note;
+
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 
@@ -177,7 +179,7 @@ impl RankOutput for RankLogs {
             && let Err(error) = self.write(rank, is_stderr, bytes)
             && !std::mem::replace(&mut self.has_complained, true)
         {
-            eprintln!("wingbeat torchrun: cannot write what ranks print: {error:#}");
+            note!("wingbeat torchrun: cannot write what ranks print: {error:#}");
         }
         let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
         match (is_shown, teed) {

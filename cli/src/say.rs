@@ -22,6 +22,16 @@ pub(crate) fn line_of_daemon(text: Arguments<'_>) {
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
+/// Writes a line to standard error, of which there may be nothing left: a terminal that was closed.
+pub(crate) fn line_of_note(text: Arguments<'_>) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// `eprintln!`, which does not panic where nobody reads any more.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::say::line_of_note(format_args!($($text)*)) };
+}
+
 /// `println!` for commands.
 macro_rules! say {
     ($($text:tt)*) => { $crate::say::line(format_args!($($text)*)) };
@@ -32,4 +42,4 @@ macro_rules! say_of_daemon {
     ($($text:tt)*) => { $crate::say::line_of_daemon(format_args!($($text)*)) };
 }
 
-pub(crate) use {say, say_of_daemon};
+pub(crate) use {note, say, say_of_daemon};

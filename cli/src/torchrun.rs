@@ -10,6 +10,7 @@ use wingbeat_train::{Scaling, TorchTrainer};
 use wingbeat_worker::join;
 
 use crate::rank_logs::{RankLogs, Streams};
+use crate::say::note;
 use crate::sizes;
 use crate::train::{End, run};
 
@@ -83,6 +84,10 @@ pub(crate) struct TorchrunArgs {
     /// The port where rank 0 listens; 0 for a free one.
     #[arg(long, alias = "master_port", default_value_t = 0)]
     master_port: u16,
+    /// How long to wait for room, and for nodes that are not there yet. Without it, what others hold is waited for as long
+    /// as it takes, and what no nodes could hold is an error at once.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    wait_for_room: Option<Duration>,
     /// GPUs of each rank; else 1 where nodes have as many as ranks, and none where they have fewer.
     #[arg(long)]
     gpus_per_rank: Option<f64>,
@@ -185,6 +190,9 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         .role(&args.role)
         .run_id(&run_id)
         .output(logs);
+    if let Some(limit) = args.wait_for_room {
+        trainer = trainer.wait_for_room(limit);
+    }
     if let Some(port) = port {
         trainer = trainer.master_port(port);
     }
@@ -196,13 +204,13 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     }
     let outcome = run(trainer, &session).await;
     if let Some(dir) = dir {
-        eprintln!("wingbeat torchrun: what ranks printed is in {}", dir.display());
+        note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
     Ok(match outcome {
         End::Done(_) => ExitCode::SUCCESS,
         // As torchrun, which tells no more by its code.
-        End::Failed(error) => {
-            eprintln!("error: {error}");
+        End::Failed(error, _) => {
+            note!("error: {error}");
             ExitCode::FAILURE
         }
     })
@@ -258,7 +266,7 @@ async fn per_node(args: &TorchrunArgs, session: &wingbeat::Session, nodes: u32) 
     };
     if has_gpus && text != "cpu" && per_node.gpus == 0.0 && args.gpus_per_rank.is_none() {
         let ranks = per_node.ranks;
-        eprintln!(
+        note!(
             "wingbeat torchrun: {ranks} ranks on a node with {least_gpus} GPUs see none; with --gpus-per-rank they share \
              them, which gloo can do and NCCL cannot"
         );

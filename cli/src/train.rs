@@ -1,20 +1,28 @@
 //! `wingbeat train`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
 use wingbeat_train::{Backend, Best, Keep, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
-use crate::{daemons, sizes};
+use crate::say::note;
+use crate::signals::Signals;
+use crate::sizes;
 
-/// The exit code of a run that was stopped: what a shell calls SIGTERM.
-const STOPPED: u8 = 128 + 15;
+/// The exit code of a run that was stopped, as shells have it.
+fn stopped_by(signal: Option<i32>) -> u8 {
+    const SIGTERM: i32 = 15;
+    u8::try_from(128 + signal.unwrap_or(SIGTERM)).unwrap_or(1)
+}
 
 /// Run a PyTorch script on several ranks, with the environment that torchrun gives.
 ///
@@ -54,9 +62,13 @@ pub(crate) struct TrainArgs {
     /// Start every rank as a new process, instead of forking it from one that has torch imported.
     #[arg(long)]
     cold: bool,
-    /// How long ranks have to save what they have, after SIGTERM, when the run is stopped.
+    /// How long ranks have to save what they have when the run is stopped; they get the signal that this command got.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     grace: Duration,
+    /// How long to wait for room, and for nodes that are not there yet. Without it, what others hold is waited for as long
+    /// as it takes, and what no nodes could hold is an error at once.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    wait_for_room: Option<Duration>,
     /// After how long without output or report the ranks' stacks are shown, and who keeps the others waiting.
     #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
     hang_timeout: Duration,
@@ -84,6 +96,12 @@ pub(crate) struct TrainArgs {
     /// SCRIPT is a file with a pickled function, as `wingbeat.torch` writes it.
     #[arg(long, hide = true)]
     function: bool,
+    /// A JSON file with further variables of every rank's environment: others can read a command line.
+    #[arg(long, hide = true)]
+    env_file: Option<PathBuf>,
+    /// The process that started this one, and with which it ends.
+    #[arg(long, hide = true)]
+    parent: Option<i32>,
     /// A dataset NAME=FOLDER, with an Arrow file 0.arrow, 1.arrow, … for each rank.
     #[arg(long, hide = true, value_parser = sizes::pair)]
     dataset: Vec<(String, String)>,
@@ -105,6 +123,37 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
+    let parent = args.parent.map(Parent::watch).transpose()?;
+    let results = args.results.clone();
+    let outcome = train_to_the_end(args).await;
+    if let (Some(parent), Some(results)) = (parent, results)
+        && parent.is_gone()
+    {
+        // Nobody else will remove it.
+        let _ = std::fs::remove_dir_all(results);
+    }
+    outcome
+}
+
+/// The program that has started this one. When it ends, however that is, this process gets SIGTERM.
+struct Parent(i32);
+
+impl Parent {
+    fn watch(pid: i32) -> Result<Parent> {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+        let parent = Parent(pid);
+        if parent.is_gone() {
+            bail!("the program that started this run has ended");
+        }
+        Ok(parent)
+    }
+
+    fn is_gone(&self) -> bool {
+        rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.0)
+    }
+}
+
+async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     let mut init = session(args.address.as_deref(), args.token_file.as_deref())?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
     if args.address.is_none() {
@@ -135,6 +184,9 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
             "gloo" => Backend::Gloo,
             _ => Backend::Auto,
         });
+    if let Some(limit) = args.wait_for_room {
+        trainer = trainer.wait_for_room(limit);
+    }
     if let Some(url) = &args.storage {
         trainer = trainer.storage(url);
     }
@@ -152,6 +204,14 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     }
     if let Some(python) = args.python {
         trainer = trainer.python(python);
+    }
+    if let Some(file) = &args.env_file {
+        let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+        let env: BTreeMap<String, String> =
+            serde_json::from_str(&text).with_context(|| format!("reading {}", file.display()))?;
+        for (name, value) in &env {
+            trainer = trainer.env(name, value);
+        }
     }
     for (name, value) in &args.env {
         trainer = trainer.env(name, value);
@@ -174,23 +234,23 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
                     std::fs::write(dir.join(format!("returned-{rank}.pickle")), pickled)?;
                 }
             }
-            eprintln!(
-                "wingbeat train: {} ranks done in {:.1} s, attempt {}{}",
-                result.ranks,
+            note!(
+                "wingbeat train: {} done in {:.1} s, attempt {}{}",
+                progress::counted(result.ranks),
                 result.seconds,
                 result.attempts,
                 progress::metrics(&result.metrics)
             );
             if let Some(checkpoint) = &result.checkpoint {
-                eprintln!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
+                note!("wingbeat train: the newest checkpoint is {}", checkpoint.url);
             }
             if let Some(best) = &result.best_checkpoint {
-                eprintln!("wingbeat train: the best is {}", best.url);
+                note!("wingbeat train: the best is {}", best.url);
             }
             Ok(ExitCode::SUCCESS)
         }
-        End::Failed(error) => {
-            eprintln!("error: {error}");
+        End::Failed(error, signal) => {
+            note!("error: {error}");
             if let Some(dir) = &args.results {
                 std::fs::write(dir.join("error.json"), described(&error).to_string())?;
                 if let TrainError::RankFailed { python_error: Some(raised), .. } = &error
@@ -202,7 +262,7 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
             // The script's own exit code is what a caller of the script would see.
             let code = match &error {
                 TrainError::RankFailed { code: Some(code), .. } => u8::try_from(*code).unwrap_or(1),
-                TrainError::Stopped => STOPPED,
+                TrainError::Stopped { .. } => stopped_by(signal),
                 _ => 1,
             };
             Ok(ExitCode::from(code.max(1)))
@@ -213,28 +273,34 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
 /// How a run has ended.
 pub(crate) enum End {
     Done(TrainResult),
-    Failed(TrainError),
+    /// With the signal that asked for it, if one did.
+    Failed(TrainError, Option<i32>),
 }
 
 /// Runs it, stops it when the user or the system asks for that, and leaves the cluster.
 pub(crate) async fn run(trainer: TorchTrainer, session: &Session) -> End {
     let stopper = trainer.stopper();
-    let signals = tokio::spawn(async move {
-        // The second signal is not waited for: whoever sends it wants this process gone.
-        match daemons::asked_to_end().await {
-            Ok(name) => eprintln!("wingbeat: {name}; the ranks may save what they have"),
-            Err(_) => std::future::pending().await,
-        }
-        stopper.stop();
-        let _ = daemons::asked_to_end().await;
-        std::process::exit(i32::from(STOPPED));
+    let asked = Arc::new(AtomicI32::new(0));
+    let told = asked.clone();
+    let signals = Signals::of_run().map(|mut signals| {
+        tokio::spawn(async move {
+            let first = signals.next().await;
+            told.store(first.number, Ordering::Relaxed);
+            stopper.stop_with(first.number);
+            note!("wingbeat: {}; ranks that run may save what they have", first.what);
+            // Whoever sends a second one wants this process gone.
+            let second = signals.next().await;
+            std::process::exit(i32::from(stopped_by(Some(second.number))));
+        })
     });
     let outcome = trainer.fit().await;
-    signals.abort();
+    if let Ok(signals) = signals {
+        signals.abort();
+    }
     session.shutdown().await;
     match outcome {
         Ok(result) => End::Done(result),
-        Err(error) => End::Failed(error),
+        Err(error) => End::Failed(error, Some(asked.load(Ordering::Relaxed)).filter(|signal| *signal != 0)),
     }
 }
 

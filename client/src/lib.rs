@@ -52,6 +52,8 @@ pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
+pub use wingbeat_process::groups::Drained;
+pub use wingbeat_process::options::without_retries;
 pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.

@@ -9,7 +9,7 @@ use wingbeat_core::error::Result;
 use wingbeat_core::spec::{PlacementGroupSpec, PlacementStrategy};
 use wingbeat_core::{NodeId, PlacementGroupId};
 use wingbeat_process::Session;
-use wingbeat_process::groups::GroupOptions;
+use wingbeat_process::groups::{Drained, GroupOptions};
 use wingbeat_process::options::PlaceOptions;
 
 use crate::ObjectRef;
@@ -174,6 +174,12 @@ impl PlacementGroup {
     /// removed. A bundle whose node dies gets another, so ask again where that matters.
     pub fn ready(&self) -> ObjectRef<Vec<NodeId>> {
         ObjectRef::new(self.session.placement_group_ready(self.spec.id))
+    }
+
+    /// Waits until a node of the group is to be free of work (`wingbeat drain`), and gives which, why, and when what still
+    /// runs there is ended. For those who use a group as one and move it as one; ask after [`ready`](Self::ready).
+    pub async fn drained(&self) -> Drained {
+        self.session.placement_group_drained(self.spec.id).await
     }
 
     /// Removes the group: what runs in it is ended, and what it reserved is free again. No error if it is gone already.

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -37,32 +38,56 @@ def environment(binary):
     return _environment(WINGBEAT_BIN=binary, WINGBEAT_PYTHON=sys.executable)
 
 
+class Cluster:
+    """A head, and the workers that are added to it."""
+
+    def __init__(self, binary, environment, folder):
+        token = folder / "token"
+        token.write_text("of these tests alone, and not short\n")
+        token.chmod(0o600)
+        self.binary, self.daemons = binary, []
+        self.env = {**environment, "WINGBEAT_TOKEN_FILE": str(token)}
+        self.address = re.search(r"listening at (\S+)", self.start("head", "--port", "0"))[1]
+        self.env["WINGBEAT_ADDRESS"] = self.address
+
+    def start(self, *arguments, **more):
+        daemon = subprocess.Popen(
+            [self.binary, *arguments], env={**self.env, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.daemons.append(daemon)
+        return daemon.stdout.readline()
+
+    def worker(self, *options, cpus=4, **more):
+        """Adds a node: its id, and its daemon."""
+        said = self.start("worker", "--head", self.address, "--num-cpus", str(cpus), *options, **more)
+        assert "joined" in said
+        return re.search(r"node-\w+", said)[0], self.daemons[-1]
+
+    def end(self):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+        for daemon in self.daemons:
+            daemon.wait()
+            daemon.stdout.close()
+
+
 @contextlib.contextmanager
 def one_node(binary, environment, folder, *options, **worker):
     """The environment of a user of a cluster with one node of 4 CPUs; with more options and variables for its worker."""
-    token = folder / "token"
-    token.write_text("of these tests alone, and not short\n")
-    token.chmod(0o600)
-    env = {**environment, "WINGBEAT_TOKEN_FILE": str(token)}
-    daemons = []
-
-    def start(*arguments, **more):
-        daemon = subprocess.Popen(
-            [binary, *arguments], env={**env, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        daemons.append(daemon)
-        return daemon.stdout.readline()
-
+    cluster = Cluster(binary, environment, folder)
     try:
-        address = re.search(r"listening at (\S+)", start("head", "--port", "0"))[1]
-        assert "joined" in start("worker", "--head", address, "--num-cpus", "4", *options, **worker)
-        yield {**env, "WINGBEAT_ADDRESS": address}
+        cluster.worker(*options, **worker)
+        yield cluster.env
     finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait()
-            daemon.stdout.close()
+        cluster.end()
+
+
+@pytest.fixture
+def own_cluster(binary, environment, tmp_path):
+    """A cluster without nodes, of one test."""
+    cluster = Cluster(binary, environment, tmp_path)
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +111,7 @@ def write(tmp_path):
 
     def write(name, text):
         path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
         return path
 
     return write
@@ -113,7 +138,7 @@ def python(tmp_path):
 
     def python(text, env, code=0):
         path = tmp_path / "program.py"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, path], env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS
         )

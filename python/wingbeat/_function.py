@@ -25,13 +25,18 @@ def main():
                 ) from None
             raise
     del sys.argv[1]
+    is_wanted = about["returns"] == "all" or os.environ["RANK"] == "0"
     try:
         value = function(*args, **kwargs)
-        if about["returns"] == "all" or os.environ["RANK"] == "0":
+        if is_wanted:
             tell("returned", pickle_value(value))
+    except SystemExit as error:
+        if is_wanted and not error.code:
+            tell("returned", pickle_value(None))  # as a function that ends well without a value
+        raise
     except Exception as error:
         try:
-            pickled = pickle_portably(error)
+            pickled = pickle_error(error)
         except Exception:
             raise error from None  # its traceback tells
         tell("raised", pickled)
@@ -50,6 +55,29 @@ def pickle_value(value):
     except Exception as error:
         what = f"what the function returned, a {type(value).__qualname__}"
         raise TypeError(f"{what}, cannot be pickled: {error}") from error
+
+
+def pickle_error(error):
+    """Pickles an exception so that it can be made again there. Python calls its class with its `args`, which fails for
+    one whose `__init__` takes other arguments."""
+    from wingbeat._exceptions import remake
+
+    pickled = pickle_portably(error)
+    try:
+        pickle.loads(pickled)
+        return pickled
+    except Exception:
+        return pickle_portably(Remade(remake, (type(error), error.args, error.__dict__)))
+
+
+class Remade:
+    """Is something else when it is unpickled."""
+
+    def __init__(self, make, arguments):
+        self.make, self.arguments = make, arguments
+
+    def __reduce__(self):
+        return self.make, self.arguments
 
 
 def pickle_portably(value):

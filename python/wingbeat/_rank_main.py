@@ -224,7 +224,8 @@ def leave(code):
             show(error)
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None and not stream.closed:
+                stream.flush()
         except Exception:
             code = code or 120  # as Python
     os._exit(code)

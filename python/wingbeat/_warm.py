@@ -22,6 +22,7 @@ the fork has read its settings by then, so a parent serves only ranks that agree
 see to. Nothing here runs a tensor operation, initializes CUDA or starts a thread, and before each fork that is checked.
 """
 
+import errno
 import json
 import os
 import select
@@ -52,6 +53,9 @@ def main():
     try:
         listener.bind("\0" + name)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # another was started at the same time
+            print("taken", flush=True)
+            sys.exit(1)
         sys.exit(f"cannot listen: {error}")
     listener.listen(128)
     print("listening", flush=True)
@@ -266,7 +270,10 @@ def keep(connection, rank, streams, stacks_signal):
         if not left:
             break
         for child in left:
-            os.kill(child, signal.SIGKILL)
+            try:
+                os.kill(child, signal.SIGKILL)
+            except PermissionError:
+                pass  # another user's, by a program with that right: it is awaited
             os.waitpid(child, 0)
     try:
         say(connection, {"status": status, "ended_us": ended_us})

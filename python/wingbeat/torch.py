@@ -14,10 +14,12 @@ The signatures and defaults are pyspark's. What differs: any rank's failure is t
 rank 0's, and a file that ends with an error raises one.
 """
 
+import io
 import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -54,12 +56,15 @@ class TorchDistributor:
     num_processes: how many. local_mode: on this machine; else on the cluster whose head is at $WINGBEAT_ADDRESS.
     use_gpu: each rank gets a GPU of its own, the one with its LOCAL_RANK; more ranks than GPUs on this machine are
     reduced to those, with a warning. max_failures: how often the group is started again. warm: fork ranks from a
-    process with torch imported.
+    process with torch imported. env: variables of the ranks' environment. storage: where checkpoints that ranks report
+    are stored, and gone on from: a folder that all nodes share, or a URL (s3://…, gs://…, az://…).
 
     Raises ValueError if num_processes is not positive, and RuntimeError if GPUs are asked for where none are.
     """
 
-    def __init__(self, num_processes=1, local_mode=True, use_gpu=True, *, max_failures=0, warm=True, env=None):
+    def __init__(
+        self, num_processes=1, local_mode=True, use_gpu=True, *, max_failures=0, warm=True, env=None, storage=None
+    ):
         if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
             raise ValueError(f"num_processes has to be a positive integer, and is {num_processes!r}")
         if not local_mode and not os.environ.get("WINGBEAT_ADDRESS"):
@@ -84,7 +89,8 @@ class TorchDistributor:
         self.use_gpu = use_gpu
         self.max_failures = max_failures
         self.warm = warm
-        self.env = dict(env or {})
+        self.env = {str(name): str(value) for name, value in (env or {}).items()}
+        self.storage = None if storage is None else os.fspath(storage)
 
     def run(self, train_object, *args, return_all=False, **kwargs):
         """Runs `train_object(*args, **kwargs)` on every rank, or the script of this path with these arguments.
@@ -96,7 +102,11 @@ class TorchDistributor:
             return self._run_function(train_object, args, kwargs, return_all, ())
         if kwargs:
             raise ValueError(f"a script takes no keyword arguments: {', '.join(kwargs)}")
-        path = os.fspath(train_object)
+        try:
+            path = os.fspath(train_object)
+        except TypeError:
+            kind = type(train_object).__name__
+            raise TypeError(f"run takes a function, or the path of a script; this is {train_object!r}, a {kind}") from None
         if not os.path.isfile(path):
             raise FileNotFoundError(f"the script {path} does not exist")
         with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
@@ -139,7 +149,7 @@ class TorchDistributor:
                     raise TypeError(_who_cannot_be_sent(function, args, kwargs, error)) from error
             self._train(["--function", "--results", folder, *datasets, file], options, folder)
             ranks = range(self.num_processes) if return_all else [0]
-            values = [_load(os.path.join(folder, f"returned-{rank}.pickle")) for rank in ranks]
+            values = [_load(folder, rank) for rank in ranks]
         return values if return_all else values[0]
 
     def _layout(self):
@@ -149,8 +159,15 @@ class TorchDistributor:
         command = [binary(), "train", *self._layout(), "--python", sys.executable]
         command += ["--gpus-per-worker", "1" if self.use_gpu else "0", "--max-failures", str(self.max_failures)]
         command += ["--unprefixed", *([] if self.warm else ["--cold"])]
-        for name, value in self.env.items():
-            command += ["--env", f"{name}={value}"]
+        command += ["--parent", str(os.getpid())]
+        if self.storage is not None:
+            command += ["--storage", self.storage]
+        if self.env:
+            # Anybody on the machine can read a command line, and nobody else this folder.
+            file = os.path.join(folder, "env.json")
+            with open(file, "w", encoding="utf-8") as out:
+                json.dump(self.env, out)
+            command += ["--env-file", file]
         env = dict(os.environ)
         if self.local_mode:
             env.pop("WINGBEAT_ADDRESS", None)
@@ -214,34 +231,54 @@ def local_gpus():
 
 
 def _run(command, env):
-    """Runs a command, and shows its output where this program's goes, which in a notebook is no file."""
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    """Runs a command, and shows its output where this program's goes. Ctrl-C ends it as it ends itself: ranks have their time
+    to save what they have."""
+    streams = [_target(sys.stdout, 1), _target(sys.stderr, 2)]
+    # In a session of its own, so that Ctrl-C comes once: from here.
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1], start_new_session=True
+    )
 
     def show(source, target):
-        for line in source:
+        for line in io.TextIOWrapper(source, encoding="utf-8", errors="replace"):
             target.write(line)
             target.flush()
 
-    threads = [
-        threading.Thread(target=show, args=pair, daemon=True)
-        for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    ]
+    pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    threads = [threading.Thread(target=show, args=pair, daemon=True) for pair in pairs if pair[0] is not None]
     for thread in threads:
         thread.start()
     try:
         code = process.wait()
-    except BaseException:  # Ctrl-C: the ranks are not to outlive it
-        process.terminate()
-        process.wait()
+    except BaseException as error:
+        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        try:
+            process.wait()
+        except BaseException:  # asked again: now
+            process.terminate()
+            process.wait()
         raise
     for thread in threads:
         thread.join()
     return code
 
 
-def _load(path):
-    with open(path, "rb") as file:
-        return pickle.load(file)
+def _target(stream, number):
+    """Where the command writes: to where this program does, or where that is no file, as in a notebook, into a pipe."""
+    try:
+        is_own = stream.fileno() == number
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        is_own = False
+    return None if is_own else subprocess.PIPE
+
+
+def _load(folder, rank):
+    try:
+        with open(os.path.join(folder, f"returned-{rank}.pickle"), "rb") as file:
+            return pickle.load(file)
+    except FileNotFoundError:
+        raise TrainingError(f"rank {rank} ended well before its function returned: by os._exit(0)?", rank) from None
 
 
 def _raise(folder, code):
@@ -253,7 +290,8 @@ def _raise(folder, code):
     rank, traceback = told.get("rank"), told.get("traceback")
     cause = RemoteTraceback(rank, traceback) if traceback else None
     try:
-        error = _load(os.path.join(folder, "raised.pickle"))
+        with open(os.path.join(folder, "raised.pickle"), "rb") as file:
+            error = pickle.load(file)
     except Exception:  # there is none, or its class is not to be had here
         error = TrainingError(told["message"], rank)
     raise error from cause

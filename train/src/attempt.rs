@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
+use rustix::process::Signal;
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::mpsc;
-use wingbeat::{Error, get_all};
+use wingbeat::{Drained, Error, get_all};
 
 use crate::error::TrainError;
 use crate::group::{Group, Member};
@@ -29,6 +30,8 @@ use crate::trainer::Plan;
 const GRACE: Duration = Duration::from_millis(500);
 /// How long ranks that were killed may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long before its deadline a drained node is left.
+const KILL_TIME: Duration = Duration::from_millis(500);
 /// How long checkpoints that are being written may take once a rank has failed.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// How often an elastic group that could be larger looks whether there is room.
@@ -86,6 +89,38 @@ struct Attempt<'a> {
     next_growth: Instant,
     /// How many ranks it is to have when its next checkpoint is there.
     grows_to: Option<u32>,
+    /// The node that it must leave.
+    drained: Option<Drained>,
+}
+
+/// What is found out before ranks start.
+struct Prepared<'a> {
+    /// Where rank 0 listens.
+    port: u16,
+    /// Where NCCL tells how far it is.
+    ras: Option<u16>,
+    /// Where checkpoints go to, and the number of the next.
+    storage: Option<(&'a Arc<Claim>, u64)>,
+    /// Where each rank finds the newest one.
+    checkpoints: Vec<String>,
+    /// Over what each rank reaches the others.
+    interfaces: Vec<Option<String>>,
+}
+
+fn moves(Drained { node, why, .. }: Drained) -> TrainError {
+    TrainError::Moves { node, why }
+}
+
+/// Waits until ranks on a drained node must be asked to end.
+async fn due(drained: Option<Drained>, grace: Duration) -> Drained {
+    match drained {
+        Some(drained) => {
+            let at = drained.deadline.checked_sub(grace + KILL_TIME).unwrap_or_else(Instant::now);
+            tokio::time::sleep_until(at.into()).await;
+            drained
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// What came of writing a checkpoint, and the reports that are answered with it.
@@ -106,24 +141,12 @@ impl Group {
         (plan.on_progress)(&progress);
         // One that shows nothing any more is found out when there is something to show.
         let _ = output.send(Message::Begun(attempt)).await;
-        let port = match plan.master_port {
-            Some(port) => port,
-            None => self.free_port().await?,
+        let prepared = tokio::select! {
+            biased;
+            () = plan.stopper.stopped() => return Err(TrainError::stopped()),
+            prepared = self.prepare_attempt(plan, &progress, storage) => prepared?,
         };
-        let (storage, checkpoints) = match storage {
-            Some(storage) => {
-                self.check_storage(storage.storage()).await?;
-                let next = storage.next().await.map_err(TrainError::Storage)?;
-                (Some((storage, next)), self.newest_checkpoint(storage.storage()).await?)
-            }
-            None => (None, Vec::new()),
-        };
-        self.preflight(plan, &progress.ranks).await?;
-        let interfaces = self.interfaces().await?;
-        let ras = match self.backend(plan) {
-            "nccl" => Some(self.free_port().await?),
-            _ => None,
-        };
+        let Prepared { port, ras, storage, checkpoints, interfaces } = prepared;
         let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
         let mut attempt = Attempt {
             plan,
@@ -146,26 +169,63 @@ impl Group {
             finished: Finished { ranks: self.ranks.len() as u32, ..Finished::default() },
             next_growth: Instant::now() + GROWTH_LOOK,
             grows_to: None,
+            drained: None,
             quiet_since: Instant::now(),
             was_named: false,
             was_hanging: false,
         };
-        let told = attempt.until_failure(&mut events).await;
+        let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
             attempt.finish_saves().await?;
             attempt.record(true).await?;
             return Ok(attempt.finished);
         }
-        let grace = match &told {
-            Err(TrainError::Stopped | TrainError::Grows { .. }) => plan.grace,
+        let grace = match (&told, &attempt.drained) {
+            // What still runs at the deadline is ended there.
+            (Err(TrainError::Moves { .. }), Some(drained)) => {
+                plan.grace.min(drained.deadline.saturating_duration_since(Instant::now()))
+            }
+            (Err(TrainError::Stopped { .. } | TrainError::Grows { .. }), _) => plan.grace,
             _ => GRACE,
         };
         attempt.stop(&mut events, grace).await;
         // What was still being written is worth having; that it could not be is not why the run has failed.
         let _ = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
         let _ = attempt.record(true).await;
+        if let Err(TrainError::Stopped { so_far }) = &mut told {
+            (so_far.ranks, so_far.attempts) = (attempt.finished.ranks, attempt.progress.attempt + 1);
+            so_far.metrics = std::mem::take(&mut attempt.finished.metrics);
+        }
         told?;
         Err(attempt.first_failure(port))
+    }
+
+    /// Finds out what ranks are to be told.
+    async fn prepare_attempt<'a>(
+        &self,
+        plan: &Plan,
+        progress: &Progress,
+        storage: Option<&'a Arc<Claim>>,
+    ) -> Result<Prepared<'a>, TrainError> {
+        let port = match plan.master_port {
+            Some(port) => port,
+            None => self.free_port().await?,
+        };
+        let (storage, checkpoints) = match storage {
+            Some(storage) => {
+                self.check_storage(storage.storage()).await?;
+                let next = storage.next().await.map_err(TrainError::Storage)?;
+                (Some((storage, next)), self.newest_checkpoint(storage.storage()).await?)
+            }
+            None => (None, Vec::new()),
+        };
+        self.preflight(plan, &progress.ranks).await?;
+        let interfaces = self.interfaces().await?;
+        let ras = match self.backend(plan) {
+            "nccl" => Some(self.free_port().await?),
+            _ => None,
+        };
+        Ok(Prepared { port, ras, storage, checkpoints, interfaces })
     }
 }
 
@@ -181,7 +241,11 @@ impl Attempt<'_> {
             let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
             tokio::select! {
                 biased;
-                () = stopped => return Err(TrainError::Stopped),
+                () = stopped => return Err(TrainError::stopped()),
+                drained = self.group.drained(), if self.drained.is_none() => self.leave(drained),
+                drained = due(self.drained.clone(), self.plan.grace), if self.drained.is_some() => {
+                    return Err(moves(drained));
+                }
                 room = output.reserve(), if self.unshown.is_some() => {
                     // Who shows it may have kept the ranks waiting.
                     self.quiet_since = Instant::now();
@@ -200,6 +264,9 @@ impl Attempt<'_> {
                     self.quiet_since = Instant::now();
                     let is_saved = saved.is_ok();
                     self.saved(reports, saved)?;
+                    if let Some(drained) = self.drained.clone().filter(|_| is_saved) {
+                        return Err(moves(drained));
+                    }
                     if let Some(ranks) = self.grows_to.filter(|_| is_saved) {
                         return Err(TrainError::Grows { ranks });
                     }
@@ -217,7 +284,7 @@ impl Attempt<'_> {
         match (room, message) {
             (Ok(room), Some(message)) => room.send(message),
             (Ok(_), None) => {}
-            (Err(_), _) => return Err(TrainError::Stopped),
+            (Err(_), _) => return Err(TrainError::stopped()),
         }
         Ok(())
     }
@@ -269,8 +336,9 @@ impl Attempt<'_> {
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
     /// heard of last.
     async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
-        for (at_once, limit) in [(false, grace), (true, KILL_LIMIT)] {
-            let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(at_once)).collect();
+        for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, KILL_LIMIT)] {
+            let stopping: Vec<_> =
+                self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             let output = self.output;
             let rest = async {
                 // An actor that is gone took its rank with it.
@@ -382,6 +450,21 @@ impl Attempt<'_> {
         }
     }
 
+    /// A node is drained: the next checkpoint is the last there, or when none comes in time, ranks are asked to end while
+    /// they still have their grace.
+    fn leave(&mut self, drained: Drained) {
+        let Drained { node, why, deadline } = &drained;
+        let left = humantime::format_duration(Duration::from_secs(
+            deadline.saturating_duration_since(Instant::now()).as_secs(),
+        ));
+        let how = match self.storage {
+            Some(_) => "with the next checkpoint, or",
+            None => "with what ranks save themselves",
+        };
+        (self.plan.on_notice)(&format!("{node} is drained ({why}): the run moves {how} within {left}"));
+        self.drained = Some(drained);
+    }
+
     /// How long it may be quiet before somebody looks.
     fn patience(&self) -> Duration {
         const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -434,7 +517,7 @@ impl Attempt<'_> {
     }
 
     /// How far NCCL is, if ranks use it: one process gathers it from all. Empty if it does not answer.
-    async fn ask_nccl(&self) -> Option<Status> {
+    async fn ask_nccl(&mut self) -> Option<Status> {
         let (port, first) = (self.ras?, self.group.ranks.first()?);
         Some(first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await.unwrap_or_default())
     }
@@ -452,7 +535,7 @@ impl Attempt<'_> {
             return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
         }
         let failures = std::mem::take(&mut self.failures);
-        let Some((rank, outcome)) = first(failures) else { return TrainError::Stopped };
+        let Some((rank, outcome)) = first(failures) else { return TrainError::stopped() };
         // The exception itself: a library may print the words about something optional.
         let no_torch = "ModuleNotFoundError: No module named 'torch'";
         let lacks_torch = match &outcome.error {

@@ -1,4 +1,7 @@
 use serde::{Deserialize, Serialize};
+use wingbeat::NodeId;
+
+use crate::trainer::TrainResult;
 
 /// The exception that ended a script, as Python told it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,12 +119,23 @@ pub enum TrainError {
         /// How many there is room for.
         ranks: u32,
     },
+    /// A node of the group is to be free of work, and the group starts again elsewhere. It is never the end of a run.
+    #[error("{node} is drained ({why}); starting again elsewhere")]
+    Moves {
+        /// The node.
+        node: NodeId,
+        /// Why it is drained.
+        why: String,
+    },
     /// Something that was found before the run would keep it from working.
     #[error("the run would not work:\n  {}", .0.join("\n  "))]
     Preflight(Vec<String>),
     /// The run was stopped from outside.
     #[error("the run was stopped")]
-    Stopped,
+    Stopped {
+        /// How far it had come.
+        so_far: Box<TrainResult>,
+    },
     /// A rank that is a Rust function failed; the others were ended.
     #[error("rank {rank} failed: {cause}")]
     FunctionFailed {
@@ -139,6 +153,11 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// A run was stopped that had not come far.
+    pub(crate) fn stopped() -> TrainError {
+        TrainError::Stopped { so_far: Box::default() }
+    }
+
     /// Whether another attempt may go better.
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::future::join_all;
-use wingbeat::{Error, get_all};
+use wingbeat::{Drained, Error, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
 use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
-use crate::reservation::{Reservation, resources};
+use crate::reservation::{Patience, Reservation, resources};
 use crate::trainer::Plan;
 use crate::warm;
 
@@ -44,8 +44,8 @@ pub(crate) struct Group {
 
 impl Group {
     /// Places all ranks, or none, and sees to it that every node can run what is to be run.
-    pub(crate) async fn place(plan: &Plan) -> Result<Group, TrainError> {
-        let reserved = Reservation::make(&plan.scaling).await?;
+    pub(crate) async fn place(plan: &Plan, patience: &Patience<'_>) -> Result<Group, TrainError> {
+        let reserved = Reservation::make(&plan.scaling, patience).await?;
         match Self::start(plan, &reserved).await {
             Ok(ranks) => {
                 let mut group = Group { ranks, reserved };
@@ -173,6 +173,11 @@ impl Group {
         }
     }
 
+    /// Waits until one of its nodes is drained.
+    pub(crate) async fn drained(&self) -> Drained {
+        self.reserved.bundles.drained().await
+    }
+
     pub(crate) fn places(&self) -> Vec<Place> {
         self.ranks.iter().map(|rank| place_of(&rank.at)).collect()
     }
@@ -194,11 +199,17 @@ async fn ship(plan: &Plan, ranks: &[RankHandle]) -> Result<(), Error> {
 
 /// Has a rank's node start its warm Python: its version, or why it does not run; none if it cannot be had.
 async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<String, String>> {
+    let mut failed = "it has ended again and again".to_owned();
     for _ in 0..WARM_TRIES {
         match warm::start_on(rank.at.node, rank.at.kind.clone(), socket).await {
             Ok(warm::Started { version: Err(why), .. }) => return Some(Err(why)),
-            Ok(warm::Started { version: Ok(_), .. }) | Err(Error::ActorDied { .. }) => {}
-            Err(_) => return None,
+            // Another may listen there: it is asked.
+            Ok(warm::Started { failed: why, .. }) => failed = why.unwrap_or(failed),
+            Err(Error::ActorDied { .. }) => {}
+            Err(error) => {
+                failed = error.to_string();
+                break;
+            }
         }
         match rank.handle.greet(socket.to_owned()).get().await.ok()? {
             Greeting::Ready(version) => return Some(Ok(version)),
@@ -208,6 +219,7 @@ async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<S
             Greeting::Gone => tokio::time::sleep(WARM_PAUSE).await,
         }
     }
+    (plan.on_notice)(&format!("ranks on {} start cold: no warm Python could be had: {failed}", rank.at.hostname));
     None
 }
 

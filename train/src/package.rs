@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 
 use crate::cache;
 
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("__init__.py", include_str!("../../python/wingbeat/__init__.py")),
     ("_rank_main.py", include_str!("../../python/wingbeat/_rank_main.py")),
     ("_warm.py", include_str!("../../python/wingbeat/_warm.py")),
+    ("_exceptions.py", include_str!("../../python/wingbeat/_exceptions.py")),
     ("_function.py", include_str!("../../python/wingbeat/_function.py")),
     ("train.py", include_str!("../../python/wingbeat/train.py")),
 ];

@@ -199,9 +199,9 @@ impl Rank {
         ras::status(port)
     }
 
-    /// Asks what runs to end; with `at_once`, ends it.
-    pub(crate) fn stop(&self, at_once: bool) {
-        self.running.stop(if at_once { Signal::KILL } else { Signal::TERM });
+    /// Ends what runs by a signal.
+    pub(crate) fn stop(&self, signal: i32) {
+        self.running.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM));
     }
 }
 

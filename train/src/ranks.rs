@@ -1,6 +1,6 @@
 //! Ranks that are Rust functions.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use serde::de::DeserializeOwned;
@@ -9,8 +9,9 @@ use wingbeat::{NodeId, ObjectRef, PlacementGroup};
 use wingbeat_collective::{CollectiveError, Group, Meeting, MeetingHandle};
 
 use crate::error::TrainError;
-use crate::reservation::Reservation;
+use crate::reservation::{Patience, Reservation};
 use crate::scaling::Scaling;
+use crate::shown::notice;
 use crate::trainer::TorchTrainer;
 
 /// What a rank knows of its group. It is an argument of the function that each rank is.
@@ -48,6 +49,7 @@ pub struct Ranks<F> {
     start: F,
     scaling: Scaling,
     max_failures: u32,
+    wait_for_room: Option<Duration>,
 }
 
 /// What Rust functions have returned, and what it took.
@@ -91,7 +93,7 @@ impl TorchTrainer {
         T: DeserializeOwned + Send + 'static,
         F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
     {
-        Ranks { start, scaling: Scaling::workers(1), max_failures: 0 }
+        Ranks { start, scaling: Scaling::workers(1), max_failures: 0, wait_for_room: None }
     }
 }
 
@@ -108,7 +110,14 @@ impl<F> Ranks<F> {
         self
     }
 
-    /// Runs it, and gives what the functions returned. The first that fails ends the others.
+    /// As [`TorchTrainer::wait_for_room`].
+    pub fn wait_for_room(mut self, limit: Duration) -> Self {
+        self.wait_for_room = Some(limit);
+        self
+    }
+
+    /// Runs it, and gives what the functions returned. The first that fails ends the others. A call is not made again by
+    /// itself, whatever its options say: see [`Ranks::max_failures`]. If this is dropped, the calls are ended.
     ///
     /// # Errors
     /// The group cannot be placed, or a rank has failed more often than allowed.
@@ -119,7 +128,12 @@ impl<F> Ranks<F> {
         self.scaling.check()?;
         let (begun, mut attempt) = (Instant::now(), 0);
         loop {
-            let reserved = Reservation::make(&self.scaling).await?;
+            let patience = Patience {
+                limit: self.wait_for_room,
+                for_nodes: attempt > 0 || self.wait_for_room.is_some(),
+                notice: &|text| notice(text),
+            };
+            let reserved = Reservation::make(&self.scaling, &patience).await?;
             let outcome = self.attempt(&reserved, attempt).await;
             // What is left of the ranks ends with it.
             reserved.release().await;
@@ -157,7 +171,8 @@ impl<F> Ranks<F> {
                 bundle,
                 meeting: meeting.clone(),
             };
-            let result = (self.start)(&reserved.bundles, context);
+            // One alone must not be made again: the others would wait for the first.
+            let result = wingbeat::without_retries(|| (self.start)(&reserved.bundles, context));
             running.push(async move { (rank, result.get().await) });
         }
         let mut values: Vec<Option<T>> = nodes.iter().map(|_| None).collect();

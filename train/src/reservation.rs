@@ -9,49 +9,99 @@ use wingbeat_core::resources::ResourceSet;
 use crate::error::TrainError;
 use crate::scaling::Scaling;
 
-/// How long a group may take to be placed. Longer means that the resources are not there.
-const PLACE_LIMIT: Duration = Duration::from_secs(60);
 /// How long an elastic group waits for what is not free now.
 const ELASTIC_WAIT: Duration = Duration::from_secs(3);
 const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
+/// After how long it is said what a group waits for; and again each time that twice as long has passed, and at least once in
+/// [`SAID_AGAIN`].
+const SAID: Duration = Duration::from_secs(2);
+const SAID_AGAIN: Duration = Duration::from_secs(300);
 
-/// The bundles of a group, which have been placed.
+/// How a group waits for its place.
+pub(crate) struct Patience<'a> {
+    /// For how long; as long as it takes if none.
+    pub limit: Option<Duration>,
+    /// Also for nodes that are not there.
+    pub for_nodes: bool,
+    /// Who is told what it waits for.
+    pub notice: &'a (dyn Fn(&str) + Send + Sync),
+}
+
+/// The bundles of a group, which have been placed. They are given back when it is dropped.
 pub(crate) struct Reservation {
     pub bundles: PlacementGroup,
     /// Where each bundle is.
     pub nodes: Vec<NodeId>,
     /// How many units of [`Scaling`] it is.
     pub units: u32,
+    session: Session,
+    is_released: bool,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.is_released {
+            self.session.give_up_placement_group(self.bundles.id());
+        }
+    }
 }
 
 impl Reservation {
     /// Reserves what so many ranks need.
     ///
     /// # Errors
-    /// It could not be placed, and why.
-    pub(crate) async fn make(scaling: &Scaling) -> Result<Reservation, TrainError> {
+    /// It can never be placed, or was not in time, and why.
+    pub(crate) async fn make(scaling: &Scaling, patience: &Patience<'_>) -> Result<Reservation, TrainError> {
         let missing =
             |why: String| TrainError::NotEnoughResources { workers: scaling.ranks(), each: scaling.each(), why };
+        let infeasible = |error| match error {
+            Error::Infeasible { .. } => missing(error.to_string()),
+            error => error.into(),
+        };
+        let session = Session::current()?;
         let units = units(scaling).await?;
         let (bundles, strategy) = scaling.bundles(units);
-        let bundles = match placement_group(bundles).strategy(strategy).await {
-            Ok(bundles) => bundles,
-            Err(error @ Error::Infeasible { .. }) => return Err(missing(error.to_string())),
-            Err(error) => return Err(error.into()),
+        let asked = placement_group(bundles).strategy(strategy);
+        let asked = if patience.for_nodes { asked.wait_until_feasible() } else { asked };
+        let bundles = asked.await.map_err(infeasible)?;
+        // From here on it is given back, whatever happens.
+        let mut reserved = Reservation { bundles, nodes: Vec::new(), units, session, is_released: false };
+        let ready = reserved.bundles.ready();
+        let (begun, mut said) = (Instant::now(), SAID);
+        reserved.nodes = loop {
+            let wait = patience.limit.map_or(said, |limit| limit.min(said)).saturating_sub(begun.elapsed());
+            match ready.get_timeout(wait).await {
+                Ok(nodes) => break nodes,
+                Err(Error::TimedOut { .. }) => {}
+                Err(error) => return Err(infeasible(error)),
+            }
+            let why = reserved.why_not_placed().await;
+            if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                let waited = humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()));
+                return Err(missing(format!("they could not all be placed within {waited}: {why}")));
+            }
+            let waited = humantime::format_duration(Duration::from_secs(begun.elapsed().as_secs()));
+            (patience.notice)(&format!("waiting for room for {waited} now: {why}"));
+            said += said.min(SAID_AGAIN);
         };
-        let error = match bundles.ready().get_timeout(PLACE_LIMIT).await {
-            Ok(nodes) => return Ok(Reservation { bundles, nodes, units }),
-            Err(Error::TimedOut { .. }) => missing(why_not_placed(&bundles).await),
-            Err(error) => error.into(),
-        };
-        let _ = bundles.remove().await;
-        Err(error)
+        Ok(reserved)
     }
 
     /// Gives it back, and ends what still runs in it.
-    pub(crate) async fn release(self) {
+    pub(crate) async fn release(mut self) {
         // It fails only when the head is gone, and then nothing is reserved any more.
         let _ = self.bundles.remove().await;
+        self.is_released = true;
+    }
+
+    /// What it waits for, as `wingbeat why` says it.
+    async fn why_not_placed(&self) -> String {
+        let explained = self.session.why(self.bundles.id()).await.ok();
+        let mut lines = explained.map(|why| [why.reasons, why.holders].concat()).unwrap_or_default();
+        // Each bundle has the same reasons.
+        let mut seen = BTreeSet::new();
+        lines.retain(|line| seen.insert(line.clone()));
+        lines.join("; ")
     }
 }
 
@@ -77,15 +127,4 @@ async fn units(scaling: &Scaling) -> Result<u32, Error> {
             None => tokio::time::sleep(ELASTIC_PAUSE).await,
         }
     }
-}
-
-/// What a group that was not placed in time waits for.
-async fn why_not_placed(bundles: &PlacementGroup) -> String {
-    let limit = PLACE_LIMIT.as_secs();
-    let explained = match Session::current() {
-        Ok(session) => session.why(bundles.id()).await.ok(),
-        Err(_) => None,
-    };
-    let explained = explained.map(|why| [why.reasons, why.holders].concat().join("; ")).unwrap_or_default();
-    format!("they could not all be placed within {limit} s: {explained}")
 }

@@ -1,5 +1,7 @@
 //! A run that goes on beside its caller.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use tokio::sync::{oneshot, watch};
 use wingbeat::{Error, Session};
 
@@ -31,7 +33,7 @@ use crate::trainer::{TorchTrainer, TrainResult};
 pub struct Run {
     stopper: Stopper,
     progress: watch::Receiver<Progress>,
-    result: oneshot::Receiver<Result<TrainResult, TrainError>>,
+    result: oneshot::Receiver<std::thread::Result<Result<TrainResult, TrainError>>>,
 }
 
 impl Run {
@@ -53,8 +55,10 @@ impl Run {
             .name("wingbeat-run".into())
             .spawn(move || {
                 let _entered = session.enter();
+                // Of one of the user's functions; it goes on where the result is waited for.
+                let result = catch_unwind(AssertUnwindSafe(|| runtime.block_on(trainer.fit())));
                 // Nobody listens any more if the handle was dropped.
-                let _ = done.send(runtime.block_on(trainer.fit()));
+                let _ = done.send(result);
             })
             .map_err(io)?;
         Ok(Run { stopper, progress, result })
@@ -80,8 +84,15 @@ impl Run {
     ///
     /// # Errors
     /// As [`TorchTrainer::fit`].
+    ///
+    /// # Panics
+    /// If one of the functions that the run was given has.
     pub async fn result(mut self) -> Result<TrainResult, TrainError> {
-        (&mut self.result).await.unwrap_or(Err(TrainError::Stopped))
+        match (&mut self.result).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(_) => Err(TrainError::stopped()),
+        }
     }
 }
 

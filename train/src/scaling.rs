@@ -92,7 +92,9 @@ impl Scaling {
     /// What so many units reserve, and how.
     pub(crate) fn bundles(&self, units: u32) -> (Vec<Bundle>, PlacementStrategy) {
         let ranks = f64::from(self.per_node.unwrap_or(1));
-        let bundle = Bundle::new().num_cpus((self.cpus * ranks).max(LEAST_CPUS));
+        // A bundle reserves something.
+        let least = if self.gpus > 0.0 { 0.0 } else { LEAST_CPUS };
+        let bundle = Bundle::new().num_cpus((self.cpus * ranks).max(least));
         let bundle = if self.gpus > 0.0 { bundle.num_gpus(self.gpus * ranks) } else { bundle };
         let strategy = match self.per_node {
             None => PlacementStrategy::Pack,

@@ -1,5 +1,7 @@
 //! How things are said to people.
 
+use std::io::Write;
+
 /// `rank 3`, `ranks 0, 2 and 5`, `ranks 0, 1, 2 and 61 more`.
 pub(crate) fn ranks(ranks: &[usize]) -> String {
     const NAMED: usize = 8;
@@ -13,6 +15,11 @@ pub(crate) fn ranks(ranks: &[usize]) -> String {
 
 fn joined(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Tells the user what a run has to say about itself. Nobody may be there any more to read it.
+pub(crate) fn notice(text: &str) {
+    let _ = writeln!(std::io::stderr(), "wingbeat: {text}");
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Ending a run from outside.
 
+use rustix::process::Signal;
 use tokio::sync::watch;
 
-/// Ends a run: its ranks get SIGTERM, and time to save what they have.
+/// Ends a run: its ranks get a signal, and time to save what they have.
 ///
 /// ```no_run
 /// # use wingbeat_train::TorchTrainer;
@@ -18,21 +19,40 @@ use tokio::sync::watch;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Stopper(watch::Sender<bool>);
+pub struct Stopper(watch::Sender<Option<Signal>>);
 
 impl Stopper {
     pub(crate) fn new() -> Stopper {
-        Stopper(watch::Sender::new(false))
+        Stopper(watch::Sender::new(None))
     }
 
-    /// Ends the run, which then fails with [`TrainError::Stopped`](crate::TrainError::Stopped). No error if it is over.
+    /// Ends the run by SIGTERM. It then fails with [`TrainError::Stopped`](crate::TrainError::Stopped). No error if it is
+    /// over.
     pub fn stop(&self) {
-        self.0.send_replace(true);
+        self.stop_with(Signal::TERM.as_raw());
+    }
+
+    /// As [`Stopper::stop`], by another signal, as torchrun passes on what it gets itself: with SIGINT, Python raises
+    /// `KeyboardInterrupt`. The first signal counts; what is no signal is SIGTERM.
+    pub fn stop_with(&self, signal: i32) {
+        let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+        self.0.send_if_modified(|told| match told {
+            Some(_) => false,
+            None => {
+                *told = Some(signal);
+                true
+            }
+        });
+    }
+
+    /// By which signal ranks are to end.
+    pub(crate) fn signal(&self) -> Signal {
+        self.0.borrow().unwrap_or(Signal::TERM)
     }
 
     /// Waits until it is told to stop.
     pub(crate) async fn stopped(&self) {
         // It is never closed while somebody waits for it.
-        let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
+        let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 }

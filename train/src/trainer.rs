@@ -14,7 +14,9 @@ use crate::printer::{Message, Printer, Shared};
 use crate::process::Target;
 use crate::progress::Progress;
 use crate::run::Run;
+use crate::reservation::Patience;
 use crate::scaling::Scaling;
+use crate::shown::notice;
 use crate::shipping::Shipment;
 use crate::stopper::Stopper;
 use crate::storage::{Checkpoint, Claim, Keep, Storage};
@@ -68,7 +70,9 @@ pub(crate) struct Plan {
     pub storage: Option<String>,
     pub keep: Keep,
     pub stopper: Stopper,
-    pub output: Shared,
+    /// Makes what shows what the ranks of a run print.
+    pub output: Arc<dyn Fn() -> Shared + Send + Sync>,
+    pub wait_for_room: Option<Duration>,
     pub on_notice: OnNotice,
     pub on_progress: OnProgress,
 }
@@ -98,14 +102,21 @@ pub(crate) struct Plan {
 /// # }
 /// ```
 #[must_use = "nothing runs until `fit()` or `start()`"]
-#[derive(Clone)]
 pub struct TorchTrainer {
     pub(crate) plan: Plan,
     python: Option<String>,
 }
 
-/// A run that succeeded.
-#[derive(Clone, Debug, PartialEq)]
+/// A trainer of another run: what stops one does not stop the other.
+impl Clone for TorchTrainer {
+    fn clone(&self) -> Self {
+        let plan = Plan { stopper: Stopper::new(), ..self.plan.clone() };
+        TorchTrainer { plan, python: self.python.clone() }
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainResult {
     /// Number of ranks.
     pub ranks: u32,
@@ -147,9 +158,10 @@ impl TorchTrainer {
             storage: None,
             keep: Keep::default(),
             stopper: Stopper::new(),
-            on_notice: Arc::new(|text| eprintln!("wingbeat: {text}")),
+            on_notice: Arc::new(notice),
             on_progress: Arc::new(|_| {}),
-            output: Arc::new(Mutex::new(Prefixed::default())),
+            output: Arc::new(|| Arc::new(Mutex::new(Prefixed::default()))),
+            wait_for_room: None,
         };
         TorchTrainer { plan, python: None }
     }
@@ -289,13 +301,28 @@ impl TorchTrainer {
 
     /// What to do with a line that a rank printed, instead of printing it with its rank. A progress bar, which is drawn
     /// over itself with `\r`, is a line every 10 s, and when it is done.
-    pub fn on_output(self, show: impl Fn(u32, &Line) + Send + Sync + 'static) -> Self {
-        self.output(ByLine::new(show))
+    pub fn on_output(mut self, show: impl Fn(u32, &Line) + Send + Sync + 'static) -> Self {
+        let show = Arc::new(show);
+        self.plan.output = Arc::new(move || {
+            let show = show.clone();
+            Arc::new(Mutex::new(ByLine::new(move |rank, line: &Line| show(rank, line))))
+        });
+        self
     }
 
     /// Where what ranks print goes, byte by byte, instead of to this process's own standard output and standard error.
+    /// Clones of the trainer have it in common.
     pub fn output(mut self, output: impl RankOutput + 'static) -> Self {
-        self.plan.output = Arc::new(Mutex::new(output));
+        let output: Shared = Arc::new(Mutex::new(output));
+        self.plan.output = Arc::new(move || output.clone());
+        self
+    }
+
+    /// How long the ranks may wait for their places, and also for nodes that are not there yet. If nothing is said, they
+    /// wait as long as others hold what they need, and what no nodes could ever hold fails at once. What they wait for is a
+    /// notice after 2 s, and now and then again.
+    pub fn wait_for_room(mut self, limit: Duration) -> Self {
+        self.plan.wait_for_room = Some(limit);
         self
     }
 
@@ -325,6 +352,8 @@ impl TorchTrainer {
     }
 
     /// Runs it to its end.
+    ///
+    /// If this is dropped before it is done, the ranks are ended at once, and what they held is given back.
     ///
     /// # Errors
     /// The group cannot be placed, a node lacks the script or the interpreter, or a rank failed more often than allowed.
@@ -357,17 +386,32 @@ impl TorchTrainer {
         let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
         let claim = match &storage {
             Some(storage) => {
-                let claimed = Claim::new(storage, &run_id, &*self.plan.on_notice).await;
-                Some(Arc::new(claimed.map_err(TrainError::Storage)?))
+                let claimed = Claim::new(storage, &run_id, &*self.plan.on_notice, self.plan.stopper.stopped()).await;
+                let claimed = claimed.map_err(TrainError::Storage)?.ok_or_else(TrainError::stopped)?;
+                for damaged in storage.damaged().await.map_err(TrainError::Storage)? {
+                    (self.plan.on_notice)(&format!("passing over a checkpoint that cannot be read: {damaged}"));
+                }
+                Some(Arc::new(claimed))
             }
             None => None,
         };
-        let printer = Printer::start(self.plan.output.clone()).map_err(|error| Error::Io {
+        let printer = Printer::start((self.plan.output)()).map_err(|error| Error::Io {
             what: "starting the thread that shows what ranks print".into(),
             why: error.to_string(),
         })?;
-        let outcome = self.attempts(&run_id, claim.as_ref(), printer.queue()).await;
-        printer.end(matches!(outcome, Err(TrainError::Stopped))).await;
+        let begun = Instant::now();
+        let mut outcome = self.attempts(&run_id, claim.as_ref(), printer.queue()).await;
+        let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
+        printer.end(was_stopped).await;
+        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, &claim) {
+            // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
+            let checkpoints = claim.storage().checkpoints().await.unwrap_or_default();
+            so_far.best_checkpoint = self.plan.keep.best(&checkpoints).cloned();
+            so_far.checkpoint = checkpoints.into_iter().last();
+        }
+        if let Err(TrainError::Stopped { so_far }) = &mut outcome {
+            so_far.seconds = begun.elapsed().as_secs_f64();
+        }
         if let Some(claim) = claim.and_then(Arc::into_inner) {
             claim.release().await;
         }
@@ -381,9 +425,9 @@ impl TorchTrainer {
         output: &mpsc::Sender<Message>,
     ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
-        let (mut failures, mut ports_lost) = (0, 0);
+        let (mut failures, mut ports_lost, mut was_moved) = (0, 0, false);
         loop {
-            let error = match self.attempt(failures, run_id, claim, output).await {
+            let error = match self.attempt(failures, was_moved, run_id, claim, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
                     let checkpoints = match claim {
                         Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
@@ -408,6 +452,10 @@ impl TorchTrainer {
                     (self.plan.on_notice)(&format!("{error}; trying another port"));
                 }
                 TrainError::Grows { .. } => (self.plan.on_notice)(&error.to_string()),
+                TrainError::Moves { .. } => {
+                    was_moved = true;
+                    (self.plan.on_notice)(&error.to_string());
+                }
                 error if error.may_pass(self.plan.retry_exceptions) && failures < self.plan.max_failures => {
                     failures += 1;
                     let of = self.plan.max_failures + 1;
@@ -421,11 +469,22 @@ impl TorchTrainer {
     async fn attempt(
         &self,
         attempt: u32,
+        was_moved: bool,
         run_id: &str,
         claim: Option<&Arc<Claim>>,
         output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
-        let group = Group::place(&self.plan).await?;
+        let patience = Patience {
+            limit: self.plan.wait_for_room,
+            // What was there may come back.
+            for_nodes: attempt > 0 || was_moved || self.plan.wait_for_room.is_some(),
+            notice: &*self.plan.on_notice,
+        };
+        let group = tokio::select! {
+            biased;
+            () = self.plan.stopper.stopped() => return Err(TrainError::stopped()),
+            group = Group::place(&self.plan, &patience) => group?,
+        };
         let outcome = group.run(&self.plan, attempt, run_id, claim, output).await;
         group.release().await;
         outcome
@@ -441,4 +500,29 @@ fn default_python() -> String {
         return std::path::absolute(venv).unwrap_or_else(|_| venv.to_owned()).display().to_string();
     }
     "python3".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_can_go_on_on_another_thread() {
+        fn is_send<T: Send>(_: T) {}
+        is_send(TorchTrainer::script("train.py").fit());
+    }
+
+    #[tokio::test]
+    async fn what_stops_one_trainer_does_not_stop_its_clone() {
+        let first = TorchTrainer::script("train.py");
+        let second = first.clone();
+        first.stopper().stop();
+        first.stopper().stopped().await;
+        let others = second.plan.stopper.stopped();
+        tokio::select! {
+            biased;
+            () = others => panic!("the clone was stopped"),
+            () = std::future::ready(()) => {}
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wingbeat::{Error, NodeId};
@@ -23,6 +24,8 @@ const NAMESPACE: &str = "wingbeat-train";
 const IDLE_SECONDS: &str = "600";
 /// Another time for that.
 const IDLE: &str = "WINGBEAT_WARM_IDLE";
+/// How long one that has failed can say why.
+const TOLD: Duration = Duration::from_secs(1);
 /// So many on a node may be about to end, of one kind.
 const LIVES: u32 = 64;
 /// What nearly every script imports, where it is there.
@@ -107,6 +110,8 @@ impl Kind {
 pub(crate) struct Started {
     /// Its version, or why there is none.
     pub version: Result<String, String>,
+    /// Why it does not listen. Another may, that was started at the same time.
+    pub failed: Option<String>,
     /// It takes no new ranks.
     retired: bool,
 }
@@ -114,6 +119,7 @@ pub(crate) struct Started {
 /// The actor of a warm Python.
 pub(crate) struct WarmPython {
     version: Result<String, String>,
+    failed: Option<String>,
     retired: Arc<AtomicBool>,
 }
 
@@ -122,13 +128,14 @@ impl WarmPython {
     pub(crate) fn new(kind: Kind, socket: String) -> Self {
         let retired = Arc::default();
         let version = rank::version_of(&kind.python);
-        let version = version.and_then(|version| spawn(&kind, &socket, &retired).map(|()| version));
-        WarmPython { version, retired }
+        let failed = version.as_ref().ok().and_then(|_| spawn(&kind, &socket, &retired).err());
+        WarmPython { version, failed, retired }
     }
 
     /// Whether ranks can connect now; they wait until it has imported what it is to.
     pub(crate) fn started(&self) -> Started {
-        Started { version: self.version.clone(), retired: self.retired.load(Ordering::Relaxed) }
+        let retired = self.retired.load(Ordering::Relaxed);
+        Started { version: self.version.clone(), failed: self.failed.clone(), retired }
     }
 }
 
@@ -140,23 +147,36 @@ fn spawn(kind: &Kind, socket: &str, retired: &Arc<AtomicBool>) -> Result<(), Str
     let waiting = std::thread::Builder::new().name("warm-python".into()).spawn(move || {
         let mut child = match start(&kind, &socket) {
             Ok(child) => child,
-            Err(error) => return drop(sender.send(Err(error.to_string()))),
+            Err(error) => {
+                let _ = sender.send(Err(error.to_string()));
+                return end();
+            }
         };
+        let mut listens = false;
         let said = child.stdout.take().map(BufReader::new);
         for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
             match line.as_str() {
-                "listening" => drop(sender.send(Ok(()))),
+                "listening" => {
+                    listens = true;
+                    let _ = sender.send(Ok(()));
+                }
+                "taken" => drop(sender.try_send(Err("another listens on its socket".to_owned()))),
                 "retired" => retired.store(true, Ordering::Relaxed),
                 _ => {}
             }
         }
         let _ = sender.try_send(Err("it ended before it listened".to_owned()));
         let _ = child.wait();
-        // Nothing is left for this actor, and its name is to be free for the next one.
-        std::process::exit(0);
+        if listens { std::process::exit(0) } else { end() }
     });
     waiting.map_err(|error| error.to_string())?;
     receiver.recv().unwrap_or_else(|_| Err("its thread has ended".into()))
+}
+
+/// Nothing is left for this actor, and its name is to be free for the next one; but whoever asked is to hear why.
+fn end() {
+    std::thread::sleep(TOLD);
+    std::process::exit(0);
 }
 
 fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {

@@ -249,5 +249,5 @@ fn a_run_is_watched_and_stopped_by_its_handle() {
     assert!(seen.ranks[0].metrics["step"] >= 2.0);
     run.stop();
     let result = wingbeat::block_on(run.result());
-    assert!(matches!(result, Err(TrainError::Stopped)), "{result:?}");
+    assert!(matches!(result, Err(TrainError::Stopped { .. })), "{result:?}");
 }

@@ -177,6 +177,8 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
     tokio::spawn(home::end_with_node(embedded.node_ended(), session.clone()));
+    // They end in this order.
+    session.process().keep(Box::new(head.ends_with()));
     session.process().keep(Box::new(embedded));
     session.process().keep(Box::new(head));
     Ok(session)

@@ -178,12 +178,25 @@ pub enum PlacementGroupState {
     Placed {
         /// The node of each bundle.
         nodes: Vec<NodeId>,
+        /// Those of them that are drained.
+        draining: Vec<Draining>,
     },
     /// Never again.
     Gone {
         /// Why.
         cause: Box<Error>,
     },
+}
+
+/// A node that is to be free of work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draining {
+    /// The node.
+    pub node: NodeId,
+    /// Why, for people.
+    pub why: String,
+    /// When what still runs there is ended, in milliseconds from now.
+    pub left_ms: u64,
 }
 
 /// An argument of a task.

@@ -121,11 +121,24 @@ impl HeadHandle {
         self.shell.stopped().await;
     }
 
+    /// When what is returned is dropped, the cluster is about to end: that its nodes go is then no news.
+    pub fn ends_with(&self) -> impl Send + use<> {
+        Ending(self.shell.clone())
+    }
+
     /// Ends every node, and then the head.
     pub async fn shutdown(self) {
         self.shell.stop_nodes().await;
         self.shell.settle_journal().await;
         self.shell.stop();
+    }
+}
+
+struct Ending(Arc<Shell>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.is_ending();
     }
 }
 

@@ -105,6 +105,10 @@ impl Inside {
     }
 }
 
+fn change_failed(error: &tokio::task::JoinError) -> Error {
+    Error::Io { what: "a change of the cluster".into(), why: format!("{error}; see the head's log") }
+}
+
 impl Shell {
     pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>, programs: Programs) -> Arc<Shell> {
         if journal.is_some() {
@@ -218,11 +222,45 @@ impl Shell {
             shell.note_time();
             answer
         });
-        let failed = |error: tokio::task::JoinError| Error::Io {
-            what: "a change of the cluster".into(),
-            why: format!("{error}; see the head's log"),
-        };
-        changing.await.unwrap_or_else(|error| Err(failed(error)))
+        changing.await.unwrap_or_else(|error| Err(change_failed(&error)))
+    }
+
+    /// As [`Shell::change_durably`], for a change whose result only its asker can use: it is made first, and written as it
+    /// came out, once. If it cannot be written, it is taken `back` again, and nobody was told of it.
+    async fn reserve_durably<R: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>) + Send + 'static,
+        back: impl FnOnce(&mut State, Millis) -> Vec<Action> + Send + 'static,
+    ) -> Result<R, Error> {
+        if self.journal.is_none() {
+            let answer = self.change(change);
+            self.note_time();
+            return answer;
+        }
+        let shell = self.clone();
+        let changing = tokio::spawn(async move {
+            let Some(journal) = &shell.journal else { return Err(Error::NoSession) };
+            let (answer, facts, written) = {
+                let mut inside = shell.inside.lock();
+                let (answer, actions) = change(&mut inside.state, shell.now());
+                let facts = inside.state.take_facts();
+                // Under the lock, and so before whatever becomes true later.
+                let written = journal.intend(facts.clone());
+                inside.perform(actions);
+                (answer, facts, written)
+            };
+            shell.note_time();
+            if let Err(error) = written.await {
+                if !facts.is_empty() {
+                    // What else it changed stays true, and is owed.
+                    shell.write(facts);
+                    shell.change(|state, now| ((), back(state, now)));
+                }
+                return answer.and(Err(error));
+            }
+            answer
+        });
+        changing.await.unwrap_or_else(|error| Err(change_failed(&error)))
     }
 
     /// Waits until all that is true was written, as far as that can be done.
@@ -311,6 +349,11 @@ impl Shell {
         }
         let told = futures::future::join_all(links.iter().map(Link::flushed));
         let _ = tokio::time::timeout(STOP_LIMIT, told).await;
+        self.is_ending();
+    }
+
+    /// Nodes that are lost from now on have ended with the cluster.
+    pub(crate) fn is_ending(&self) {
         self.stopping.send_if_modified(|stage| {
             let first = *stage == Stage::Running;
             if first {
@@ -592,12 +635,7 @@ impl wingbeat_net::services::Head for Service {
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
         scoped("a placement group", spec.name.as_ref())?;
-        let (id, asked) = (spec.id, spec.clone());
-        let fact = |state: &State| {
-            let places = vec![None; asked.bundles.len()];
-            state.is_new_group(&asked).then(|| Fact::Group(Box::new(asked), places))
-        };
-        let undone = move |answer: &Result<PlacementGroupSpec, Error>| answer.is_err().then_some(Fact::GroupGone(id));
+        let id = spec.id;
         let asker = self.clone();
         let made = move |state: &mut State, now| {
             let is_wanted = if spec.detached { Ok(()) } else { asker.check_is_there(state) };
@@ -606,7 +644,7 @@ impl wingbeat_net::services::Head for Service {
                 Err(gone) => (Err(gone), Vec::new()),
             }
         };
-        self.shell.change_durably(fact, undone, made).await
+        self.shell.reserve_durably(made, move |state, now| state.remove_placement_group(now, id)).await
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {

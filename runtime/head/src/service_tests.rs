@@ -1,6 +1,7 @@
 //! What becomes of a request whose connection ends while its fact is being written.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Semaphore;
 use wingbeat_core::spec::{Address, BundleSpec, Executable, MachineId, PlacementStrategy};
@@ -17,6 +18,8 @@ const GROUP: PlacementGroupId = PlacementGroupId(3);
 struct Disk {
     asked: Arc<Notify>,
     may_write: Arc<Semaphore>,
+    is_full: Arc<AtomicBool>,
+    /// What it was given, in that order.
     written: Arc<Mutex<Vec<Fact>>>,
 }
 
@@ -26,11 +29,14 @@ impl Durable for Disk {
     }
 
     fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>> {
+        self.write(facts);
         Box::pin(async {
             self.asked.notify_one();
             self.may_write.acquire().await.unwrap().forget();
-            self.write(facts);
-            Ok(())
+            match self.is_full.load(Ordering::Relaxed) {
+                true => Err(Error::Io { what: "writing".into(), why: "it is full".into() }),
+                false => Ok(()),
+            }
         })
     }
 }
@@ -39,9 +45,10 @@ fn address() -> Address {
     Address { process: DRIVER, machine: MachineId(1), unix: String::new(), tcp: None }
 }
 
-/// A head with a driver, and with a request of it that was given up while the disk was busy.
-async fn given_up() -> (Arc<Shell>, Disk) {
-    let disk = Disk { asked: Arc::default(), may_write: Arc::new(Semaphore::new(0)), written: Arc::default() };
+/// A head with a driver whose disk writes nothing yet, and a group that the driver wants.
+fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
+    let may_write = Arc::new(Semaphore::new(0));
+    let disk = Disk { asked: Arc::default(), may_write, is_full: Arc::default(), written: Arc::default() };
     let state = State::new(ClusterId(1), 1);
     let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory());
     shell.step(Event::ProcessConnected(DRIVER));
@@ -69,9 +76,15 @@ async fn given_up() -> (Arc<Shell>, Disk) {
         patient: false,
         owner: address(),
     };
-    let request = service.create_placement_group(tarpc::context::current(), spec);
+    (service, disk, spec)
+}
+
+/// The request was given up while the disk was busy.
+async fn given_up() -> (Arc<Shell>, Disk) {
+    let (service, disk, spec) = waiting_for_its_disk();
+    let shell = service.shell.clone();
     tokio::select! {
-        _ = request => panic!("it is not written"),
+        _ = service.create_placement_group(tarpc::context::current(), spec) => panic!("it is not written"),
         () = disk.asked.notified() => {}
     }
     (shell, disk)
@@ -85,15 +98,15 @@ async fn go_on(disk: &Disk) {
     }
 }
 
-fn knows_the_group(shell: &Shell) -> bool {
-    shell.inside.lock().state.explain(0, Subject::PlacementGroup(GROUP)).is_some()
+fn has_the_group(shell: &Shell) -> bool {
+    shell.inside.lock().state.picture().placement_groups.iter().any(|group| group.id == GROUP)
 }
 
 #[tokio::test]
 async fn what_is_on_the_disk_is_made_true_also_when_the_request_was_given_up() {
     let (shell, disk) = given_up().await;
     go_on(&disk).await;
-    assert!(knows_the_group(&shell));
+    assert!(has_the_group(&shell));
     let written = disk.written.lock();
     assert!(matches!(written.last(), Some(Fact::Group(..))), "{written:?}");
 }
@@ -103,7 +116,21 @@ async fn what_would_have_ended_with_its_creator_is_not_made_after_that() {
     let (shell, disk) = given_up().await;
     shell.step(Event::ProcessLost(DRIVER, Some(JOB)));
     go_on(&disk).await;
-    assert!(!knows_the_group(&shell));
+    assert!(!has_the_group(&shell));
+    let written = disk.written.lock();
+    assert!(matches!(written.last(), Some(Fact::GroupGone(GROUP) | Fact::JobGone(JOB))), "{written:?}");
+    assert!(written.iter().any(|fact| matches!(fact, Fact::GroupGone(GROUP))), "{written:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_taken_back() {
+    let (service, disk, spec) = waiting_for_its_disk();
+    let shell = service.shell.clone();
+    disk.is_full.store(true, Ordering::Relaxed);
+    disk.may_write.add_permits(1);
+    let error = service.create_placement_group(tarpc::context::current(), spec).await.unwrap_err();
+    assert!(error.to_string().contains("it is full"), "{error}");
+    assert!(!has_the_group(&shell));
     let written = disk.written.lock();
     assert!(matches!(written.last(), Some(Fact::GroupGone(GROUP))), "{written:?}");
 }

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use wingbeat_core::PlacementGroupId;
+use tokio::sync::Notify;
 use wingbeat_core::codec::encode_value;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{
-    BundleSpec, PlacementGroupSpec, PlacementGroupState, PlacementStrategy, ScopedName, Shape, Strategy,
+    BundleSpec, Draining, PlacementGroupSpec, PlacementGroupState, PlacementStrategy, ScopedName, Shape, Strategy,
 };
 use wingbeat_core::value::{ObjectValue, Packed};
+use wingbeat_core::{NodeId, PlacementGroupId};
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
@@ -20,6 +21,8 @@ use crate::options::check_name;
 use crate::process::Process;
 use crate::session::Session;
 
+/// The longest that a node may be drained, in milliseconds: a hundred years.
+const LONGEST: u64 = 100 * 365 * 86_400_000;
 /// How long the head may take to write a group down.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 
@@ -44,11 +47,26 @@ pub struct GroupOptions {
 #[derive(Default)]
 pub(crate) struct Watched {
     groups: Mutex<BTreeMap<PlacementGroupId, Watch>>,
+    /// Something was said of one of them.
+    told: Notify,
+}
+
+/// What becomes of a placed group one of whose nodes is to be free of work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// The node.
+    pub node: NodeId,
+    /// Why, for people.
+    pub why: String,
+    /// When what still runs there is ended.
+    pub deadline: Instant,
 }
 
 #[derive(Default)]
 struct Watch {
     state: Option<PlacementGroupState>,
+    /// The node of it that is drained first.
+    drained: Option<Drained>,
     /// Refs that are there as soon as the group is placed.
     ready: Vec<Handle>,
 }
@@ -59,6 +77,16 @@ impl Watched {
         let mut groups = self.groups.lock();
         let Some(watch) = groups.get_mut(&id) else { return Vec::new() };
         watch.state = Some(state.clone());
+        let draining = match state {
+            PlacementGroupState::Placed { draining, .. } => draining.iter().min_by_key(|node| node.left_ms),
+            PlacementGroupState::Pending | PlacementGroupState::Gone { .. } => None,
+        };
+        watch.drained = draining.map(|Draining { node, why, left_ms }| Drained {
+            node: *node,
+            why: why.clone(),
+            deadline: Instant::now() + Duration::from_millis((*left_ms).min(LONGEST)),
+        });
+        self.told.notify_waiters();
         match state {
             PlacementGroupState::Pending => Vec::new(),
             PlacementGroupState::Placed { .. } => std::mem::take(&mut watch.ready),
@@ -85,7 +113,7 @@ impl Process {
 fn ready_value(state: &PlacementGroupState) -> ObjectValue {
     let nodes = match state {
         PlacementGroupState::Gone { cause } => return ObjectValue::Failed(cause.clone()),
-        PlacementGroupState::Placed { nodes } => nodes,
+        PlacementGroupState::Placed { nodes, .. } => nodes,
         PlacementGroupState::Pending => &Vec::new(),
     };
     match encode_value(nodes) {
@@ -97,8 +125,23 @@ fn ready_value(state: &PlacementGroupState) -> ObjectValue {
     }
 }
 
+/// A group that was made for somebody who may not wait for it any more.
+struct Unclaimed {
+    session: Session,
+    spec: Option<PlacementGroupSpec>,
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(spec) = &self.spec {
+            self.session.give_up_placement_group(spec.id);
+        }
+    }
+}
+
 impl Session {
-    /// Makes a placement group. Waits for the head to know it, durably; not for its places.
+    /// Makes a placement group. Waits for the head to know it, durably; not for its places. If this is dropped before it is
+    /// done, there will be no group.
     ///
     /// # Errors
     /// It makes no sense, or its name is taken. That no nodes could ever hold it is what its readiness gives.
@@ -128,8 +171,20 @@ impl Session {
             patient: options.patient,
             owner: process.address().clone(),
         };
-        self.ask_head(move |head| async move { head.create_placement_group(mux::within(HEAD_LIMIT), spec).await })
-            .await?
+        let session = self.clone();
+        let made = self.ask_head(move |head| async move {
+            let made = head.create_placement_group(mux::within(HEAD_LIMIT), spec).await?;
+            Ok(made.map(|spec| Unclaimed { session, spec: Some(spec) }))
+        });
+        let mut made = made.await??;
+        made.spec.take().ok_or(Error::NoSession)
+    }
+
+    /// As [`Session::remove_placement_group`], without waiting for it.
+    pub fn give_up_placement_group(&self, id: PlacementGroupId) {
+        let session = self.clone();
+        // It fails only when the head is gone, and then nothing is reserved any more.
+        self.process().io().spawn(async move { session.remove_placement_group(id).await });
     }
 
     /// Removes a placement group: what runs in it is ended, and what it reserved is free again. No error if it is gone
@@ -177,6 +232,20 @@ impl Session {
             process.tell_head(HeadMessage::WatchPlacementGroup(id));
         }
         handle
+    }
+
+    /// Waits until a node of a group is drained; for a group whose readiness was asked for here. It is not for those who
+    /// use its bundles for single tasks and actors, which are moved one by one.
+    pub async fn placement_group_drained(&self, id: PlacementGroupId) -> Drained {
+        let watched = &self.process().groups;
+        loop {
+            let told = watched.told.notified();
+            let drained = watched.groups.lock().get(&id).and_then(|watch| watch.drained.clone());
+            match drained {
+                Some(drained) => return drained,
+                None => told.await,
+            }
+        }
     }
 
     /// The shape of what is submitted here: in the placement group that captures it, unless it says where it is to be.

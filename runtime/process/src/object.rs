@@ -162,7 +162,7 @@ impl Object {
         if !contained.is_empty() {
             state.ties().contained.extend(contained);
         }
-        let waiters = std::mem::take(&mut state.waiters);
+        let waiters = state.waiters.take();
         let subscribers = state.ties.as_mut().map(|ties| std::mem::take(&mut ties.subscribers)).unwrap_or_default();
         drop(state);
         waiters.call_all();
@@ -178,7 +178,7 @@ impl Object {
         }
         self.ready.store(true, Ordering::Release);
         let (contained, recipe) = state.take_held();
-        let waiters = std::mem::take(&mut state.waiters);
+        let waiters = state.waiters.take();
         drop(state);
         drop(recipe);
         drop_all(contained);

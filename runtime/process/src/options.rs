@@ -1,5 +1,6 @@
 //! What a call may ask for.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -211,4 +212,25 @@ impl ActorOptions {
         }
         Ok((placement, holds))
     }
+}
+
+thread_local! {
+    static ONCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `submit`; the tasks that it submits on this thread are not tried again after a crash, whatever their options say.
+/// For tasks that are of use together only, where something larger is started again.
+pub fn without_retries<T>(submit: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ONCE.set(self.0);
+        }
+    }
+    let _restore = Restore(ONCE.replace(true));
+    submit()
+}
+
+pub(crate) fn are_retried() -> bool {
+    !ONCE.get()
 }

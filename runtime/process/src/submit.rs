@@ -94,7 +94,10 @@ impl Session {
             spec: Arc::new(spec),
             shape,
             name,
-            retries: options.max_retries.or(function.defaults.max_retries).unwrap_or(DEFAULT_RETRIES),
+            retries: match crate::options::are_retried() {
+                true => options.max_retries.or(function.defaults.max_retries).unwrap_or(DEFAULT_RETRIES),
+                false => 0,
+            },
             retry_errors: options.retry_errors.unwrap_or(function.defaults.retry_errors),
             cancelled: false,
             held: holds(&args),

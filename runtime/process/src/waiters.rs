@@ -70,6 +70,13 @@ impl Waiters {
         Left(Some(waiter))
     }
 
+    /// Takes them all out. Their places stay theirs: who is called may wait again, or be told apart from who does, when the
+    /// value is lost.
+    pub(crate) fn take(&mut self) -> Waiters {
+        let latest = self.latest;
+        std::mem::replace(self, Waiters { latest, ..Waiters::default() })
+    }
+
     /// What they wait for has come. Outside of locks.
     pub(crate) fn call_all(self) {
         for waiter in self.all.into_iter().filter_map(|(_, waiter)| waiter) {
@@ -106,6 +113,22 @@ mod tests {
         assert!(waiters.all.len() <= 200, "{} are kept for 100", waiters.all.len());
         waiters.call_all();
         assert_eq!(CALLED.load(Ordering::Relaxed), 99_999);
+    }
+
+    #[test]
+    fn the_place_of_one_who_was_called_is_never_anybody_else_s() {
+        let mut waiters = Waiters::default();
+        let then: Arc<dyn Fn() + Send + Sync> = Arc::new(|| ());
+        let before = waiters.call(&then);
+        waiters.take().call_all();
+        // The value is lost, and another waits for it.
+        let after = waiters.call(&then);
+        drop(waiters.forget(before));
+        assert_eq!(waiters.all.len(), 1, "who waits now was forgotten instead");
+        let mut mine = Some(before);
+        drop(waiters.wake(&mut mine, &Context::from_waker(Waker::noop())));
+        assert!(mine.is_some_and(|mine| mine != before && mine != after), "{mine:?}");
+        assert_eq!(waiters.all.len(), 2);
     }
 
     #[test]

@@ -125,8 +125,8 @@ impl Outcome {
                 "was killed by signal 9, most likely because its node or its container was out of memory".into()
             }
             (_, Some(libc::SIGKILL)) if self.orphaned => {
-                "was killed with the warm Python from which it was forked; who killed that? With --cold, ranks start \
-                 without one"
+                "was killed with what looks after it, its warm Python or its keeper (both are named _warm.py); who killed \
+                 that? With --cold, ranks start without"
                     .into()
             }
             (_, Some(signal)) => format!("was killed by signal {signal}"),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -21,6 +22,9 @@ const USER: &str = ".wingbeat-in-use";
 const MARK: &str = ".wingbeat-made-in";
 /// What was not said again for so long is no longer true: a minute, `WINGBEAT_STORAGE_STALE_MS`.
 const STALE: Duration = Duration::from_secs(60);
+
+/// How often a file that is there may not be read: it is being written, or removed by another.
+const VANISHED: u32 = 10;
 
 fn stale() -> Duration {
     let set = std::env::var("WINGBEAT_STORAGE_STALE_MS").ok().and_then(|text| text.parse().ok()).filter(|ms| *ms > 0);
@@ -54,7 +58,9 @@ impl User {
     fn is_gone(&self) -> bool {
         let machine = |identity: &str| identity.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
         let here = identity(std::process::id()).and_then(|identity| machine(&identity));
-        if here.is_none() || machine(&self.process) != here {
+        // Machines that were started from one picture of a running machine differ in their names alone.
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        if here.is_none() || machine(&self.process) != here || self.host != host {
             return false;
         }
         match identity(self.pid) {
@@ -83,30 +89,68 @@ pub(crate) struct Claim {
     storage: Storage,
     id: String,
     user: User,
-    saying: JoinHandle<()>,
+    /// None once it was released.
+    saying: Option<Saying>,
+}
+
+/// What says again and again who uses the storage. It is never ended while it writes: what it wrote would come after
+/// whatever follows.
+struct Saying {
+    end: watch::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Saying {
+    /// Others may use the storage once this has come to an end.
+    async fn leave(self, storage: &Storage, user: &User) {
+        drop(self.end);
+        let _ = self.task.await;
+        if storage.is_used_by(user).await {
+            let _ = storage.delete(&storage.at_root(USER)).await;
+        }
+    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.saying.abort();
         let (storage, user) = (self.storage.clone(), self.user.clone());
         // Not waited for: a process that ends before this is done is certainly gone.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { leave(&storage, &user).await });
+        if let Some(saying) = self.saying.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move { saying.leave(&storage, &user).await });
         }
     }
 }
 
 impl Claim {
-    /// Waits while another run may still use the storage.
+    /// Waits while another run may still use the storage. None if it was `stopped` meanwhile.
     ///
     /// # Errors
     /// It does, or the storage cannot be written.
-    pub(crate) async fn new(storage: &Storage, run: &str, notice: &(dyn Fn(&str) + Send + Sync)) -> Result<Claim> {
+    pub(crate) async fn new(
+        storage: &Storage,
+        run: &str,
+        notice: &(dyn Fn(&str) + Send + Sync),
+        stopped: impl Future<Output = ()>,
+    ) -> Result<Option<Claim>> {
         let user = User::this(run);
         let mut seen: Option<(Vec<u8>, Instant)> = None;
+        let mut vanished = 0;
+        let mut stopped = std::pin::pin!(stopped);
         while !storage.create(&storage.at_root(USER), &encoded(&user)).await? {
-            let Some(now) = storage.read(&storage.at_root(USER)).await? else { continue };
+            tokio::select! {
+                () = tokio::time::sleep(stale() / 60) => {}
+                () = &mut stopped => return Ok(None),
+            }
+            let Some(now) = storage.read(&storage.at_root(USER)).await? else {
+                vanished += 1;
+                if vanished > VANISHED {
+                    let url = storage.url();
+                    return Err(format!("{USER} in {url} is there and cannot be read; remove it if no run uses the storage"));
+                }
+                continue;
+            };
             // One that was killed while it wrote the file has left nothing to be read.
             let other: Option<User> = serde_json::from_slice(&now).ok();
             let in_use = || {
@@ -124,11 +168,14 @@ impl Claim {
                 Some((_, since)) if since.elapsed() > stale() => storage.remove_user(&now).await?,
                 Some(_) => {}
             }
-            tokio::time::sleep(stale() / 60).await;
         }
-        let id = storage.id().await?;
-        let saying = tokio::spawn(say_again(storage.clone(), user.clone()));
-        Ok(Claim { storage: storage.clone(), id, user, saying })
+        let (end, ended) = watch::channel(());
+        let task = tokio::spawn(say_again(storage.clone(), user.clone(), ended));
+        // From here on it is given back, whatever happens.
+        let mut claim =
+            Claim { storage: storage.clone(), id: String::new(), user, saying: Some(Saying { end, task }) };
+        claim.id = storage.id().await?;
+        Ok(Some(claim))
     }
 
     pub(crate) fn storage(&self) -> &Storage {
@@ -136,13 +183,19 @@ impl Claim {
     }
 
     /// Others may use it from now on.
-    pub(crate) async fn release(self) {
-        self.saying.abort();
-        leave(&self.storage, &self.user).await;
+    pub(crate) async fn release(mut self) {
+        if let Some(saying) = self.saying.take() {
+            saying.leave(&self.storage, &self.user).await;
+        }
     }
 
     /// Whether a checkpoint was made by a run on this storage.
     pub(super) async fn has_made(&self, folder: &str) -> Result<bool> {
+        // Whoever put a link in its place has taken the checkpoint elsewhere.
+        let path = self.storage.path_of(&self.storage.at_root(folder));
+        if path.is_some_and(|path| path.is_symlink()) {
+            return Ok(false);
+        }
         let mark = self.storage.at_root(folder).join(MARK);
         Ok(self.storage.read(&mark).await?.is_some_and(|id| id == self.id.as_bytes()))
     }
@@ -152,22 +205,25 @@ impl Claim {
         self.storage.create(&self.storage.at_root(folder).join(MARK), self.id.as_bytes()).await
     }
 
-    /// Fails if another run has taken the storage, because this process stood still for long.
+    /// Fails if another run has taken the storage, because this process stood still for long. What merely is not there any
+    /// more is written again.
     pub(super) async fn check(&self) -> Result<()> {
-        match self.storage.user().await? {
-            Some(user) if user.is_same(&self.user) => Ok(()),
-            other => {
-                let by = other.map(|user| format!(" by the run {} on {}", user.run, user.host)).unwrap_or_default();
-                let url = self.storage.url();
-                Err(format!("{url} was taken over{by}: this run had not been heard of for {} s", stale().as_secs()))
+        let file = self.storage.at_root(USER);
+        for _ in 0..VANISHED {
+            match self.storage.user().await? {
+                Some(user) if user.is_same(&self.user) => return Ok(()),
+                Some(User { run, host, .. }) => {
+                    let (url, seconds) = (self.storage.url(), stale().as_secs());
+                    return Err(format!(
+                        "{url} was taken over by the run {run} on {host}: this run had not been heard of for {seconds} s"
+                    ));
+                }
+                // Somebody has removed it, or it is being written.
+                None if self.storage.create(&file, &encoded(&self.user)).await? => return Ok(()),
+                None => tokio::time::sleep(stale() / 60).await,
             }
         }
-    }
-}
-
-async fn leave(storage: &Storage, user: &User) {
-    if storage.is_used_by(user).await {
-        let _ = storage.delete(&storage.at_root(USER)).await;
+        Err(format!("{USER} in {} cannot be understood; who has written it?", self.storage.url()))
     }
 }
 
@@ -175,10 +231,13 @@ fn encoded(user: &User) -> Vec<u8> {
     serde_json::to_vec(user).unwrap_or_default()
 }
 
-async fn say_again(storage: Storage, mut user: User) {
+async fn say_again(storage: Storage, mut user: User, mut ended: watch::Receiver<()>) {
     let file = storage.at_root(USER);
     loop {
-        tokio::time::sleep(stale() / 6).await;
+        tokio::select! {
+            () = tokio::time::sleep(stale() / 6) => {}
+            _ = ended.changed() => return,
+        }
         // Not what another run says, which has taken over.
         if storage.is_used_by(&user).await {
             user.said += 1;
@@ -218,7 +277,7 @@ impl Storage {
         Ok(new)
     }
 
-    fn at_root(&self, name: &str) -> Path {
+    pub(super) fn at_root(&self, name: &str) -> Path {
         self.root.clone().join(name)
     }
 }
@@ -228,7 +287,7 @@ mod tests {
     use super::*;
 
     async fn claim(storage: &Storage, run: &str) -> Result<Claim> {
-        Claim::new(storage, run, &|_| ()).await
+        Ok(Claim::new(storage, run, &|_| (), std::future::pending()).await?.unwrap())
     }
 
     #[tokio::test]
@@ -245,7 +304,7 @@ mod tests {
             assert!(notice.contains("goes on within"), "{notice}");
             looked.notify_one();
         };
-        let (refused, ()) = tokio::join!(Claim::new(&storage, "second", &noticed), async {
+        let (refused, ()) = tokio::join!(Claim::new(&storage, "second", &noticed, std::future::pending()), async {
             looked.notified().await;
             storage.store.put(&file, encoded(&again).into()).await.unwrap();
         });
@@ -269,6 +328,7 @@ mod tests {
         let claimed = claim(&storage, "next").await.unwrap();
         claimed.check().await.unwrap();
         assert!(!claimed.user.is_gone());
+        assert!(!User { host: "another".into(), ..user.clone() }.is_gone(), "a copy of this machine");
         std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
         let error = claimed.check().await.unwrap_err();
         assert!(error.contains("was taken over by the run dead"), "{error}");
@@ -283,11 +343,55 @@ mod tests {
         for content in [encoded(&elsewhere), Vec::new()] {
             std::fs::write(dir.path().join(USER), content).unwrap();
             let notices = std::sync::Mutex::new(Vec::new());
-            let claimed = Claim::new(&storage, "next", &|notice| notices.lock().unwrap().push(notice.to_owned())).await;
-            let claimed = claimed.unwrap();
+            let notice = |notice: &str| notices.lock().unwrap().push(notice.to_owned());
+            let claimed = Claim::new(&storage, "next", &notice, std::future::pending()).await;
+            let claimed = claimed.unwrap().unwrap();
             claimed.check().await.unwrap();
             claimed.release().await;
             assert_eq!(notices.lock().unwrap().len(), 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_is_told_to_stop_waits_for_no_storage() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let elsewhere = User { host: "elsewhere".into(), process: "boot ns 1".into(), ..User::this("lost") };
+        std::fs::write(dir.path().join(USER), encoded(&elsewhere)).unwrap();
+        let stop = tokio::time::sleep(stale() / 10);
+        assert!(Claim::new(&storage, "next", &|_| (), stop).await.unwrap().is_none());
+        assert_eq!(std::fs::read(dir.path().join(USER)).unwrap(), encoded(&elsewhere), "it was not touched");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_never_be_read_is_an_error_and_no_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        std::os::unix::fs::symlink("nothing", dir.path().join(USER)).unwrap();
+        let error = claim(&storage, "next").await.err().unwrap();
+        assert!(error.contains("cannot be read"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_somebody_has_removed_is_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let claimed = claim(&storage, "mine").await.unwrap();
+        std::fs::remove_file(dir.path().join(USER)).unwrap();
+        claimed.check().await.unwrap();
+        assert!(storage.is_used_by(&claimed.user).await);
+        std::fs::write(dir.path().join(USER), "no user").unwrap();
+        let error = claimed.check().await.unwrap_err();
+        assert!(error.contains("cannot be understood"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn nothing_says_that_a_storage_is_used_once_it_was_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        for _ in 0..50 {
+            claim(&storage, "mine").await.unwrap().release().await;
+            assert!(!dir.path().join(USER).exists());
         }
     }
 }

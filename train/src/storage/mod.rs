@@ -133,10 +133,11 @@ impl Storage {
 
     /// Whether it can be written to: found out before anything is trained.
     pub(crate) async fn probe(&self) -> Result<()> {
-        let probe = self.probe_file("own");
+        // Others may do the same now.
+        let probe = self.probe_file(&format!("{:016x}", rand::random::<u64>()));
         let failed = |error: object_store::Error| format!("{} cannot be written: {error}", self.url);
         self.store.put(&probe, "wingbeat".into()).await.map_err(failed)?;
-        self.store.delete(&probe).await.map_err(failed)
+        self.delete(&probe).await
     }
 
     /// Writes something for another node to read, which then answers with [`Storage::answer_probe`].
@@ -169,18 +170,32 @@ impl Storage {
         self.root.clone().join(format!("{PROBE}-{name}"))
     }
 
-    /// The complete checkpoints, in the order of their numbers.
+    /// The complete checkpoints, in the order of their numbers. What cannot be understood is none.
     pub(crate) async fn checkpoints(&self) -> Result<Vec<Checkpoint>> {
-        let mut found = Vec::new();
+        Ok(self.found().await?.0)
+    }
+
+    /// What says of checkpoints that they are complete and cannot be understood, and why.
+    pub(crate) async fn damaged(&self) -> Result<Vec<String>> {
+        Ok(self.found().await?.1)
+    }
+
+    async fn found(&self) -> Result<(Vec<Checkpoint>, Vec<String>)> {
+        let (mut found, mut damaged) = (Vec::new(), Vec::new());
         for number in self.folders().await?.into_iter().filter_map(|folder| folder.number()) {
             let file = self.folder(number).join(COMPLETE);
             let Some(bytes) = self.read(&file).await? else { continue };
-            let Complete { metrics, files } =
-                serde_json::from_slice(&bytes).map_err(|error| format!("{file} in {}: {error}", self.url))?;
+            let Complete { metrics, files } = match serde_json::from_slice(&bytes) {
+                Ok(complete) => complete,
+                Err(error) => {
+                    damaged.push(format!("{}/{COMPLETE}: {error}", self.url_of(number)));
+                    continue;
+                }
+            };
             let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
             found.push(Checkpoint { number, url: self.url_of(number), metrics, files });
         }
-        Ok(found)
+        Ok((found, damaged))
     }
 
     /// Writes files of this node into a checkpoint: `files` are paths within `from`, or it is one file itself.
@@ -195,6 +210,23 @@ impl Storage {
             self.sync(&self.file(number, name)?).await?;
         }
         Ok(())
+    }
+
+    /// Writes a file that is there whole or not at all, also after a loss of power.
+    async fn put_whole(&self, file: &Path, content: Vec<u8>) -> Result<()> {
+        let Some(path) = self.path_of(file) else {
+            return self.store.put(file, content.into()).await.map(drop).map_err(|error| self.failed(&error));
+        };
+        let written = tokio::task::spawn_blocking(move || {
+            let mut beside = path.clone().into_os_string();
+            beside.push(".new");
+            let mut new = std::fs::File::create(&beside)?;
+            new.write_all(&content)?;
+            new.sync_all()?;
+            std::fs::rename(&beside, &path)
+        });
+        written.await.map_err(|error| error.to_string())?.map_err(|error| format!("{file} in {}: {error}", self.url))?;
+        self.sync(file).await
     }
 
     /// Waits until a file of this machine, and that it is in its folders, would outlive a loss of power.
@@ -277,16 +309,21 @@ impl Storage {
         Ok(folders)
     }
 
-    /// Removes a checkpoint; first of all what says that it is complete.
+    /// Removes a checkpoint; first of all what says that it is complete. What its links lead to stays.
     async fn remove(&self, folder: &Folder) -> Result<()> {
+        if let Ok(root) = self.url.to_file_path() {
+            self.delete(&self.at_root(&folder.name).join(COMPLETE)).await?;
+            let path = root.join(&folder.name);
+            let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+                _ => Ok(()),
+            });
+            return removed.await.map_err(|error| error.to_string())?;
+        }
         let (complete, others): (Vec<_>, Vec<_>) =
             folder.files.iter().partition(|file| file.filename().is_some_and(|name| name == COMPLETE));
         for file in complete.into_iter().chain(others) {
             self.delete(file).await?;
-        }
-        // A folder of this machine does not go with its files.
-        if let Ok(root) = self.url.to_file_path() {
-            let _ = std::fs::remove_dir_all(root.join(&folder.name));
         }
         Ok(())
     }
@@ -396,6 +433,7 @@ impl Claim {
     /// The number of the next checkpoint: larger than any there is. What a run on this storage has left incomplete is removed.
     pub(crate) async fn next(&self) -> Result<u64> {
         let storage = self.storage();
+        self.check().await?;
         let mut next = 1;
         for folder in storage.folders().await? {
             if !folder.has(COMPLETE) && self.has_made(&folder.name).await? {
@@ -436,8 +474,7 @@ impl Claim {
         let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
         let text = serde_json::to_vec(&Complete { metrics, files }).map_err(|error| error.to_string())?;
         let file = storage.folder(number).join(COMPLETE);
-        storage.store.put(&file, text.into()).await.map_err(|error| storage.failed(&error))?;
-        storage.sync(&file).await?;
+        storage.put_whole(&file, text).await?;
         let all = storage.checkpoints().await?;
         let mut outdated: Vec<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
         for folder in storage.folders().await? {
@@ -517,6 +554,10 @@ mod tests {
         Checkpoint { number, url: String::new(), metrics, files: Vec::new() }
     }
 
+    async fn claim(storage: &Storage) -> Claim {
+        Claim::new(storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap()
+    }
+
     #[test]
     fn the_newest_and_the_best_are_kept() {
         let all = [checkpoint(1, 0.5), checkpoint(2, 0.1), checkpoint(3, f64::NAN), checkpoint(4, 0.7)];
@@ -535,7 +576,7 @@ mod tests {
         std::fs::write(files.path().join("sub/rank 0.bin"), b"weights").unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         storage.probe().await.unwrap();
-        let claim = Claim::new(&storage, "test", &|_| ()).await.unwrap();
+        let claim = claim(&storage).await;
         let names = files_of(files.path()).unwrap();
         claim.begin(1).await.unwrap();
         storage.upload(1, files.path(), &names).await.unwrap();
@@ -581,6 +622,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_links_lead_to_stays() {
+        let (dir, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(others.path().join("data"), b"precious").unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let claim = claim(&storage).await;
+        let folder = |number: u64| dir.path().join(name_of(number));
+        for number in 1..=4 {
+            claim.begin(number).await.unwrap();
+            std::os::unix::fs::symlink(others.path(), folder(number).join("linked")).unwrap();
+            claim.complete(number, &BTreeMap::new(), Vec::new(), &Keep::default()).await.unwrap();
+            if number == 2 {
+                // It is to be kept, elsewhere.
+                let elsewhere = others.path().join("best");
+                std::fs::rename(folder(2), &elsewhere).unwrap();
+                std::os::unix::fs::symlink(&elsewhere, folder(2)).unwrap();
+            }
+        }
+        assert!(!folder(1).exists() && folder(2).join(COMPLETE).exists() && folder(4).exists());
+        assert_eq!(std::fs::read(others.path().join("data")).unwrap(), b"precious");
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_that_cannot_be_understood_is_passed_over_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
+        let claim = claim(&storage).await;
+        for number in 1..=2 {
+            claim.begin(number).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), Vec::new(), &Keep::default()).await.unwrap();
+        }
+        let damaged = dir.path().join(name_of(2)).join(COMPLETE);
+        std::fs::write(&damaged, "").unwrap();
+        let numbers: Vec<u64> = storage.checkpoints().await.unwrap().iter().map(|there| there.number).collect();
+        assert_eq!(numbers, [1]);
+        let said = storage.damaged().await.unwrap();
+        assert!(said.len() == 1 && said[0].contains("checkpoint_000002"), "{said:?}");
+        assert_eq!(claim.next().await.unwrap(), 3);
+        assert!(damaged.exists());
+    }
+
+    #[tokio::test]
     async fn what_others_have_put_there_stays() {
         let dir = tempfile::tempdir().unwrap();
         let theirs =
@@ -590,7 +672,7 @@ mod tests {
             std::fs::write(dir.path().join(folder).join("complete.json"), "{}").unwrap();
         }
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let claim = Claim::new(&storage, "test", &|_| ()).await.unwrap();
+        let claim = claim(&storage).await;
         let first = claim.next().await.unwrap();
         assert_eq!(first, 501);
         for number in first..first + 3 {

@@ -80,12 +80,21 @@ impl Gpus {
             Some(visible) => {
                 let names = visible.split(',').map(str::trim).filter(|name| !name.is_empty());
                 // CUDA stops at the first name that it does not know.
-                names
-                    .map_while(|name| {
-                        let device = find_by_name(&found, name);
-                        (device.is_some() || found.is_empty()).then(|| (name.to_owned(), device))
-                    })
-                    .collect()
+                let known = names.map_while(|name| {
+                    let device = find_by_name(&found, name);
+                    let is_none = matches!(name, "-1" | "NoDevFiles");
+                    (device.is_some() || found.is_empty() && !is_none).then(|| (name.to_owned(), device))
+                });
+                let mut seen: Vec<(String, Option<DeviceInfo>)> = Vec::new();
+                for (name, device) in known {
+                    // A device that is named twice is one.
+                    let uuid = |device: &Option<DeviceInfo>| device.as_ref().and_then(|device| device.uuid.clone());
+                    let is_same = |other: &Option<DeviceInfo>| uuid(other).is_some() && uuid(other) == uuid(&device);
+                    if !seen.iter().any(|(known, other)| *known == name || is_same(other)) {
+                        seen.push((name, device));
+                    }
+                }
+                seen
             }
         };
         if visible.is_some() && found.is_empty() && limit.is_none() {
@@ -94,9 +103,9 @@ impl Gpus {
         }
         if let Some(limit) = limit {
             seen.truncate(limit as usize);
-            for index in seen.len() as u32..limit {
-                seen.push((index.to_string(), None));
-            }
+            let given: Vec<String> = seen.iter().map(|(name, _)| name.clone()).collect();
+            let pretended = (0_u32..).map(|index| index.to_string()).filter(|name| !given.contains(name));
+            seen.extend(pretended.take((limit as usize).saturating_sub(given.len())).map(|name| (name, None)));
         }
         let devices: Option<Vec<DeviceInfo>> = seen.iter().map(|(_, device)| device.clone()).collect();
         let names: Vec<String> = seen.into_iter().map(|(name, _)| name).collect();
@@ -230,7 +239,18 @@ mod tests {
     fn names_end_at_the_first_that_nobody_knows_or_that_could_be_two() {
         assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("0,7,1"), None).count, 1);
         assert_eq!(Gpus::of(Kind::Nvidia, three(), Some("GPU-a"), None).count, 0);
-        assert_eq!(Gpus::of(Kind::Nvidia, three(), Some(""), None).count, 0);
+        for none in ["", "-1", "NoDevFiles"] {
+            assert_eq!(Gpus::of(Kind::Nvidia, three(), Some(none), None).count, 0);
+            let pretended = Gpus::of(Kind::Nvidia, Vec::new(), Some(none), Some(2));
+            assert_eq!(visible(&pretended, &[0, 1]).as_deref(), Some("0,1"));
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_named_twice_is_one() {
+        let gpus = Gpus::of(Kind::Nvidia, three(), Some("0,0,GPU-aa,1"), None);
+        assert_eq!((gpus.count, visible(&gpus, &[0, 1]).as_deref()), (2, Some("0,1")));
+        assert_eq!(visible(&Gpus::of(Kind::Nvidia, Vec::new(), Some("1"), Some(3)), &[0, 1, 2]).as_deref(), Some("1,0,2"));
     }
 
     #[test]

@@ -305,7 +305,7 @@ impl World {
 
     pub(super) fn head_tells(&mut self, process: ProcessId, event: HeadEvent) -> Result<(), String> {
         if let HeadEvent::PlacementGroup { group, state } = &event
-            && let PlacementGroupState::Placed { nodes } = state
+            && let PlacementGroupState::Placed { nodes, .. } = state
         {
             self.check_placed(*group, nodes)?;
         }

@@ -27,6 +27,8 @@ impl State {
         self.draining.insert(id);
         // What is queued for its worker processes goes back to its owners.
         self.recall_all_on(id);
+        // Who uses a group as one moves it as one.
+        self.announce_groups_on(id);
         self.note_if_drained(id);
         Ok(())
     }
@@ -39,6 +41,7 @@ impl State {
             });
         }
         self.draining.remove(&id);
+        self.announce_groups_on(id);
         self.freed_on(id);
         let groups: Vec<_> =
             self.nodes.get(id).map(|node| node.bundles.iter().map(|(group, _)| *group).collect()).unwrap_or_default();

@@ -327,11 +327,6 @@ impl State {
         (answer, self.act())
     }
 
-    /// Whether this would be a new group.
-    pub fn is_new_group(&self, spec: &PlacementGroupSpec) -> bool {
-        self.groups.get(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_group(name).is_err())
-    }
-
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
     pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
         self.now = now;

@@ -257,7 +257,7 @@ impl Bench {
     fn places(&mut self, id: u64) -> Option<Vec<u64>> {
         let states = self.group_states(id);
         match states.last()? {
-            PlacementGroupState::Placed { nodes } => Some(nodes.iter().map(|node| node.0).collect()),
+            PlacementGroupState::Placed { nodes, .. } => Some(nodes.iter().map(|node| node.0).collect()),
             _ => None,
         }
     }

@@ -316,7 +316,7 @@ impl State {
         let state = match self.groups.groups.get_mut(&id) {
             Some(group) => {
                 group.watchers.insert(process);
-                group.shown()
+                group.shown(&self.nodes, self.now)
             }
             None => {
                 let unknown = || Error::PlacementGroupGone {
@@ -331,9 +331,18 @@ impl State {
         self.tell(process, HeadEvent::PlacementGroup { group: id, state });
     }
 
+    /// Those who watch the groups with bundles on a node are told how that is now.
+    pub(in crate::state) fn announce_groups_on(&mut self, node: NodeId) {
+        let bundles = self.nodes.get(node).map(|node| node.bundles.clone()).unwrap_or_default();
+        let groups: BTreeSet<PlacementGroupId> = bundles.into_iter().map(|(group, _)| group).collect();
+        for group in groups {
+            self.announce_group(group);
+        }
+    }
+
     fn announce_group(&mut self, id: PlacementGroupId) {
         let Some(group) = self.groups.groups.get(&id) else { return };
-        let (state, watchers) = (group.shown(), group.watchers.clone());
+        let (state, watchers) = (group.shown(&self.nodes, self.now), group.watchers.clone());
         for watcher in watchers {
             self.tell(watcher, HeadEvent::PlacementGroup { group: id, state: state.clone() });
         }

@@ -10,13 +10,15 @@ mod lives;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{BundleSpec, PlacementGroupSpec, PlacementGroupState, PlacementStrategy, ScopedName, Shape};
+use wingbeat_core::spec::{
+    BundleSpec, Draining, PlacementGroupSpec, PlacementGroupState, PlacementStrategy, ScopedName, Shape,
+};
 use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::DeviceInfo;
 
 use super::Millis;
 use super::index::{Order, Requirement, RequirementId, Slot};
-use super::nodes::{Nodes, Taken, requirements_of};
+use super::nodes::{Drain, Nodes, Taken, requirements_of};
 use super::pool::{Devices, Pool, Span};
 
 /// Groups that are gone and remembered, so that whoever asks late learns the cause.
@@ -308,11 +310,17 @@ impl Group {
         self.missing == 0
     }
 
-    fn shown(&self) -> PlacementGroupState {
+    fn shown(&self, known: &Nodes, now: Millis) -> PlacementGroupState {
         if !self.is_placed() {
             return PlacementGroupState::Pending;
         }
-        PlacementGroupState::Placed { nodes: self.placed.iter().flatten().map(|placed| placed.taken.node).collect() }
+        let nodes: Vec<NodeId> = self.placed.iter().flatten().map(|placed| placed.taken.node).collect();
+        let distinct: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        let draining = distinct.into_iter().filter_map(|node| {
+            let Drain { why, deadline, .. } = known.get(node)?.draining.clone()?;
+            Some(Draining { node, why, left_ms: deadline.saturating_sub(now) })
+        });
+        PlacementGroupState::Placed { draining: draining.collect(), nodes }
     }
 
     /// How close the group's devices are to each other on each of its nodes.

@@ -1,0 +1,267 @@
+"""How runs end, wait and move: signals, drained and lost nodes, a full cluster, and programs that are killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE_SECONDS
+
+# Says what it gets, as a script does that saves what it has.
+SAVES = """
+    import os, signal, sys, time
+
+    def save(number, frame):
+        print("got", signal.Signals(number).name, flush=True)
+        sys.exit(3)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, save)
+    print("begun", flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    print("done", flush=True)
+"""
+
+
+class Running:
+    """A command that runs, and what it has said so far: each of its lines is waited for."""
+
+    def __init__(self, command, env, **more):
+        self.process = subprocess.Popen(
+            list(map(str, command)), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more
+        )
+        self.said = ""
+
+    def until(self, text):
+        while text not in self.said:
+            line = self.process.stdout.readline()
+            assert line, self.said
+            self.said += line
+
+    def end(self):
+        self.said += self.process.stdout.read()
+        self.process.stdout.close()
+        return self.process.wait(DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_ranks_get_the_signal_of_the_command_and_their_time(binary, write, cluster, tmp_path, name):
+    running = Running([binary, "train", write("saves.py", SAVES), "--", tmp_path / "never"], cluster)
+    running.until("begun")
+    running.process.send_signal(signal.Signals[name])
+    assert running.end() == 128 + signal.Signals[name], running.said
+    assert f"got {name}" in running.said
+
+
+def test_what_nohup_has_ignored_is_ignored(binary, write, cluster, tmp_path):
+    go = tmp_path / "go"
+    running = Running(["nohup", binary, "train", write("saves.py", SAVES), "--", go], cluster)
+    running.until("begun")
+    running.process.send_signal(signal.SIGHUP)
+    go.touch()
+    assert running.end() == 0, running.said
+    assert "got" not in running.said
+
+
+def test_a_run_that_waits_for_room_says_so_and_hears_that_it_is_to_stop(binary, run, write, own_cluster, tmp_path):
+    own_cluster.worker(cpus=1)
+    script, go = write("saves.py", SAVES), tmp_path / "go"
+    first = Running([binary, "train", script, "--", go], own_cluster.env)
+    first.until("begun")
+    second = Running([binary, "train", script, "--", go], own_cluster.env)
+    second.until("waiting for room")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 128 + signal.SIGTERM
+    late = run("train", "--wait-for-room", "100ms", script, "--", go, env=own_cluster.env, code=1)
+    assert "could not all be placed within" in late.stderr
+    third = Running([binary, "train", script, "--", go], own_cluster.env)
+    third.until("waiting for room")
+    go.touch()
+    assert (first.end(), third.end()) == (0, 0), third.said
+
+
+def test_a_run_leaves_a_drained_node_and_that_is_no_failure(binary, run, write, own_cluster, tmp_path):
+    node, _ = own_cluster.worker(cpus=1)
+    script, go = write("saves.py", SAVES), tmp_path / "go"
+    running = Running([binary, "train", "--grace", "20s", script, "--", go], own_cluster.env)
+    running.until("begun")
+    own_cluster.worker(cpus=1)
+    run("drain", node, "--within", "20s", "--reason", "a new kernel", env=own_cluster.env)
+    running.until("starting again elsewhere")
+    go.touch()
+    assert running.end() == 0, running.said
+    assert "got SIGTERM" in running.said and "(a new kernel)" in running.said and "done" in running.said
+
+
+def test_a_run_leaves_a_drained_node_with_its_next_checkpoint(binary, run, write, own_cluster, tmp_path):
+    node, _ = own_cluster.worker(cpus=1)
+    script = write("steps.py", """
+        import sys, tempfile, time
+        from pathlib import Path
+        from wingbeat import train
+
+        before = train.get_checkpoint()
+        begin = int((Path(before) / "step").read_text()) if before else 0
+        print("begun at", begin, flush=True)
+        for step in range(begin + 1, 4):
+            while step == 2 and not Path(sys.argv[1]).exists():
+                time.sleep(0.01)
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "step").write_text(str(step))
+                train.report({"step": step}, checkpoint=folder)
+    """)
+    go = tmp_path / "go"
+    storage = ["--storage", tmp_path / "storage"]
+    running = Running([binary, "train", "--grace", "1s", *storage, script, "--", go], own_cluster.env)
+    running.until("begun at 0")
+    own_cluster.worker(cpus=1)
+    # Only a hang takes so long.
+    run("drain", node, "--within", "10min", env=own_cluster.env)
+    running.until("with the next checkpoint")
+    go.touch()
+    assert running.end() == 0, running.said
+    assert re.search(r"begun at [123]", running.said), running.said
+
+
+def test_after_a_lost_node_a_run_waits_for_another(binary, write, own_cluster, tmp_path):
+    _, daemon = own_cluster.worker(cpus=1)
+    script, go = write("saves.py", SAVES), tmp_path / "go"
+    running = Running([binary, "train", "--max-failures", "1", script, "--", go], own_cluster.env)
+    running.until("begun")
+    daemon.kill()
+    running.until("waiting for room")
+    own_cluster.worker(cpus=1)
+    go.touch()
+    assert running.end() == 0, running.said
+
+
+PROGRAM = """
+import os, signal, sys, time
+from wingbeat.torch import TorchDistributor
+
+def main():
+    import os, signal, sys, time
+    def save(number, frame):
+        time.sleep(1)  # longer than nothing
+        open(PATH + ".saved", "w").write(signal.Signals(number).name)
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGINT, save)
+    open(PATH, "w").write(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+
+PATH = sys.argv[1]
+print("begins", flush=True)
+try:
+    TorchDistributor(1, True, False).run(main)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def wait_for(path):
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_ranks_of_a_program_that_ends_are_asked_to_end_and_do(write, environment, tmp_path, name):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**environment, "TMPDIR": str(temporary)}
+    path = tmp_path / "begun"
+    program = subprocess.Popen([sys.executable, write("program.py", PROGRAM), path], env=env, stdout=subprocess.PIPE)
+    rank = int(wait_for(path))
+    program.send_signal(signal.Signals[name])
+    assert wait_for(Path(f"{path}.saved")) == ("SIGINT" if name == "SIGINT" else "SIGTERM")
+    said, _ = program.communicate(timeout=DEADLINE_SECONDS)
+    assert (b"interrupted" in said) == (name == "SIGINT")
+    while os.path.exists(f"/proc/{rank}"):
+        time.sleep(0.01)
+    while list(temporary.glob("wingbeat-run-*")):
+        time.sleep(0.01)
+
+
+def test_a_function_may_leave_by_sys_exit_and_its_secrets_are_not_in_the_command_line(python, environment):
+    python("""
+        import glob, os, sys
+        from wingbeat.torch import TorchDistributor, TrainingError
+
+        def leaves():
+            import glob, os, sys
+            if os.environ["SECRET"] != "hunter2":
+                raise ValueError(os.environ["SECRET"])
+            for path in glob.glob("/proc/[0-9]*/cmdline"):
+                try:
+                    assert b"hunter" + b"2" not in open(path, "rb").read(), path
+                except OSError:
+                    pass
+            sys.exit(0)
+
+        class Odd(Exception):
+            def __init__(self, a, b):
+                super().__init__(f"{a}-{b}")
+                self.a = a
+
+        def raises():
+            raise Odd(1, 2)
+
+        def vanishes():
+            import os
+            os._exit(0)
+
+        if __name__ == "__main__":
+            distributor = TorchDistributor(2, True, False, env={"SECRET": "hunter2"})
+            assert distributor.run(leaves) is None
+            try:
+                distributor.run(raises)
+            except Odd as error:
+                assert (str(error), error.a) == ("1-2", 1)
+            else:
+                raise AssertionError("it raises")
+            try:
+                distributor.run(vanishes)
+            except TrainingError as error:
+                assert "before its function returned" in str(error), error
+            else:
+                raise AssertionError("it vanishes")
+            try:
+                distributor.run(42)
+            except TypeError as error:
+                assert "a function, or the path of a script" in str(error), error
+            else:
+                raise AssertionError("it is neither")
+    """, environment)
+
+
+def test_a_function_s_checkpoints_are_stored(python, cluster, tmp_path):
+    done = python(f"""
+        from wingbeat.torch import TorchDistributor
+
+        def main():
+            import tempfile
+            from pathlib import Path
+            from wingbeat import train
+            before = train.get_checkpoint()
+            step = int((Path(before) / "step").read_text()) + 1 if before else 1
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "step").write_text(str(step))
+                train.report({{"step": step}}, checkpoint=folder)
+            return step
+
+        if __name__ == "__main__":
+            distributor = TorchDistributor(1, True, False, storage={str(tmp_path / "storage")!r})
+            print([distributor.run(main) for _ in range(2)])
+    """, cluster)
+    assert "[1, 2]" in done.stdout
+
+
+def test_a_script_that_closes_its_output_has_not_failed(run, write, cluster):
+    run("train", write("closes.py", "import sys\nsys.stdout.close()\n"), env=cluster)

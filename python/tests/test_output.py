@@ -1,0 +1,103 @@
+"""What ranks print: bars, bytes that are no text, lines without end, and readers that do not read."""
+
+import os
+import pty
+import signal
+import subprocess
+
+from conftest import DEADLINE_SECONDS
+
+# Draws a bar over itself, and waits in the middle until a file is there.
+BAR = """
+    import os, sys, time
+    for done in range(0, 101, 10):
+        sys.stderr.write(f"\\r{done:3}%|{'#' * (done // 10)}")
+        sys.stderr.flush()
+        while done == 50 and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+    sys.stderr.write("\\n")
+"""
+
+
+def test_where_nobody_watches_a_bar_is_its_last_state(run, write, cluster):
+    done = run("train", "--workers", "2", write("bar.py", BAR), env=cluster)
+    shown = sorted(line for line in done.stderr.splitlines() if "%" in line)
+    assert shown == ["[rank 0] 100%|##########", "[rank 1] 100%|##########"]
+
+
+def test_bytes_are_torchrun_s_whatever_they_are(binary, write, cluster):
+    script = write("bytes.py", """
+        import sys
+        text = bytes(range(256)) * 8192 + b"\\r 1%\\r 2%\\n" + b"no end"
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        sys.stderr.buffer.write(b"\\xff\\r\\n\\r\\n")
+    """)
+    expected = bytes(range(256)) * 8192 + b"\r 1%\r 2%\n" + b"no end"
+    done = subprocess.run([binary, "torchrun", script], env=cluster, capture_output=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert done.stderr == b"\xff\r\n\r\n"
+
+
+def test_a_bar_is_life_longer_than_the_time_that_makes_a_hang(run, write, cluster):
+    script = write("slow.py", """
+        import sys, time
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            sys.stderr.write("\\r some state")
+            sys.stderr.flush()
+            time.sleep(0.05)
+    """)
+    done = run("train", "--hang-timeout", "1s", "--restart-on-hang", script, env=cluster)
+    assert "nothing" not in done.stderr and "no rank has printed" not in done.stderr
+
+
+def test_a_terminal_shows_a_bar_while_it_grows(binary, write, cluster, tmp_path):
+    ours, theirs = pty.openpty()
+    go = tmp_path / "go"
+    command = [binary, "train", write("bar.py", BAR), "--", str(go)]
+    running = subprocess.Popen(command, env={**cluster, "TERM": "xterm"}, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while b"[rank 0]  50%|#####" not in seen:
+            seen += os.read(ours, 4096)
+        go.touch()
+        while True:
+            seen += os.read(ours, 4096)
+    except OSError:  # how a terminal ends
+        pass
+    finally:
+        go.touch()
+        os.close(ours)
+        assert running.wait(DEADLINE_SECONDS) == 0, seen
+    assert b"[rank 0] 100%|##########\r\n" in seen, seen
+
+
+def test_a_prompt_without_an_end_is_shown(binary, write, cluster, tmp_path):
+    go = tmp_path / "go"
+    script = write("prompt.py", """
+        import os, sys, time
+        print("and now? ", end="", flush=True)
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.01)
+    """)
+    running = subprocess.Popen([binary, "torchrun", script, str(go)], env=cluster, stdout=subprocess.PIPE)
+    assert running.stdout.read(9) == b"and now? "
+    go.touch()
+    assert running.communicate(timeout=DEADLINE_SECONDS)[0] == b""
+    assert running.returncode == 0
+
+
+def test_who_does_not_read_can_still_stop_the_run(binary, write, cluster):
+    script = write("endless.py", "while True: print('x' * 1000)\n")
+    command = [binary, "train", "--workers", "2", script]
+    running = subprocess.Popen(command, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout.read(1) == b"["
+    running.send_signal(signal.SIGTERM)
+    # Its standard output is never read.
+    assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM
+    running.stdout.close()
+    assert b"stopped" in running.stderr.read()
+    running.stderr.close()
