@@ -13,27 +13,42 @@ pub(crate) struct Asked {
 /// Listens for them.
 pub(crate) struct Signals(Vec<(Asked, Signal)>);
 
-const OF_DAEMONS: [(&str, SignalKind); 3] =
-    [("interrupted", SignalKind::interrupt()), ("terminated", SignalKind::terminate()), ("hung up", SignalKind::hangup())];
+/// What has happened when a signal comes.
+const NAMES: [(&str, SignalKind, &str); 6] = [
+    ("SIGINT", SignalKind::interrupt(), "interrupted"),
+    ("SIGTERM", SignalKind::terminate(), "terminated"),
+    ("SIGHUP", SignalKind::hangup(), "hung up"),
+    ("SIGQUIT", SignalKind::quit(), "told to quit"),
+    ("SIGUSR1", SignalKind::user_defined1(), "got SIGUSR1"),
+    ("SIGUSR2", SignalKind::user_defined2(), "got SIGUSR2"),
+];
+
+/// Those that torchrun passes on to ranks.
+pub(crate) const OF_RUN: [i32; 4] = [2, 15, 1, 3];
+
+/// The number of a signal that can be passed on.
+pub(crate) fn by_name(name: &str) -> Result<i32, String> {
+    let known = NAMES.iter().find(|(known, _, _)| *known == name.trim());
+    let names = NAMES.map(|(name, _, _)| name).join(", ");
+    known.map(|(_, kind, _)| kind.as_raw_value()).ok_or_else(|| format!("{name:?} is none of {names}"))
+}
 
 impl Signals {
-    /// Those that end a daemon. What was to be ignored from the start, as `nohup` has it with SIGHUP, still is; but SIGINT,
-    /// which shells have every background job ignore, is heard.
+    /// Those that end a daemon.
     pub(crate) fn of_daemon() -> std::io::Result<Signals> {
-        Self::of(&OF_DAEMONS)
+        Self::of(&OF_RUN[..3])
     }
 
-    /// Those that torchrun passes on to ranks.
-    pub(crate) fn of_run() -> std::io::Result<Signals> {
-        Self::of(&[OF_DAEMONS.as_slice(), &[("told to quit", SignalKind::quit())]].concat())
-    }
-
-    fn of(all: &[(&'static str, SignalKind)]) -> std::io::Result<Signals> {
+    /// These. What was to be ignored from the start, as `nohup` has it with SIGHUP, still is; but SIGINT, which shells have
+    /// every background job ignore, is heard.
+    pub(crate) fn of(numbers: &[i32]) -> std::io::Result<Signals> {
         let ignored = ignored();
-        let heard = all.iter().filter(|(_, kind)| {
-            *kind == SignalKind::interrupt() || ignored & (1 << (kind.as_raw_value() - 1)) == 0
+        let heard = NAMES.iter().filter(|(_, kind, _)| {
+            let number = kind.as_raw_value();
+            let is_ignored = *kind != SignalKind::interrupt() && ignored & (1 << (number - 1)) != 0;
+            numbers.contains(&number) && !is_ignored
         });
-        let listening = heard.map(|(what, kind)| Ok((Asked { what, number: kind.as_raw_value() }, signal(*kind)?)));
+        let listening = heard.map(|(_, kind, what)| Ok((Asked { what, number: kind.as_raw_value() }, signal(*kind)?)));
         Ok(Signals(listening.collect::<std::io::Result<_>>()?))
     }
 

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use wingbeat_train::{Scaling, TorchTrainer};
+use clap::builder::FalseyValueParser;
+use wingbeat_train::{Layout, Scaling, TorchTrainer};
 use wingbeat_worker::join;
 
 use crate::rank_logs::{RankLogs, Streams};
 use crate::say::note;
+use crate::signals::{self, Signals};
 use crate::sizes;
 use crate::train::{End, run};
 
@@ -22,72 +24,90 @@ use crate::train::{End, run};
 ///     wingbeat torchrun --nproc-per-node 2 train.py --epochs 3
 ///     wingbeat torchrun --nnodes 2 --nproc-per-node gpu --address 10.0.0.1:6420 -m package.train
 #[derive(Args)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, infer_long_args = true)]
 pub(crate) struct TorchrunArgs {
     /// Number of nodes; LEAST:MOST for as many as there are.
-    #[arg(long, default_value = "1", value_parser = sizes::range)]
+    #[arg(long, default_value = "1", value_parser = sizes::range, env = "PET_NNODES", hide_env = true)]
     nnodes: (u32, u32),
     /// Ranks on each node: a number, gpu, cpu, or auto for the GPUs if there are any and else the CPUs.
-    #[arg(long, alias = "nproc_per_node", default_value = "1")]
+    #[arg(long, alias = "nproc_per_node", default_value = "1", env = "PET_NPROC_PER_NODE", hide_env = true)]
     nproc_per_node: String,
     /// The run's id, as TORCHELASTIC_RUN_ID.
-    #[arg(long, alias = "rdzv_id")]
+    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", hide_env = true)]
     rdzv_id: Option<String>,
     /// How ranks would find each other; Wingbeat tells them, whichever this is.
-    #[arg(long, alias = "rdzv_backend", default_value = "c10d", value_parser = ["c10d", "static"])]
+    #[arg(long, alias = "rdzv_backend", default_value = "c10d", value_parser = ["c10d", "static"], env = "PET_RDZV_BACKEND", hide_env = true)]
     rdzv_backend: String,
     /// Only this machine, as localhost:PORT; 0 for a free port.
-    #[arg(long, alias = "rdzv_endpoint")]
+    #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", hide_env = true)]
     rdzv_endpoint: Option<String>,
     /// On this machine, also when $WINGBEAT_ADDRESS names a cluster.
-    #[arg(long)]
+    #[arg(long, env = "PET_STANDALONE", hide_env = true, value_parser = FalseyValueParser::new())]
     standalone: bool,
     /// How often the group may be started again after a failure.
-    #[arg(long, alias = "max_restarts", default_value_t = 0)]
+    #[arg(long, alias = "max_restarts", default_value_t = 0, env = "PET_MAX_RESTARTS", hide_env = true)]
     max_restarts: u32,
     /// Taken, and not needed: Wingbeat hears at once when a rank ends.
-    #[arg(long, alias = "monitor_interval", hide_default_value = true, default_value_t = 0.1)]
+    #[arg(long, alias = "monitor_interval", hide_default_value = true, default_value_t = 0.1, env = "PET_MONITOR_INTERVAL", hide_env = true)]
     monitor_interval: f64,
     /// Scripts are started as new processes, or forked from one with torch imported.
-    #[arg(long, alias = "start_method", default_value = "spawn", value_parser = ["spawn"])]
+    #[arg(long, alias = "start_method", default_value = "spawn", value_parser = ["spawn"], env = "PET_START_METHOD", hide_env = true)]
     start_method: String,
     /// The name of the ranks' role.
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = "default", env = "PET_ROLE", hide_env = true)]
     role: String,
     /// Run SCRIPT as a module, as `python -m` does.
-    #[arg(long, short = 'm')]
+    #[arg(long, short = 'm', env = "PET_MODULE", hide_env = true, value_parser = FalseyValueParser::new())]
     module: bool,
     /// Run SCRIPT itself, without Python.
-    #[arg(long, alias = "no_python", conflicts_with = "module")]
+    #[arg(long, alias = "no_python", conflicts_with = "module", env = "PET_NO_PYTHON", hide_env = true, value_parser = FalseyValueParser::new())]
     no_python: bool,
     /// Taken for torchrun's sake: SCRIPT is run as __main__ anyway.
-    #[arg(long, alias = "run_path")]
+    #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide_env = true, value_parser = FalseyValueParser::new())]
     run_path: bool,
     /// Where to write what ranks print: DIR/RUN/attempt_N/RANK/stdout.log and stderr.log.
-    #[arg(long, alias = "log_dir")]
+    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", hide_env = true)]
     log_dir: Option<PathBuf>,
     /// What goes to files instead of the terminal: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:3.
-    #[arg(long, short = 'r', default_value = "0")]
+    #[arg(long, short = 'r', default_value = "0", env = "PET_REDIRECTS", hide_env = true)]
     redirects: Streams,
     /// What goes to files and to the terminal, each line with its rank; as for --redirects.
-    #[arg(long, short = 't', default_value = "0")]
+    #[arg(long, short = 't', default_value = "0", env = "PET_TEE", hide_env = true)]
     tee: Streams,
     /// Only these local ranks' lines are shown, as 0,1.
-    #[arg(long, alias = "local_ranks_filter", value_delimiter = ',')]
+    #[arg(long, alias = "local_ranks_filter", value_delimiter = ',', env = "PET_LOCAL_RANKS_FILTER", hide_env = true)]
     local_ranks_filter: Vec<u32>,
     /// Only 0: on a cluster, torchrun is called once.
-    #[arg(long, alias = "node_rank", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
+    #[arg(long, alias = "node_rank", default_value_t = 0, value_parser = first_node, env = "PET_NODE_RANK", hide_env = true)]
     node_rank: u32,
     /// Only this machine: on a cluster, ranks are told where rank 0 is.
-    #[arg(long, alias = "master_addr", default_value = "127.0.0.1", value_parser = ["127.0.0.1", "localhost", "::1"])]
+    #[arg(long, alias = "master_addr", default_value = "127.0.0.1", value_parser = own_host, env = "PET_MASTER_ADDR", hide_env = true)]
     master_addr: String,
     /// The port where rank 0 listens; 0 for a free one.
-    #[arg(long, alias = "master_port", default_value_t = 0)]
+    #[arg(long, alias = "master_port", default_value_t = 0, env = "PET_MASTER_PORT", hide_env = true)]
     master_port: u16,
     /// How long to wait for room, and for nodes that are not there yet. Without it, what others hold is waited for as long
     /// as it takes, and what no nodes could hold is an error at once.
     #[arg(long, value_parser = humantime::parse_duration)]
     wait_for_room: Option<Duration>,
+    /// Each rank is LOCAL_RANK 0, and sees its own GPUs alone.
+    #[arg(long, alias = "virtual_local_rank", env = "PET_VIRTUAL_LOCAL_RANK", hide_env = true, value_parser = FalseyValueParser::new())]
+    virtual_local_rank: bool,
+    /// The signals that are passed on to ranks.
+    #[arg(long, alias = "signals_to_handle", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", value_delimiter = ',', value_parser = signals::by_name, env = "PET_SIGNALS_TO_HANDLE", hide_env = true)]
+    signals_to_handle: Vec<i32>,
+    /// Taken, and not needed: ranks are told where rank 0 is.
+    #[arg(long, alias = "rdzv_conf", env = "PET_RDZV_CONF", hide_env = true)]
+    rdzv_conf: Option<String>,
+    /// Taken, and not needed: a node tells the address by which others reach it.
+    #[arg(long, alias = "local_addr", env = "PET_LOCAL_ADDR", hide_env = true)]
+    local_addr: Option<String>,
+    /// Taken for torchrun's sake: there are no events of its agent.
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", hide_env = true)]
+    event_log_handler: Option<String>,
+    /// Only `default`, which is what --log-dir, --redirects and --tee say.
+    #[arg(long, alias = "logs_specs", value_parser = ["default"])]
+    logs_specs: Option<String>,
     /// GPUs of each rank; else 1 where nodes have as many as ranks, and none where they have fewer.
     #[arg(long)]
     gpus_per_rank: Option<f64>,
@@ -137,7 +157,13 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     let Some((script, rest)) = args.command.split_first() else { bail!("there is nothing to run") };
     // Everything after the script is its own, so that what comes in its place is not seen as a flag.
     if script.starts_with('-') {
-        bail!("unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured");
+        let why = match script.as_str() {
+            "-" => "a script is a file: ranks have no standard input".to_owned(),
+            _ => format!("unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"),
+        };
+        note!("error: {why}");
+        // As for whatever else is wrong with a command line.
+        return Ok(ExitCode::from(2));
     }
     let (least, nodes) = args.nnodes;
     let address = args.address.clone().filter(|_| !args.standalone);
@@ -202,7 +228,10 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if args.cold {
         trainer = trainer.cold();
     }
-    let outcome = run(trainer, &session).await;
+    if args.virtual_local_rank {
+        trainer = trainer.layout(Layout::Virtual);
+    }
+    let outcome = run(trainer, &session, Signals::of(&args.signals_to_handle)).await;
     if let Some(dir) = dir {
         note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
@@ -216,15 +245,35 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     })
 }
 
+const ELSEWHERE: &str = "is for agents that are started on every node; here, `wingbeat worker` runs there, and torchrun is \
+                         called once, with the head's --address";
+
+/// Whether this machine goes by this name or address.
+fn is_here(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let is_own_address = |address: std::net::IpAddr| std::net::UdpSocket::bind((address, 0)).is_ok();
+    host == "localhost" || host == own || host.parse().is_ok_and(is_own_address)
+}
+
+fn own_host(text: &str) -> Result<String, String> {
+    if is_here(text) { Ok(text.to_owned()) } else { Err(ELSEWHERE.to_owned()) }
+}
+
+fn first_node(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Ok(0),
+        Ok(_) => Err(ELSEWHERE.to_owned()),
+        Err(_) => Err("it is not a number".to_owned()),
+    }
+}
+
 fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
     let mut port = args.master_port;
     if let Some(endpoint) = &args.rdzv_endpoint {
         let (host, number) = endpoint.rsplit_once(':').unwrap_or((endpoint, "0"));
-        if !["localhost", "127.0.0.1", "::1", "[::1]", ""].contains(&host) {
-            bail!(
-                "--rdzv-endpoint {endpoint} is for agents that are started on every node; here, `wingbeat worker` runs \
-                 there, and torchrun is called once, with the head's --address"
-            );
+        if !host.is_empty() && !is_here(host) {
+            bail!("--rdzv-endpoint {endpoint} {ELSEWHERE}");
         }
         port = number.parse().with_context(|| format!("--rdzv-endpoint {endpoint} has no port"))?;
     }

@@ -10,12 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, Best, Keep, Scaling, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{Backend, Best, Keep, Layout, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
 use crate::say::note;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::sizes;
 
 /// The exit code of a run that was stopped, as shells have it.
@@ -90,6 +90,10 @@ pub(crate) struct TrainArgs {
     /// Number of nodes, with --workers ranks on each; LEAST:MOST for as many as there are.
     #[arg(long, value_parser = sizes::range)]
     nodes: Option<(u32, u32)>,
+    /// How the ranks of a node are told apart: torchrun numbers them, and each sees all of their GPUs; virtual is as torchrun's
+    /// --virtual-local-rank; with spark, each is the only one of a node, as pyspark's TorchDistributor has it on a cluster.
+    #[arg(long, default_value = "torchrun", value_parser = ["torchrun", "virtual", "spark"])]
+    layout: String,
     /// Show what ranks print without their numbers.
     #[arg(long)]
     unprefixed: bool,
@@ -178,6 +182,11 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         .max_failures(args.max_failures)
         .retry_exceptions(!args.fail_on_exception)
         .grace(args.grace)
+        .layout(match args.layout.as_str() {
+            "virtual" => Layout::Virtual,
+            "spark" => Layout::Spark,
+            _ => Layout::Torchrun,
+        })
         .hang_timeout(args.hang_timeout, args.restart_on_hang)
         .backend(match args.backend.as_str() {
             "nccl" => Backend::Nccl,
@@ -225,7 +234,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         };
         trainer = trainer.dataset(name, (0..args.workers.1).map(of_rank).collect::<Result<Vec<_>>>()?);
     }
-    let end = run(trainer, &session).await;
+    let end = run(trainer, &session, Signals::of(&signals::OF_RUN)).await;
     progress.end();
     match end {
         End::Done(result) => {
@@ -278,11 +287,11 @@ pub(crate) enum End {
 }
 
 /// Runs it, stops it when the user or the system asks for that, and leaves the cluster.
-pub(crate) async fn run(trainer: TorchTrainer, session: &Session) -> End {
+pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: std::io::Result<Signals>) -> End {
     let stopper = trainer.stopper();
     let asked = Arc::new(AtomicI32::new(0));
     let told = asked.clone();
-    let signals = Signals::of_run().map(|mut signals| {
+    let signals = signals.map(|mut signals| {
         tokio::spawn(async move {
             let first = signals.next().await;
             told.store(first.number, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! What is reduced, and how.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +11,12 @@ pub enum Op {
     Sum,
     /// Their product. Integers wrap.
     Product,
-    /// The smallest. A NaN gives way to a number.
+    /// The smallest, of zeros the negative one. A NaN gives way to a number.
     Min,
-    /// The largest. A NaN gives way to a number.
+    /// The largest, of zeros the positive one. A NaN gives way to a number.
     Max,
-    /// Their mean. Integers round toward zero.
+    /// Their mean. Integers round toward zero. Only the sum of 64-bit integers can wrap before it is divided: what is
+    /// smaller is added up as `i64`, and half precision as `f32`.
     Avg,
 }
 
@@ -32,7 +34,15 @@ pub(crate) mod sealed {
     /// It has no padding and no invalid values.
     pub unsafe trait Element: Copy + Send + Sync + 'static {
         const NAME: &'static str;
-        /// Combines the elements of another into these. `Avg` adds, as `Sum`.
+        /// What holds the sum of many of them.
+        type Wide: Element;
+        /// Whether that is something else.
+        const IS_NARROW: bool;
+        /// As that.
+        fn widened(from: &[Self]) -> Vec<Self::Wide>;
+        /// And back.
+        fn narrow(from: &[Self::Wide], into: &mut [Self]);
+        /// Combines the elements of another into these: the same bits whichever of the two they are. `Avg` adds, as `Sum`.
         fn combine(op: Op, into: &mut [Self], from: &[Self]);
         /// The end of `Avg`.
         fn divide(into: &mut [Self], by: u32);
@@ -40,10 +50,22 @@ pub(crate) mod sealed {
 }
 
 macro_rules! element {
-    ($type:ty, $sum:expr, $product:expr, $min:expr, $max:expr, $divide:expr) => {
+    ($type:ty, $wide:ty, $sum:expr, $product:expr, $min:expr, $max:expr, $divide:expr) => {
         // SAFETY: a plain number.
         unsafe impl sealed::Element for $type {
             const NAME: &'static str = stringify!($type);
+            type Wide = $wide;
+            const IS_NARROW: bool = size_of::<$wide>() > size_of::<$type>();
+
+            fn widened(from: &[Self]) -> Vec<$wide> {
+                from.iter().map(|value| *value as $wide).collect()
+            }
+
+            fn narrow(from: &[$wide], into: &mut [Self]) {
+                for (into, from) in into.iter_mut().zip(from) {
+                    *into = *from as $type;
+                }
+            }
 
             fn combine(op: Op, into: &mut [Self], from: &[Self]) {
                 fn each(into: &mut [$type], from: &[$type], with: impl Fn($type, $type) -> $type) {
@@ -69,10 +91,11 @@ macro_rules! element {
 }
 
 macro_rules! integers {
-    ($($type:ty),*) => {$(
+    ($($type:ty => $wide:ty),*) => {$(
         // An average in a type that holds the number of members.
         element!(
             $type,
+            $wide,
             |a, b| <$type>::wrapping_add(a, b),
             |a, b| <$type>::wrapping_mul(a, b),
             |a, b| a.min(b),
@@ -82,13 +105,82 @@ macro_rules! integers {
     )*};
 }
 
-integers!(i8, u8, i16, u16, i32, u32, i64, u64);
-element!(f32, |a, b| a + b, |a, b| a * b, f32::min, f32::max, |a: f32, n: u32| a / n as f32);
-element!(f64, |a, b| a + b, |a, b| a * b, f64::min, f64::max, |a: f64, n: u32| a / f64::from(n));
-element!(f16, |a, b| a + b, |a, b| a * b, f16::min, f16::max, |a: f16, n: u32| f16::from_f32(a.to_f32() / n as f32));
-element!(bf16, |a, b| a + b, |a, b| a * b, bf16::min, bf16::max, |a: bf16, n: u32| bf16::from_f32(
-    a.to_f32() / n as f32
-));
+macro_rules! floats {
+    ($($type:ty),*) => {$(
+        element!(
+            $type,
+            $type,
+            |a, b| one_nan(a + b),
+            |a, b| one_nan(a * b),
+            |a: $type, b: $type| if a < b || b.is_nan() || (a == b && a.is_sign_negative()) { one_nan(a) } else { b },
+            |a: $type, b: $type| if a > b || b.is_nan() || (a == b && a.is_sign_positive()) { one_nan(a) } else { b },
+            |a: $type, n: u32| a / n as $type
+        );
+
+        impl Nan for $type {
+            fn one_nan(self) -> Self {
+                if self.is_nan() { <$type>::NAN } else { self }
+            }
+        }
+    )*};
+}
+
+/// What is no number has many bits, and which of them an operation gives depends on the order of its operands.
+trait Nan {
+    fn one_nan(self) -> Self;
+}
+
+#[inline(always)]
+fn one_nan<T: Nan>(value: T) -> T {
+    value.one_nan()
+}
+
+macro_rules! halves {
+    ($($type:ty),*) => {$(
+        // SAFETY: a plain number.
+        unsafe impl sealed::Element for $type {
+            const NAME: &'static str = stringify!($type);
+            type Wide = f32;
+            const IS_NARROW: bool = true;
+
+            fn widened(from: &[Self]) -> Vec<f32> {
+                let mut wide = vec![0.0; from.len()];
+                from.convert_to_f32_slice(&mut wide);
+                wide
+            }
+
+            fn narrow(from: &[f32], into: &mut [Self]) {
+                into.convert_from_f32_slice(from);
+            }
+
+            /// In single precision, and rounded once: what that comes to is the same. Many are converted at once, for
+            /// which processors have an instruction.
+            fn combine(op: Op, into: &mut [Self], from: &[Self]) {
+                let (mut ours, mut theirs) = ([0.0; BLOCK], [0.0; BLOCK]);
+                for (into, from) in into.chunks_mut(BLOCK).zip(from.chunks(BLOCK)) {
+                    let (ours, theirs) = (&mut ours[..into.len()], &mut theirs[..into.len()]);
+                    into.convert_to_f32_slice(ours);
+                    from.convert_to_f32_slice(theirs);
+                    f32::combine(op, ours, theirs);
+                    into.convert_from_f32_slice(ours);
+                }
+            }
+
+            fn divide(into: &mut [Self], by: u32) {
+                for value in into {
+                    *value = Self::from_f32(value.to_f32() / by as f32);
+                }
+            }
+        }
+    )*};
+}
+
+/// Numbers of half precision that are converted at once.
+const BLOCK: usize = 512;
+
+integers!(i8 => i64, u8 => i64, i16 => i64, u16 => i64, i32 => i64, u32 => i64, i64 => i64, u64 => u64);
+floats!(f32, f64);
+halves!(f16, bf16);
 
 /// The bytes of elements.
 pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
@@ -106,6 +198,38 @@ pub(crate) fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
 mod tests {
     use super::sealed::Element;
     use super::*;
+
+    /// Values whose order could matter: zeros, what is no number, and what is not finite.
+    const ODD: [f32; 8] = [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -1.5];
+
+    #[test]
+    fn the_order_of_two_members_does_not_matter() {
+        fn check<T: Element + std::fmt::Debug>(of: impl Fn(f32) -> T, bits: impl Fn(T) -> u64) {
+            for op in [Op::Sum, Op::Product, Op::Min, Op::Max] {
+                for (a, b) in ODD.into_iter().flat_map(|a| ODD.map(|b| (a, b))) {
+                    let (mut left, mut right) = ([of(a)], [of(b)]);
+                    T::combine(op, &mut left, &[of(b)]);
+                    T::combine(op, &mut right, &[of(a)]);
+                    assert_eq!(bits(left[0]), bits(right[0]), "{op:?} of {a} and {b}");
+                }
+            }
+        }
+        check(|value| value, |value| u64::from(value.to_bits()));
+        check(f64::from, f64::to_bits);
+        check(f16::from_f32, |value| u64::from(value.to_bits()));
+        check(bf16::from_f32, |value| u64::from(value.to_bits()));
+    }
+
+    #[test]
+    fn half_precision_is_rounded_as_one_by_one() {
+        let values: Vec<f16> = (0..=u16::MAX).step_by(7).map(f16::from_bits).filter(|value| value.is_finite()).collect();
+        let shifted: Vec<f16> = values.iter().rev().copied().collect();
+        let mut sums = values.clone();
+        f16::combine(Op::Sum, &mut sums, &shifted);
+        for ((a, b), sum) in values.iter().zip(&shifted).zip(sums) {
+            assert_eq!(sum.to_bits(), (*a + *b).to_bits(), "{a} + {b}");
+        }
+    }
 
     #[test]
     fn every_operation_combines_element_by_element() {

@@ -4,10 +4,18 @@
 #[non_exhaustive]
 pub enum CollectiveError {
     /// A member is dead, or has left the group.
-    #[error("rank {rank} is gone: its process has ended, or it has left the group")]
+    #[error("rank {rank} is gone: its process has ended, it has left the group, or an operation has failed there")]
     PeerLost {
         /// The member.
         rank: u32,
+    },
+    /// Nothing was heard of a member for too long: see [`Group::set_timeout`](crate::Group::set_timeout).
+    #[error("rank {rank} has done nothing for {seconds} s that this member waits for; is it stopped, stuck, or elsewhere?")]
+    TimedOut {
+        /// The member.
+        rank: u32,
+        /// For how long.
+        seconds: u64,
     },
     /// Members have called different operations.
     #[error("rank {rank} calls {theirs}, and rank {own_rank} calls {own}; all members call the same in the same order")]

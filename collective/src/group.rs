@@ -1,5 +1,7 @@
 //! The operations of a group.
 
+use std::time::Duration;
+
 use wingbeat::block_on;
 
 use crate::element::{Element, Op, bytes_of, bytes_of_mut};
@@ -55,7 +57,10 @@ pub enum Call {
 /// A member's view of its group. Its operations block until this member has done its part.
 ///
 /// After an error the group is of no use: every later operation is [`CollectiveError::Broken`], and the others find this
-/// member gone once it is dropped.
+/// member gone. What was refused before anything was sent ([`CollectiveError::Invalid`]) is no such error.
+///
+/// Members that die are noticed at once, those behind a cut link within about ten seconds, and one that does nothing for
+/// half an hour is given up ([`Group::set_timeout`]).
 ///
 /// ```no_run
 /// # use wingbeat_collective::{CollectiveError, Group, MeetingHandle, Op};
@@ -90,9 +95,9 @@ impl Group {
         match told.map_err(|error| CollectiveError::io("meeting the other members", error))? {
             Told::All(cards) => Self::of(member, rank, &cards),
             Told::Refused(why) => Err(CollectiveError::Invalid(why)),
-            Told::Missing(missing) => Err(CollectiveError::Missing {
+            Told::Missing(missing, members) => Err(CollectiveError::Missing {
                 missing: missing.len() as u32,
-                members: missing.last().map_or(0, |last| last + 1),
+                members,
                 first: missing.first().copied().unwrap_or_default(),
                 seconds: Meeting::LIMIT.as_secs(),
             }),
@@ -119,6 +124,12 @@ impl Group {
         self.mesh.members() as u32
     }
 
+    /// For how long a member may do nothing while this one waits for it; half an hour if nothing is said. Another limit is
+    /// for members that compute for longer between two operations, or to find sooner that one is stuck.
+    pub fn set_timeout(&mut self, limit: Duration) {
+        self.mesh.set_limit(limit);
+    }
+
     /// Waits until all members have come as far.
     ///
     /// # Errors
@@ -137,6 +148,12 @@ impl Group {
     /// # Errors
     /// A member is gone, or calls something else.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<()> {
+        if self.needs_room::<T>(op) {
+            let mut wide = T::widened(data);
+            self.all_reduce(&mut wide, op)?;
+            T::narrow(&wide, data);
+            return Ok(());
+        }
         let header = self.header::<T>(Kind::AllReduce, data.len(), Some(op), None)?;
         self.run(&header, |mesh, way| match way {
             Way::Shared(shared) => shared.all_reduce(mesh, &header, data, op),
@@ -150,6 +167,14 @@ impl Group {
     /// # Errors
     /// A member is gone, or calls something else, or there is no such root.
     pub fn reduce<T: Element>(&mut self, data: &mut [T], op: Op, root: u32) -> Result<()> {
+        if self.needs_room::<T>(op) {
+            let mut wide = T::widened(data);
+            self.reduce(&mut wide, op, root)?;
+            if self.rank() == root {
+                T::narrow(&wide, data);
+            }
+            return Ok(());
+        }
         let header = self.header::<T>(Kind::Reduce, data.len(), Some(op), Some(root))?;
         self.run(&header, |mesh, way| match way {
             Way::Shared(shared) => shared.reduce(mesh, &header, data, op, root),
@@ -190,6 +215,12 @@ impl Group {
     /// A member is gone, or calls something else, or `all` is of another length.
     pub fn reduce_scatter<T: Element>(&mut self, all: &[T], mine: &mut [T], op: Op) -> Result<()> {
         self.is_whole("all", all.len(), mine.len())?;
+        if self.needs_room::<T>(op) {
+            let (all, mut wide) = (T::widened(all), T::widened(mine));
+            self.reduce_scatter(&all, &mut wide, op)?;
+            T::narrow(&wide, mine);
+            return Ok(());
+        }
         let header = self.header::<T>(Kind::ReduceScatter, mine.len(), Some(op), None)?;
         let members = self.size();
         self.run(&header, |mesh, way| match way {
@@ -225,15 +256,17 @@ impl Group {
         })
     }
 
-    /// Sends data to one other member, which calls [`Group::recv`].
+    /// Sends data to one other member, which calls [`Group::recv`]. Waits until it was taken in; two members may send to each
+    /// other first and receive then, for which each keeps what came in the meantime.
     ///
     /// # Errors
     /// It is gone, or there is no such member.
     pub fn send<T: Element>(&mut self, data: &[T], to: u32) -> Result<()> {
+        self.is_another(to)?;
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(to))?;
         self.between_two(|mesh| {
-            mesh.send_all(to, &header.to_bytes())?;
-            mesh.send_all(to, bytes_of(data))
+            mesh.send_hearing(to, &header.to_bytes())?;
+            mesh.send_hearing(to, bytes_of(data))
         })
     }
 
@@ -242,6 +275,7 @@ impl Group {
     /// # Errors
     /// It is gone, sends something else, or there is no such member.
     pub fn recv<T: Element>(&mut self, data: &mut [T], from: u32) -> Result<()> {
+        self.is_another(from)?;
         let own = self.rank();
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(own))?;
         self.between_two(|mesh| {
@@ -264,6 +298,9 @@ impl Group {
     /// # Errors
     /// A member is gone, or calls something else, or there is no such root.
     pub fn agree<T: Element>(&mut self, call: Call, count: usize) -> Result<()> {
+        if let Call::Send(other) | Call::Recv(other) = call {
+            self.is_another(other)?;
+        }
         let (kind, op, root) = match call {
             Call::AllReduce(op) => (Kind::AllReduce, Some(op), None),
             Call::Reduce(op, root) => (Kind::Reduce, Some(op), Some(root)),
@@ -276,7 +313,7 @@ impl Group {
         };
         let header = self.header::<T>(kind, count, op, root)?.on_devices();
         match call {
-            Call::Send(to) => self.between_two(|mesh| mesh.send_all(to, &header.to_bytes())),
+            Call::Send(to) => self.between_two(|mesh| mesh.send_hearing(to, &header.to_bytes())),
             Call::Recv(from) => self.between_two(|mesh| hear(mesh, &header, from)),
             _ => self.run(&header, |mesh, way| match way {
                 Way::Shared(shared) => shared.barrier(mesh, &header),
@@ -297,6 +334,18 @@ impl Group {
         let counts = kind != Kind::Send;
         self.sequence += u64::from(counts);
         Ok(Header::new::<T>(if counts { self.sequence } else { 0 }, kind, count, op, root))
+    }
+
+    /// Whether the sum of all members could be more than the type holds, on the way to their mean.
+    fn needs_room<T: Element>(&self, op: Op) -> bool {
+        op == Op::Avg && T::IS_NARROW && self.size() > 1
+    }
+
+    fn is_another(&self, rank: u32) -> Result<()> {
+        match rank == self.rank() {
+            true => Err(CollectiveError::Invalid(format!("rank {rank} cannot send to itself"))),
+            false => Ok(()),
+        }
     }
 
     /// That a buffer, named so in the error, has a part of this length for each member.
@@ -321,13 +370,21 @@ impl Group {
             Way::Machines(_) | Way::Ring => ring::agree(&self.mesh, header),
         };
         let done = agreed.and_then(|()| operation(&self.mesh, &mut self.way));
-        self.is_broken = done.is_err();
-        done
+        self.ended(done)
     }
 
     fn between_two(&mut self, operation: impl FnOnce(&Mesh) -> Result<()>) -> Result<()> {
         let done = operation(&self.mesh);
-        self.is_broken = done.is_err();
+        self.ended(done)
+    }
+
+    /// An operation has ended. Where one has failed, no other can succeed: those who wait for this member hear so now, and
+    /// not when it lets go of the group.
+    fn ended(&mut self, done: Result<()>) -> Result<()> {
+        if done.is_err() {
+            self.is_broken = true;
+            self.mesh.close();
+        }
         done
     }
 }
@@ -543,6 +600,107 @@ mod tests {
     }
 
     #[test]
+    fn two_may_send_to_each_other_first_whatever_the_length() {
+        for on in ALL {
+            members(3, on, |group| {
+                let (rank, next, before) = (group.rank(), (group.rank() + 1) % 3, (group.rank() + 2) % 3);
+                for length in [0, 1, 1 << 20] {
+                    let mut got = vec![0; length];
+                    group.send(&vec![u64::from(rank); length], next).unwrap();
+                    group.recv(&mut got, before).unwrap();
+                    assert!(got.iter().all(|value| *value == u64::from(before)));
+                    // What came early is not taken for what comes next.
+                    let mut sum = [rank];
+                    group.all_reduce(&mut sum, Op::Sum).unwrap();
+                    assert_eq!(sum, [3]);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn two_members_have_the_same_bits_of_zeros_and_what_is_no_number() {
+        const ODD: [f32; 6] = [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for (on, op) in ALL.into_iter().flat_map(|on| [Op::Sum, Op::Product, Op::Min, Op::Max, Op::Avg].map(|op| (on, op))) {
+            let bits = members(2, on, |group| {
+                let pairs = ODD.into_iter().flat_map(|a| ODD.map(|b| [a, b]));
+                let mut single: Vec<f32> = pairs.map(|pair| pair[group.rank() as usize]).collect();
+                let mut half: Vec<f16> = single.iter().map(|value| f16::from_f32(*value)).collect();
+                group.all_reduce(&mut single, op).unwrap();
+                group.all_reduce(&mut half, op).unwrap();
+                let single = single.iter().map(|value| value.to_bits());
+                single.chain(half.iter().map(|value| u32::from(value.to_bits()))).collect::<Vec<_>>()
+            });
+            assert_eq!(bits[0], bits[1], "{op:?} {on:?}");
+        }
+    }
+
+    #[test]
+    fn a_mean_does_not_wrap_on_the_way() {
+        for on in ALL {
+            members(3, on, |group| {
+                let mut data = [200u8; 2];
+                group.all_reduce(&mut data, Op::Avg).unwrap();
+                assert_eq!(data, [200; 2]);
+                let mut data = [-100i8];
+                group.reduce(&mut data, Op::Avg, 1).unwrap();
+                assert_eq!(data, [-100]);
+                let (all, mut mine) = ([f16::from_f32(40_000.0); 3], [f16::ZERO]);
+                group.reduce_scatter(&all, &mut mine, Op::Avg).unwrap();
+                assert_eq!(mine, [f16::from_f32(40_000.0)]);
+            });
+        }
+    }
+
+    #[test]
+    fn a_member_that_does_nothing_is_given_up_and_named() {
+        for on in ALL {
+            let done = std::sync::Barrier::new(2);
+            let errors = members(2, on, |group| {
+                group.set_timeout(Duration::from_millis(300));
+                // It is there, and does nothing.
+                let error = (group.rank() == 0).then(|| group.all_reduce(&mut [1.0f32; 8], Op::Sum).unwrap_err());
+                done.wait();
+                error
+            });
+            assert_eq!(errors[0], Some(CollectiveError::TimedOut { rank: 1, seconds: 0 }), "{on:?}");
+        }
+    }
+
+    #[test]
+    fn who_has_failed_keeps_nobody_waiting_with_its_group_in_hand() {
+        for on in ALL {
+            let done = std::sync::Barrier::new(3);
+            let errors = members(3, on, |group| {
+                let error = match group.rank() {
+                    // It expects what nobody sends.
+                    1 => group.all_reduce(&mut [0u8; 4], Op::Max).unwrap_err(),
+                    _ => group.all_reduce(&mut [1.0f32; 8], Op::Sum).unwrap_err(),
+                };
+                let next = group.barrier();
+                // All still have their groups.
+                done.wait();
+                (error, next)
+            });
+            assert!(errors.iter().all(|(_, next)| *next == Err(CollectiveError::Broken)), "{errors:?}");
+            let lost = members(3, on, |group| {
+                let result = match group.rank() {
+                    1 => {
+                        let mut none = [0u8; 2];
+                        group.set_timeout(Duration::from_millis(200));
+                        group.recv(&mut none, 0)
+                    }
+                    _ => group.barrier(),
+                };
+                done.wait();
+                result.unwrap_err()
+            });
+            assert!(matches!(lost[1], CollectiveError::TimedOut { rank: 0, .. } | CollectiveError::Mismatch { .. }), "{lost:?}");
+            assert!(matches!(lost[2], CollectiveError::PeerLost { .. } | CollectiveError::TimedOut { .. }), "{lost:?}");
+        }
+    }
+
+    #[test]
     fn a_member_that_leaves_is_named() {
         for on in ALL {
             let errors = members(3, on, |group| match group.rank() {
@@ -572,6 +730,8 @@ mod tests {
             assert!(refused(group.all_to_all(&[0u8; 3], &mut [0; 3])));
             let own = group.rank();
             assert!(refused(group.send(&[0u8], own)));
+            assert!(refused(group.recv(&mut [0u8], own)));
+            group.barrier().unwrap();
         });
     }
 }

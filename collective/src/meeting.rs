@@ -1,6 +1,7 @@
 //! Where members find each other.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub struct Meeting {
 pub(crate) enum Told {
     /// All are there.
     All(Vec<Card>),
-    /// These did not come in time.
-    Missing(Vec<u32>),
+    /// These did not come in time, of so many.
+    Missing(Vec<u32>, u32),
     /// Another has this rank, or there is none such.
     Refused(String),
 }
@@ -46,8 +47,12 @@ impl Meeting {
             return Told::Refused(format!("there is no rank {rank} in a group of {}", self.members));
         }
         let came = self.came.clone();
-        if self.cards().insert(rank, card).is_some() {
-            return Told::Refused(format!("rank {rank} came twice; every group needs a meeting of its own"));
+        match self.cards().entry(rank) {
+            // The first stays: others connect to it.
+            Entry::Occupied(_) => {
+                return Told::Refused(format!("rank {rank} came twice; every group needs a meeting of its own"));
+            }
+            Entry::Vacant(free) => drop(free.insert(card)),
         }
         came.notify_waiters();
         let all = async {
@@ -63,7 +68,10 @@ impl Meeting {
         let cards = self.cards();
         match in_time {
             true => Told::All(cards.values().cloned().collect()),
-            false => Told::Missing((0..self.members).filter(|rank| !cards.contains_key(rank)).collect()),
+            false => {
+                let missing = (0..self.members).filter(|rank| !cards.contains_key(rank)).collect();
+                Told::Missing(missing, self.members)
+            }
         }
     }
 }

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +19,13 @@ use crate::error::{CollectiveError, Result};
 
 /// How long the connections may take once all members are there.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// For how long one may do nothing that is waited for, unless told otherwise: as long as gloo waits.
+const LIMIT: Duration = Duration::from_secs(1_800);
+/// After how long another machine is asked whether it is there, and how often again: it is given up after 11 s.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+const PROBE_AGAIN: Duration = Duration::from_secs(2);
+/// What is taken in at a time while this member sends.
+const EARLY: usize = 256 << 10;
 /// How often who waits looks whether somebody is gone.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long nothing may move while somebody is gone, before that is why: who has done its part may leave.
@@ -80,8 +89,14 @@ impl Member {
             rustix::io::ioctl_fionbio(peer, true)
                 .map_err(|error| CollectiveError::io("making a socket wait", error))?;
         }
-        let machines = cards.iter().map(|card| card.machine.clone()).collect();
-        Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(Whole { peers, machines }) })
+        let whole = Whole {
+            early: Mutex::new(peers.iter().map(|_| VecDeque::new()).collect()),
+            has_early: AtomicBool::new(false),
+            limit_ms: AtomicU64::new(LIMIT.as_millis() as u64),
+            machines: cards.iter().map(|card| card.machine.clone()).collect(),
+            peers,
+        };
+        Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(whole) })
     }
 
     fn call(&self, card: &Card, rank: u32) -> Result<OwnedFd> {
@@ -92,6 +107,7 @@ impl Member {
         } else {
             let stream = TcpStream::connect_timeout(&card.tcp, CONNECT_LIMIT).map_err(io)?;
             stream.set_nodelay(true).map_err(io)?;
+            probe(&stream).map_err(io)?;
             stream.into()
         };
         let mut greeting = [0; 20];
@@ -124,6 +140,7 @@ impl Member {
                 true => self.unix.accept().ok().map(|(stream, _)| OwnedFd::from(stream)),
                 false => self.tcp.accept().ok().and_then(|(stream, _)| {
                     stream.set_nodelay(true).ok()?;
+                    probe(&stream).ok()?;
                     Some(OwnedFd::from(stream))
                 }),
             };
@@ -151,6 +168,18 @@ impl Member {
         let knows: bool = greeting[..16].ct_eq(&self.card.secret).into();
         knows.then(|| u32::from_le_bytes([greeting[16], greeting[17], greeting[18], greeting[19]]))
     }
+}
+
+/// Has the system ask whether the other machine is still there: a link that is cut says nothing.
+fn probe(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_AGAIN)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    // And of what is on its way.
+    sockopt::set_tcp_user_timeout(stream, (PROBE_AFTER + 3 * PROBE_AGAIN).as_millis() as u32)?;
+    Ok(())
 }
 
 /// Names what shares memory and the names of unix sockets.
@@ -207,6 +236,11 @@ pub(crate) struct Mesh {
 struct Whole {
     /// By rank; none to itself.
     peers: Vec<Option<OwnedFd>>,
+    /// What came from each while this member was sending, before it was asked for.
+    early: Mutex<Vec<VecDeque<u8>>>,
+    has_early: AtomicBool,
+    /// For how long, in milliseconds, one may do nothing that is waited for.
+    limit_ms: AtomicU64,
     /// The machine of each, if it shares memory there.
     machines: Vec<Option<String>>,
 }
@@ -214,6 +248,11 @@ struct Whole {
 /// Whether nothing has moved for so long that somebody who is gone is why.
 pub(crate) fn has_stalled(since: Instant) -> bool {
     since.elapsed() > STALL
+}
+
+/// What the system says of a connection whose other side is not there any more.
+fn is_loss(error: Errno) -> bool {
+    matches!(error, Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH)
 }
 
 /// What a transfer has done.
@@ -275,7 +314,7 @@ impl Mesh {
         match rustix::net::send(self.peer(to)?, bytes, SendFlags::NOSIGNAL) {
             Ok(count) => Ok(Moved::Bytes(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(self.lost(to)),
+            Err(error) if is_loss(error) => Err(self.lost(to)),
             Err(error) => Err(CollectiveError::io("sending to another member", error)),
         }
     }
@@ -283,11 +322,17 @@ impl Mesh {
     /// Reads what is there.
     pub(crate) fn try_recv(&self, from: u32, bytes: &mut [u8]) -> Result<Moved> {
         let wanted = bytes.len();
+        if self.whole.has_early.load(Ordering::Relaxed) {
+            let early = self.take_early(from, bytes);
+            if early > 0 {
+                return Ok(Moved::Bytes(early));
+            }
+        }
         match rustix::net::recv(self.peer(from)?, bytes, RecvFlags::empty()) {
             Ok((0, _)) if wanted > 0 => Err(self.lost(from)),
             Ok((count, _)) => Ok(Moved::Bytes(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
-            Err(Errno::CONNRESET) => Err(self.lost(from)),
+            Err(error) if is_loss(error) => Err(self.lost(from)),
             Err(error) => Err(CollectiveError::io("hearing from another member", error)),
         }
     }
@@ -308,8 +353,94 @@ impl Mesh {
         }
         match self.gone().first() {
             Some(rank) if has_stalled(since) => Err(CollectiveError::PeerLost { rank: *rank }),
-            _ => Ok(()),
+            _ => from.or(to).map_or(Ok(()), |awaited| self.check_time(since, awaited)),
         }
+    }
+
+    /// Fails if this member has waited for another for too long.
+    pub(crate) fn check_time(&self, since: Instant, awaited: u32) -> Result<()> {
+        let waited = since.elapsed();
+        match waited.as_millis() as u64 > self.whole.limit_ms.load(Ordering::Relaxed) {
+            true => Err(CollectiveError::TimedOut { rank: self.rank_of(awaited), seconds: waited.as_secs() }),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn set_limit(&self, limit: Duration) {
+        self.whole.limit_ms.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Lets the others know that this member takes part no more.
+    pub(crate) fn close(&self) {
+        for peer in self.whole.peers.iter().flatten() {
+            // One that is gone needs not be told.
+            let _ = rustix::net::shutdown(peer, rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn take_early(&self, from: u32, bytes: &mut [u8]) -> usize {
+        let mut all = self.whole.early.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = &mut all[self.members[from as usize] as usize];
+        let count = std::io::Read::read(early, bytes).unwrap_or_default();
+        if early.is_empty() {
+            *early = VecDeque::new();
+        }
+        if all.iter().all(VecDeque::is_empty) {
+            self.whole.has_early.store(false, Ordering::Relaxed);
+        }
+        count
+    }
+
+    /// Sends all of it. While the other does not take it in, what comes from anybody is: they may be sending, too.
+    pub(crate) fn send_hearing(&self, to: u32, mut bytes: &[u8]) -> Result<()> {
+        let mut since = Instant::now();
+        let mut ended = vec![false; self.whole.peers.len()];
+        while !bytes.is_empty() {
+            match self.try_send(to, bytes)? {
+                Moved::Bytes(count) => {
+                    bytes = &bytes[count..];
+                    since = Instant::now();
+                }
+                Moved::Blocked => {
+                    self.hear_early(to, &mut ended)?;
+                    match self.gone().first() {
+                        Some(rank) if has_stalled(since) => return Err(CollectiveError::PeerLost { rank: *rank }),
+                        _ => self.check_time(since, to)?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something can be sent to a member, or comes from any of those that have not `ended`, and keeps that.
+    fn hear_early(&self, to: u32, ended: &mut [bool]) -> Result<()> {
+        let peers = self.whole.peers.iter().enumerate();
+        let open: Vec<(usize, &OwnedFd)> =
+            peers.filter_map(|(rank, peer)| Some((rank, peer.as_ref().filter(|_| !ended[rank])?))).collect();
+        let mut fds = vec![PollFd::from_borrowed_fd(self.peer(to)?, PollFlags::OUT)];
+        fds.extend(open.iter().map(|(_, peer)| PollFd::new(*peer, PollFlags::IN)));
+        match poll(&mut fds, Some(&timespec(LOOK))) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
+        }
+        let mut chunk = vec![0; EARLY];
+        for ((rank, peer), fd) in open.iter().zip(&fds[1..]) {
+            if fd.revents().is_empty() {
+                continue;
+            }
+            match rustix::net::recv(peer, &mut chunk, RecvFlags::empty()) {
+                Ok((0, _)) => ended[*rank] = true,
+                Ok((count, _)) => {
+                    let mut all = self.whole.early.lock().unwrap_or_else(PoisonError::into_inner);
+                    all[*rank].extend(&chunk[..count]);
+                    self.whole.has_early.store(true, Ordering::Relaxed);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => ended[*rank] = true,
+            }
+        }
+        Ok(())
     }
 
     /// The ranks whose connections are closed, of all of the group: what a part does waits for others, too.

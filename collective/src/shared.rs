@@ -145,6 +145,7 @@ impl Shared {
         let theirs = self.control(rank);
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
         let mut gone_since = None;
+        let since = Instant::now();
         loop {
             theirs.sleepers.fetch_add(1, Ordering::SeqCst);
             let seen = theirs.phase.load(Ordering::SeqCst);
@@ -166,6 +167,7 @@ impl Shared {
                 if let Some(rank) = mesh.gone().into_iter().find(&mut is_missed) {
                     return Err(CollectiveError::PeerLost { rank });
                 }
+                mesh.check_time(since, rank as u32)?;
             }
         }
     }

@@ -16,7 +16,7 @@ SAVES = """
     import os, signal, sys, time
 
     def save(number, frame):
-        print("got", signal.Signals(number).name, flush=True)
+        os.write(1, f"got {signal.Signals(number).name}\\n".encode())  # print may be interrupted in the middle
         sys.exit(3)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -165,8 +165,9 @@ except KeyboardInterrupt:
 """
 
 
-def wait_for(path):
+def wait_for(path, program=None):
     while not (path.exists() and path.read_text()):
+        assert program is None or program.poll() is None, "it has ended before that"
         time.sleep(0.01)
     return path.read_text()
 
@@ -178,7 +179,7 @@ def test_ranks_of_a_program_that_ends_are_asked_to_end_and_do(write, environment
     env = {**environment, "TMPDIR": str(temporary)}
     path = tmp_path / "begun"
     program = subprocess.Popen([sys.executable, write("program.py", PROGRAM), path], env=env, stdout=subprocess.PIPE)
-    rank = int(wait_for(path))
+    rank = int(wait_for(path, program))
     program.send_signal(signal.Signals[name])
     assert wait_for(Path(f"{path}.saved")) == ("SIGINT" if name == "SIGINT" else "SIGTERM")
     said, _ = program.communicate(timeout=DEADLINE_SECONDS)
@@ -265,3 +266,22 @@ def test_a_function_s_checkpoints_are_stored(python, cluster, tmp_path):
 
 def test_a_script_that_closes_its_output_has_not_failed(run, write, cluster):
     run("train", write("closes.py", "import sys\nsys.stdout.close()\n"), env=cluster)
+
+
+def test_without_a_storage_checkpoints_are_in_a_folder_of_the_user_s_own(run, write, environment, tmp_path):
+    script = write("reports.py", """
+        import tempfile
+        from pathlib import Path
+        from wingbeat import train
+
+        for step in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "step").write_text(str(step))
+                train.report({"step": step}, checkpoint=folder)
+    """)
+    done = run("train", script, env={**environment, "XDG_DATA_HOME": str(tmp_path / "data")})
+    (folder,) = (tmp_path / "data/wingbeat/runs").iterdir()
+    assert f"checkpoints are in file://{folder}" in done.stderr
+    assert (folder / "checkpoint_000002/step").read_text() == "2"
+    run("train", "--storage", folder, script, env=environment)
+    assert (folder / "checkpoint_000004/step").read_text() == "2"

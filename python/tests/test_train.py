@@ -232,7 +232,8 @@ def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, c
     done = run("train", "--storage", "/proc/nowhere", script, env=cluster, code=1)
     assert "cannot make /proc/nowhere" in done.stderr and "trained" not in done.stdout
     script = write("reports.py", "from wingbeat import train\ntrain.report({}, checkpoint=__file__)\n")
-    assert "give it --storage" in run("train", script, env=cluster, code=1).stderr
+    homeless = {**cluster, "HOME": "", "XDG_DATA_HOME": ""}
+    assert "name a storage" in run("train", script, env=homeless, code=1).stderr
 
 
 def test_a_checkpoint_that_nobody_waits_for_is_there_at_the_end(run, write, cluster, tmp_path):

@@ -13,6 +13,7 @@ It adds to plain Python what a rank's supervisor needs:
 - The process is killed when its rank actor ends. WINGBEAT_RANK_PARENT holds the actor's process id.
   What the script has started is not in its hands: the node's guard process ends that.
 - It writes the stacks of all its threads to WINGBEAT_STACKS when the signal comes that this names.
+- What it prints is seen line by line, as on a terminal.
 - It exits with 1 after an exception, with what SystemExit says, and with 130 after
   KeyboardInterrupt, also where torch would abort while Python finalizes (see `leave`).
 
@@ -48,6 +49,7 @@ def run():
     sys.orig_argv = [sys.executable, *sys.argv]
     before = error_file_state()
     try:
+        show_lines_at_once()
         find_package()
         tell_stacks()
         if sys.argv[0] == "-m" and len(sys.argv) > 1:
@@ -67,6 +69,12 @@ def run():
             write_error_file(error, raised)
         code = 1
     return code
+
+
+def show_lines_at_once():
+    """As on a terminal: whoever watches the run sees a line when it is printed, and not when 8 KiB have gathered."""
+    if not os.environ.get("PYTHONUNBUFFERED") and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def find_package():

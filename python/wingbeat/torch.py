@@ -57,14 +57,27 @@ class TorchDistributor:
     use_gpu: each rank gets a GPU of its own, the one with its LOCAL_RANK; more ranks than GPUs on this machine are
     reduced to those, with a warning. max_failures: how often the group is started again. warm: fork ranks from a
     process with torch imported. env: variables of the ranks' environment. storage: where checkpoints that ranks report
-    are stored, and gone on from: a folder that all nodes share, or a URL (s3://…, gs://…, az://…).
+    are stored, and gone on from: a folder that all nodes share, or a URL (s3://…, gs://…, az://…). layout: "torchrun", or
+    "spark" for what pyspark's gives to ranks on a cluster: each is LOCAL_RANK 0 of 1 with its own GPU, as Lightning expects
+    it with `devices=1, num_nodes=num_processes`.
 
     Raises ValueError if num_processes is not positive, and RuntimeError if GPUs are asked for where none are.
     """
 
     def __init__(
-        self, num_processes=1, local_mode=True, use_gpu=True, *, max_failures=0, warm=True, env=None, storage=None
+        self,
+        num_processes=1,
+        local_mode=True,
+        use_gpu=True,
+        *,
+        max_failures=0,
+        warm=True,
+        env=None,
+        storage=None,
+        layout="torchrun",
     ):
+        if layout not in ("torchrun", "virtual", "spark"):
+            raise ValueError(f'layout has to be "torchrun", "virtual" or "spark", and is {layout!r}')
         if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
             raise ValueError(f"num_processes has to be a positive integer, and is {num_processes!r}")
         if not local_mode and not os.environ.get("WINGBEAT_ADDRESS"):
@@ -90,6 +103,7 @@ class TorchDistributor:
         self.max_failures = max_failures
         self.warm = warm
         self.env = {str(name): str(value) for name, value in (env or {}).items()}
+        self.layout = layout
         self.storage = None if storage is None else os.fspath(storage)
 
     def run(self, train_object, *args, return_all=False, **kwargs):
@@ -158,7 +172,7 @@ class TorchDistributor:
     def _train(self, what, args, folder):
         command = [binary(), "train", *self._layout(), "--python", sys.executable]
         command += ["--gpus-per-worker", "1" if self.use_gpu else "0", "--max-failures", str(self.max_failures)]
-        command += ["--unprefixed", *([] if self.warm else ["--cold"])]
+        command += ["--layout", self.layout, "--unprefixed", *([] if self.warm else ["--cold"])]
         command += ["--parent", str(os.getpid())]
         if self.storage is not None:
             command += ["--storage", self.storage]

@@ -1,7 +1,6 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -22,7 +21,7 @@ use crate::ras::Status;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
-use crate::storage::Claim;
+use crate::storage::Place;
 use crate::trainer::Plan;
 
 /// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
@@ -62,8 +61,10 @@ struct Attempt<'a> {
     pause: Instant,
     pauses: u32,
     group: &'a Group,
-    /// Where checkpoints go to, and the number of the next.
-    storage: Option<(&'a Arc<Claim>, u64)>,
+    /// Where checkpoints go to.
+    storage: &'a Place,
+    /// The number of the next.
+    next: u64,
     recorder: Option<Recorder>,
     progress: Progress,
     /// Where NCCL tells how far it is, if ranks use it.
@@ -94,13 +95,13 @@ struct Attempt<'a> {
 }
 
 /// What is found out before ranks start.
-struct Prepared<'a> {
+struct Prepared {
     /// Where rank 0 listens.
     port: u16,
     /// Where NCCL tells how far it is.
     ras: Option<u16>,
-    /// Where checkpoints go to, and the number of the next.
-    storage: Option<(&'a Arc<Claim>, u64)>,
+    /// The number of the next checkpoint.
+    next: u64,
     /// Where each rank finds the newest one.
     checkpoints: Vec<String>,
     /// Over what each rank reaches the others.
@@ -133,7 +134,7 @@ impl Group {
         plan: &Plan,
         attempt: u32,
         run_id: &str,
-        storage: Option<&Arc<Claim>>,
+        storage: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
         let ranks = self.ranks.iter().map(Member::progress).collect();
@@ -146,7 +147,7 @@ impl Group {
             () = plan.stopper.stopped() => return Err(TrainError::stopped()),
             prepared = self.prepare_attempt(plan, &progress, storage) => prepared?,
         };
-        let Prepared { port, ras, storage, checkpoints, interfaces } = prepared;
+        let Prepared { port, ras, next, checkpoints, interfaces } = prepared;
         let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
         let mut attempt = Attempt {
             plan,
@@ -155,11 +156,12 @@ impl Group {
             pause: Instant::now(),
             pauses: 0,
             group: self,
-            recorder: storage.map(|(claim, _)| Recorder::new(claim.storage())),
+            recorder: storage.claim().map(|claim| Recorder::new(claim.storage())),
             progress,
             ras,
             nccl: None,
             storage,
+            next,
             saves: FuturesUnordered::new(),
             left: self.ranks.len(),
             failures: Vec::new(),
@@ -201,23 +203,23 @@ impl Group {
     }
 
     /// Finds out what ranks are to be told.
-    async fn prepare_attempt<'a>(
+    async fn prepare_attempt(
         &self,
         plan: &Plan,
         progress: &Progress,
-        storage: Option<&'a Arc<Claim>>,
-    ) -> Result<Prepared<'a>, TrainError> {
+        storage: &Place,
+    ) -> Result<Prepared, TrainError> {
         let port = match plan.master_port {
             Some(port) => port,
             None => self.free_port().await?,
         };
-        let (storage, checkpoints) = match storage {
-            Some(storage) => {
-                self.check_storage(storage.storage()).await?;
-                let next = storage.next().await.map_err(TrainError::Storage)?;
-                (Some((storage, next)), self.newest_checkpoint(storage.storage()).await?)
+        let (next, checkpoints) = match storage.claim() {
+            Some(claim) => {
+                self.check_storage(claim.storage()).await?;
+                let next = claim.next().await.map_err(TrainError::Storage)?;
+                (next, self.newest_checkpoint(claim.storage()).await?)
             }
-            None => (None, Vec::new()),
+            None => (1, Vec::new()),
         };
         self.preflight(plan, &progress.ranks).await?;
         let interfaces = self.interfaces().await?;
@@ -225,7 +227,7 @@ impl Group {
             "nccl" => Some(self.free_port().await?),
             _ => None,
         };
-        Ok(Prepared { port, ras, storage, checkpoints, interfaces })
+        Ok(Prepared { port, ras, next, checkpoints, interfaces })
     }
 }
 
@@ -327,7 +329,7 @@ impl Attempt<'_> {
         self.grows_to = self.group.room_for(self.plan).await;
         match self.grows_to {
             // What has been done since the last checkpoint would be lost.
-            Some(ranks) if self.storage.is_none() => Err(TrainError::Grows { ranks }),
+            Some(ranks) if self.storage.claim().is_none() => Err(TrainError::Grows { ranks }),
             _ => Ok(()),
         }
     }
@@ -421,22 +423,14 @@ impl Attempt<'_> {
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     return self.tell(reports, &Answer(Ok(None)));
                 }
-                match &mut self.storage {
-                    Some((storage, next)) => {
-                        let number = *next;
-                        *next += 1;
-                        let save = save(self.plan, self.group, storage, number, &reports);
-                        // Those who do not wait are answered now, and the next report waits for what is left.
-                        let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                            reports.into_iter().partition(|(_, report)| report.waits);
-                        self.saves.push(Box::pin(async move { (waiting, save.await) }));
-                        self.tell(others, &Answer(Ok(None)));
-                    }
-                    None => {
-                        let why = "a checkpoint was reported, and the run has nowhere to store it; give it --storage";
-                        self.tell(reports, &Answer(Err(why.into())));
-                    }
-                }
+                let number = self.next;
+                self.next += 1;
+                let save = save(self.plan, self.group, self.storage, number, &reports);
+                // Those who do not wait are answered now, and the next report waits for what is left.
+                let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                    reports.into_iter().partition(|(_, report)| report.waits);
+                self.saves.push(Box::pin(async move { (waiting, save.await) }));
+                self.tell(others, &Answer(Ok(None)));
             }
         }
     }
@@ -457,7 +451,7 @@ impl Attempt<'_> {
         let left = humantime::format_duration(Duration::from_secs(
             deadline.saturating_duration_since(Instant::now()).as_secs(),
         ));
-        let how = match self.storage {
+        let how = match self.storage.claim() {
             Some(_) => "with the next checkpoint, or",
             None => "with what ranks save themselves",
         };
@@ -578,19 +572,19 @@ fn first(failures: Vec<(usize, Outcome)>) -> Option<(usize, Outcome)> {
 fn save(
     plan: &Plan,
     group: &Group,
-    claim: &Arc<Claim>,
+    place: &Place,
     number: u64,
     reports: &BTreeMap<usize, Report>,
 ) -> impl Future<Output = Result<(), String>> + Send + use<> {
-    let (claim, keep) = (claim.clone(), plan.keep.clone());
+    let (place, keep) = (place.clone(), plan.keep.clone());
     let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
     let parts: Vec<(RankHandle, String)> = reports
         .iter()
         .filter_map(|(rank, report)| Some((group.ranks.get(*rank)?.handle.clone(), report.checkpoint.clone()?)))
         .collect();
     async move {
+        let claim = place.begin(number).await?;
         let storage = claim.storage();
-        claim.begin(number).await?;
         let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.files(path.clone())).collect();
         let mut names = BTreeSet::new();
         let mut writing = Vec::new();

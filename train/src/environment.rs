@@ -84,6 +84,20 @@ pub(crate) struct Shared {
     pub restarts: u32,
     pub max_restarts: u32,
     pub backend: &'static str,
+    pub layout: Layout,
+}
+
+/// How the ranks of a node are told apart, in `LOCAL_RANK` and in the devices that they see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// As torchrun has it: they are numbered on each node, and each sees the devices of all.
+    #[default]
+    Torchrun,
+    /// As `torchrun --virtual-local-rank`: each is number 0, and sees its own devices alone.
+    Virtual,
+    /// As pyspark's TorchDistributor on a cluster: each is the only one on a node of its own, as far as it can tell. What
+    /// Lightning expects with `devices=1, num_nodes=N`.
+    Spark,
 }
 
 /// The order of ranks: by node, in the order of their first rank, then by device. Stable, so that a restart
@@ -111,6 +125,12 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         let peers: Vec<usize> = (0..world).filter(|other| places[*other].node == place.node).collect();
         let local_rank = peers.iter().position(|other| *other == rank).unwrap_or(0);
         let group_rank = nodes.iter().position(|node| *node == place.node).unwrap_or(0);
+        let is_torchrun_s = shared.layout == Layout::Torchrun;
+        let local_rank = if is_torchrun_s { local_rank } else { 0 };
+        let (local_world, group_rank, groups) = match shared.layout {
+            Layout::Torchrun | Layout::Virtual => (peers.len(), group_rank, nodes.len()),
+            Layout::Spark => (1, rank, world),
+        };
         let mut env = BTreeMap::new();
         let mut set = |name: &str, value: String| {
             env.insert(name.to_owned(), value);
@@ -118,10 +138,10 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         set("RANK", rank.to_string());
         set("LOCAL_RANK", local_rank.to_string());
         set("WORLD_SIZE", world.to_string());
-        set("LOCAL_WORLD_SIZE", peers.len().to_string());
+        set("LOCAL_WORLD_SIZE", local_world.to_string());
         set("GROUP_RANK", group_rank.to_string());
         set("NODE_RANK", group_rank.to_string());
-        set("GROUP_WORLD_SIZE", nodes.len().to_string());
+        set("GROUP_WORLD_SIZE", groups.to_string());
         set("ROLE_RANK", rank.to_string());
         set("ROLE_NAME", shared.role.clone());
         set("ROLE_WORLD_SIZE", world.to_string());
@@ -135,11 +155,10 @@ pub(crate) fn of_ranks(places: &[Place], shared: &Shared, user: &BTreeMap<String
         // Rank 0 hosts the store: there is no agent that would.
         set("TORCHELASTIC_USE_AGENT_STORE", "False".into());
         set("WINGBEAT_BACKEND", shared.backend.to_owned());
-        set("PYTHONUNBUFFERED", "1".into());
         // Every rank of a node sees all of the group's devices there, and LOCAL_RANK indexes its own.
         // Ranks with a fraction of a device may share it, and CUDA takes no device twice.
         let (mut devices, mut visible) = (BTreeSet::new(), DeviceNames::new());
-        for peer in peers.iter().map(|peer| &places[*peer]) {
+        for peer in peers.iter().filter(|peer| is_torchrun_s || **peer == rank).map(|peer| &places[*peer]) {
             for (at, _) in peer.gpus.iter().enumerate().filter(|(_, device)| devices.insert(**device)) {
                 for (variable, names) in &peer.names {
                     visible.entry(variable.clone()).or_default().extend(names.get(at).cloned());
@@ -175,7 +194,25 @@ mod tests {
             restarts: 0,
             max_restarts: 2,
             backend: "nccl",
+            layout: Layout::Torchrun,
         }
+    }
+
+    #[test]
+    fn in_other_layouts_a_rank_sees_its_own_devices_as_the_first_of_its_node() {
+        let places = [named(&[0], "CUDA_VISIBLE_DEVICES", "5"), named(&[1], "CUDA_VISIBLE_DEVICES", "GPU-aa")];
+        let told = |layout: Layout, name: &str| -> Vec<String> {
+            let environments = of_ranks(&places, &Shared { layout, ..shared() }, &BTreeMap::new());
+            environments.iter().map(|environment| environment.set[name].clone()).collect()
+        };
+        for layout in [Layout::Virtual, Layout::Spark] {
+            assert_eq!(told(layout, "CUDA_VISIBLE_DEVICES"), ["5", "GPU-aa"]);
+            assert_eq!(told(layout, "LOCAL_RANK"), ["0", "0"]);
+            assert_eq!(told(layout, "RANK"), ["0", "1"]);
+        }
+        assert_eq!((told(Layout::Virtual, "LOCAL_WORLD_SIZE"), told(Layout::Spark, "LOCAL_WORLD_SIZE")), (vec!["2".into(); 2], vec!["1".into(); 2]));
+        assert_eq!(told(Layout::Spark, "GROUP_RANK"), ["0", "1"]);
+        assert_eq!(told(Layout::Spark, "GROUP_WORLD_SIZE"), ["2", "2"]);
     }
 
     fn place(node: u64, gpus: &[u32]) -> Place {

@@ -10,7 +10,7 @@ use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::preflight::{self, Finding};
-use crate::process::{Event, Launch, Shard};
+use crate::process::{Event, Launch, Shard, Target};
 use crate::progress::RankProgress;
 use crate::rank::RankHandle;
 use crate::storage::Storage;
@@ -136,9 +136,14 @@ impl Group {
             restarts: attempt,
             max_restarts: plan.max_failures,
             backend: self.backend(plan),
+            layout: plan.layout,
         };
         let environments = environment::of_ranks(&self.places(), &shared, &plan.env);
         for (index, (rank, mut env)) in self.ranks.iter().zip(environments).enumerate() {
+            if let Target::Program(_) = plan.target {
+                // It may be a Python, which does not know that somebody watches what it prints.
+                env.unless_set.insert("PYTHONUNBUFFERED".into(), "1".into());
+            }
             if let Some(ras) = ras {
                 // One for each run: processes of one user may run side by side on a node.
                 env.unless_set.insert(crate::ras::VARIABLE.into(), format!("localhost:{ras}"));
@@ -152,6 +157,7 @@ impl Group {
             let launch = Launch {
                 python: plan.python.clone(),
                 target: plan.target.clone(),
+                as_given: plan.as_given.clone(),
                 args: plan.args.clone(),
                 env,
                 warm: rank.warm.clone(),

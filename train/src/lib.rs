@@ -55,6 +55,7 @@ mod storage;
 mod trainer;
 mod warm;
 
+pub use environment::Layout;
 pub use error::{PythonError, TrainError};
 pub use output::{Line, Lines, RankOutput};
 pub use preflight::{Diagnosis, Facts, Finding, doctor};

@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use wingbeat::{Error, ObjectRef};
 
 use crate::attempt::Finished;
+use crate::environment::Layout;
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::output::{ByLine, Line, Prefixed, RankOutput};
@@ -19,7 +20,7 @@ use crate::scaling::Scaling;
 use crate::shown::notice;
 use crate::shipping::Shipment;
 use crate::stopper::Stopper;
-use crate::storage::{Checkpoint, Claim, Keep, Storage};
+use crate::storage::{Checkpoint, Claim, Keep, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
@@ -73,6 +74,9 @@ pub(crate) struct Plan {
     /// Makes what shows what the ranks of a run print.
     pub output: Arc<dyn Fn() -> Shared + Send + Sync>,
     pub wait_for_room: Option<Duration>,
+    pub layout: Layout,
+    /// The script as it was given: what `sys.argv[0]` is where it leads to the same.
+    pub as_given: Option<PathBuf>,
     pub on_notice: OnNotice,
     pub on_progress: OnProgress,
 }
@@ -162,6 +166,8 @@ impl TorchTrainer {
             on_progress: Arc::new(|_| {}),
             output: Arc::new(|| Arc::new(Mutex::new(Prefixed::default()))),
             wait_for_room: None,
+            layout: Layout::default(),
+            as_given: None,
         };
         TorchTrainer { plan, python: None }
     }
@@ -267,6 +273,12 @@ impl TorchTrainer {
         self
     }
 
+    /// How the ranks of a node are told apart; as by torchrun if nothing is said.
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.plan.layout = layout;
+        self
+    }
+
     /// The port where rank 0 listens, instead of a free one.
     pub fn master_port(mut self, port: u16) -> Self {
         self.plan.master_port = Some(port);
@@ -287,7 +299,9 @@ impl TorchTrainer {
     }
 
     /// Where checkpoints are stored: a folder that all nodes share, or a URL of S3 (`s3://bucket/path`), GCS (`gs:`) or
-    /// Azure (`az:`), with their usual settings in the environment. The next run there goes on from the newest one.
+    /// Azure (`az:`), with their usual settings in the environment. The next run there goes on from the newest one. If
+    /// nothing is said and a checkpoint is reported, it is stored in a new folder of `$XDG_DATA_HOME/wingbeat/runs`, or of
+    /// `~/.local/share/wingbeat/runs`, which is named in a notice.
     pub fn storage(mut self, url: &str) -> Self {
         self.plan.storage = Some(url.to_owned());
         self
@@ -373,6 +387,7 @@ impl TorchTrainer {
                 .map_err(|why| TrainError::Invalid(format!("cannot ship the working directory: {why}")))?;
             self.plan.shipment = Some((shipment.hash.clone(), wingbeat::put(&shipment)?));
         } else if let Target::Script(script) = &mut self.plan.target {
+            self.plan.as_given = Some(script.clone());
             // Ranks run in the driver's working directory, or where it does not exist, in another.
             *script = std::path::absolute(&script).unwrap_or_else(|_| script.clone());
         }
@@ -391,19 +406,20 @@ impl TorchTrainer {
                 for damaged in storage.damaged().await.map_err(TrainError::Storage)? {
                     (self.plan.on_notice)(&format!("passing over a checkpoint that cannot be read: {damaged}"));
                 }
-                Some(Arc::new(claimed))
+                Some(claimed)
             }
             None => None,
         };
+        let place = Place::new(claim, &run_id, self.plan.on_notice.clone());
         let printer = Printer::start((self.plan.output)()).map_err(|error| Error::Io {
             what: "starting the thread that shows what ranks print".into(),
             why: error.to_string(),
         })?;
         let begun = Instant::now();
-        let mut outcome = self.attempts(&run_id, claim.as_ref(), printer.queue()).await;
+        let mut outcome = self.attempts(&run_id, &place, printer.queue()).await;
         let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
         printer.end(was_stopped).await;
-        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, &claim) {
+        if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
             let checkpoints = claim.storage().checkpoints().await.unwrap_or_default();
             so_far.best_checkpoint = self.plan.keep.best(&checkpoints).cloned();
@@ -412,24 +428,22 @@ impl TorchTrainer {
         if let Err(TrainError::Stopped { so_far }) = &mut outcome {
             so_far.seconds = begun.elapsed().as_secs_f64();
         }
-        if let Some(claim) = claim.and_then(Arc::into_inner) {
-            claim.release().await;
-        }
+        place.release().await;
         outcome
     }
 
     async fn attempts(
         &self,
         run_id: &str,
-        claim: Option<&Arc<Claim>>,
+        place: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
         let (mut failures, mut ports_lost, mut was_moved) = (0, 0, false);
         loop {
-            let error = match self.attempt(failures, was_moved, run_id, claim, output).await {
+            let error = match self.attempt(failures, was_moved, run_id, place, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
-                    let checkpoints = match claim {
+                    let checkpoints = match place.claim() {
                         Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
                         None => Vec::new(),
                     };
@@ -471,7 +485,7 @@ impl TorchTrainer {
         attempt: u32,
         was_moved: bool,
         run_id: &str,
-        claim: Option<&Arc<Claim>>,
+        place: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<Finished, TrainError> {
         let patience = Patience {
@@ -485,7 +499,7 @@ impl TorchTrainer {
             () = self.plan.stopper.stopped() => return Err(TrainError::stopped()),
             group = Group::place(&self.plan, &patience) => group?,
         };
-        let outcome = group.run(&self.plan, attempt, run_id, claim, output).await;
+        let outcome = group.run(&self.plan, attempt, run_id, place, output).await;
         group.release().await;
         outcome
     }

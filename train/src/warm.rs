@@ -183,7 +183,7 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     let script = package::folder()?.join("_warm.py");
     let mut command = Command::new(&kind.python);
     let idle = kind.settings.get(IDLE).map_or(IDLE_SECONDS, String::as_str);
-    command.arg("-u").arg(script).arg(socket).arg(idle).args(&kind.modules);
+    command.arg(script).arg(socket).arg(idle).args(&kind.modules);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if starts_with_any(&name, &READ_AT_START) || name == "OMP_NUM_THREADS" {

@@ -50,6 +50,8 @@ const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub(crate) struct Launch {
     pub python: String,
     pub target: Target,
+    /// A script's path as the user has given it.
+    pub as_given: Option<PathBuf>,
     pub args: Vec<String>,
     pub env: Environment,
     /// The socket of the node's warm Python, if it is to be forked from that.
@@ -370,7 +372,14 @@ impl Shard {
 /// What Python is to run, as it takes it; of a program, what it is to be called with.
 fn command_line(launch: &Launch, function: Option<&Scratch>) -> std::io::Result<Vec<String>> {
     let mut line = match (&launch.target, function) {
-        (Target::Script(script), _) => vec![script.display().to_string()],
+        (Target::Script(script), _) => {
+            // As Python would have it, if that is the same file where the rank runs.
+            let folder = launch.folder()?;
+            let given = launch.as_given.as_ref().filter(|given| {
+                std::path::absolute(folder.join(given)).is_ok_and(|path| path == *script)
+            });
+            vec![given.unwrap_or(script).display().to_string()]
+        }
         (Target::Module(module), _) => vec!["-m".into(), module.clone()],
         (Target::Program(program), _) => vec![program.clone()],
         (Target::Function(_), function) => {

@@ -19,8 +19,10 @@ use tokio::io::AsyncWriteExt;
 use url::Url;
 
 mod claim;
+mod place;
 
 pub(crate) use claim::Claim;
+pub(crate) use place::Place;
 
 const PREFIX: &str = "checkpoint_";
 const COMPLETE: &str = ".wingbeat-complete.json";
@@ -294,6 +296,10 @@ impl Storage {
 
     /// The folders that are named as checkpoints are, by whomever.
     async fn folders(&self) -> Result<Vec<Folder>> {
+        if let Ok(root) = self.url.to_file_path() {
+            let found = tokio::task::spawn_blocking(move || local_folders(&root));
+            return found.await.map_err(|error| error.to_string())?.map_err(|error| format!("{}: {error}", self.url));
+        }
         let mut folders: BTreeMap<String, Vec<Path>> = BTreeMap::new();
         let mut list = self.store.list(Some(&self.root));
         while let Some(object) = list.next().await {
@@ -387,6 +393,24 @@ impl Storage {
     }
 }
 
+/// Of a folder of this machine, in the order of their numbers. Nothing in them is followed: links may lead anywhere, and
+/// back.
+fn local_folders(root: &FilePath) -> std::io::Result<Vec<Folder>> {
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(root)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if numbered(&name).is_none() || !entry.path().is_dir() {
+            continue;
+        }
+        let files = std::fs::read_dir(entry.path())?;
+        let files = files.map(|file| Ok(Path::from(file?.file_name().to_string_lossy().into_owned())));
+        folders.push(Folder { name, files: files.collect::<std::io::Result<_>>()? });
+    }
+    folders.sort_by_key(|folder| numbered(&folder.name));
+    Ok(folders)
+}
+
 fn create_new(path: &FilePath, content: &[u8]) -> Result<bool> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     if let Some(folder) = path.parent() {
@@ -415,6 +439,7 @@ fn numbered(name: &str) -> Option<u64> {
 /// A folder with a checkpoint's name.
 struct Folder {
     name: String,
+    /// All of its files; on this machine, what lies directly in it.
     files: Vec<Path>,
 }
 
@@ -426,6 +451,15 @@ impl Folder {
 
     fn has(&self, file: &str) -> bool {
         self.files.iter().any(|there| there.filename() == Some(file))
+    }
+}
+
+impl Place {
+    /// Begins a checkpoint: ranks may write into what is returned.
+    pub(crate) async fn begin(&self, number: u64) -> Result<Arc<Claim>> {
+        let claim = self.made().await?;
+        claim.begin(number).await?;
+        Ok(claim)
     }
 }
 

@@ -1,0 +1,84 @@
+"""torchrun's flags and variables, in `wingbeat torchrun`."""
+
+import json
+import socket
+import subprocess
+import sys
+
+
+DUMP = """
+    import json, os, sys
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
+    print(json.dumps({"argv": sys.argv, **{name: os.environ.get(name) for name in names}}))
+"""
+
+
+def ranks(done):
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return sorted(said, key=lambda rank: int(rank["RANK"]))
+
+
+def test_variables_stand_for_flags_and_flags_win(run, write, cluster):
+    script = write("dump.py", DUMP)
+    env = {**cluster, "PET_NPROC_PER_NODE": "2", "PET_RDZV_ID": "job"}
+    told = ranks(run("torchrun", script, env=env))
+    assert [rank["TORCHELASTIC_RUN_ID"] for rank in told] == ["job", "job"]
+    assert len(ranks(run("torchrun", "--nproc-per-node", "1", script, env=env))) == 1
+    program = {**cluster, "PET_NO_PYTHON": "1"}
+    assert run("torchrun", "echo", "hello", env=program).stdout == "hello\n"
+    bad = run("torchrun", script, env={**cluster, "PET_NPROC_PER_NODE": "two"}, code=1)
+    assert "two" in bad.stderr
+
+
+def test_the_script_s_name_is_what_was_typed(run, write, cluster, tmp_path):
+    write("dump.py", DUMP)
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    env = {**cluster, "TMPDIR": str(tmp_path)}
+    for typed in ("dump.py", "./dump.py", str(tmp_path / "dump.py")):
+        ours = ranks(run("torchrun", typed, "a", "--b", env=env, cwd=tmp_path))
+        theirs = subprocess.run([*torchrun, typed, "a", "--b"], env=env, cwd=tmp_path, capture_output=True, check=True)
+        assert ours[0]["argv"] == json.loads(theirs.stdout)["argv"]
+
+
+def test_flags_may_be_short_and_those_that_change_nothing_are_taken(run, write, cluster):
+    flags = [
+        "--nproc_per", "2", "--rdzv-conf", "timeout=60", "--logs-specs", "default", "--local-addr", "127.0.0.1",
+        "--event-log-handler", "null", "--master-addr", socket.gethostname(), "--rdzv_endpoint", "localhost:0",
+    ]
+    assert len(ranks(run("torchrun", *flags, write("dump.py", DUMP), env=cluster))) == 2
+
+
+def test_flags_for_agents_elsewhere_say_what_to_do_instead(run, write, cluster):
+    script = write("dump.py", DUMP)
+    for flags in (["--master-addr", "10.1.2.3"], ["--node-rank", "1"], ["--rdzv-endpoint", "elsewhere:1"]):
+        refused = run("torchrun", *flags, script, env=cluster, code=None)
+        assert refused.returncode != 0 and "torchrun is called once" in " ".join(refused.stderr.split()), refused.stderr
+    assert "no standard input" in run("torchrun", "-", env=cluster, code=2).stderr
+
+
+def test_layouts_tell_ranks_that_they_are_alone(run, write, gpu_cluster):
+    script = write("dump.py", DUMP)
+    virtual = ranks(run("torchrun", "--nproc-per-node", "2", "--virtual-local-rank", script, env=gpu_cluster))
+    assert [rank["LOCAL_RANK"] for rank in virtual] == ["0", "0"]
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in virtual] == ["5", "GPU-aa"]
+    options = ["--workers", "2", "--gpus-per-worker", "1", "--unprefixed", "--layout", "spark"]
+    spark = ranks(run("train", *options, script, env=gpu_cluster))
+    assert [(rank["LOCAL_RANK"], rank["LOCAL_WORLD_SIZE"]) for rank in spark] == [("0", "1")] * 2
+    assert len({rank["CUDA_VISIBLE_DEVICES"] for rank in spark}) == 2
+
+
+def test_only_named_signals_are_passed_on(binary, write, cluster):
+    script = write("waits.py", """
+        import os, signal, time
+        signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b"got SIGUSR1\\n"), exit(0)))
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.01)
+    """)
+    command = [binary, "torchrun", "--signals-to-handle", "SIGUSR1", script]
+    running = subprocess.Popen(command, env=cluster, stdout=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "begun\n"
+    running.send_signal(10)
+    assert running.stdout.read() == "got SIGUSR1\n"
+    running.stdout.close()
+    assert running.wait() == 1
