@@ -62,7 +62,8 @@ pub(crate) struct TrainArgs {
     /// Start every rank as a new process, instead of forking it from one that has torch imported.
     #[arg(long)]
     cold: bool,
-    /// How long ranks have to save what they have when the run is stopped; they get the signal that this command got.
+    /// How long ranks have to save what they have, if they handle the signal, when the run is stopped or moved, or another
+    /// rank has failed. They get the signal that this command got, and else SIGTERM.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     grace: Duration,
     /// How long to wait for room, and for nodes that are not there yet. Without it, what others hold is waited for as long

@@ -285,3 +285,22 @@ def test_without_a_storage_checkpoints_are_in_a_folder_of_the_user_s_own(run, wr
     assert (folder / "checkpoint_000002/step").read_text() == "2"
     run("train", "--storage", folder, script, env=environment)
     assert (folder / "checkpoint_000004/step").read_text() == "2"
+
+
+def test_when_a_rank_fails_the_others_have_their_time_to_save(run, write, cluster):
+    script = write("fails.py", """
+        import os, signal, sys, time
+
+        def save(number, frame):
+            time.sleep(1)
+            os.write(1, b"saved\\n")
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        if os.environ["RANK"] == "1":
+            raise ValueError("no luck")
+        while True:
+            time.sleep(0.01)
+    """)
+    done = run("train", "--workers", "2", script, env=cluster, code=1)
+    assert "saved" in done.stdout and "no luck" in done.stderr

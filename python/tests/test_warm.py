@@ -240,3 +240,31 @@ def test_a_parent_retires_when_packages_change_and_its_ranks_go_on(tmp_path):
             end.write_text("")
             assert json.loads(said.readline())["status"] == 0
         assert process.wait(60) == 0
+
+
+def test_a_module_beside_the_script_is_the_script_s_own(run, write, cluster):
+    write("json.py", "mine = True\n")
+    script = write("imports.py", "import json\nprint('mine', json.mine)\n")
+    done = run("train", "-n", "2", script, env=cluster)
+    assert done.stdout.count("mine True") == 2
+    assert "starts cold: json.py beside the script" in done.stderr
+
+
+def test_settings_of_folders_and_of_openmp_are_the_rank_s_own(run, write, cluster, tmp_path):
+    script = write("settings.py", """
+        import ctypes, tempfile, torch
+        openmp = [line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line]
+        print(tempfile.gettempdir(), ctypes.CDLL(openmp[0]).omp_get_proc_bind())
+    """)
+    for options in ([], ["--cold"]):
+        more = ["--env", f"TMPDIR={tmp_path}", "--env", "OMP_PROC_BIND=true"]
+        assert f"{tmp_path} 1" in run("train", *options, *more, script, env=cluster).stdout
+
+
+def test_ps_shows_the_script(run, write, cluster):
+    script = write("shows.py", """
+        import os
+        words = open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")
+        print([os.path.basename(word) for word in words[1:]])
+    """)
+    assert "['shows.py', 'a']" in run("train", script, "--", "a", env=cluster).stdout

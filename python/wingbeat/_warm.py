@@ -114,7 +114,12 @@ def serve(listener, idle, made_of):
                     connection.settimeout(60)
                     request, streams = receive(connection)
                     connection.settimeout(None)
-                    if request is not None:
+                    shadow = why_not_this_script(request) if request is not None else None
+                    if shadow is not None:
+                        for stream in streams:
+                            os.close(stream)
+                        say(connection, {"refused": shadow, "retires": False})
+                    elif request is not None:
                         fork_keeper(listener, connection, request, streams)
             except (OSError, ValueError) as error:
                 # Whoever asked is gone, or has made no sense; others are not to suffer from it.
@@ -173,6 +178,28 @@ def why_not_fork():
             continue
         if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
             return f"an imported module has opened {path}"
+    return None
+
+
+def why_not_this_script(request):
+    """Why this script must start cold: beside it lies what it would import in place of what has been imported here."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    script = request["args"][0]
+    script = request["cwd"] if script == "-m" else os.path.realpath(os.path.join(request["cwd"], script))
+    folder = script if os.path.isdir(script) else os.path.dirname(script)
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return None
+    for entry in entries:
+        name, _, kind = entry.name.partition(".")
+        module = sys.modules.get(name)
+        if module is None or not (kind == "py" or os.path.exists(os.path.join(entry.path, "__init__.py"))):
+            continue
+        file = getattr(module, "__file__", None)
+        if file is None or not file.startswith(os.path.join(folder, "")):
+            return f"{entry.name} beside the script stands for a module that the warm Python has imported already"
     return None
 
 
@@ -340,6 +367,19 @@ def renew(request, streams):
     renew_seeds()
     renew_multiprocessing(request["cwd"])
     renew_threads()
+    show_as([sys.executable, *request["args"]])
+
+
+def show_as(words):
+    """Has `ps` show what the rank runs, as far as it fits in place of the warm Python's own command line."""
+    import ctypes
+
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
+    if 0 < begin < end:
+        text = b"\0".join(os.fsencode(word) for word in words)[: end - begin - 1]
+        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def renew_seeds():

@@ -24,9 +24,6 @@ use crate::shown;
 use crate::storage::Place;
 use crate::trainer::Plan;
 
-/// How long stopped ranks may take to end by themselves when another has failed: what they could save now, they cannot
-/// agree on.
-const GRACE: Duration = Duration::from_millis(500);
 /// How long ranks that were killed may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// How long before its deadline a drained node is left.
@@ -187,8 +184,9 @@ impl Group {
             (Err(TrainError::Moves { .. }), Some(drained)) => {
                 plan.grace.min(drained.deadline.saturating_duration_since(Instant::now()))
             }
-            (Err(TrainError::Stopped { .. } | TrainError::Grows { .. }), _) => plan.grace,
-            _ => GRACE,
+            // As torchrun, also when a rank has failed: whoever handles the signal may save what it has. Most do not, and
+            // end at once.
+            _ => plan.grace,
         };
         attempt.stop(&mut events, grace).await;
         // What was still being written is worth having; that it could not be is not why the run has failed.

@@ -234,8 +234,8 @@ impl TorchTrainer {
         self
     }
 
-    /// How long ranks have to end after SIGTERM when the run is stopped; 30 s if nothing is said. When one has failed,
-    /// the others have half a second.
+    /// How long ranks that handle SIGTERM have to save what they have, when the run is stopped or moved, or another rank has
+    /// failed; 30 s if nothing is said.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.plan.grace = grace;
         self

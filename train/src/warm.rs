@@ -33,7 +33,7 @@ const MODULES: [&str; 4] = ["torch?", "torch.distributed?", "torch.nn.parallel?"
 /// Further modules to import, with commas between.
 const MORE_MODULES: &str = "WINGBEAT_WARM_IMPORTS";
 /// Variables that are read when Python starts or when a module is imported begin with one of these.
-const READ_AT_START: [&str; 21] = [
+const READ_AT_START: [&str; 25] = [
     "PYTHON",
     "LD_",
     "TORCH",
@@ -55,13 +55,18 @@ const READ_AT_START: [&str; 21] = [
     "VIRTUAL_ENV",
     "CONDA_",
     "WINGBEAT_WARM_",
+    "OMP_",
+    "ATEN_",
+    "TMP",
+    "TEMP",
 ];
 /// And these, of them, are read later, or set again in the fork.
-const READ_LATER: [&str; 6] = [
+const READ_LATER: [&str; 7] = [
     "TORCHELASTIC_",
     "TORCH_NCCL_",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
+    "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
 ];

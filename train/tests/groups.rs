@@ -251,3 +251,81 @@ fn a_run_is_watched_and_stopped_by_its_handle() {
     let result = wingbeat::block_on(run.result());
     assert!(matches!(result, Err(TrainError::Stopped { .. })), "{result:?}");
 }
+
+/// Prints, and goes on until it is ended.
+const ENDLESS: &str = "import signal\nprint('begun', flush=True)\nsignal.pause()\n";
+
+fn on_this_thread<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+#[test]
+fn a_run_that_is_dropped_gives_back_what_it_held() {
+    let local = Local::start();
+    let begun = Arc::new(tokio::sync::Notify::new());
+    let told = begun.clone();
+    let both = Scaling::workers(2);
+    let endless = TorchTrainer::script(local.script(ENDLESS)).scaling(both).python(system_python());
+    let endless = endless.on_output(move |_, _| told.notify_one());
+    on_this_thread(async {
+        tokio::select! {
+            ended = endless.fit() => panic!("{ended:?}"),
+            () = begun.notified() => {}
+        }
+    });
+    let (result, _) = run(TorchTrainer::script(local.script("")).scaling(both).python(system_python()));
+    assert_eq!(result.unwrap().ranks, 2);
+}
+
+#[test]
+fn a_panic_in_a_function_of_the_user_s_is_theirs_and_gives_back_what_was_held() {
+    let local = Local::start();
+    let both = Scaling::workers(2);
+    let trainer = || TorchTrainer::script(local.script(ENDLESS)).scaling(both).python(system_python());
+    let printed = trainer().on_output(|_, line| panic!("on {}", line.text));
+    let progressed = trainer().on_progress(|_| panic!("on progress"));
+    for (trainer, expected) in [(printed, "on begun"), (progressed, "on progress")] {
+        let run = trainer.start().unwrap();
+        let waiting = std::panic::AssertUnwindSafe(|| wingbeat::block_on(run.result()));
+        let panic = std::panic::catch_unwind(waiting).unwrap_err();
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        assert_eq!(text.as_deref(), Some(expected));
+    }
+    let (result, _) = run(TorchTrainer::script(local.script("")).scaling(both).python(system_python()));
+    assert_eq!(result.unwrap().ranks, 2);
+}
+
+#[test]
+fn a_run_that_was_stopped_tells_how_far_it_had_come() {
+    let local = Local::start();
+    let script = local.script(
+        "import tempfile\nfrom wingbeat import train\nfor step in range(1, 3):\n    with tempfile.TemporaryDirectory() as folder:\n        \
+         train.report({'step': step}, checkpoint=folder)\nimport signal\nsignal.pause()\n",
+    );
+    let storage = local.dir.path().join("storage").display().to_string();
+    let trainer = TorchTrainer::script(script).python(system_python()).storage(&storage);
+    let stopper = trainer.stopper();
+    let trainer = trainer.on_progress(move |progress| {
+        if progress.reports == 2 {
+            stopper.stop();
+        }
+    });
+    match run(trainer).0.unwrap_err() {
+        TrainError::Stopped { so_far } => {
+            assert_eq!((so_far.ranks, so_far.attempts, so_far.metrics["step"]), (1, 1, 2.0));
+            assert!(so_far.checkpoint.is_some_and(|checkpoint| checkpoint.number >= 1));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn clones_of_a_trainer_run_one_after_the_other() {
+    let local = Local::start();
+    let base = TorchTrainer::script(local.script("print('ran')\n")).python(system_python());
+    for _ in 0..2 {
+        wingbeat::block_on(base.clone().start().unwrap().result()).unwrap();
+    }
+    run(base).0.unwrap();
+}

@@ -60,3 +60,31 @@ fn the_first_that_fails_ends_the_others_and_the_group_starts_again() {
     assert_eq!((returned.values, returned.attempts), (vec![1, 1, 1], 2));
     wingbeat::block_on(session.shutdown());
 }
+
+#[wingbeat::remote]
+fn is_killed(context: RankContext) -> Result<u32, String> {
+    if context.rank == 1 && context.attempt == 0 {
+        std::process::abort();
+    }
+    let mut group = context.join().map_err(|error| error.to_string())?;
+    group.barrier().map_err(|error| error.to_string())?;
+    Ok(context.attempt)
+}
+
+#[test]
+fn a_rank_whose_process_dies_is_not_made_again_alone() {
+    let session = session();
+    let _entered = session.enter();
+    let run = |failures| {
+        let trainer = TorchTrainer::function(|group, context: RankContext| {
+            is_killed::options().max_retries(5).in_bundle(group, context.bundle).remote(context)
+        });
+        wingbeat::block_on(trainer.scaling(Scaling::workers(2)).max_failures(failures).fit())
+    };
+    match run(0).unwrap_err() {
+        TrainError::FunctionFailed { rank: 1, cause } => assert!(!cause.to_string().contains("twice"), "{cause}"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(run(1).unwrap().values, vec![1, 1]);
+    wingbeat::block_on(session.shutdown());
+}

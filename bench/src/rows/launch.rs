@@ -97,6 +97,17 @@ pub(super) fn limit_ray_train() -> Figures {
     peer("ray_train", "limit_ray_train")
 }
 
+/// README's own command: no cluster is there, and no warm Python.
+pub(super) fn launch_2_ranks_alone() -> Figures {
+    let seconds = launches(5, || {
+        let mut command = Command::new(wingbeat_tests::binary()?);
+        command.args(["train", "--workers", "2", "--unprefixed"]).env_remove("WINGBEAT_ADDRESS");
+        command.env("WINGBEAT_PYTHON", python()?).env("OMP_NUM_THREADS", "1");
+        Ok(command)
+    })?;
+    Ok(vec![Figure::of("launch_2_ranks_alone", "s", true, seconds, Must::Of("limit_torchrun", 1.0))])
+}
+
 pub(super) fn launch_2_ranks_cold() -> Figures {
     let cluster = TestCluster::start(1, 2)?;
     let seconds = launches(5, || {

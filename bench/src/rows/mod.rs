@@ -89,6 +89,7 @@ rows! {
     alone limit_torchrun = launch::limit_torchrun;
     alone limit_torch_distributor = launch::limit_torch_distributor;
     alone limit_ray_train = launch::limit_ray_train;
+    alone launch_2_ranks_alone = launch::launch_2_ranks_alone, limit_torchrun;
     alone launch_2_ranks_cold = launch::launch_2_ranks_cold, limit_torchrun;
     alone launch_2_ranks_warm = launch::launch_2_ranks_warm, limit_torchrun, limit_torch_distributor, limit_ray_train;
     alone limit_torchrun_relaunch = launch::limit_torchrun_relaunch;

@@ -71,9 +71,11 @@ impl Rank {
         let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
         let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
         warm.ask(&request, [their_stdout, their_stderr])?;
-        match warm.hear()?.pid {
-            Some(pid) => Ok(Rank { warm, pid, stdout, stderr }),
-            None => Err(Error::other("the warm Python did not fork a rank")),
+        let said = warm.hear()?;
+        match (said.pid, said.refused) {
+            (Some(pid), _) => Ok(Rank { warm, pid, stdout, stderr }),
+            (None, Some(why)) => Err(Error::other(why)),
+            (None, None) => Err(Error::other("the warm Python did not fork a rank")),
         }
     }
 

@@ -3,13 +3,18 @@
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use super::{Event, Exit, Printed};
 
-/// What is read at a time: as much as a pipe holds.
+/// What is read at a time: as much as a message holds at best.
 const CHUNK: usize = 64 * 1024;
+/// What the pipe is to hold.
+const PIPE: usize = 4 * CHUNK;
+
+/// How long is waited after a little has come: nobody sees it, and a pipe is not full before.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// Tells what comes out of these pipes while `wait` waits for the process's end, and what is in them then.
 pub(super) fn follow(
@@ -41,6 +46,8 @@ fn read(mut pipe: impl Read + AsFd, ended: &OwnedFd, is_stderr: bool, events: &m
     if rustix::io::ioctl_fionbio(&pipe, true).is_err() {
         return tail;
     }
+    // Whoever prints much waits less often. The system may allow no more than there is.
+    let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE);
     let mut chunk = vec![0; CHUNK];
     // Once the process has ended: the bytes that were in the pipe then. What comes after them is not its own.
     let mut left: Option<u64> = None;
@@ -61,6 +68,11 @@ fn read(mut pipe: impl Read + AsFd, ended: &OwnedFd, is_stderr: bool, events: &m
                 // Read on without a listener: the process must not block before it is ended.
                 let _ = events.blocking_send(Event::Printed(Printed { is_stderr, bytes: bytes.to_vec() }));
                 left = left.map(|left| left.saturating_sub(count as u64));
+                let is_little = count < CHUNK / 4 && rustix::io::ioctl_fionread(&pipe).unwrap_or_default() == 0;
+                if is_little && left.is_none() {
+                    // Many short lines come together: each that is waited for costs the process more than to print it.
+                    let _ = poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&NAP));
+                }
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock && left.is_none() => {
@@ -74,7 +86,7 @@ fn read(mut pipe: impl Read + AsFd, ended: &OwnedFd, is_stderr: bool, events: &m
 }
 
 pub(super) fn has_ended(ended: &OwnedFd) -> bool {
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&now)), Ok(1..))
 }
 
