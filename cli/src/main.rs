@@ -1,5 +1,6 @@
 //! The `wingbeat` command.
 
+mod aside;
 mod cluster;
 mod daemons;
 mod devices;
@@ -51,6 +52,13 @@ enum Command {
 
 fn main() -> ExitCode {
     wingbeat_worker::entry::linked();
+    for (name, value) in std::env::vars_os() {
+        // torchrun's variables, for which the empty text is nothing.
+        if value.is_empty() && name.to_string_lossy().starts_with("PET_") {
+            // SAFETY: no other thread has been started.
+            unsafe { std::env::remove_var(name) };
+        }
+    }
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("WINGBEAT_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,tarpc=off,wingbeat=info"));

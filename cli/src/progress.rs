@@ -9,6 +9,7 @@ use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use wingbeat_train::{Line, Lines, RankOutput, RankProgress};
 
+use crate::aside::Aside;
 use crate::rank_logs;
 use crate::say::note;
 
@@ -21,9 +22,20 @@ const MANY: usize = 16;
 /// The name of the metric that says how far a rank is; without it, reports are counted.
 const STEP: &str = "step";
 
-/// A table at the bottom of the terminal, or where there is none, a line now and then.
+/// A table at the bottom of the terminal, or where there is none, a line now and then. Whoever reads it may not read for long:
+/// only the thread that shows what ranks print, and one of its own, ever write.
 #[derive(Clone)]
-pub(crate) struct Progress(Arc<Mutex<State>>);
+pub(crate) struct Progress {
+    state: Arc<Mutex<State>>,
+    aside: Aside<Told>,
+}
+
+/// What is shown besides what ranks print.
+enum Told {
+    Notice(String),
+    Update(wingbeat_train::Progress),
+    End,
+}
 
 struct State {
     /// None without a terminal.
@@ -45,7 +57,10 @@ struct State {
 
 impl Progress {
     /// Lines are shown with their ranks if `is_prefixed`.
-    pub(crate) fn new(is_prefixed: bool) -> Progress {
+    ///
+    /// # Errors
+    /// The process may have no more threads.
+    pub(crate) fn new(is_prefixed: bool) -> std::io::Result<Progress> {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new_spinner();
             // The template is this one's own.
@@ -56,7 +71,7 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Progress(Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(State {
             bar,
             table: String::new(),
             lines: Lines::new(),
@@ -66,59 +81,48 @@ impl Progress {
             attempt: None,
             first: None,
             shown: None,
-        })))
+        }));
+        let shown = state.clone();
+        let aside = Aside::start(move |told| {
+            let mut state = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            match told {
+                Told::Notice(text) => {
+                    let bar = state.bar.clone();
+                    drop(state);
+                    show(bar.as_ref(), true, format!("wingbeat: {text}\n").as_bytes());
+                }
+                Told::Update(now) => state.update(&now),
+                Told::End => {
+                    if let Some(bar) = &state.bar {
+                        bar.finish_and_clear();
+                    }
+                }
+            }
+        })?;
+        Ok(Progress { state, aside })
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the run says about itself.
     pub(crate) fn notice(&self, text: &str) {
-        let bar = self.state().bar.clone();
-        show(bar.as_ref(), true, format!("wingbeat: {text}\n").as_bytes());
+        self.aside.tell(Told::Notice(text.to_owned()));
     }
 
     /// An attempt has begun, or all ranks have reported.
     pub(crate) fn update(&self, now: &wingbeat_train::Progress) {
-        let mut state = self.state();
-        if state.attempt.replace(now.attempt) != Some(now.attempt) || now.reports == 0 {
-            (state.first, state.shown) = (None, None);
-        }
-        let rate = match now.ranks.first().filter(|_| now.reports > 0) {
-            Some(rank) => state.rate(rank.metrics.get(STEP).copied().unwrap_or(now.reports as f64)),
-            None => None,
-        };
-        let pause = if state.bar.is_some() { DRAW } else { PLAIN };
-        let is_due = state.shown.is_none_or(|shown| shown.elapsed() >= pause);
-        if !is_due {
-            return;
-        }
-        state.shown = Some(Instant::now());
-        match &state.bar {
-            Some(bar) => {
-                bar.set_prefix(summary(now, rate));
-                state.table = table(&now.ranks).trim_fmt();
-                state.draw();
-            }
-            None if now.reports > 0 => {
-                let seconds = state.begun.elapsed().as_secs_f64();
-                note!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
-            }
-            // The first report is worth a line.
-            None => state.shown = None,
-        }
+        self.aside.tell(Told::Update(now.clone()));
     }
 
     /// Nothing more comes.
     pub(crate) fn end(&self) {
-        if let Some(bar) = &self.state().bar {
-            bar.finish_and_clear();
-        }
+        self.aside.tell(Told::End);
+        self.aside.end();
     }
 }
 
-// Nothing is written while the state is locked: whoever reads it may not read for long, and the run must go on to its end.
 impl RankOutput for Progress {
     fn printed(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
         let mut state = self.state();
@@ -182,6 +186,35 @@ impl State {
         let mut shown: Vec<String> = live.take(MANY).collect();
         shown.extend((!self.table.is_empty()).then(|| self.table.clone()));
         bar.set_message(shown.join("\n"));
+    }
+
+    fn update(&mut self, now: &wingbeat_train::Progress) {
+        if self.attempt.replace(now.attempt) != Some(now.attempt) || now.reports == 0 {
+            (self.first, self.shown) = (None, None);
+        }
+        let rate = match now.ranks.first().filter(|_| now.reports > 0) {
+            Some(rank) => self.rate(rank.metrics.get(STEP).copied().unwrap_or(now.reports as f64)),
+            None => None,
+        };
+        let pause = if self.bar.is_some() { DRAW } else { PLAIN };
+        let is_due = self.shown.is_none_or(|shown| shown.elapsed() >= pause);
+        if !is_due {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        match &self.bar {
+            Some(bar) => {
+                bar.set_prefix(summary(now, rate));
+                self.table = table(&now.ranks).trim_fmt();
+                self.draw();
+            }
+            None if now.reports > 0 => {
+                let seconds = self.begun.elapsed().as_secs_f64();
+                note!("wingbeat: {seconds:.0} s: {}{}", summary(now, rate), metrics(&now.ranks[0].metrics));
+            }
+            // The first report is worth a line.
+            None => self.shown = None,
+        }
     }
 
     /// Steps a second since the first.

@@ -1,5 +1,7 @@
 //! The signals that ask a command to end.
 
+use std::time::{Duration, Instant};
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// One that came.
@@ -59,6 +61,37 @@ impl Signals {
             ready.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
         })
         .await
+    }
+}
+
+/// How much later the second of two signals comes at least: a shell that ends signals its job, and then the system does.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The signals that are passed on to a run.
+pub(crate) struct Heard(pub Vec<i32>);
+
+impl Heard {
+    /// Calls `told` for the first that comes, and for each that somebody sends again after that: not at once, and not SIGHUP,
+    /// of which nobody is there any more to send a second.
+    pub(crate) fn block_on_each(self, mut told: impl FnMut(Asked, bool)) {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let Ok(mut signals) = Signals::of(&self.0) else { return };
+            let mut first: Option<Instant> = None;
+            loop {
+                let signal = signals.next().await;
+                match first {
+                    None => {
+                        first = Some(Instant::now());
+                        told(signal, false);
+                    }
+                    Some(first) if first.elapsed() >= AGAIN && signal.number != SignalKind::hangup().as_raw_value() => {
+                        told(signal, true);
+                    }
+                    Some(_) => {}
+                }
+            }
+        });
     }
 }
 

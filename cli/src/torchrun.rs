@@ -10,9 +10,10 @@ use clap::builder::FalseyValueParser;
 use wingbeat_train::{Layout, Scaling, TorchTrainer};
 use wingbeat_worker::join;
 
+use crate::aside::Aside;
 use crate::rank_logs::{RankLogs, Streams};
 use crate::say::note;
-use crate::signals::{self, Signals};
+use crate::signals::{self, Heard};
 use crate::sizes;
 use crate::train::{End, run};
 
@@ -81,7 +82,7 @@ pub(crate) struct TorchrunArgs {
     #[arg(long, alias = "node_rank", default_value_t = 0, value_parser = first_node, env = "PET_NODE_RANK", hide_env = true)]
     node_rank: u32,
     /// Only this machine: on a cluster, ranks are told where rank 0 is.
-    #[arg(long, alias = "master_addr", default_value = "127.0.0.1", value_parser = own_host, env = "PET_MASTER_ADDR", hide_env = true)]
+    #[arg(long, alias = "master_addr", default_value = "127.0.0.1", env = "PET_MASTER_ADDR", hide_env = true)]
     master_addr: String,
     /// The port where rank 0 listens; 0 for a free one.
     #[arg(long, alias = "master_port", default_value_t = 0, env = "PET_MASTER_PORT", hide_env = true)]
@@ -205,6 +206,8 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         args.role.clone(),
     )?;
     let dir = logs.dir().map(Path::to_owned);
+    let notices = Aside::start(|text: String| note!("wingbeat: {text}"))?;
+    let told = notices.clone();
     let scaling = Scaling::nodes(nodes, per_node.ranks)
         .elastic(least..=nodes)
         .cpus_per_worker(per_node.cpus)
@@ -215,6 +218,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         .max_failures(args.max_restarts)
         .role(&args.role)
         .run_id(&run_id)
+        .on_notice(move |text| told.tell(text.to_owned()))
         .output(logs);
     if let Some(limit) = args.wait_for_room {
         trainer = trainer.wait_for_room(limit);
@@ -231,7 +235,8 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if args.virtual_local_rank {
         trainer = trainer.layout(Layout::Virtual);
     }
-    let outcome = run(trainer, &session, Signals::of(&args.signals_to_handle)).await;
+    let outcome = run(trainer, &session, Heard(args.signals_to_handle.clone())).await;
+    notices.end();
     if let Some(dir) = dir {
         note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
@@ -253,11 +258,8 @@ fn is_here(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let is_own_address = |address: std::net::IpAddr| std::net::UdpSocket::bind((address, 0)).is_ok();
-    host == "localhost" || host == own || host.parse().is_ok_and(is_own_address)
-}
-
-fn own_host(text: &str) -> Result<String, String> {
-    if is_here(text) { Ok(text.to_owned()) } else { Err(ELSEWHERE.to_owned()) }
+    let named = || std::net::ToSocketAddrs::to_socket_addrs(&(host, 0)).is_ok_and(|mut all| all.any(|one| is_own_address(one.ip())));
+    host == "localhost" || host == own || host.parse().is_ok_and(is_own_address) || named()
 }
 
 fn first_node(text: &str) -> Result<u32, String> {
@@ -269,6 +271,11 @@ fn first_node(text: &str) -> Result<u32, String> {
 }
 
 fn port(args: &TorchrunArgs) -> Result<Option<u16>> {
+    // A variable is of the pod, and may name what stands before it; a flag was meant.
+    let is_variable = std::env::var("PET_MASTER_ADDR").is_ok_and(|set| set == args.master_addr);
+    if !is_variable && !is_here(&args.master_addr) {
+        bail!("--master-addr {} {ELSEWHERE}", args.master_addr);
+    }
     let mut port = args.master_port;
     if let Some(endpoint) = &args.rdzv_endpoint {
         let (host, number) = endpoint.rsplit_once(':').unwrap_or((endpoint, "0"));

@@ -15,7 +15,7 @@ use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
 use crate::say::note;
-use crate::signals::{self, Signals};
+use crate::signals::{self, Heard};
 use crate::sizes;
 
 /// The exit code of a run that was stopped, as shells have it.
@@ -203,7 +203,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     if let Some(folder) = &args.working_dir {
         trainer = trainer.working_dir(folder);
     }
-    let progress = Progress::new(!args.unprefixed);
+    let progress = Progress::new(!args.unprefixed)?;
     let (notices, told) = (progress.clone(), progress.clone());
     trainer = trainer
         .output(progress.clone())
@@ -235,7 +235,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         };
         trainer = trainer.dataset(name, (0..args.workers.1).map(of_rank).collect::<Result<Vec<_>>>()?);
     }
-    let end = run(trainer, &session, Signals::of(&signals::OF_RUN)).await;
+    let end = run(trainer, &session, Heard(signals::OF_RUN.to_vec())).await;
     progress.end();
     match end {
         End::Done(result) => {
@@ -288,25 +288,25 @@ pub(crate) enum End {
 }
 
 /// Runs it, stops it when the user or the system asks for that, and leaves the cluster.
-pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: std::io::Result<Signals>) -> End {
-    let stopper = trainer.stopper();
+pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard) -> End {
     let asked = Arc::new(AtomicI32::new(0));
-    let told = asked.clone();
-    let signals = signals.map(|mut signals| {
-        tokio::spawn(async move {
-            let first = signals.next().await;
-            told.store(first.number, Ordering::Relaxed);
-            stopper.stop_with(first.number);
-            note!("wingbeat: {}; ranks that run may save what they have", first.what);
+    // On a thread of its own: this one may wait for somebody to read.
+    let (told, stopper, heard) = (asked.clone(), trainer.stopper(), signals);
+    let listens = std::thread::Builder::new().name("signals".into()).spawn(move || heard.block_on_each(|signal, is_again| {
+        if is_again {
             // Whoever sends a second one wants this process gone.
-            let second = signals.next().await;
-            std::process::exit(i32::from(stopped_by(Some(second.number))));
-        })
-    });
-    let outcome = trainer.fit().await;
-    if let Ok(signals) = signals {
-        signals.abort();
+            std::process::exit(i32::from(stopped_by(Some(signal.number))));
+        }
+        told.store(signal.number, Ordering::Relaxed);
+        stopper.stop_with(signal.number);
+        let what = signal.what;
+        let noted = std::thread::Builder::new();
+        let _ = noted.spawn(move || note!("wingbeat: {what}; ranks that run may save what they have"));
+    }));
+    if let Err(error) = listens {
+        note!("wingbeat: nothing will be heard of signals: {error}");
     }
+    let outcome = trainer.fit().await;
     session.shutdown().await;
     match outcome {
         Ok(result) => End::Done(result),

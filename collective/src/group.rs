@@ -33,6 +33,55 @@ enum Way {
     Ring,
 }
 
+/// What is reduced in a wider type than its own goes the same ways.
+impl Way {
+    fn all_reduce<T: Element>(&mut self, mesh: &Mesh, header: &Header, data: &mut [T], op: Op) -> Result<()> {
+        match self {
+            Way::Shared(shared) => shared.all_reduce(mesh, header, data, op),
+            Way::Machines(machines) => machines.all_reduce(header, data, op),
+            Way::Ring => ring::all_reduce(mesh, data, op),
+        }
+    }
+
+    fn reduce<T: Element>(
+        &mut self,
+        mesh: &Mesh,
+        header: &Header,
+        data: &mut [T],
+        op: Op,
+        root: u32,
+    ) -> Result<()> {
+        match self {
+            Way::Shared(shared) => shared.reduce(mesh, header, data, op, root),
+            Way::Machines(machines) => machines.reduce(header, data, op, root),
+            Way::Ring => ring::reduce(mesh, data, op, root),
+        }
+    }
+
+    fn reduce_scatter<T: Element>(
+        &mut self,
+        mesh: &Mesh,
+        header: &Header,
+        all: &[T],
+        mine: &mut [T],
+        op: Op,
+    ) -> Result<()> {
+        match self {
+            Way::Shared(shared) => {
+                shared.all_to_all(mesh, header, all, |rank, range, theirs| match rank {
+                    0 => mine[range].copy_from_slice(theirs),
+                    _ => T::combine(op, &mut mine[range], theirs),
+                })?;
+                if op == Op::Avg {
+                    T::divide(mine, mesh.members() as u32);
+                }
+                Ok(())
+            }
+            Way::Machines(_) | Way::Ring => ring::reduce_scatter(mesh, all, mine, op),
+        }
+    }
+}
+
 /// An operation between devices; see [`Group::agree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -148,18 +197,14 @@ impl Group {
     /// # Errors
     /// A member is gone, or calls something else.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<()> {
+        let header = self.header::<T>(Kind::AllReduce, data.len(), Some(op), None)?;
         if self.needs_room::<T>(op) {
             let mut wide = T::widened(data);
-            self.all_reduce(&mut wide, op)?;
+            self.run(&header, |mesh, way| way.all_reduce(mesh, &header, &mut wide, op))?;
             T::narrow(&wide, data);
             return Ok(());
         }
-        let header = self.header::<T>(Kind::AllReduce, data.len(), Some(op), None)?;
-        self.run(&header, |mesh, way| match way {
-            Way::Shared(shared) => shared.all_reduce(mesh, &header, data, op),
-            Way::Machines(machines) => machines.all_reduce(&header, data, op),
-            Way::Ring => ring::all_reduce(mesh, data, op),
-        })
+        self.run(&header, |mesh, way| way.all_reduce(mesh, &header, data, op))
     }
 
     /// Reduces the data of all members into the root's; the others' stays as it is.
@@ -167,20 +212,16 @@ impl Group {
     /// # Errors
     /// A member is gone, or calls something else, or there is no such root.
     pub fn reduce<T: Element>(&mut self, data: &mut [T], op: Op, root: u32) -> Result<()> {
+        let header = self.header::<T>(Kind::Reduce, data.len(), Some(op), Some(root))?;
         if self.needs_room::<T>(op) {
             let mut wide = T::widened(data);
-            self.reduce(&mut wide, op, root)?;
+            self.run(&header, |mesh, way| way.reduce(mesh, &header, &mut wide, op, root))?;
             if self.rank() == root {
                 T::narrow(&wide, data);
             }
             return Ok(());
         }
-        let header = self.header::<T>(Kind::Reduce, data.len(), Some(op), Some(root))?;
-        self.run(&header, |mesh, way| match way {
-            Way::Shared(shared) => shared.reduce(mesh, &header, data, op, root),
-            Way::Machines(machines) => machines.reduce(&header, data, op, root),
-            Way::Ring => ring::reduce(mesh, data, op, root),
-        })
+        self.run(&header, |mesh, way| way.reduce(mesh, &header, data, op, root))
     }
 
     /// Gives the root's data to all members.
@@ -215,27 +256,14 @@ impl Group {
     /// A member is gone, or calls something else, or `all` is of another length.
     pub fn reduce_scatter<T: Element>(&mut self, all: &[T], mine: &mut [T], op: Op) -> Result<()> {
         self.is_whole("all", all.len(), mine.len())?;
+        let header = self.header::<T>(Kind::ReduceScatter, mine.len(), Some(op), None)?;
         if self.needs_room::<T>(op) {
             let (all, mut wide) = (T::widened(all), T::widened(mine));
-            self.reduce_scatter(&all, &mut wide, op)?;
+            self.run(&header, |mesh, way| way.reduce_scatter(mesh, &header, &all, &mut wide, op))?;
             T::narrow(&wide, mine);
             return Ok(());
         }
-        let header = self.header::<T>(Kind::ReduceScatter, mine.len(), Some(op), None)?;
-        let members = self.size();
-        self.run(&header, |mesh, way| match way {
-            Way::Shared(shared) => {
-                shared.all_to_all(mesh, &header, all, |rank, range, theirs| match rank {
-                    0 => mine[range].copy_from_slice(theirs),
-                    _ => T::combine(op, &mut mine[range], theirs),
-                })?;
-                if op == Op::Avg {
-                    T::divide(mine, members);
-                }
-                Ok(())
-            }
-            Way::Machines(_) | Way::Ring => ring::reduce_scatter(mesh, all, mine, op),
-        })
+        self.run(&header, |mesh, way| way.reduce_scatter(mesh, &header, all, mine, op))
     }
 
     /// Gives each member the part that each other has for it: `out` has one for each, in the order of ranks, and `into`
@@ -256,8 +284,9 @@ impl Group {
         })
     }
 
-    /// Sends data to one other member, which calls [`Group::recv`]. Waits until it was taken in; two members may send to each
-    /// other first and receive then, for which each keeps what came in the meantime.
+    /// Sends data to one other member, which calls [`Group::recv`]. Waits until it was taken in. Two members may send to each
+    /// other first and receive then, for which each keeps what came in the meantime; and so may more in a ring, with up to
+    /// 256 MiB each.
     ///
     /// # Errors
     /// It is gone, or there is no such member.
@@ -280,7 +309,7 @@ impl Group {
         let header = self.header::<T>(Kind::Send, data.len(), None, Some(own))?;
         self.between_two(|mesh| {
             hear(mesh, &header, from)?;
-            mesh.recv_all(from, bytes_of_mut(data))
+            mesh.recv_from(from, bytes_of_mut(data))
         })
     }
 
@@ -392,7 +421,7 @@ impl Group {
 /// Hears what a member sends next, which is to be this.
 fn hear(mesh: &Mesh, header: &Header, from: u32) -> Result<()> {
     let mut theirs = [0; SIZE];
-    mesh.recv_all(from, &mut theirs)?;
+    mesh.recv_from(from, &mut theirs)?;
     header.check(&Header::from_bytes(theirs), from, mesh.rank)
 }
 
@@ -649,6 +678,36 @@ mod tests {
                 group.reduce_scatter(&all, &mut mine, Op::Avg).unwrap();
                 assert_eq!(mine, [f16::from_f32(40_000.0)]);
             });
+        }
+    }
+
+    #[test]
+    fn two_go_on_when_a_third_has_left() {
+        for on in ALL {
+            members(3, on, |group| match group.rank() {
+                0 => {}
+                1 => {
+                    // Longer than anybody is waited for who has left.
+                    std::thread::sleep(Duration::from_millis(1_500));
+                    group.send(&[7u8; 3], 2).unwrap();
+                }
+                _ => {
+                    let mut got = [0u8; 3];
+                    group.recv(&mut got, 1).unwrap();
+                    assert_eq!(got, [7; 3]);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_mean_of_another_type_is_found() {
+        for on in ALL {
+            let errors = members(2, on, |group| match group.rank() {
+                0 => group.all_reduce(&mut [1u8; 8], Op::Avg).unwrap_err().to_string(),
+                _ => group.all_reduce(&mut [1i64; 8], Op::Avg).unwrap_err().to_string(),
+            });
+            assert!(errors[1].starts_with("rank 0 calls all_reduce of 8 u8 (avg)"), "{errors:?}");
         }
     }
 

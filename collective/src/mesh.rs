@@ -1,7 +1,7 @@
 //! A connection from every member to every other.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::collections::VecDeque;
@@ -24,6 +24,10 @@ const LIMIT: Duration = Duration::from_secs(1_800);
 /// After how long another machine is asked whether it is there, and how often again: it is given up after 11 s.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 const PROBE_AGAIN: Duration = Duration::from_secs(2);
+/// As long, for what is on its way.
+const GIVEN_UP: Duration = Duration::from_secs(11);
+/// What is kept at most of a member that sends while this one sends to another.
+const EARLY_LIMIT: usize = 256 << 20;
 /// What is taken in at a time while this member sends.
 const EARLY: usize = 256 << 10;
 /// How often who waits looks whether somebody is gone.
@@ -177,9 +181,28 @@ fn probe(stream: &TcpStream) -> std::io::Result<()> {
     sockopt::set_tcp_keepidle(stream, PROBE_AFTER)?;
     sockopt::set_tcp_keepintvl(stream, PROBE_AGAIN)?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    // And of what is on its way.
-    sockopt::set_tcp_user_timeout(stream, (PROBE_AFTER + 3 * PROBE_AGAIN).as_millis() as u32)?;
     Ok(())
+}
+
+/// Whether a connection has something on its way of which the other machine has not said a word for too long: while there is
+/// such, the system asks nothing, and tries for a quarter of an hour. A member that merely does not read is no such case: its
+/// system answers.
+fn is_cut(peer: &OwnedFd) -> bool {
+    // SAFETY: any bytes are a `tcp_info`.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the memory is as long as is said.
+    let told = unsafe {
+        libc::getsockopt(
+            peer.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    // Of a socket of another kind there is no such thing.
+    told == 0 && info.tcpi_unacked > 0 && u128::from(info.tcpi_last_ack_recv) > GIVEN_UP.as_millis()
 }
 
 /// Names what shares memory and the names of unix sockets.
@@ -219,7 +242,8 @@ fn gone(peers: &[Option<OwnedFd>]) -> Vec<u32> {
         return Vec::new();
     }
     let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    there.iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(closed)).map(|((rank, _), _)| *rank).collect()
+    let is_gone = |fd: &PollFd<'_>, peer: &OwnedFd| fd.revents().intersects(closed) || is_cut(peer);
+    there.iter().zip(&fds).filter(|((_, peer), fd)| is_gone(fd, peer)).map(|((rank, _), _)| *rank).collect()
 }
 
 /// The connections of one member to a group, or to a part of it. A part's members have numbers of their own, in the order
@@ -402,22 +426,59 @@ impl Mesh {
                     since = Instant::now();
                 }
                 Moved::Blocked => {
-                    self.hear_early(to, &mut ended)?;
-                    match self.gone().first() {
-                        Some(rank) if has_stalled(since) => return Err(CollectiveError::PeerLost { rank: *rank }),
-                        _ => self.check_time(since, to)?,
-                    }
+                    self.hear_early(to, since, &mut ended)?;
+                    self.check_partner(since, to)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Waits until something can be sent to a member, or comes from any of those that have not `ended`, and keeps that.
-    fn hear_early(&self, to: u32, ended: &mut [bool]) -> Result<()> {
+    /// As [`Mesh::recv_all`], between two: it is nothing to them that another has left.
+    pub(crate) fn recv_from(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
+        let mut since = Instant::now();
+        let mut read = 0;
+        while read < bytes.len() {
+            match self.try_recv(from, &mut bytes[read..])? {
+                Moved::Bytes(count) => {
+                    read += count;
+                    since = Instant::now();
+                }
+                Moved::Blocked => {
+                    let mut fds = [PollFd::from_borrowed_fd(self.peer(from)?, PollFlags::IN)];
+                    match poll(&mut fds, Some(&timespec(LOOK))) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(error) => return Err(CollectiveError::io("waiting for another member", error)),
+                    }
+                    self.check_partner(since, from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if the other of two is gone, or does nothing for too long.
+    fn check_partner(&self, since: Instant, other: u32) -> Result<()> {
+        let peer = &self.whole.peers[self.rank_of(other) as usize];
+        match peer.as_ref().is_some_and(is_cut) {
+            true => Err(self.lost(other)),
+            false => self.check_time(since, other),
+        }
+    }
+
+    /// Waits until something can be sent to a member, or comes from one that has not `ended`, and keeps that: from that
+    /// member at once, and from others, whose turn it may not be, when nothing has moved for a while.
+    fn hear_early(&self, to: u32, since: Instant, ended: &mut [bool]) -> Result<()> {
+        let (to_rank, is_stuck) = (self.rank_of(to) as usize, since.elapsed() >= LOOK);
+        let kept: Vec<usize> = {
+            let all = self.whole.early.lock().unwrap_or_else(PoisonError::into_inner);
+            all.iter().map(VecDeque::len).collect()
+        };
+        let is_heard = |rank: usize| rank == to_rank || (is_stuck && kept[rank] < EARLY_LIMIT);
         let peers = self.whole.peers.iter().enumerate();
-        let open: Vec<(usize, &OwnedFd)> =
-            peers.filter_map(|(rank, peer)| Some((rank, peer.as_ref().filter(|_| !ended[rank])?))).collect();
+        let open: Vec<(usize, &OwnedFd)> = peers
+            .filter_map(|(rank, peer)| Some((rank, peer.as_ref().filter(|_| !ended[rank] && is_heard(rank))?)))
+            .collect();
         let mut fds = vec![PollFd::from_borrowed_fd(self.peer(to)?, PollFlags::OUT)];
         fds.extend(open.iter().map(|(_, peer)| PollFd::new(*peer, PollFlags::IN)));
         match poll(&mut fds, Some(&timespec(LOOK))) {

@@ -101,3 +101,38 @@ def test_who_does_not_read_can_still_stop_the_run(binary, write, cluster):
     running.stdout.close()
     assert b"stopped" in running.stderr.read()
     running.stderr.close()
+
+
+def test_who_reads_nothing_at_all_can_still_stop_the_run(binary, write, cluster):
+    script = write("endless.py", "import sys\nwhile True:\n    print('x' * 1000)\n    print('y' * 1000, file=sys.stderr)\n")
+    command = [binary, "train", "--grace", "1s", script]
+    running = subprocess.Popen(command, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert running.stdout.read(1) == b"["
+    running.send_signal(signal.SIGTERM)
+    # The last words of the command itself do not find a reader either.
+    for line in running.stdout:
+        if b"the run was stopped" in line:
+            break
+    running.stdout.close()
+    assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGTERM
+
+
+def test_a_hang_up_that_comes_twice_is_one(binary, write, cluster):
+    script = write("saves.py", """
+        import os, signal, sys, time
+        def save(*_):
+            time.sleep(1.5)
+            os.write(1, b"saved\\\\n")
+            sys.exit(0)
+        signal.signal(signal.SIGHUP, save)
+        print("begun", flush=True)
+        while True:
+            time.sleep(0.01)
+    """)
+    running = subprocess.Popen([binary, "train", script], env=cluster, stdout=subprocess.PIPE)
+    assert running.stdout.readline() == b"[rank 0] begun\n"
+    running.send_signal(signal.SIGHUP)
+    running.send_signal(signal.SIGHUP)
+    assert b"saved" in running.stdout.read()
+    running.stdout.close()
+    assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGHUP

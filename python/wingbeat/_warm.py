@@ -121,7 +121,7 @@ def serve(listener, idle, made_of):
                         say(connection, {"refused": shadow, "retires": False})
                     elif request is not None:
                         fork_keeper(listener, connection, request, streams)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 # Whoever asked is gone, or has made no sense; others are not to suffer from it.
                 print(f"a request failed: {error}", file=sys.stderr, flush=True)
             if changed:
@@ -185,7 +185,7 @@ def why_not_this_script(request):
     """Why this script must start cold: beside it lies what it would import in place of what has been imported here."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
-    script = request["args"][0]
+    script = request["args"][0] if request["args"] else "-m"
     script = request["cwd"] if script == "-m" else os.path.realpath(os.path.join(request["cwd"], script))
     folder = script if os.path.isdir(script) else os.path.dirname(script)
     try:
@@ -195,7 +195,7 @@ def why_not_this_script(request):
     for entry in entries:
         name, _, kind = entry.name.partition(".")
         module = sys.modules.get(name)
-        if module is None or not (kind == "py" or os.path.exists(os.path.join(entry.path, "__init__.py"))):
+        if module is None or name in ("__main__", *sys.builtin_module_names) or not (kind == "py" or os.path.exists(os.path.join(entry.path, "__init__.py"))):
             continue
         file = getattr(module, "__file__", None)
         if file is None or not file.startswith(os.path.join(folder, "")):

@@ -26,6 +26,8 @@ use crate::trainer::Plan;
 
 /// How long ranks that were killed may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long what ranks print while they are stopped waits for somebody to read it.
+const UNREAD: Duration = Duration::from_secs(1);
 /// How long before its deadline a drained node is left.
 const KILL_TIME: Duration = Duration::from_millis(500);
 /// How long checkpoints that are being written may take once a rank has failed.
@@ -137,12 +139,14 @@ impl Group {
         let ranks = self.ranks.iter().map(Member::progress).collect();
         let progress = Progress { attempt, ranks, reports: 0 };
         (plan.on_progress)(&progress);
-        // One that shows nothing any more is found out when there is something to show.
-        let _ = output.send(Message::Begun(attempt)).await;
         let prepared = tokio::select! {
             biased;
             () = plan.stopper.stopped() => return Err(TrainError::stopped()),
-            prepared = self.prepare_attempt(plan, &progress, storage) => prepared?,
+            prepared = async {
+                // One that shows nothing any more is found out when there is something to show.
+                let _ = output.send(Message::Begun(attempt)).await;
+                self.prepare_attempt(plan, &progress, storage).await
+            } => prepared?,
         };
         let Prepared { port, ras, next, checkpoints, interfaces } = prepared;
         let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
@@ -347,8 +351,11 @@ impl Attempt<'_> {
                 }
                 loop {
                     if self.unshown.is_some() {
-                        let room = output.reserve().await;
-                        let _ = self.show(room);
+                        // Who does not read does not keep the ranks from their end.
+                        match tokio::time::timeout(UNREAD, output.reserve()).await {
+                            Ok(room) => drop(self.show(room)),
+                            Err(_) => self.unshown = None,
+                        }
                     }
                     if self.left == 0 {
                         break;

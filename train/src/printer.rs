@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::output::RankOutput;
 use crate::process::Printed;
+use crate::stopper::Stopper;
 
 /// Parts that wait to be shown: with those on their way, what ranks may be ahead.
 const WAITING: usize = 16;
@@ -58,16 +59,25 @@ impl Printer {
         &self.queue
     }
 
-    /// Waits until everything is shown; not for long if the run `was_stopped`. A panic of whoever shows it is continued
-    /// here.
-    pub(crate) async fn end(self, was_stopped: bool) {
+    /// Waits until everything is shown; not for long if the run `was_stopped`, or is now. A panic of whoever shows it is
+    /// continued here.
+    pub(crate) async fn end(self, was_stopped: bool, stopper: &Stopper) {
         drop(self.queue);
-        let limit = if was_stopped { STOP_LIMIT } else { Duration::MAX };
-        // It is dropped when the thread ends, however that is.
-        if tokio::time::timeout(limit, self.done).await.is_ok()
-            && let Err(panic) = self.thread.join()
-        {
-            std::panic::resume_unwind(panic);
+        let too_long = async {
+            if !was_stopped {
+                stopper.stopped().await;
+            }
+            tokio::time::sleep(STOP_LIMIT).await;
+        };
+        tokio::select! {
+            biased;
+            // It is dropped when the thread ends, however that is.
+            _ = self.done => {
+                if let Err(panic) = self.thread.join() {
+                    std::panic::resume_unwind(panic);
+                }
+            }
+            () = too_long => {}
         }
     }
 }

@@ -418,7 +418,7 @@ impl TorchTrainer {
         let begun = Instant::now();
         let mut outcome = self.attempts(&run_id, &place, printer.queue()).await;
         let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
-        printer.end(was_stopped).await;
+        printer.end(was_stopped, &self.plan.stopper).await;
         if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
             let checkpoints = claim.storage().checkpoints().await.unwrap_or_default();

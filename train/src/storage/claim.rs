@@ -197,7 +197,8 @@ impl Claim {
             return Ok(false);
         }
         let mark = self.storage.at_root(folder).join(MARK);
-        Ok(self.storage.read(&mark).await?.is_some_and(|id| id == self.id.as_bytes()))
+        // What cannot be read is not ours, or not for now.
+        Ok(self.storage.read(&mark).await.ok().flatten().is_some_and(|id| id == self.id.as_bytes()))
     }
 
     /// Marks a checkpoint that is about to be written. False if there is one already.

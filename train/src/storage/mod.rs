@@ -403,9 +403,10 @@ fn local_folders(root: &FilePath) -> std::io::Result<Vec<Folder>> {
         if numbered(&name).is_none() || !entry.path().is_dir() {
             continue;
         }
-        let files = std::fs::read_dir(entry.path())?;
-        let files = files.map(|file| Ok(Path::from(file?.file_name().to_string_lossy().into_owned())));
-        folders.push(Folder { name, files: files.collect::<std::io::Result<_>>()? });
+        // Others may have made it, keep it to themselves, or remove it now. Its number is taken all the same.
+        let files = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        let files = files.map(|file| Path::from(file.file_name().to_string_lossy().into_owned()));
+        folders.push(Folder { name, files: files.collect() });
     }
     folders.sort_by_key(|folder| numbered(&folder.name));
     Ok(folders)

@@ -89,7 +89,9 @@ pub(super) fn place(
 /// Whether there is no way to place a group that has no place yet, even if nothing else were on the nodes. Says so only
 /// when all ways were tried: not with many bundles or nodes.
 pub(super) fn never_fits(group: &Group, nodes: &Nodes) -> bool {
-    if group.spec.bundles.len() > SEARCHED_BUNDLES || nodes.len() > SEARCHED_NODES {
+    // Nodes whose GPUs differ in memory alone count as the same in the search.
+    let has_memory = group.spec.bundles.iter().any(|bundle| bundle.gpu_memory > 0);
+    if group.spec.bundles.len() > SEARCHED_BUNDLES || nodes.len() > SEARCHED_NODES || has_memory {
         return false;
     }
     let mut empty = Nodes::default();
