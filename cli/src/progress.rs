@@ -181,8 +181,10 @@ impl State {
     fn draw(&mut self) {
         let Some(bar) = &self.bar else { return };
         self.drawn = Instant::now();
-        let width = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| usize::from(size.ws_col.max(20)));
-        let live = self.lines.live().map(|(rank, text)| format!("[rank {rank}] {text}").chars().take(width - 1).collect());
+        let width =
+            rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| usize::from(size.ws_col.max(20)));
+        let live =
+            self.lines.live().map(|(rank, text)| format!("[rank {rank}] {text}").chars().take(width - 1).collect());
         let mut shown: Vec<String> = live.take(MANY).collect();
         shown.extend((!self.table.is_empty()).then(|| self.table.clone()));
         bar.set_message(shown.join("\n"));

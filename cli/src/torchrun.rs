@@ -49,7 +49,14 @@ pub(crate) struct TorchrunArgs {
     #[arg(long, alias = "max_restarts", default_value_t = 0, env = "PET_MAX_RESTARTS", hide_env = true)]
     max_restarts: u32,
     /// Taken, and not needed: Wingbeat hears at once when a rank ends.
-    #[arg(long, alias = "monitor_interval", hide_default_value = true, default_value_t = 0.1, env = "PET_MONITOR_INTERVAL", hide_env = true)]
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        hide_default_value = true,
+        default_value_t = 0.1,
+        env = "PET_MONITOR_INTERVAL",
+        hide_env = true
+    )]
     monitor_interval: f64,
     /// Scripts are started as new processes, or forked from one with torch imported.
     #[arg(long, alias = "start_method", default_value = "spawn", value_parser = ["spawn"], env = "PET_START_METHOD", hide_env = true)]
@@ -160,7 +167,9 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if script.starts_with('-') {
         let why = match script.as_str() {
             "-" => "a script is a file: ranks have no standard input".to_owned(),
-            _ => format!("unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"),
+            _ => format!(
+                "unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"
+            ),
         };
         note!("error: {why}");
         // As for whatever else is wrong with a command line.
@@ -258,7 +267,10 @@ fn is_here(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let is_own_address = |address: std::net::IpAddr| std::net::UdpSocket::bind((address, 0)).is_ok();
-    let named = || std::net::ToSocketAddrs::to_socket_addrs(&(host, 0)).is_ok_and(|mut all| all.any(|one| is_own_address(one.ip())));
+    let named = || {
+        std::net::ToSocketAddrs::to_socket_addrs(&(host, 0))
+            .is_ok_and(|mut all| all.any(|one| is_own_address(one.ip())))
+    };
     host == "localhost" || host == own || host.parse().is_ok_and(is_own_address) || named()
 }
 

@@ -292,17 +292,19 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
     let asked = Arc::new(AtomicI32::new(0));
     // On a thread of its own: this one may wait for somebody to read.
     let (told, stopper, heard) = (asked.clone(), trainer.stopper(), signals);
-    let listens = std::thread::Builder::new().name("signals".into()).spawn(move || heard.block_on_each(|signal, is_again| {
-        if is_again {
-            // Whoever sends a second one wants this process gone.
-            std::process::exit(i32::from(stopped_by(Some(signal.number))));
-        }
-        told.store(signal.number, Ordering::Relaxed);
-        stopper.stop_with(signal.number);
-        let what = signal.what;
-        let noted = std::thread::Builder::new();
-        let _ = noted.spawn(move || note!("wingbeat: {what}; ranks that run may save what they have"));
-    }));
+    let listens = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        heard.block_on_each(|signal, is_again| {
+            if is_again {
+                // Whoever sends a second one wants this process gone.
+                std::process::exit(i32::from(stopped_by(Some(signal.number))));
+            }
+            told.store(signal.number, Ordering::Relaxed);
+            stopper.stop_with(signal.number);
+            let what = signal.what;
+            let noted = std::thread::Builder::new();
+            let _ = noted.spawn(move || note!("wingbeat: {what}; ranks that run may save what they have"));
+        })
+    });
     if let Err(error) = listens {
         note!("wingbeat: nothing will be heard of signals: {error}");
     }

@@ -222,7 +222,8 @@ mod tests {
 
     #[test]
     fn half_precision_is_rounded_as_one_by_one() {
-        let values: Vec<f16> = (0..=u16::MAX).step_by(7).map(f16::from_bits).filter(|value| value.is_finite()).collect();
+        let values: Vec<f16> =
+            (0..=u16::MAX).step_by(7).map(f16::from_bits).filter(|value| value.is_finite()).collect();
         let shifted: Vec<f16> = values.iter().rev().copied().collect();
         let mut sums = values.clone();
         f16::combine(Op::Sum, &mut sums, &shifted);

@@ -10,7 +10,9 @@ pub enum CollectiveError {
         rank: u32,
     },
     /// Nothing was heard of a member for too long: see [`Group::set_timeout`](crate::Group::set_timeout).
-    #[error("rank {rank} has done nothing for {seconds} s that this member waits for; is it stopped, stuck, or elsewhere?")]
+    #[error(
+        "rank {rank} has done nothing for {seconds} s that this member waits for; is it stopped, stuck, or elsewhere?"
+    )]
     TimedOut {
         /// The member.
         rank: u32,

@@ -43,14 +43,7 @@ impl Way {
         }
     }
 
-    fn reduce<T: Element>(
-        &mut self,
-        mesh: &Mesh,
-        header: &Header,
-        data: &mut [T],
-        op: Op,
-        root: u32,
-    ) -> Result<()> {
+    fn reduce<T: Element>(&mut self, mesh: &Mesh, header: &Header, data: &mut [T], op: Op, root: u32) -> Result<()> {
         match self {
             Way::Shared(shared) => shared.reduce(mesh, header, data, op, root),
             Way::Machines(machines) => machines.reduce(header, data, op, root),
@@ -650,7 +643,9 @@ mod tests {
     #[test]
     fn two_members_have_the_same_bits_of_zeros_and_what_is_no_number() {
         const ODD: [f32; 6] = [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-        for (on, op) in ALL.into_iter().flat_map(|on| [Op::Sum, Op::Product, Op::Min, Op::Max, Op::Avg].map(|op| (on, op))) {
+        for (on, op) in
+            ALL.into_iter().flat_map(|on| [Op::Sum, Op::Product, Op::Min, Op::Max, Op::Avg].map(|op| (on, op)))
+        {
             let bits = members(2, on, |group| {
                 let pairs = ODD.into_iter().flat_map(|a| ODD.map(|b| [a, b]));
                 let mut single: Vec<f32> = pairs.map(|pair| pair[group.rank() as usize]).collect();
@@ -754,7 +749,10 @@ mod tests {
                 done.wait();
                 result.unwrap_err()
             });
-            assert!(matches!(lost[1], CollectiveError::TimedOut { rank: 0, .. } | CollectiveError::Mismatch { .. }), "{lost:?}");
+            assert!(
+                matches!(lost[1], CollectiveError::TimedOut { rank: 0, .. } | CollectiveError::Mismatch { .. }),
+                "{lost:?}"
+            );
             assert!(matches!(lost[2], CollectiveError::PeerLost { .. } | CollectiveError::TimedOut { .. }), "{lost:?}");
         }
     }

@@ -1,10 +1,10 @@
 //! A connection from every member to every other.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -193,13 +193,7 @@ fn is_cut(peer: &OwnedFd) -> bool {
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the memory is as long as is said.
     let told = unsafe {
-        libc::getsockopt(
-            peer.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(peer.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
     // Of a socket of another kind there is no such thing.
     told == 0 && info.tcpi_unacked > 0 && u128::from(info.tcpi_last_ack_recv) > GIVEN_UP.as_millis()

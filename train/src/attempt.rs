@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use rustix::process::Signal;
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
+use rustix::process::Signal;
 use tokio::sync::mpsc;
 use wingbeat::{Drained, Error, get_all};
 
@@ -205,12 +205,7 @@ impl Group {
     }
 
     /// Finds out what ranks are to be told.
-    async fn prepare_attempt(
-        &self,
-        plan: &Plan,
-        progress: &Progress,
-        storage: &Place,
-    ) -> Result<Prepared, TrainError> {
+    async fn prepare_attempt(&self, plan: &Plan, progress: &Progress, storage: &Place) -> Result<Prepared, TrainError> {
         let port = match plan.master_port {
             Some(port) => port,
             None => self.free_port().await?,
@@ -341,8 +336,7 @@ impl Attempt<'_> {
     /// heard of last.
     async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, KILL_LIMIT)] {
-            let stopping: Vec<_> =
-                self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
+            let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             let output = self.output;
             let rest = async {
                 // An actor that is gone took its rank with it.

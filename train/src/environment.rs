@@ -210,7 +210,10 @@ mod tests {
             assert_eq!(told(layout, "LOCAL_RANK"), ["0", "0"]);
             assert_eq!(told(layout, "RANK"), ["0", "1"]);
         }
-        assert_eq!((told(Layout::Virtual, "LOCAL_WORLD_SIZE"), told(Layout::Spark, "LOCAL_WORLD_SIZE")), (vec!["2".into(); 2], vec!["1".into(); 2]));
+        assert_eq!(
+            (told(Layout::Virtual, "LOCAL_WORLD_SIZE"), told(Layout::Spark, "LOCAL_WORLD_SIZE")),
+            (vec!["2".into(); 2], vec!["1".into(); 2])
+        );
         assert_eq!(told(Layout::Spark, "GROUP_RANK"), ["0", "1"]);
         assert_eq!(told(Layout::Spark, "GROUP_WORLD_SIZE"), ["2", "2"]);
     }

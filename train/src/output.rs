@@ -303,7 +303,9 @@ mod tests {
     #[test]
     fn streams_and_ranks_do_not_mix() {
         let (mut lines, mut seen) = (Lines::new(), Vec::new());
-        for (rank, is_stderr, part) in [(0, false, "a"), (1, false, "b"), (0, true, "c"), (0, false, "\n"), (0, true, "\n")] {
+        for (rank, is_stderr, part) in
+            [(0, false, "a"), (1, false, "b"), (0, true, "c"), (0, false, "\n"), (0, true, "\n")]
+        {
             lines.take_in(rank, is_stderr, part.as_bytes(), |line| seen.push((rank, line.is_stderr, line.text)));
         }
         assert_eq!(seen, [(0, false, "a".to_owned()), (0, true, "c".to_owned())]);

@@ -14,11 +14,11 @@ use crate::output::{ByLine, Line, Prefixed, RankOutput};
 use crate::printer::{Message, Printer, Shared};
 use crate::process::Target;
 use crate::progress::Progress;
-use crate::run::Run;
 use crate::reservation::Patience;
+use crate::run::Run;
 use crate::scaling::Scaling;
-use crate::shown::notice;
 use crate::shipping::Shipment;
+use crate::shown::notice;
 use crate::stopper::Stopper;
 use crate::storage::{Checkpoint, Claim, Keep, Place, Storage};
 

@@ -375,9 +375,10 @@ fn command_line(launch: &Launch, function: Option<&Scratch>) -> std::io::Result<
         (Target::Script(script), _) => {
             // As Python would have it, if that is the same file where the rank runs.
             let folder = launch.folder()?;
-            let given = launch.as_given.as_ref().filter(|given| {
-                std::path::absolute(folder.join(given)).is_ok_and(|path| path == *script)
-            });
+            let given = launch
+                .as_given
+                .as_ref()
+                .filter(|given| std::path::absolute(folder.join(given)).is_ok_and(|path| path == *script));
             vec![given.unwrap_or(script).display().to_string()]
         }
         (Target::Module(module), _) => vec!["-m".into(), module.clone()],

@@ -147,7 +147,9 @@ impl Claim {
                 vanished += 1;
                 if vanished > VANISHED {
                     let url = storage.url();
-                    return Err(format!("{USER} in {url} is there and cannot be read; remove it if no run uses the storage"));
+                    return Err(format!(
+                        "{USER} in {url} is there and cannot be read; remove it if no run uses the storage"
+                    ));
                 }
                 continue;
             };
@@ -172,8 +174,7 @@ impl Claim {
         let (end, ended) = watch::channel(());
         let task = tokio::spawn(say_again(storage.clone(), user.clone(), ended));
         // From here on it is given back, whatever happens.
-        let mut claim =
-            Claim { storage: storage.clone(), id: String::new(), user, saying: Some(Saying { end, task }) };
+        let mut claim = Claim { storage: storage.clone(), id: String::new(), user, saying: Some(Saying { end, task }) };
         claim.id = storage.id().await?;
         Ok(Some(claim))
     }

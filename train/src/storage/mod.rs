@@ -227,7 +227,10 @@ impl Storage {
             new.sync_all()?;
             std::fs::rename(&beside, &path)
         });
-        written.await.map_err(|error| error.to_string())?.map_err(|error| format!("{file} in {}: {error}", self.url))?;
+        written
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| format!("{file} in {}: {error}", self.url))?;
         self.sync(file).await
     }
 
@@ -321,7 +324,9 @@ impl Storage {
             self.delete(&self.at_root(&folder.name).join(COMPLETE)).await?;
             let path = root.join(&folder.name);
             let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(format!("{}: {error}", path.display()))
+                }
                 _ => Ok(()),
             });
             return removed.await.map_err(|error| error.to_string())?;

@@ -250,7 +250,10 @@ mod tests {
     fn a_device_that_is_named_twice_is_one() {
         let gpus = Gpus::of(Kind::Nvidia, three(), Some("0,0,GPU-aa,1"), None);
         assert_eq!((gpus.count, visible(&gpus, &[0, 1]).as_deref()), (2, Some("0,1")));
-        assert_eq!(visible(&Gpus::of(Kind::Nvidia, Vec::new(), Some("1"), Some(3)), &[0, 1, 2]).as_deref(), Some("1,0,2"));
+        assert_eq!(
+            visible(&Gpus::of(Kind::Nvidia, Vec::new(), Some("1"), Some(3)), &[0, 1, 2]).as_deref(),
+            Some("1,0,2")
+        );
     }
 
     #[test]
