@@ -542,11 +542,11 @@ impl ObjectTable {
     pub(crate) fn forget_borrower(&self, who: ProcessId) -> Vec<ObjectId> {
         let held = self.borrowed_by.remove(&who).map(|(_, held)| held).unwrap_or_default();
         for id in &held {
-            if let Some(object) = self.objects.get(id) {
-                if let Some(ties) = &mut object.state.lock().ties {
-                    ties.borrowers.forget(who);
-                    ties.subscribers.remove(&who);
-                }
+            if let Some(object) = self.objects.get(id)
+                && let Some(ties) = &mut object.state.lock().ties
+            {
+                ties.borrowers.forget(who);
+                ties.subscribers.remove(&who);
             }
         }
         held.into_iter().collect()
