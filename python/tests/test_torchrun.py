@@ -78,9 +78,9 @@ def test_it_ends_as_torchrun_does(run, write, cluster):
         (["--nproc-per-node", "gpu"], "there is no GPU"),
         (["--nproc-per-node", "many"], "none of: a number, gpu, cpu, auto"),
         (["--rdzv-endpoint", "elsewhere:29500"], "started on every node"),
-        (["--node-rank", "1"], "0..=0"),
+        (["--node-rank", "1"], "torchrun is called once"),
         (["--rdzv-backend", "etcd"], "possible values"),
-        (["--virtual-local-rank"], "unexpected argument"),
+        (["--no-such-flag"], "unexpected argument"),
         (["--nnodes", "3"], "cannot place"),
     ],
 )

@@ -245,6 +245,8 @@ impl Attempt<'_> {
                 drained = due(self.drained.clone(), self.plan.grace), if self.drained.is_some() => {
                     return Err(moves(drained));
                 }
+                // What shows it has panicked.
+                () = output.closed() => return Err(TrainError::stopped()),
                 room = output.reserve(), if self.unshown.is_some() => {
                     // Who shows it may have kept the ranks waiting.
                     self.quiet_since = Instant::now();
