@@ -111,7 +111,7 @@ def test_a_run_leaves_a_drained_node_with_its_next_checkpoint(binary, run, write
         for step in range(begin + 1, 4):
             while step == 2 and not Path(sys.argv[1]).exists():
                 time.sleep(0.01)
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(dir=Path(sys.argv[1]).parent) as folder:
                 (Path(folder) / "step").write_text(str(step))
                 train.report({"step": step}, checkpoint=folder)
     """)

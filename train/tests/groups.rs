@@ -300,11 +300,12 @@ fn a_panic_in_a_function_of_the_user_s_is_theirs_and_gives_back_what_was_held() 
 fn a_run_that_was_stopped_tells_how_far_it_had_come() {
     let local = Local::start();
     let script = local.script(
-        "import tempfile\nfrom wingbeat import train\nfor step in range(1, 3):\n    with tempfile.TemporaryDirectory() as folder:\n        \
+        "import sys, tempfile\nfrom wingbeat import train\nfor step in range(1, 3):\n    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:\n        \
          train.report({'step': step}, checkpoint=folder)\nimport signal\nsignal.pause()\n",
     );
     let storage = local.dir.path().join("storage").display().to_string();
-    let trainer = TorchTrainer::script(script).python(system_python()).storage(&storage);
+    let folder = local.dir.path().display().to_string();
+    let trainer = TorchTrainer::script(script).args([folder]).python(system_python()).storage(&storage);
     let stopper = trainer.stopper();
     let trainer = trainer.on_progress(move |progress| {
         if progress.reports == 2 {
