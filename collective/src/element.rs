@@ -112,14 +112,24 @@ macro_rules! floats {
             $type,
             |a, b| one_nan(a + b),
             |a, b| one_nan(a * b),
-            |a: $type, b: $type| if a < b || b.is_nan() || (a == b && a.is_sign_negative()) { one_nan(a) } else { b },
-            |a: $type, b: $type| if a > b || b.is_nan() || (a == b && a.is_sign_positive()) { one_nan(a) } else { b },
+            |a, b| least(a, b),
+            |a, b| most(a, b),
             |a: $type, n: u32| a / n as $type
         );
 
         impl Nan for $type {
             fn one_nan(self) -> Self {
                 if self.is_nan() { <$type>::NAN } else { self }
+            }
+
+            fn least(self, b: Self) -> Self {
+                let is_first = self < b || b.is_nan() || (self == b && self.is_sign_negative());
+                if is_first { self.one_nan() } else { b }
+            }
+
+            fn most(self, b: Self) -> Self {
+                let is_first = self > b || b.is_nan() || (self == b && self.is_sign_positive());
+                if is_first { self.one_nan() } else { b }
             }
         }
     )*};
@@ -128,6 +138,18 @@ macro_rules! floats {
 /// What is no number has many bits, and which of them an operation gives depends on the order of its operands.
 trait Nan {
     fn one_nan(self) -> Self;
+    fn least(self, b: Self) -> Self;
+    fn most(self, b: Self) -> Self;
+}
+
+#[inline(always)]
+fn least<T: Nan>(a: T, b: T) -> T {
+    a.least(b)
+}
+
+#[inline(always)]
+fn most<T: Nan>(a: T, b: T) -> T {
+    a.most(b)
 }
 
 #[inline(always)]
@@ -136,7 +158,7 @@ fn one_nan<T: Nan>(value: T) -> T {
 }
 
 macro_rules! halves {
-    ($($type:ty),*) => {$(
+    ($($type:ty => $combine:ident),*) => {$(
         // SAFETY: a plain number.
         unsafe impl sealed::Element for $type {
             const NAME: &'static str = stringify!($type);
@@ -153,16 +175,12 @@ macro_rules! halves {
                 into.convert_from_f32_slice(from);
             }
 
-            /// In single precision, and rounded once: what that comes to is the same. Many are converted at once, for
-            /// which processors have an instruction.
             fn combine(op: Op, into: &mut [Self], from: &[Self]) {
-                let (mut ours, mut theirs) = ([0.0; BLOCK], [0.0; BLOCK]);
-                for (into, from) in into.chunks_mut(BLOCK).zip(from.chunks(BLOCK)) {
-                    let (ours, theirs) = (&mut ours[..into.len()], &mut theirs[..into.len()]);
-                    into.convert_to_f32_slice(ours);
-                    from.convert_to_f32_slice(theirs);
-                    f32::combine(op, ours, theirs);
-                    into.convert_from_f32_slice(ours);
+                match op {
+                    Op::Sum | Op::Avg => $combine(into, from, |a, b| one_nan(a + b)),
+                    Op::Product => $combine(into, from, |a, b| one_nan(a * b)),
+                    Op::Min => $combine(into, from, least),
+                    Op::Max => $combine(into, from, most),
                 }
             }
 
@@ -175,12 +193,34 @@ macro_rules! halves {
     )*};
 }
 
+/// In single precision, and rounded once: what that comes to is the same. Many are converted at once, for which processors
+/// have an instruction.
+fn in_blocks(into: &mut [f16], from: &[f16], with: impl Fn(f32, f32) -> f32) {
+    let (mut ours, mut theirs) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for (into, from) in into.chunks_mut(BLOCK).zip(from.chunks(BLOCK)) {
+        let (ours, theirs) = (&mut ours[..into.len()], &mut theirs[..into.len()]);
+        into.convert_to_f32_slice(ours);
+        from.convert_to_f32_slice(theirs);
+        for (ours, theirs) in ours.iter_mut().zip(theirs) {
+            *ours = with(*ours, *theirs);
+        }
+        into.convert_from_f32_slice(ours);
+    }
+}
+
+/// The same for bf16, of which a conversion is a shift.
+fn one_by_one(into: &mut [bf16], from: &[bf16], with: impl Fn(f32, f32) -> f32) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = bf16::from_f32(with(into.to_f32(), from.to_f32()));
+    }
+}
+
 /// Numbers of half precision that are converted at once.
 const BLOCK: usize = 512;
 
 integers!(i8 => i64, u8 => i64, i16 => i64, u16 => i64, i32 => i64, u32 => i64, i64 => i64, u64 => u64);
 floats!(f32, f64);
-halves!(f16, bf16);
+halves!(f16 => in_blocks, bf16 => one_by_one);
 
 /// The bytes of elements.
 pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
