@@ -410,45 +410,23 @@ impl Mesh {
     }
 
     /// Sends all of it. While the other does not take it in, what comes from anybody is: they may be sending, too.
-    pub(crate) fn send_hearing(&self, to: u32, mut bytes: &[u8]) -> Result<()> {
-        let mut since = Instant::now();
+    pub(crate) fn send_hearing(&self, to: u32, bytes: &[u8]) -> Result<()> {
         let mut ended = vec![false; self.whole.peers.len()];
-        while !bytes.is_empty() {
-            match self.try_send(to, bytes)? {
-                Moved::Bytes(count) => {
-                    bytes = &bytes[count..];
-                    since = Instant::now();
-                }
-                Moved::Blocked => {
-                    self.hear_early(to, since, &mut ended)?;
-                    self.check_partner(since, to)?;
-                }
-            }
-        }
-        Ok(())
+        self.send_by(to, bytes, |since| {
+            self.hear_early(to, since, &mut ended)?;
+            self.check_partner(since, to)
+        })
     }
 
     /// As [`Mesh::recv_all`], between two: it is nothing to them that another has left.
     pub(crate) fn recv_from(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
-        let mut since = Instant::now();
-        let mut read = 0;
-        while read < bytes.len() {
-            match self.try_recv(from, &mut bytes[read..])? {
-                Moved::Bytes(count) => {
-                    read += count;
-                    since = Instant::now();
-                }
-                Moved::Blocked => {
-                    let mut fds = [PollFd::from_borrowed_fd(self.peer(from)?, PollFlags::IN)];
-                    match poll(&mut fds, Some(&timespec(LOOK))) {
-                        Ok(_) | Err(Errno::INTR) => {}
-                        Err(error) => return Err(CollectiveError::io("waiting for another member", error)),
-                    }
-                    self.check_partner(since, from)?;
-                }
+        self.recv_by(from, bytes, |since| {
+            let mut fds = [PollFd::from_borrowed_fd(self.peer(from)?, PollFlags::IN)];
+            match poll(&mut fds, Some(&timespec(LOOK))) {
+                Ok(_) | Err(Errno::INTR) => self.check_partner(since, from),
+                Err(error) => Err(CollectiveError::io("waiting for another member", error)),
             }
-        }
-        Ok(())
+        })
     }
 
     /// Fails if the other of two is gone, or does nothing for too long.
@@ -510,7 +488,16 @@ impl Mesh {
         Ok(Peers(peers.map_err(|error| CollectiveError::io("looking after other members", error))?))
     }
 
-    pub(crate) fn send_all(&self, to: u32, mut bytes: &[u8]) -> Result<()> {
+    pub(crate) fn send_all(&self, to: u32, bytes: &[u8]) -> Result<()> {
+        self.send_by(to, bytes, |since| self.wait(Some(to), None, since))
+    }
+
+    pub(crate) fn recv_all(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
+        self.recv_by(from, bytes, |since| self.wait(None, Some(from), since))
+    }
+
+    /// Sends all of it; `wait` is told since when nothing has moved.
+    fn send_by(&self, to: u32, mut bytes: &[u8], mut wait: impl FnMut(Instant) -> Result<()>) -> Result<()> {
         let mut since = Instant::now();
         while !bytes.is_empty() {
             match self.try_send(to, bytes)? {
@@ -518,13 +505,14 @@ impl Mesh {
                     bytes = &bytes[count..];
                     since = Instant::now();
                 }
-                Moved::Blocked => self.wait(Some(to), None, since)?,
+                Moved::Blocked => wait(since)?,
             }
         }
         Ok(())
     }
 
-    pub(crate) fn recv_all(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
+    /// Receives as much as was asked for; `wait` as in [`Mesh::send_by`].
+    fn recv_by(&self, from: u32, bytes: &mut [u8], mut wait: impl FnMut(Instant) -> Result<()>) -> Result<()> {
         let mut since = Instant::now();
         let mut read = 0;
         while read < bytes.len() {
@@ -533,7 +521,7 @@ impl Mesh {
                     read += count;
                     since = Instant::now();
                 }
-                Moved::Blocked => self.wait(None, Some(from), since)?,
+                Moved::Blocked => wait(since)?,
             }
         }
         Ok(())

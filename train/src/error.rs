@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use wingbeat::NodeId;
 
-use crate::trainer::TrainResult;
+use crate::result::TrainResult;
 
 /// The exception that ended a script, as Python told it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,8 +7,9 @@ use wingbeat::{Error, Session};
 
 use crate::error::TrainError;
 use crate::progress::Progress;
+use crate::result::TrainResult;
 use crate::stopper::Stopper;
-use crate::trainer::{TorchTrainer, TrainResult};
+use crate::trainer::TorchTrainer;
 
 /// A run that goes on beside its caller, to be watched and stopped. Once it is dropped, the run is stopped.
 ///

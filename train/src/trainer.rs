@@ -15,12 +15,13 @@ use crate::printer::{Message, Printer, Shared};
 use crate::process::Target;
 use crate::progress::Progress;
 use crate::reservation::Patience;
+use crate::result::TrainResult;
 use crate::run::Run;
 use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::shown::notice;
 use crate::stopper::Stopper;
-use crate::storage::{Checkpoint, Claim, Keep, Place, Storage};
+use crate::storage::{Claim, Keep, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
@@ -117,25 +118,6 @@ impl Clone for TorchTrainer {
         let plan = Plan { stopper: Stopper::new(), ..self.plan.clone() };
         TorchTrainer { plan, python: self.python.clone() }
     }
-}
-
-/// What came of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TrainResult {
-    /// Number of ranks.
-    pub ranks: u32,
-    /// Attempts that it took; 1 if nothing failed.
-    pub attempts: u32,
-    /// Seconds from `fit()` to its end.
-    pub seconds: f64,
-    /// The last metrics that rank 0 reported.
-    pub metrics: BTreeMap<String, f64>,
-    /// The newest checkpoint of the run's storage.
-    pub checkpoint: Option<Checkpoint>,
-    /// The best one, where [`TorchTrainer::checkpoints`] says what that is.
-    pub best_checkpoint: Option<Checkpoint>,
-    /// What a Python function returned, pickled, by rank; see [`TorchTrainer::python_function`].
-    pub returned: BTreeMap<u32, Vec<u8>>,
 }
 
 impl TorchTrainer {
