@@ -142,7 +142,7 @@ impl RankOutput for Progress {
             return state.draw();
         }
         let (mut shown, is_prefixed) = ([Vec::new(), Vec::new()], state.is_prefixed);
-        state.lines.bars(PLAIN, |rank, line| add(&mut shown[usize::from(line.is_stderr)], is_prefixed, rank, &line));
+        state.lines.bars(|rank, line| add(&mut shown[usize::from(line.is_stderr)], is_prefixed, rank, &line));
         drop(state);
         show(None, false, &shown[0]);
         show(None, true, &shown[1]);

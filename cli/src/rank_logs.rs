@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use wingbeat_train::{Line, Lines, RankOutput};
@@ -82,9 +81,6 @@ struct Begun {
 
 /// A line whose beginning is longer is not held back.
 const HELD: usize = 64 * 1024;
-
-/// How often the state of a progress bar becomes a line of its own.
-const BAR: Duration = Duration::from_secs(10);
 
 impl RankLogs {
     pub(crate) fn new(
@@ -202,7 +198,7 @@ impl RankOutput for RankLogs {
             }
         }
         let (role, per_node) = (&self.role, self.per_node.max(1));
-        self.lines.bars(BAR, |rank, line| {
+        self.lines.bars(|rank, line| {
             let mut shown = Vec::new();
             prefix(&mut shown, role, rank % per_node, &line);
             show(line.is_stderr, &shown);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A line that is longer is cut.
 const LONGEST: usize = 1 << 20;
 /// How often the state of a progress bar becomes a line where nobody watches it live.
-pub(crate) const BAR: Duration = Duration::from_secs(10);
+const BAR: Duration = Duration::from_secs(10);
 
 /// Where what ranks print goes: see [`TorchTrainer::output`](crate::TorchTrainer::output). Its calls come one after the
 /// other, on a thread of their own. While one takes its time, ranks wait with what they print, as they do for a slow
@@ -139,8 +139,13 @@ impl Lines {
         begun.map(|((rank, _), held)| (*rank, String::from_utf8_lossy(held.state()).into_owned()))
     }
 
-    /// Calls `told` with the state of each line that has been drawn over itself for so long without being shown.
-    pub fn bars(&mut self, for_so_long: Duration, mut told: impl FnMut(u32, Line)) {
+    /// Calls `told` with the state of each line that has been drawn over itself for 10 s without being shown: for where nobody
+    /// watches it live.
+    pub fn bars(&mut self, told: impl FnMut(u32, Line)) {
+        self.bars_after(BAR, told);
+    }
+
+    fn bars_after(&mut self, for_so_long: Duration, mut told: impl FnMut(u32, Line)) {
         for ((rank, is_stderr), held) in &mut self.held {
             if held.shown.is_some_and(|shown| shown.elapsed() >= for_so_long) && !held.state().is_empty() {
                 held.shown = Some(Instant::now());
@@ -180,7 +185,7 @@ impl<F: Fn(u32, &Line) + Send> RankOutput for ByLine<F> {
     }
 
     fn paused(&mut self) {
-        self.lines.bars(BAR, |rank, line| (self.told)(rank, &line));
+        self.lines.bars(|rank, line| (self.told)(rank, &line));
     }
 
     fn ended(&mut self, rank: u32) {
@@ -202,7 +207,7 @@ impl RankOutput for Prefixed {
     }
 
     fn paused(&mut self) {
-        self.lines.bars(BAR, |rank, line| self.written.add(rank, &line));
+        self.lines.bars(|rank, line| self.written.add(rank, &line));
         self.written.flush();
     }
 
@@ -277,11 +282,11 @@ mod tests {
     fn a_bar_is_a_line_now_and_then_and_a_plain_line_is_not() {
         let mut lines = Lines::new();
         lines.take_in(0, false, b"a line without end", |_| panic!("it has no end"));
-        lines.bars(Duration::ZERO, |_, line| panic!("{line:?} is no bar"));
+        lines.bars_after(Duration::ZERO, |_, line| panic!("{line:?} is no bar"));
         lines.take_in(1, true, b"\r 1%\r 2%", |_| panic!("it has no end"));
-        lines.bars(Duration::from_secs(3600), |_, line| panic!("{line:?} is new"));
+        lines.bars_after(Duration::from_secs(3600), |_, line| panic!("{line:?} is new"));
         let mut seen = Vec::new();
-        lines.bars(Duration::ZERO, |rank, line| seen.push((rank, line)));
+        lines.bars_after(Duration::ZERO, |rank, line| seen.push((rank, line)));
         assert_eq!(seen, [(1, Line { is_stderr: true, text: " 2%".into() })]);
         lines.end(1, |line| seen.push((1, line)));
         assert_eq!(seen.len(), 2, "and the last state at the end");
