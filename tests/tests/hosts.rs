@@ -221,3 +221,84 @@ fn code_is_shipped_to_machines_that_lack_it() {
     assert!(cold.starts_with("shipped ['train.py', 'x', 'y'] ") && cold.contains("/wingbeat/work-"), "{cold}");
     assert_eq!(run(&[]), cold, "and a forked rank runs there, too");
 }
+
+/// One of two members, on the machine that has what `Member::options` asks for.
+struct Linked(std::sync::Mutex<Group>);
+
+#[wingbeat::actor]
+impl Linked {
+    fn new(meeting: MeetingHandle, rank: u32) -> Self {
+        let mut group = Group::join(&meeting, rank).unwrap();
+        group.barrier().unwrap();
+        Linked(std::sync::Mutex::new(group))
+    }
+
+    fn is_there(&self) {}
+
+    /// Works with the other until that fails, or waits for it; says why.
+    fn until_it_fails(&self, is_waiting: bool) -> String {
+        let mut group = self.0.lock().unwrap();
+        let mut data = vec![1.0f32; 1 << 20];
+        let other = 1 - group.rank();
+        loop {
+            let done = match is_waiting {
+                true => group.recv(&mut data, other),
+                false => group.all_reduce(&mut data, Op::Max),
+            };
+            if let Err(error) = done {
+                return error.to_string();
+            }
+        }
+    }
+}
+
+#[test]
+fn members_behind_a_cut_link_are_given_up() {
+    const NAME: &str = "members_behind_a_cut_link_are_given_up";
+    if std::env::var_os(INSIDE).is_some() {
+        return on_both_sides_of_a_link();
+    }
+    let Some(hosts) = Hosts::new(3).unwrap() else {
+        return;
+    };
+    let (address, _head) = hosts.head().unwrap();
+    let _nodes =
+        [(1, "left=4"), (2, "right=4")].map(|(host, has)| hosts.node(host, &address, &["--resource", has]).unwrap());
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").stdout(std::process::Stdio::piped());
+    hosts.join(&mut driver, &address);
+    let mut driver = driver.spawn().unwrap();
+    let mut said = std::io::BufReader::new(driver.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.ends_with("they are linked\n") {
+        assert!(std::io::BufRead::read_line(&mut said, &mut text).unwrap() > 0, "{text}");
+    }
+    assert!(hosts.cut(1));
+    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    assert!(driver.wait().unwrap().success(), "{text}");
+}
+
+fn on_both_sides_of_a_link() {
+    wingbeat::init_blocking().unwrap();
+    // One pair has data on its way when the link is cut, and the other waits.
+    let pairs = [false, true].map(|is_waiting| {
+        let meeting = Meeting::of(2);
+        let of =
+            |rank: u32, side: &str| Linked::options().num_cpus(0.1).resource(side, 1.0).remote(meeting.clone(), rank);
+        (is_waiting, [of(0, "left"), of(1, "right")])
+    });
+    for member in pairs.iter().flat_map(|(_, members)| members) {
+        member.is_there().get_blocking().unwrap();
+    }
+    let ends: Vec<_> = pairs
+        .iter()
+        .map(|(is_waiting, members)| members.each_ref().map(|member| member.until_it_fails(*is_waiting)))
+        .collect();
+    println!("they are linked");
+    for [_, right] in &ends {
+        // Only a hang reaches it: a member that merely does nothing is waited for for half an hour.
+        let error = right.get_timeout_blocking(std::time::Duration::from_secs(60)).unwrap();
+        assert!(error.starts_with("rank 0 is gone"), "{error}");
+    }
+    wingbeat::shutdown_blocking();
+}
