@@ -12,7 +12,7 @@
 //! a power failure it may be too low, never too high. At a clean stop the log is folded in, and the file is complete by
 //! itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ impl Journal {
             }
         };
         let (count, runtime) = (count.open(path)?, Handle::current());
-        let mut writer = Writer { file, count, runtime, owed: BTreeMap::new(), is_failing: false };
+        let mut writer = Writer { file, count, known: None, runtime, owed: BTreeMap::new(), is_failing: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::GoesOn).map_err(failed)?;
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
@@ -213,6 +213,7 @@ fn make(file: &Connection, cluster: ClusterId) -> rusqlite::Result<()> {
 }
 
 /// What all facts together are.
+#[derive(Clone, Copy)]
 struct Seal {
     cluster: ClusterId,
     /// How many there are.
@@ -247,6 +248,59 @@ impl Seal {
         });
         seal.optional()
     }
+}
+
+/// What lies in the file, as far as the next transaction must know it. Reading it there would cost each fact a search.
+struct Known {
+    seal: Seal,
+    /// The checksum of each fact, by its key.
+    checksums: HashMap<Vec<u8>, i64>,
+}
+
+impl Known {
+    fn read(file: &Connection) -> rusqlite::Result<Known> {
+        let (seal, _) = Seal::read(file)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+        let mut rows = file.prepare("SELECT key, checksum FROM facts")?;
+        let checksums = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
+        Ok(Known { seal, checksums })
+    }
+
+    /// What of these changes something, with the checksums, and the seal that they make.
+    fn after<'a>(&self, changes: &'a Changes, using: Use) -> Option<(Seal, Vec<Change<'a>>)> {
+        let is_closed = using == Use::Ends;
+        let mut seal = Seal { is_closed, transactions: self.seal.transactions + 1, ..self.seal };
+        let mut made = Vec::with_capacity(changes.len());
+        for (key, fact) in changes {
+            let before = self.checksums.get(key).copied();
+            let fact = fact.as_ref().map(|fact| (fact.as_slice(), checksum(&[key, fact])));
+            let after = fact.map(|(_, checksum)| checksum);
+            // Also what was written as an intention, and is now true.
+            if before == after {
+                continue;
+            }
+            seal.facts += i64::from(after.is_some()) - i64::from(before.is_some());
+            seal.sum = seal.sum.wrapping_sub(before.unwrap_or(0)).wrapping_add(after.unwrap_or(0));
+            made.push(Change { key, fact });
+        }
+        let is_changed = !made.is_empty() || seal.is_closed != self.seal.is_closed || !self.seal.is_known();
+        is_changed.then_some((seal, made))
+    }
+
+    fn take_in(&mut self, seal: Seal, made: &[Change<'_>]) {
+        self.seal = seal;
+        for change in made {
+            match change.fact {
+                Some((_, checksum)) => self.checksums.insert(change.key.to_vec(), checksum),
+                None => self.checksums.remove(change.key),
+            };
+        }
+    }
+}
+
+/// A fact that is new or another than before, with its checksum; none where it is removed.
+struct Change<'a> {
+    key: &'a [u8],
+    fact: Option<(&'a [u8], i64)>,
 }
 
 /// The number of the last transaction that was acknowledged, in a file beside the journal.
@@ -372,6 +426,8 @@ struct Writer {
     file: Connection,
     /// See [`Count`].
     count: File,
+    /// None before the first write and after one that failed.
+    known: Option<Known>,
     /// Where those wait who asked.
     runtime: Handle,
     /// What became true and could not be written yet.
@@ -477,47 +533,46 @@ impl Writer {
     }
 
     fn write(&mut self, changes: &Changes, using: Use) -> rusqlite::Result<()> {
-        if !self.file.is_autocommit() {
-            // The last attempt could not even be undone.
-            self.file.execute_batch("ROLLBACK")?;
+        // After a failure, what lies in the file is read again.
+        let mut known = match self.known.take() {
+            Some(known) => known,
+            None => {
+                if !self.file.is_autocommit() {
+                    // The last attempt could not even be undone.
+                    self.file.execute_batch("ROLLBACK")?;
+                }
+                Known::read(&self.file)?
+            }
+        };
+        if let Some((seal, made)) = known.after(changes, using) {
+            self.commit(&seal, &made)?;
+            known.take_in(seal, &made);
         }
+        self.known = Some(known);
+        Ok(())
+    }
+
+    fn commit(&mut self, seal: &Seal, made: &[Change<'_>]) -> rusqlite::Result<()> {
         let transaction = self.file.transaction()?;
-        let Some((mut seal, _)) = Seal::read(&transaction)? else { return Err(rusqlite::Error::QueryReturnedNoRows) };
-        let is_closed = using == Use::Ends;
-        let mut is_changed = seal.is_closed != is_closed || !seal.is_known();
-        seal.is_closed = is_closed;
         {
-            let mut get = transaction.prepare_cached("SELECT checksum FROM facts WHERE key = ?1")?;
             let mut put = transaction.prepare_cached(
                 "INSERT INTO facts (key, fact, checksum) VALUES (?1, ?2, ?3)
                  ON CONFLICT (key) DO UPDATE SET fact = ?2, checksum = ?3",
             )?;
             let mut remove = transaction.prepare_cached("DELETE FROM facts WHERE key = ?1")?;
-            for (key, fact) in changes {
-                let before: Option<i64> = get.query_row(params![key], |row| row.get(0)).optional()?;
-                let after = fact.as_ref().map(|fact| checksum(&[key, fact]));
-                // Also what was written as an intention, and is now true.
-                if before == after {
-                    continue;
-                }
-                is_changed = true;
-                seal.facts += i64::from(after.is_some()) - i64::from(before.is_some());
-                seal.sum = seal.sum.wrapping_sub(before.unwrap_or(0)).wrapping_add(after.unwrap_or(0));
-                match (fact, after) {
-                    (Some(fact), Some(after)) => put.execute(params![key, fact, after])?,
-                    _ => remove.execute(params![key])?,
+            for Change { key, fact } in made {
+                match fact {
+                    Some((fact, checksum)) => put.execute(params![key, fact, checksum])?,
+                    None => remove.execute(params![key])?,
                 };
             }
-            if is_changed {
-                seal.transactions += 1;
-                let mut update = transaction.prepare_cached(
-                    "UPDATE seal SET facts = ?1, sum = ?2, transactions = ?3, is_closed = ?4, checksum = ?5",
-                )?;
-                update.execute(params![seal.facts, seal.sum, seal.transactions, seal.is_closed, seal.checksum()])?;
-            }
+            let mut update = transaction.prepare_cached(
+                "UPDATE seal SET facts = ?1, sum = ?2, transactions = ?3, is_closed = ?4, checksum = ?5",
+            )?;
+            update.execute(params![seal.facts, seal.sum, seal.transactions, seal.is_closed, seal.checksum()])?;
         }
         transaction.commit()?;
-        if is_changed && let Err(error) = Count::write(&self.count, seal.transactions) {
+        if let Err(error) = Count::write(&self.count, seal.transactions) {
             // The transaction holds; only its loss would not be noticed.
             tracing::warn!(%error, "cannot write beside the head's journal");
         }
