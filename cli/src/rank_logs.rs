@@ -1,10 +1,12 @@
 //! Where what ranks print goes, as torchrun has it.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use wingbeat_train::{Line, Lines, RankOutput};
@@ -81,6 +83,8 @@ struct Begun {
 
 /// A line whose beginning is longer is not held back.
 const HELD: usize = 64 * 1024;
+/// For how long logs are kept for which no folder was named.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl RankLogs {
     pub(crate) fn new(
@@ -92,12 +96,12 @@ impl RankLogs {
         only: Vec<u32>,
         role: String,
     ) -> Result<RankLogs> {
+        let run = format!("{run_id}_{}", std::process::id());
         let dir = match (redirects.is_empty() && tee.is_empty(), dir) {
-            (true, _) => None,
-            (false, Some(dir)) => Some(dir.to_owned()),
-            (false, None) => Some(std::env::temp_dir().join("wingbeat-torchrun")),
+            (_, Some(dir)) => Some(dir.join(run)),
+            (true, None) => None,
+            (false, None) => Some(own_folder()?.join(run)),
         };
-        let dir = dir.map(|dir| dir.join(format!("{run_id}_{}", std::process::id())));
         if let Some(dir) = &dir {
             std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         }
@@ -121,6 +125,11 @@ impl RankLogs {
         self.dir.as_deref()
     }
 
+    /// Whether what some rank prints is written.
+    pub(crate) fn has_files(&self) -> bool {
+        !(self.redirects.is_empty() && self.tee.is_empty())
+    }
+
     fn local_rank(&self, rank: u32) -> u32 {
         rank % self.per_node.max(1)
     }
@@ -128,17 +137,22 @@ impl RankLogs {
     fn write(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) -> Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let file = match self.files.entry((rank, is_stderr)) {
-            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                // Ranks of several nodes write here, and local ranks alone would collide.
-                let dir = dir.join(format!("attempt_{}", self.attempt)).join(rank.to_string());
-                std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
-                let path = dir.join(if is_stderr { "stderr.log" } else { "stdout.log" });
-                entry.insert(File::create(&path).with_context(|| format!("making {}", path.display()))?)
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let name = if is_stderr { "stderr.log" } else { "stdout.log" };
+                entry.insert(create(dir, self.attempt, rank, name)?)
             }
         };
         file.write_all(bytes)?;
         Ok(())
+    }
+
+    fn complain(&mut self, written: Result<()>) {
+        if let Err(error) = written
+            && !std::mem::replace(&mut self.has_complained, true)
+        {
+            note!("wingbeat torchrun: cannot write what ranks print: {error:#}");
+        }
     }
 
     /// Shows bytes as they are, up to the last end of a line or of a bar's state.
@@ -171,11 +185,9 @@ impl RankOutput for RankLogs {
         let local_rank = self.local_rank(rank);
         let stream = if is_stderr { STDERR } else { STDOUT };
         let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
-        if (redirected || teed)
-            && let Err(error) = self.write(rank, is_stderr, bytes)
-            && !std::mem::replace(&mut self.has_complained, true)
-        {
-            note!("wingbeat torchrun: cannot write what ranks print: {error:#}");
+        if redirected || teed {
+            let written = self.write(rank, is_stderr, bytes);
+            self.complain(written);
         }
         let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
         match (is_shown, teed) {
@@ -218,6 +230,38 @@ impl RankOutput for RankLogs {
             show(line.is_stderr, &shown);
         });
     }
+
+    fn failed(&mut self, rank: u32, error_file: &str) {
+        if let Some(dir) = &self.dir {
+            let file = create(dir, self.attempt, rank, "error.json");
+            let written = file.and_then(|mut file| Ok(file.write_all(error_file.as_bytes())?));
+            self.complain(written);
+        }
+    }
+}
+
+/// Makes a file of a rank. Ranks of several nodes write here, and local ranks alone would collide.
+fn create(dir: &Path, attempt: u32, rank: u32, name: &str) -> Result<File> {
+    let dir = dir.join(format!("attempt_{attempt}")).join(rank.to_string());
+    std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    let path = dir.join(name);
+    File::create(&path).with_context(|| format!("making {}", path.display()))
+}
+
+/// Where logs go for which no folder was named: `$XDG_STATE_HOME/wingbeat/torchrun`, or below `~/.local/state`. Removes
+/// those that nobody has written to for long.
+fn own_folder() -> Result<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    let folder = state.context("no --log-dir was named, and $HOME is not set")?.join("wingbeat/torchrun");
+    for run in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let age = run.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > KEPT) {
+            // What cannot be removed now is, some other time.
+            let _ = std::fs::remove_dir_all(run.path());
+        }
+    }
+    Ok(folder)
 }
 
 fn prefix(to: &mut Vec<u8>, role: &str, local_rank: u32, line: &Line) {

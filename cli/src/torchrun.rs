@@ -73,7 +73,8 @@ pub(crate) struct TorchrunArgs {
     /// Taken for torchrun's sake: SCRIPT is run as __main__ anyway.
     #[arg(long, alias = "run_path", env = "PET_RUN_PATH", hide_env = true, value_parser = FalseyValueParser::new())]
     run_path: bool,
-    /// Where to write what ranks print: DIR/RUN/attempt_N/RANK/stdout.log and stderr.log.
+    /// Where to write what ranks print: DIR/RUN/attempt_N/RANK/stdout.log and stderr.log, and error.json of ranks that fail.
+    /// Without it, a folder of this user, where runs are kept for 30 days.
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", hide_env = true)]
     log_dir: Option<PathBuf>,
     /// What goes to files instead of the terminal: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local rank, as 0:1,1:3.
@@ -122,7 +123,7 @@ pub(crate) struct TorchrunArgs {
     /// CPUs that each rank reserves; else 1, or its part of them where nodes have fewer than ranks.
     #[arg(long)]
     cpus_per_rank: Option<f64>,
-    /// The interpreter; else $WINGBEAT_PYTHON, .venv/bin/python, or python3.
+    /// The interpreter; else $WINGBEAT_PYTHON, that of an activated environment, .venv/bin/python, or python3.
     #[arg(long)]
     python: Option<String>,
     /// Start every rank as a new process, instead of forking it from one that has torch imported.
@@ -166,7 +167,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     // Everything after the script is its own, so that what comes in its place is not seen as a flag.
     if script.starts_with('-') {
         let why = match script.as_str() {
-            "-" => "a script is a file: ranks have no standard input".to_owned(),
+            "-" => "a script is a file, which every rank reads".to_owned(),
             _ => format!(
                 "unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"
             ),
@@ -214,7 +215,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         args.local_ranks_filter.clone(),
         args.role.clone(),
     )?;
-    let dir = logs.dir().map(Path::to_owned);
+    let dir = logs.dir().filter(|_| logs.has_files()).map(Path::to_owned);
     let notices = Aside::start(|text: String| note!("wingbeat: {text}"))?;
     let told = notices.clone();
     let scaling = Scaling::nodes(nodes, per_node.ranks)

@@ -47,7 +47,7 @@ pub(crate) struct TrainArgs {
     /// GPUs of each rank.
     #[arg(long, default_value_t = 0.0)]
     gpus_per_worker: f64,
-    /// The interpreter; else $WINGBEAT_PYTHON, .venv/bin/python, or python3.
+    /// The interpreter; else $WINGBEAT_PYTHON, that of an activated environment, .venv/bin/python, or python3.
     #[arg(long)]
     python: Option<String>,
     /// Run `python -m SCRIPT`.
@@ -308,7 +308,7 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
     if let Err(error) = listens {
         note!("wingbeat: nothing will be heard of signals: {error}");
     }
-    let outcome = trainer.fit().await;
+    let outcome = trainer.stdin().fit().await;
     session.shutdown().await;
     match outcome {
         Ok(result) => End::Done(result),

@@ -192,3 +192,38 @@ def test_accelerate_s_own_test_passes(run, cluster):
     env = {**cluster, "ACCELERATE_USE_CPU": "true"}
     done = run("torchrun", "--nproc-per-node", "2", script, env=env)
     assert "Training yielded the same results" in done.stdout
+
+
+def test_errors_are_among_the_logs_and_logs_of_no_named_folder_are_the_user_s(run, write, cluster, tmp_path):
+    script = write("raises.py", """
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            raise ValueError("of rank 0")
+        main()
+    """)
+    run("torchrun", "--log-dir", tmp_path / "logs", "--rdzv-id", "job", script, env=cluster, code=1)
+    (error,) = (tmp_path / "logs").glob("job_*/attempt_0/0/error.json")
+    assert "of rank 0" in json.loads(error.read_text())["message"]["message"]
+    state = {**cluster, "XDG_STATE_HOME": str(tmp_path / "state")}
+    old = tmp_path / "state" / "wingbeat" / "torchrun" / "long-ago_1"
+    old.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    run("torchrun", "--redirects", "1", "--rdzv-id", "job", write("says.py", "print('said')\n"), env=state)
+    (run_folder,) = old.parent.iterdir()
+    assert run_folder.name.startswith("job_"), "what nobody has touched for a month is gone"
+    assert (run_folder / "attempt_0" / "0" / "stdout.log").read_text() == "said\n"
+
+
+def test_an_activated_environment_wins_over_one_that_lies_there(run, write, environment, tmp_path):
+    script = write("which.py", "import os\nprint(os.environ['CHOSEN'])\n")
+    for name in ("active", "conda", ".venv"):
+        python = tmp_path / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\nCHOSEN={name} exec {sys.executable} \"$@\"\n")
+        python.chmod(0o755)
+    plain = {name: value for name, value in environment.items() if name not in ("WINGBEAT_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX")}
+    conda = {"CONDA_PREFIX": str(tmp_path / "conda")}
+    for activated, chosen in (({"VIRTUAL_ENV": str(tmp_path / "active"), **conda}, "active"), (conda, "conda"), ({}, ".venv")):
+        done = run("torchrun", "--cold", script, env={**plain, **activated}, cwd=tmp_path)
+        assert done.stdout == f"{chosen}\n"

@@ -268,3 +268,93 @@ def test_a_syntax_error_is_shown_with_its_line(run, write, cluster):
     script = write("typo.py", "x = (1,\ny = 2\n")
     done = run("train", script, env=cluster, code=1)
     assert "SyntaxError" in done.stderr and "typo.py" in done.stderr
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_report(run, write, cluster, tmp_path):
+    script = write("newest.py", """
+        import os, pathlib, tempfile
+        from wingbeat import train
+        rank = train.get_context().world_rank
+        assert train.get_checkpoint() is None
+        for step in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                pathlib.Path(folder, f"of-{rank}").write_text(str(step))
+                train.report({"step": step}, checkpoint=folder)
+            newest = pathlib.Path(train.get_checkpoint().path)
+            assert [newest.joinpath(f"of-{one}").read_text() for one in (0, 1)] == [str(step)] * 2, newest
+    """)
+    run("train", "-n", "2", "--storage", tmp_path / "stored", script, env=cluster)
+
+
+def test_a_checkpoint_is_kept_with_links_modes_and_empty_folders(run, write, cluster, tmp_path):
+    script = write("shapes.py", """
+        import os, pathlib
+        from wingbeat import train
+        made = pathlib.Path("made")
+        (made / "step-5" / "none").mkdir(parents=True)
+        (made / "step-5" / "run.sh").write_text("exit 0")
+        (made / "step-5" / "run.sh").chmod(0o750)
+        (made / "latest").symlink_to("step-5")
+        train.report({}, checkpoint=made)
+        again = pathlib.Path(train.get_checkpoint().path)
+        # A checkpoint that was read may be reported as it is.
+        train.report({"again": 1}, checkpoint=again)
+    """)
+    run("train", "--storage", tmp_path / "stored", script, env=cluster, cwd=tmp_path)
+    for number in (1, 2):
+        kept = tmp_path / "stored" / f"checkpoint_00000{number}"
+        assert os.readlink(kept / "latest") == "step-5"
+        assert (kept / "latest" / "run.sh").stat().st_mode & 0o777 == 0o750
+        assert (kept / "step-5" / "none").is_dir()
+        complete = json.loads((kept / ".wingbeat-complete.json").read_text())
+        assert complete["files"] == ["step-5/run.sh"]
+        assert complete["metrics"] == ({"again": "1"} if number == 2 else {})
+
+
+def test_what_cannot_be_kept_of_a_checkpoint_is_refused_by_name(run, write, cluster, tmp_path):
+    script = write("refused.py", """
+        import pathlib
+        from wingbeat import train
+        made = pathlib.Path("made")
+        made.mkdir()
+        (made / "data").symlink_to("/usr")
+        train.report({}, checkpoint=made)
+    """)
+    done = run("train", "--storage", tmp_path / "stored", script, env=cluster, cwd=tmp_path, code=1)
+    assert "made/data is a link to /usr" in done.stderr and "leave it out" in done.stderr
+
+
+def test_many_checkpoints_that_nobody_waits_for_are_stored_one_after_the_other(run, write, cluster, tmp_path):
+    script = write("eager.py", """
+        import pathlib
+        from wingbeat import train
+        for step in range(40):
+            made = pathlib.Path(f"made-{step}")
+            made.mkdir()
+            (made / "step").write_text(str(step))
+            train.report({"step": step}, checkpoint=made, wait=False)
+    """)
+    run("train", "--storage", tmp_path / "stored", "--keep", "40", script, env=cluster, cwd=tmp_path)
+    kept = sorted((tmp_path / "stored").glob("checkpoint_*"))
+    assert [int((one / "step").read_text()) for one in kept] == list(range(40))
+
+
+def test_runs_do_not_share_the_folder_that_was_shipped(run, write, cluster, tmp_path):
+    code = tmp_path / "code"
+    (code / "target").mkdir(parents=True)
+    (code / "target" / "labels.py").write_text("labels = 3\n")
+    (code / ".gitignore").write_text("*.log\n")
+    (code / "old.log").write_text("")
+    (code / "writes.py").write_text(textwrap.dedent("""
+        import os
+        from target.labels import labels
+        from wingbeat import train
+        if train.get_context().world_rank == 0:
+            open("written", "x").close()
+        train.report({})
+        print(labels, sorted(os.listdir()))
+    """))
+    for _ in range(2):
+        done = run("train", "-n", "2", "--working-dir", code, "writes.py", env=cluster)
+        assert done.stdout.count("3 ['.gitignore', 'target', 'writes.py', 'written']") == 2, done.stdout
+    assert not (code / "written").exists()

@@ -194,7 +194,7 @@ def test_requests_that_make_no_sense_harm_nobody():
             assert "python" in answer
         with greet() as (stream, _):
             read, write = os.pipe()
-            socket.send_fds(stream, [b"no JSON\n"], [write, write])
+            socket.send_fds(stream, [b"no JSON\n"], [write] * 3)
             os.close(write)
             assert os.read(read, 1) == b"", "the streams of a bad request are closed"
             os.close(read)
@@ -208,7 +208,7 @@ def rank(greet, script):
     with greet() as (stream, answer), stream.makefile("r") as said, open(os.devnull, "w") as nothing:
         assert "python" in answer
         request = {"args": [str(script)], "env": dict(os.environ), "cwd": str(script.parent)}
-        socket.send_fds(stream, [json.dumps(request).encode() + b"\n"], [nothing.fileno(), nothing.fileno()])
+        socket.send_fds(stream, [json.dumps(request).encode() + b"\n"], [nothing.fileno()] * 3)
         assert json.loads(said.readline())["pid"] > 0
         yield said
 
@@ -268,3 +268,22 @@ def test_ps_shows_the_script(run, write, cluster):
         print([os.path.basename(word) for word in words[1:]])
     """)
     assert "['shows.py', 'a']" in run("train", script, "--", "a", env=cluster).stdout
+
+
+def test_what_a_rank_s_children_have_left_is_reaped_while_it_runs(run, write, cluster):
+    script = write("orphans.py", """
+        import os, select, subprocess
+        # Each child ends before its own child, which nobody of this rank's waits for.
+        pids = [int(subprocess.check_output("sleep 0.01 > /dev/null & echo $!", shell=True)) for _ in range(20)]
+        for pid in pids:
+            try:
+                end = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            select.select([end], [], [])
+            while os.path.exists(f"/proc/{pid}"):  # until it is reaped, which may be a moment later
+                os.sched_yield()
+        print("all are gone")
+    """)
+    done = run("train", script, env=cluster)
+    assert "all are gone" in done.stdout

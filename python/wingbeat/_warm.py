@@ -11,7 +11,7 @@ parent's children and live no longer than it. It answers each connection with on
     env     its whole environment
     cwd     its working directory
 
-and, with it, the descriptors of its standard output and standard error. A keeper process is forked, and from that the
+and, with it, the descriptors of its standard input, output and error. A keeper process is forked, and from that the
 rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the rank for its stacks), and says
 `{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and everything that the rank
 has started with it. A connection that closes ends the rank.
@@ -208,10 +208,10 @@ def say(connection, message):
 
 
 def receive(connection):
-    """The request and the two streams that came with it; None if the other side left."""
+    """The request and the three streams that came with it; None if the other side left."""
     data, streams = b"", []
     while not data.endswith(b"\n"):
-        part, fds, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+        part, fds, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         streams += fds
         if not part:
             break
@@ -219,8 +219,8 @@ def receive(connection):
         if len(data) > REQUEST_LIMIT:
             raise ValueError("a request is too large")
     try:
-        if data.endswith(b"\n") and len(streams) == 2:
-            return json.loads(data), [streams.pop(0), streams.pop(0)]
+        if data.endswith(b"\n") and len(streams) == 3:
+            return json.loads(data), [streams.pop(0) for _ in range(3)]
         return None, []
     finally:  # those that nobody takes
         for stream in streams:
@@ -272,10 +272,17 @@ def keep(connection, rank, streams, stacks_signal):
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(ended, select.POLLIN)
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    poll.register(read, select.POLLIN)
     while True:
         ready = dict(poll.poll())
         if ended in ready:
             break
+        if read in ready:
+            os.read(read, 4096)
+            reap_all_but(rank)
         if connection.fileno() in ready:
             try:
                 signals = connection.recv(64)
@@ -307,6 +314,15 @@ def keep(connection, rank, streams, stacks_signal):
     except OSError:
         pass  # whoever asked is gone
     os._exit(0)
+
+
+def reap_all_but(rank):
+    """Reaps what others have left here: a process whose parent has ended becomes this one's child."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None or ended.si_pid == rank:
+            return
+        os.waitpid(ended.si_pid, 0)
 
 
 def signal_group(rank, number):
@@ -356,8 +372,7 @@ def renew(request, streams):
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (streams[0], 1), (streams[1], 2)):
+    for target, source in enumerate(streams):
         os.dup2(source, target)
         os.close(source)
     os.environ.clear()

@@ -95,13 +95,19 @@ def report(metrics, checkpoint=None, wait=True):
             raise FileNotFoundError(f"the checkpoint {path} does not exist")
     if _SOCKET in os.environ:
         _connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": bool(wait)})
+        _connection().has_reported = True
     elif path is not None:
         os.environ[_CHECKPOINT] = path
 
 
 def get_checkpoint():
-    """The newest complete checkpoint, to go on from; None if there is none."""
+    """The newest complete checkpoint, to go on from; None if there is none.
+
+    After a report, that may be another than before. Older ones are removed as the run's `--keep` says.
+    """
     path = os.environ.get(_CHECKPOINT)
+    if _SOCKET in os.environ and _connection().has_reported:
+        path = _connection().ask({"kind": "newest"})
     return Checkpoint(path) if path else None
 
 
@@ -136,6 +142,7 @@ class _Connection:
         self.socket.connect("\0" + name)
         self.answers = self.socket.makefile("rb")
         self.lock = threading.Lock()
+        self.has_reported = False
 
     def ask(self, message, payload=None):
         with self.lock:

@@ -1,6 +1,6 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -21,7 +21,7 @@ use crate::ras::Status;
 use crate::recorder::Recorder;
 use crate::reports::{Reports, Step};
 use crate::shown;
-use crate::storage::Place;
+use crate::storage::{Listing, Place};
 use crate::trainer::Plan;
 
 /// How long ranks that were killed may take to be gone.
@@ -65,13 +65,19 @@ struct Attempt<'a> {
     /// The number of the next.
     next: u64,
     recorder: Option<Recorder>,
+    /// That metrics cannot be stored.
+    has_complained: bool,
     progress: Progress,
     /// Where NCCL tells how far it is, if ranks use it.
     ras: Option<u16>,
     /// How far it was when nothing had been heard for half the time that makes a hang.
     nccl: Option<Status>,
-    /// Checkpoints that are being written, and who waits for them.
+    /// The checkpoint that is being written, and who waits for it.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
+    /// Reports with the next one, which waits for that: ranks have only so many calls at a time, and must hear of a stop.
+    held: Option<BTreeMap<usize, Report>>,
+    /// Where the newest one is, for ranks that have asked.
+    lookups: FuturesUnordered<BoxFuture<'static, (usize, u64, Answer)>>,
     /// How many have not ended.
     left: usize,
     failures: Vec<(usize, Outcome)>,
@@ -91,20 +97,6 @@ struct Attempt<'a> {
     grows_to: Option<u32>,
     /// The node that it must leave.
     drained: Option<Drained>,
-}
-
-/// What is found out before ranks start.
-struct Prepared {
-    /// Where rank 0 listens.
-    port: u16,
-    /// Where NCCL tells how far it is.
-    ras: Option<u16>,
-    /// The number of the next checkpoint.
-    next: u64,
-    /// Where each rank finds the newest one.
-    checkpoints: Vec<String>,
-    /// Over what each rank reaches the others.
-    interfaces: Vec<Option<String>>,
 }
 
 fn moves(Drained { node, why, .. }: Drained) -> TrainError {
@@ -148,8 +140,9 @@ impl Group {
                 self.prepare_attempt(plan, &progress, storage).await
             } => prepared?,
         };
-        let Prepared { port, ras, next, checkpoints, interfaces } = prepared;
-        let mut events = self.launch(plan, attempt, run_id, (port, ras), &checkpoints, &interfaces);
+        let (port, next) = (prepared.port, prepared.next);
+        let ras = prepared.ras;
+        let mut events = self.launch(plan, attempt, run_id, &prepared);
         let mut attempt = Attempt {
             plan,
             output,
@@ -158,12 +151,15 @@ impl Group {
             pauses: 0,
             group: self,
             recorder: storage.claim().map(|claim| Recorder::new(claim.storage())),
+            has_complained: false,
             progress,
             ras,
             nccl: None,
             storage,
             next,
             saves: FuturesUnordered::new(),
+            held: None,
+            lookups: FuturesUnordered::new(),
             left: self.ranks.len(),
             failures: Vec::new(),
             lost: Vec::new(),
@@ -180,7 +176,7 @@ impl Group {
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
             attempt.finish_saves().await?;
-            attempt.record(true).await?;
+            attempt.record(true).await;
             return Ok(attempt.finished);
         }
         let grace = match (&told, &attempt.drained) {
@@ -195,36 +191,13 @@ impl Group {
         attempt.stop(&mut events, grace).await;
         // What was still being written is worth having; that it could not be is not why the run has failed.
         let _ = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
-        let _ = attempt.record(true).await;
+        attempt.record(true).await;
         if let Err(TrainError::Stopped { so_far }) = &mut told {
             (so_far.ranks, so_far.attempts) = (attempt.finished.ranks, attempt.progress.attempt + 1);
             so_far.metrics = std::mem::take(&mut attempt.finished.metrics);
         }
         told?;
         Err(attempt.first_failure(port))
-    }
-
-    /// Finds out what ranks are to be told.
-    async fn prepare_attempt(&self, plan: &Plan, progress: &Progress, storage: &Place) -> Result<Prepared, TrainError> {
-        let port = match plan.master_port {
-            Some(port) => port,
-            None => self.free_port().await?,
-        };
-        let (next, checkpoints) = match storage.claim() {
-            Some(claim) => {
-                self.check_storage(claim.storage()).await?;
-                let next = claim.next().await.map_err(TrainError::Storage)?;
-                (next, self.newest_checkpoint(claim.storage()).await?)
-            }
-            None => (1, Vec::new()),
-        };
-        self.preflight(plan, &progress.ranks).await?;
-        let interfaces = self.interfaces().await?;
-        let ras = match self.backend(plan) {
-            "nccl" => Some(self.free_port().await?),
-            _ => None,
-        };
-        Ok(Prepared { port, ras, next, checkpoints, interfaces })
     }
 }
 
@@ -259,18 +232,24 @@ impl Attempt<'_> {
                 }
                 heard = events.next(), if self.unshown.is_none() => {
                     self.hear(heard)?;
-                    self.record(false).await?;
+                    self.record(false).await;
                 }
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
                     let is_saved = saved.is_ok();
                     self.saved(reports, saved)?;
+                    if let Some(held) = self.held.take() {
+                        self.save(held);
+                    }
                     if let Some(drained) = self.drained.clone().filter(|_| is_saved) {
                         return Err(moves(drained));
                     }
                     if let Some(ranks) = self.grows_to.filter(|_| is_saved) {
                         return Err(TrainError::Grows { ranks });
                     }
+                }
+                Some((rank, id, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
+                    self.tell_one(rank, id, &answer);
                 }
                 () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => self.grow().await?,
                 () = look, if self.unshown.is_none() => self.look().await?,
@@ -290,18 +269,25 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Writes the metrics that are there; unless `all`, once they are many.
-    async fn record(&mut self, all: bool) -> Result<(), TrainError> {
-        match &mut self.recorder {
-            Some(recorder) => recorder.flush(all).await.map_err(TrainError::Storage),
-            None => Ok(()),
+    /// Writes the metrics that are there; unless `all`, once they are many. That they cannot be written is no reason to
+    /// end a training.
+    async fn record(&mut self, all: bool) {
+        let Some(recorder) = &mut self.recorder else { return };
+        match recorder.flush(all).await {
+            Ok(()) => self.has_complained = false,
+            Err(_) if self.has_complained && !all => {}
+            Err(why) => {
+                self.has_complained = true;
+                let later = if all { "" } else { "; they are kept for now" };
+                (self.plan.on_notice)(&format!("metrics cannot be stored: {why}{later}"));
+            }
         }
     }
 
     /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
     fn saved(&mut self, reports: BTreeMap<usize, Report>, saved: Result<(), String>) -> Result<(), TrainError> {
         match saved {
-            Err(why) if reports.is_empty() => Err(TrainError::Storage(why)),
+            Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
                 self.tell(reports, &Answer(saved.map(|()| None)));
                 Ok(())
@@ -385,11 +371,12 @@ impl Attempt<'_> {
                 let step = self.reports.report(rank, report);
                 self.answer(step);
             }
+            Ok(Event::Newest(id)) => self.look_up(rank, id),
             Ok(Event::Returned(value)) => drop(self.finished.returned.insert(rank as u32, value)),
             Ok(Event::Raised(error)) => drop(self.raised.insert(rank, error)),
-            Ok(Event::Ended(outcome)) => {
+            Ok(Event::Ended(mut outcome)) => {
                 self.left -= 1;
-                self.unshown = Some(Message::Ended(rank as u32));
+                self.unshown = Some(Message::Ended(rank as u32, outcome.error_file.take()));
                 if !outcome.is_success() {
                     self.failures.push((rank, outcome));
                 }
@@ -398,7 +385,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 self.left -= 1;
-                self.unshown = Some(Message::Ended(rank as u32));
+                self.unshown = Some(Message::Ended(rank as u32, None));
                 self.lost.push((rank, error));
             }
         }
@@ -424,24 +411,49 @@ impl Attempt<'_> {
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     return self.tell(reports, &Answer(Ok(None)));
                 }
-                let number = self.next;
-                self.next += 1;
-                let save = save(self.plan, self.group, self.storage, number, &reports);
-                // Those who do not wait are answered now, and the next report waits for what is left.
-                let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                    reports.into_iter().partition(|(_, report)| report.waits);
-                self.saves.push(Box::pin(async move { (waiting, save.await) }));
-                self.tell(others, &Answer(Ok(None)));
+                match self.saves.is_empty() {
+                    true => self.save(reports),
+                    false => self.held = Some(reports),
+                }
             }
         }
     }
 
+    /// Begins to store a checkpoint.
+    fn save(&mut self, reports: BTreeMap<usize, Report>) {
+        let number = self.next;
+        self.next += 1;
+        let save = save(self.plan, self.group, self.storage, number, &reports);
+        // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
+        let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            reports.into_iter().partition(|(_, report)| report.waits);
+        self.saves.push(Box::pin(async move { (waiting, save.await) }));
+        self.tell(others, &Answer(Ok(None)));
+    }
+
+    /// Looks for the newest checkpoint, for a rank.
+    fn look_up(&mut self, rank: usize, id: u64) {
+        let fetcher = self.group.fetcher(rank).cloned();
+        let place = self.storage.clone();
+        let find = async move {
+            let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
+            let Some(newest) = claim.storage().checkpoints().await?.pop() else { return Ok(None) };
+            let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
+            path.map(Some).map_err(|error| error.to_string())
+        };
+        self.lookups.push(Box::pin(async move { (rank, id, Answer(find.await)) }));
+    }
+
     fn tell(&self, reports: BTreeMap<usize, Report>, answer: &Answer) {
         for (rank, Report { id, .. }) in reports {
-            if let Some(member) = self.group.ranks.get(rank) {
-                // One that is gone needs no answer.
-                drop(member.handle.answer(id, answer.clone()));
-            }
+            self.tell_one(rank, id, answer);
+        }
+    }
+
+    fn tell_one(&self, rank: usize, id: u64, answer: &Answer) {
+        if let Some(member) = self.group.ranks.get(rank) {
+            // One that is gone needs no answer.
+            drop(member.handle.answer(id, answer.clone()));
         }
     }
 
@@ -586,15 +598,15 @@ fn save(
     async move {
         let claim = place.begin(number).await?;
         let storage = claim.storage();
-        let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.files(path.clone())).collect();
-        let mut names = BTreeSet::new();
+        let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.listing(path.clone())).collect();
+        let mut whole = Listing::default();
         let mut writing = Vec::new();
-        for ((handle, path), files) in parts.iter().zip(get_all(&listed).await.map_err(|error| error.to_string())?) {
-            let own: Vec<String> = files.into_iter().filter(|name| names.insert(name.clone())).collect();
+        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(|error| error.to_string())?) {
+            let own = whole.take_in(listing);
             writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
         }
         get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
-        claim.complete(number, &metrics, names.into_iter().collect(), &keep).await.map(drop)
+        claim.complete(number, &metrics, whole, &keep).await.map(drop)
     }
 }
 

@@ -113,6 +113,9 @@ pub enum TrainError {
     /// Checkpoints cannot be stored or read.
     #[error("the storage of checkpoints: {0}")]
     Storage(String),
+    /// A checkpoint for whose storing no rank waited was not stored.
+    #[error("a checkpoint was not stored: {0}")]
+    CheckpointLost(String),
     /// The group is to start again with more ranks. It is never the end of a run.
     #[error("there is room for {ranks} ranks; starting again with them")]
     Grows {
@@ -162,7 +165,10 @@ impl TrainError {
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {
             TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
-            TrainError::RankLost { .. } | TrainError::Hangs { .. } | TrainError::Runtime(_) => true,
+            TrainError::RankLost { .. }
+            | TrainError::Hangs { .. }
+            | TrainError::CheckpointLost(_)
+            | TrainError::Runtime(_) => true,
             _ => false,
         }
     }

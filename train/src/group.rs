@@ -1,6 +1,7 @@
 //! The actors of one attempt: placed, described, checked, and let go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -18,6 +19,8 @@ use crate::warm;
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
 const WARM_TRIES: u32 = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(50);
+/// How long ranks may take to remove what was made for them.
+const CLEAN_LIMIT: Duration = Duration::from_secs(1);
 
 /// A rank that has been placed.
 pub(crate) struct Member {
@@ -38,6 +41,8 @@ impl Member {
 /// A group that has been placed, in the order of its ranks.
 pub(crate) struct Group {
     pub ranks: Vec<Member>,
+    /// Whether something was put on its nodes for it.
+    pub left_something: AtomicBool,
     /// What they run in.
     reserved: Reservation,
 }
@@ -48,7 +53,7 @@ impl Group {
         let reserved = Reservation::make(&plan.scaling, patience).await?;
         match Self::start(plan, &reserved).await {
             Ok(ranks) => {
-                let mut group = Group { ranks, reserved };
+                let mut group = Group { ranks, left_something: AtomicBool::new(false), reserved };
                 match group.prepare(plan).await {
                     Ok(()) => Ok(group),
                     Err(error) => {
@@ -155,6 +160,11 @@ impl Group {
 
     /// Ends the ranks' actors, and gives back what was reserved for them.
     pub(crate) async fn release(self) {
+        if self.left_something.into_inner() {
+            let cleaning: Vec<_> = self.ranks.iter().map(|rank| rank.handle.clean_up()).collect();
+            // Whoever is gone has left it to the next run there.
+            join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
+        }
         self.reserved.release().await;
     }
 
@@ -171,6 +181,13 @@ impl Group {
             0 => None,
             more => Some(plan.scaling.ranks_of(self.reserved.units + more)),
         }
+    }
+
+    /// Who fetches what a rank needs on its node.
+    pub(crate) fn fetcher(&self, rank: usize) -> Option<&RankHandle> {
+        self.left_something.store(true, Ordering::Relaxed);
+        let node = self.ranks.get(rank)?.at.node;
+        self.ranks.iter().find(|other| other.at.node == node).map(|first| &first.handle)
     }
 
     /// Waits until one of its nodes is drained.

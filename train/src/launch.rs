@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use futures::stream::{SelectAll, Stream, StreamExt};
-use wingbeat::get_all;
+use wingbeat::{ObjectRef, get_all};
 
 use crate::environment::{self, Shared};
 use crate::error::TrainError;
-use crate::group::{Group, Member};
+use crate::group::Group;
 use crate::preflight::{self, Finding};
 use crate::process::{Event, Launch, Shard, Target};
-use crate::progress::RankProgress;
+use crate::progress::{Progress, RankProgress};
 use crate::rank::RankHandle;
-use crate::storage::Storage;
+use crate::storage::{Place, Storage};
 use crate::trainer::{Backend, Plan};
 
 /// Tells NCCL that ranks may share a device.
@@ -24,7 +26,55 @@ pub(crate) type Events<S> = SelectAll<S>;
 /// What one of them says.
 pub(crate) type Heard = (usize, wingbeat::Result<Event>);
 
+/// What is found out before ranks start.
+pub(crate) struct Prepared {
+    /// Where rank 0 listens.
+    pub port: u16,
+    /// Where NCCL tells how far it is.
+    pub ras: Option<u16>,
+    /// The number of the next checkpoint.
+    pub next: u64,
+    /// Where each rank finds the newest one.
+    pub checkpoints: Vec<String>,
+    /// Where each rank runs, if that was shipped.
+    pub folders: Vec<String>,
+    /// Over what each rank reaches the others.
+    pub interfaces: Vec<Option<String>>,
+}
+
 impl Group {
+    /// Finds out what ranks are to be told.
+    pub(crate) async fn prepare_attempt(
+        &self,
+        plan: &Plan,
+        progress: &Progress,
+        storage: &Place,
+    ) -> Result<Prepared, TrainError> {
+        let port = match plan.master_port {
+            Some(port) => port,
+            None => self.free_port().await?,
+        };
+        let (next, checkpoints) = match storage.claim() {
+            Some(claim) => {
+                self.check_storage(claim.storage()).await?;
+                let next = claim.next().await.map_err(TrainError::Storage)?;
+                (next, self.newest_checkpoint(claim.storage()).await?)
+            }
+            None => (1, Vec::new()),
+        };
+        self.preflight(plan, &progress.ranks).await?;
+        let interfaces = self.interfaces().await?;
+        let ras = match self.backend(plan) {
+            "nccl" => Some(self.free_port().await?),
+            _ => None,
+        };
+        let folders = match &plan.shipment {
+            Some((hash, _)) => self.on_each_node(|rank| rank.unfold(hash.clone())).await?,
+            None => Vec::new(),
+        };
+        Ok(Prepared { port, ras, next, checkpoints, folders, interfaces })
+    }
+
     /// A port of rank 0's node that is free now.
     pub(crate) async fn free_port(&self) -> Result<u16, TrainError> {
         match self.ranks.first() {
@@ -109,9 +159,22 @@ impl Group {
     pub(crate) async fn newest_checkpoint(&self, storage: &Storage) -> Result<Vec<String>, TrainError> {
         let all = storage.checkpoints().await.map_err(TrainError::Storage)?;
         let Some(newest) = all.last() else { return Ok(Vec::new()) };
-        let fetch = |rank: &Member| rank.handle.fetch(storage.url().to_owned(), newest.clone());
-        let fetched: Vec<_> = self.ranks.iter().map(fetch).collect();
-        Ok(get_all(&fetched).await?)
+        let fetch = |rank: &RankHandle| rank.fetch(storage.url().to_owned(), newest.clone());
+        self.on_each_node(fetch).await
+    }
+
+    /// Asks one rank of each node: what each rank is to know of it, by rank.
+    pub(crate) async fn on_each_node(
+        &self,
+        ask: impl Fn(&RankHandle) -> ObjectRef<String>,
+    ) -> Result<Vec<String>, TrainError> {
+        self.left_something.store(true, Ordering::Relaxed);
+        let mut asked: BTreeMap<u64, ObjectRef<String>> = BTreeMap::new();
+        for rank in &self.ranks {
+            asked.entry(rank.at.node).or_insert_with(|| ask(&rank.handle));
+        }
+        let of_ranks: Vec<_> = self.ranks.iter().filter_map(|rank| asked.get(&rank.at.node).cloned()).collect();
+        Ok(get_all(&of_ranks).await?)
     }
 
     /// Starts every rank.
@@ -120,9 +183,7 @@ impl Group {
         plan: &Plan,
         attempt: u32,
         run_id: &str,
-        (port, ras): (u16, Option<u16>),
-        checkpoints: &[String],
-        interfaces: &[Option<String>],
+        prepared: &Prepared,
     ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
         let mut events = SelectAll::new();
         let Some(first) = self.ranks.first() else { return events };
@@ -130,7 +191,7 @@ impl Group {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let shared = Shared {
             master_addr: first.at.ip.filter(|_| !one_node).unwrap_or(local).to_string(),
-            master_port: port,
+            master_port: prepared.port,
             run_id: run_id.to_owned(),
             role: plan.role.clone(),
             restarts: attempt,
@@ -144,14 +205,14 @@ impl Group {
                 // It may be a Python, which does not know that somebody watches what it prints.
                 env.unless_set.insert("PYTHONUNBUFFERED".into(), "1".into());
             }
-            if let Some(ras) = ras {
+            if let Some(ras) = prepared.ras {
                 // One for each run: processes of one user may run side by side on a node.
                 env.unless_set.insert(crate::ras::VARIABLE.into(), format!("localhost:{ras}"));
             }
-            if let Some(Some(interface)) = interfaces.get(index) {
+            if let Some(Some(interface)) = prepared.interfaces.get(index) {
                 env.use_interface(interface);
             }
-            if let Some(checkpoint) = checkpoints.get(index) {
+            if let Some(checkpoint) = prepared.checkpoints.get(index) {
                 env.set.insert("WINGBEAT_CHECKPOINT".into(), checkpoint.clone());
             }
             let launch = Launch {
@@ -161,7 +222,8 @@ impl Group {
                 args: plan.args.clone(),
                 env,
                 warm: rank.warm.clone(),
-                shipment: plan.shipment.as_ref().map(|(hash, _)| hash.clone()),
+                folder: prepared.folders.get(index).map(PathBuf::from),
+                stdin: plan.stdin.filter(|_| index == 0),
             };
             let shards = plan.datasets.iter().filter_map(|(dataset, shards)| {
                 Some(Shard { dataset: dataset.clone(), bytes: shards.get(index)?.clone() })

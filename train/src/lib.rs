@@ -33,6 +33,8 @@ mod group;
 mod hang;
 mod interface;
 mod launch;
+mod links;
+mod locked;
 mod output;
 mod package;
 mod ports;

@@ -31,6 +31,11 @@ pub trait RankOutput: Send {
     fn ended(&mut self, rank: u32) {
         let _ = rank;
     }
+
+    /// A rank that has ended had failed: what it wrote into torchelastic's error file, which is JSON.
+    fn failed(&mut self, rank: u32, error_file: &str) {
+        let _ = (rank, error_file);
+    }
 }
 
 /// A line that a rank has printed.

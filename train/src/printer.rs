@@ -21,7 +21,8 @@ pub(crate) enum Message {
     Begun(u32),
     Printed(u32, Printed),
     Paused,
-    Ended(u32),
+    /// With what it wrote into torchelastic's error file.
+    Ended(u32, Option<String>),
 }
 
 /// The thread, and the way to it.
@@ -48,7 +49,12 @@ impl Printer {
                     Message::Begun(attempt) => output.begun(attempt),
                     Message::Printed(rank, Printed { is_stderr, bytes }) => output.printed(rank, is_stderr, &bytes),
                     Message::Paused => output.paused(),
-                    Message::Ended(rank) => output.ended(rank),
+                    Message::Ended(rank, error_file) => {
+                        output.ended(rank);
+                        if let Some(text) = error_file {
+                            output.failed(rank, &text);
+                        }
+                    }
                 }
             }
         })?;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use futures::Stream;
 use rustix::process::Signal;
@@ -12,12 +12,13 @@ use wingbeat::ObjectRef;
 
 use crate::environment::{self, DeviceNames, Environment};
 use crate::interface;
+use crate::locked::Locked;
 use crate::ports;
 use crate::preflight::{self, Facts};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
 use crate::ras;
 use crate::shipping::{self, Shipment};
-use crate::storage::{self, Checkpoint, Storage};
+use crate::storage::{Checkpoint, Listing, Storage};
 use crate::warm::Kind;
 
 /// What a rank's actor says about where it is.
@@ -61,12 +62,33 @@ pub(crate) struct Rank {
     answers: Answers,
     /// Where others try to reach it.
     listener: OnceLock<Option<TcpListener>>,
+    /// Checkpoints that it has fetched for the ranks of its node.
+    fetched: tokio::sync::Mutex<Vec<Fetched>>,
+    /// Working directories of these ranks.
+    folders: Mutex<Vec<Locked>>,
 }
+
+/// A checkpoint that is on this node.
+struct Fetched {
+    number: u64,
+    path: String,
+    /// Where it had to be copied.
+    _copy: Option<Locked>,
+}
+
+/// So many copies of checkpoints are kept while a run lasts.
+const COPIES: usize = 2;
 
 #[wingbeat::actor(max_concurrency = 8)]
 impl Rank {
     pub(crate) fn new() -> Self {
-        Rank { running: Running::default(), answers: Answers::default(), listener: OnceLock::new() }
+        Rank {
+            running: Running::default(),
+            answers: Answers::default(),
+            listener: OnceLock::new(),
+            fetched: tokio::sync::Mutex::default(),
+            folders: Mutex::default(),
+        }
     }
 
     /// Where it is, and whether what it is to run is there.
@@ -163,9 +185,9 @@ impl Rank {
         self.answers.give(report, answer);
     }
 
-    /// The files of a checkpoint that the script has made, by their paths in it.
-    pub(crate) fn files(&self, path: String) -> Result<Vec<String>, String> {
-        storage::files_of(Path::new(&path)).map_err(|error| format!("{path}: {error}"))
+    /// What a checkpoint is that the script has made.
+    pub(crate) fn listing(&self, path: String) -> Result<Listing, String> {
+        Listing::of(Path::new(&path)).map_err(|error| format!("{path}: {error}"))
     }
 
     /// Answers what the driver has written into the storage, if that is the same here.
@@ -173,20 +195,38 @@ impl Rank {
         Storage::open(&url)?.answer_probe(&name).await
     }
 
-    /// Writes files of a checkpoint into the run's storage.
-    pub(crate) async fn upload(
-        &self,
-        url: String,
-        number: u64,
-        from: String,
-        files: Vec<String>,
-    ) -> Result<(), String> {
-        Storage::open(&url)?.upload(number, Path::new(&from), &files).await
+    /// Writes a part of a checkpoint into the run's storage.
+    pub(crate) async fn upload(&self, url: String, number: u64, from: String, part: Listing) -> Result<(), String> {
+        Storage::open(&url)?.upload(number, Path::new(&from), &part).await
     }
 
-    /// Fetches a checkpoint: where it is on this node.
+    /// Fetches a checkpoint, once for all ranks of its node: where it is.
     pub(crate) async fn fetch(&self, url: String, checkpoint: Checkpoint) -> Result<String, String> {
-        Ok(Storage::open(&url)?.fetch(&checkpoint).await?.display().to_string())
+        let mut fetched = self.fetched.lock().await;
+        if let Some(there) = fetched.iter().find(|there| there.number == checkpoint.number) {
+            return Ok(there.path.clone());
+        }
+        let (path, copy) = Storage::open(&url)?.fetch(&checkpoint).await?;
+        let path = path.display().to_string();
+        // A script may still read the one before.
+        let old = fetched.len().saturating_sub(COPIES - 1);
+        fetched.drain(..old);
+        fetched.push(Fetched { number: checkpoint.number, path: path.clone(), _copy: copy });
+        Ok(path)
+    }
+
+    /// Makes a folder with the run's working directory, for all ranks of its node: where it is.
+    pub(crate) fn unfold(&self, hash: String) -> Result<String, String> {
+        let folder = shipping::unfold(&hash).map_err(|error| format!("the working directory: {error}"))?;
+        let path = folder.folder().display().to_string();
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+        Ok(path)
+    }
+
+    /// Removes what was made for its run.
+    pub(crate) async fn clean_up(&self) {
+        self.fetched.lock().await.clear();
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// What the process does now: the stacks of its threads.

@@ -13,6 +13,8 @@ use crate::storage::{Result, Storage};
 const LINES: &str = "metrics.jsonl";
 /// What is kept back where each write makes another object.
 const BATCH: usize = 64 << 10;
+/// More that could not be written is not kept.
+const LIMIT: usize = 16 << 20;
 
 /// Writes the metrics of one attempt.
 pub(crate) struct Recorder {
@@ -61,13 +63,21 @@ impl Recorder {
         record(&mut self.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
     }
 
-    /// Writes what there is; unless `all`, only if it is enough.
+    /// Writes what there is; unless `all`, only if it is enough. What could not be written is tried again the next time.
     pub(crate) async fn flush(&mut self, all: bool) -> Result<()> {
         if self.lines.is_empty() || (!all && self.storage.makes_objects() && self.lines.len() < BATCH) {
             return Ok(());
         }
-        self.storage.append(LINES, &std::mem::take(&mut self.lines)).await?;
-        self.storage.append(&self.events_file, &std::mem::take(&mut self.events)).await
+        if self.lines.len() > LIMIT {
+            self.lines.clear();
+            self.events.clear();
+            return Err(format!("{} MiB of metrics could not be stored and are lost", LIMIT >> 20));
+        }
+        self.storage.append(&self.events_file, &self.events).await?;
+        self.events.clear();
+        self.storage.append(LINES, &self.lines).await?;
+        self.lines.clear();
+        Ok(())
     }
 }
 

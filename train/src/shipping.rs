@@ -3,19 +3,27 @@
 //! It is packed once, lies in the object store while it is fetched, and is unpacked on each node into the user's cache, in
 //! a folder that is named by its content: the next run with the same files finds it there.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use ignore::{DirEntry, WalkBuilder};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::cache;
+use crate::links::{self, Link};
+use crate::locked::Locked;
 
-/// Folders that no script needs from elsewhere.
-const SKIPPED: [&str; 8] =
-    [".git", "__pycache__", ".venv", "venv", "node_modules", "target", ".mypy_cache", ".pytest_cache"];
+/// What no script needs from elsewhere, also where git is not told to leave it out.
+const SKIPPED: [&str; 3] = [".git", "__pycache__", "node_modules"];
+/// A folder with one of these is an environment of Python, or a cache (<https://bford.info/cachedir/>).
+const MARKS: [&str; 3] = ["pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"];
+/// Has rules as `.gitignore` has, which win over that.
+const IGNORE: &str = ".wingbeatignore";
 const PREFIX: &str = "work-";
+/// The working directory of one run.
+const OF_RUN: &str = "run-";
 /// For how long a shipment is kept that no run uses.
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// More than this is data, and belongs into a storage that all nodes reach.
@@ -27,6 +35,13 @@ pub(crate) struct Shipment {
     /// Changes with what is in it.
     pub hash: String,
     files: Vec<File>,
+    links: Vec<SymbolicLink>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SymbolicLink {
+    path: String,
+    target: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,48 +52,61 @@ struct File {
 }
 
 impl Shipment {
-    /// Packs a folder, but for what is made again (`.git`, `__pycache__`, environments, builds).
+    /// Packs a folder: what git would have in it, and neither environments nor caches.
+    ///
+    /// # Errors
+    /// Something cannot be read or has no name in UTF-8, a link leads to a folder elsewhere, or there is more than code.
     pub(crate) fn pack(folder: &Path) -> Result<Shipment, String> {
-        let mut files = Vec::new();
+        let (mut files, mut links) = (Vec::new(), Vec::new());
         let mut total = 0;
-        let mut folders = vec![folder.to_owned()];
-        let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
-        while let Some(within) = folders.pop() {
-            for entry in std::fs::read_dir(&within).map_err(|error| failed(&within, error))? {
-                let entry = entry.map_err(|error| failed(&within, error))?;
-                let (path, name) = (entry.path(), entry.file_name());
-                let kind = entry.file_type().map_err(|error| failed(&path, error))?;
-                if kind.is_dir() && !SKIPPED.iter().any(|skipped| name == *skipped) {
-                    folders.push(path);
-                    continue;
-                }
-                // What a link leads to, but no folder: it may lead anywhere. Sockets and pipes are none.
-                let Ok(metadata) = std::fs::metadata(&path) else { continue };
-                if !metadata.is_file() {
-                    continue;
-                }
-                total += metadata.len();
-                if total > LIMIT {
-                    return Err(format!(
-                        "{} holds more than {} MiB; ship code, and put data where all nodes reach it",
-                        folder.display(),
-                        LIMIT >> 20
-                    ));
-                }
-                let content = std::fs::read(&path).map_err(|error| failed(&path, error))?;
-                let Some(name) = path.strip_prefix(folder).ok().and_then(Path::to_str) else { continue };
-                let mode = metadata.permissions().mode() & 0o777;
-                files.push(File { path: name.to_owned(), mode, content: ByteBuf::from(content) });
+        let mut walk = WalkBuilder::new(folder);
+        walk.hidden(false).require_git(false).add_custom_ignore_filename(IGNORE).filter_entry(is_wanted);
+        for entry in walk.build() {
+            let entry = entry.map_err(|error| error.to_string())?;
+            let path = entry.path();
+            let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+            let kind = std::fs::symlink_metadata(path).map_err(failed)?.file_type();
+            // Sockets and pipes are nobody's code.
+            if !kind.is_file() && !kind.is_symlink() {
+                continue;
             }
+            let within = path.strip_prefix(folder).unwrap_or(path).to_str();
+            let name = within.ok_or_else(|| format!("{} is not UTF-8; rename it", path.display()))?.to_owned();
+            if kind.is_symlink()
+                && let Link::Within(target) = links::read(folder, path).map_err(|error| error.to_string())?
+            {
+                links.push(SymbolicLink { path: name, target });
+                continue;
+            }
+            let metadata = std::fs::metadata(path).map_err(failed)?;
+            total += metadata.len();
+            if total > LIMIT {
+                return Err(format!(
+                    "{} holds more than {} MiB that git would take in; ship code, put data where all nodes reach it, and \
+                     name in {IGNORE} what is to be left out",
+                    folder.display(),
+                    LIMIT >> 20
+                ));
+            }
+            let content = ByteBuf::from(std::fs::read(path).map_err(failed)?);
+            files.push(File { path: name, mode: metadata.permissions().mode() & 0o777, content });
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
+        links.sort_by(|a, b| a.path.cmp(&b.path));
         let mut hasher = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+        };
         for file in &files {
-            hasher.update(&(file.path.len() as u64).to_le_bytes()).update(file.path.as_bytes());
-            hasher.update(&file.mode.to_le_bytes());
-            hasher.update(&(file.content.len() as u64).to_le_bytes()).update(&file.content);
+            add(file.path.as_bytes());
+            add(&file.mode.to_le_bytes());
+            add(&file.content);
         }
-        Ok(Shipment { hash: hasher.finalize().to_hex()[..32].to_owned(), files })
+        for link in &links {
+            add(link.path.as_bytes());
+            add(link.target.as_bytes());
+        }
+        Ok(Shipment { hash: hasher.finalize().to_hex()[..32].to_owned(), files, links })
     }
 
     /// Writes the files into the cache, unless they are there: all of them, or nothing.
@@ -97,12 +125,48 @@ impl Shipment {
             std::fs::write(&path, &file.content)?;
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(file.mode))?;
         }
+        for link in &self.links {
+            let path = made.path().join(&link.path);
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            symlink(&link.target, path)?;
+        }
         // If another was first, that is as good.
         if std::fs::rename(made.path(), &folder).is_err() && !folder.exists() {
             return Err(std::io::Error::other(format!("cannot write {}", folder.display())));
         }
         Ok(folder)
     }
+}
+
+fn is_wanted(entry: &DirEntry) -> bool {
+    let is_skipped = SKIPPED.iter().any(|name| entry.file_name() == *name);
+    let is_marked = || entry.path().is_dir() && MARKS.iter().any(|mark| entry.path().join(mark).exists());
+    entry.depth() == 0 || !(is_skipped || is_marked())
+}
+
+/// A run's own copy of a shipment that lies on this node: what its ranks write there, no other run sees.
+pub(crate) fn unfold(hash: &str) -> std::io::Result<Locked> {
+    let own = Locked::make(&cache::folder()?, OF_RUN)?;
+    copy(&place(hash)?, &own.folder())?;
+    Ok(own)
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let (from, to, kind) = (entry.path(), to.join(entry.file_name()), entry.file_type()?);
+        if kind.is_dir() {
+            std::fs::create_dir(&to)?;
+            copy(&from, &to)?;
+        } else if kind.is_symlink() {
+            symlink(std::fs::read_link(&from)?, &to)?;
+        } else {
+            std::fs::copy(&from, &to)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes what no run has used for long. What cannot be removed now is, some other time.
@@ -132,23 +196,62 @@ pub(crate) fn place(hash: &str) -> std::io::Result<PathBuf> {
 mod tests {
     use super::*;
 
+    fn write(folder: &Path, name: &str, text: &str) {
+        std::fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+
     #[test]
-    fn a_folder_is_packed_without_what_is_made_again() {
+    fn what_git_would_take_in_is_packed() {
         let dir = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| {
-            std::fs::create_dir_all(dir.path().join(name).parent().unwrap()).unwrap();
-            std::fs::write(dir.path().join(name), text).unwrap();
-        };
+        let write = |name: &str, text: &str| write(dir.path(), name, text);
         write("train.py", "print()");
         write("package/part.py", "x = 1");
+        write("package/target/labels.py", "y = 1");
+        write(".hidden/settings.toml", "");
         write(".git/HEAD", "ref");
         write("package/__pycache__/part.pyc", "compiled");
+        write("env/pyvenv.cfg", "");
+        write("env/lib/torch.py", "");
+        write("build/CACHEDIR.TAG", "");
+        write(".gitignore", "*.log\n/data/\n/local.toml\n");
+        write("a.log", "");
+        write("data/large.bin", "");
+        write("local.toml", "");
+        write(".wingbeatignore", "!/local.toml\nnotes/\n");
+        write("notes/today.md", "");
+        symlink("package", dir.path().join("linked")).unwrap();
         let first = Shipment::pack(dir.path()).unwrap();
         let names: Vec<&str> = first.files.iter().map(|file| file.path.as_str()).collect();
-        assert_eq!(names, ["package/part.py", "train.py"]);
+        let expected = [
+            ".gitignore",
+            ".hidden/settings.toml",
+            ".wingbeatignore",
+            "local.toml",
+            "package/part.py",
+            "package/target/labels.py",
+            "train.py",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(first.links.len(), 1);
         assert_eq!(Shipment::pack(dir.path()).unwrap().hash, first.hash);
         write("train.py", "print(1)");
         assert_ne!(Shipment::pack(dir.path()).unwrap().hash, first.hash);
+    }
+
+    #[test]
+    fn a_run_s_copy_is_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "package/part.py", &format!("x = {}", std::process::id()));
+        symlink("package", dir.path().join("linked")).unwrap();
+        let shipment = Shipment::pack(dir.path()).unwrap();
+        let place = shipment.unpack().unwrap();
+        let (first, second) = (unfold(&shipment.hash).unwrap(), unfold(&shipment.hash).unwrap());
+        std::fs::write(first.folder().join("linked/part.py"), "x = 2").unwrap();
+        for untouched in [place.clone(), second.folder()] {
+            assert_eq!(Shipment::pack(&untouched).unwrap().hash, shipment.hash);
+        }
+        std::fs::remove_dir_all(place).unwrap();
     }
 
     #[test]

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::group::Group;
 use crate::output::{ByLine, Line, Prefixed, RankOutput};
 use crate::printer::{Message, Printer, Shared};
-use crate::process::Target;
+use crate::process::{Stdin, Target};
 use crate::progress::Progress;
 use crate::reservation::Patience;
 use crate::result::TrainResult;
@@ -25,6 +25,8 @@ use crate::storage::{Claim, Keep, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
+/// Name the folder of an environment that was activated.
+const ACTIVATED: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// How often a run looks for another port when rank 0 has found its own taken.
 const PORTS_LOST: u32 = 5;
@@ -76,6 +78,8 @@ pub(crate) struct Plan {
     pub output: Arc<dyn Fn() -> Shared + Send + Sync>,
     pub wait_for_room: Option<Duration>,
     pub layout: Layout,
+    /// What rank 0 reads.
+    pub stdin: Option<Stdin>,
     /// The script as it was given: what `sys.argv[0]` is where it leads to the same.
     pub as_given: Option<PathBuf>,
     pub on_notice: OnNotice,
@@ -149,6 +153,7 @@ impl TorchTrainer {
             output: Arc::new(|| Arc::new(Mutex::new(Prefixed::default()))),
             wait_for_room: None,
             layout: Layout::default(),
+            stdin: None,
             as_given: None,
         };
         TorchTrainer { plan, python: None }
@@ -191,7 +196,8 @@ impl TorchTrainer {
         self
     }
 
-    /// The interpreter; else `WINGBEAT_PYTHON`, `.venv/bin/python` of the working directory, or `python3`.
+    /// The interpreter; else `WINGBEAT_PYTHON`, that of an activated environment (`VIRTUAL_ENV`, `CONDA_PREFIX`),
+    /// `.venv/bin/python` of the working directory, or `python3`.
     pub fn python(mut self, path: impl Into<String>) -> Self {
         self.python = Some(path.into());
         self
@@ -258,6 +264,13 @@ impl TorchTrainer {
     /// How the ranks of a node are told apart; as by torchrun if nothing is said.
     pub fn layout(mut self, layout: Layout) -> Self {
         self.plan.layout = layout;
+        self
+    }
+
+    /// Has rank 0 read this process's standard input, if it runs on this machine. Other ranks, and those of trainers that
+    /// do not say this, read nothing.
+    pub fn stdin(mut self) -> Self {
+        self.plan.stdin = Stdin::own();
         self
     }
 
@@ -491,11 +504,12 @@ fn default_python() -> String {
     if let Ok(python) = std::env::var(PYTHON_VARIABLE) {
         return python;
     }
-    let venv = Path::new(".venv/bin/python");
-    if venv.exists() {
-        return std::path::absolute(venv).unwrap_or_else(|_| venv.to_owned()).display().to_string();
+    let activated = ACTIVATED.iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let mut environments = activated.chain([PathBuf::from(".venv")]).map(|folder| folder.join("bin/python"));
+    match environments.find(|python| python.exists()) {
+        Some(python) => std::path::absolute(&python).unwrap_or(python).display().to_string(),
+        None => "python3".into(),
     }
-    "python3".into()
 }
 
 #[cfg(test)]

@@ -62,7 +62,13 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    pub(super) fn fork(name: &str, line: &[String], env: &Environment, cwd: &Path) -> std::io::Result<Rank> {
+    pub(super) fn fork(
+        name: &str,
+        line: &[String],
+        env: &Environment,
+        cwd: &Path,
+        stdin: OwnedFd,
+    ) -> std::io::Result<Rank> {
         let mut warm = Warm::connect(name)?;
         if let Some(why) = warm.hear()?.refused {
             return Err(Error::other(why));
@@ -70,7 +76,7 @@ impl Rank {
         let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
         let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
         let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
-        warm.ask(&request, [their_stdout, their_stderr])?;
+        warm.ask(&request, [stdin, their_stdout, their_stderr])?;
         let said = warm.hear()?;
         match (said.pid, said.refused) {
             (Some(pid), _) => Ok(Rank { warm, pid, stdout, stderr }),
@@ -124,11 +130,11 @@ impl Warm {
     }
 
     /// Sends a request, and its streams with the first byte.
-    fn ask(&mut self, request: &serde_json::Value, streams: [OwnedFd; 2]) -> std::io::Result<()> {
+    fn ask(&mut self, request: &serde_json::Value, streams: [OwnedFd; 3]) -> std::io::Result<()> {
         let mut text = serde_json::to_vec(request)?;
         text.push(b'\n');
-        let fds = [streams[0].as_fd(), streams[1].as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let fds = streams.each_ref().map(AsFd::as_fd);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         let mut stream = self.stream.get_ref();

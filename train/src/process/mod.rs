@@ -8,15 +8,19 @@
 //! - `spawned`: a new Python.
 //! - `forked`: a fork of the warm one.
 //! - `scratch`: files in memory; `stacks`: what a rank does now.
-//! - `socket`: what a script says with `wingbeat.train`.
+//! - `memory`: whether there was too little.
+//! - `socket`: what a script says with `wingbeat.train`; `stdin`: what it reads.
 
 mod forked;
+mod memory;
 mod output;
 mod scratch;
 mod socket;
 mod spawned;
 mod stacks;
+mod stdin;
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,10 +35,11 @@ use wingbeat::ObjectRef;
 pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
 pub(crate) use spawned::in_own_session;
+pub(crate) use stdin::Stdin;
 
 use crate::environment::Environment;
 use crate::error::PythonError;
-use crate::{package, shipping};
+use crate::package;
 use scratch::Scratch;
 use stacks::Stacks;
 
@@ -56,15 +61,24 @@ pub(crate) struct Launch {
     pub env: Environment,
     /// The socket of the node's warm Python, if it is to be forked from that.
     pub warm: Option<String>,
-    /// What it runs in, if that was shipped: its hash.
-    pub shipment: Option<String>,
+    /// What it runs in, if that was shipped.
+    pub folder: Option<PathBuf>,
+    /// What it reads; nothing if that cannot be had where it runs.
+    pub stdin: Option<Stdin>,
 }
 
 impl Launch {
+    fn stdin(&self) -> std::io::Result<OwnedFd> {
+        match self.stdin.and_then(|stdin| stdin.open()) {
+            Some(stdin) => Ok(stdin),
+            None => Ok(File::open("/dev/null")?.into()),
+        }
+    }
+
     /// Where it runs.
     fn folder(&self) -> std::io::Result<PathBuf> {
-        match &self.shipment {
-            Some(hash) => shipping::place(hash),
+        match &self.folder {
+            Some(folder) => Ok(folder.clone()),
             None => std::env::current_dir(),
         }
     }
@@ -103,6 +117,8 @@ pub(crate) struct Outcome {
     pub code: Option<i32>,
     pub signal: Option<i32>,
     pub error: Option<PythonError>,
+    /// What it wrote into torchelastic's error file.
+    pub error_file: Option<String>,
     pub stderr: Vec<String>,
     /// Whether it had been asked to end: then its end says nothing about it.
     pub was_stopped: bool,
@@ -144,6 +160,8 @@ pub(crate) enum Event {
     Printed(Printed),
     /// It waits for an answer to its report.
     Report(Report),
+    /// It waits to be told where the newest checkpoint is.
+    Newest(u64),
     /// What its function gave, pickled.
     Returned(#[serde(with = "serde_bytes")] Vec<u8>),
     /// What its function raised, pickled.
@@ -331,9 +349,10 @@ fn supervise(
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
     let folder = launch.folder()?;
-    let kills = memory_kills();
+    let kills = memory::kills();
     let exit = socket.serve(answers, events, || {
-        let warm = launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env, &folder));
+        let warm =
+            launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env, &folder, launch.stdin()?));
         match warm {
             Some(Ok(rank)) => rank.follow(running, stacks, events),
             Some(Err(why)) => {
@@ -345,15 +364,17 @@ fn supervise(
         }
     })?;
     drop(shards);
-    let (error, raised_us) = error.read().as_deref().and_then(parse_error).unzip();
+    let error_file = error.read();
+    let (error, raised_us) = error_file.as_deref().and_then(parse_error).unzip();
     Ok(Outcome {
         code: exit.code,
         signal: exit.signal,
         error,
+        error_file,
         raised_us: raised_us.flatten(),
         stderr: exit.stderr,
         was_stopped: exit.was_stopped,
-        out_of_memory: memory_kills() > kills,
+        out_of_memory: memory::kills() > kills,
         orphaned: exit.orphaned,
         ended_us: exit.ended_us,
     })
@@ -415,12 +436,6 @@ impl ErrorFile {
             ErrorFile::Own(own) => own.read(0).ok().filter(|text| !text.is_empty()),
         }
     }
-}
-
-/// How often the kernel has ended a process for want of memory, on the whole machine.
-fn memory_kills() -> u64 {
-    let counts = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    counts.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

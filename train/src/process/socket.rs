@@ -80,6 +80,8 @@ enum Message {
     Raised {
         bytes: usize,
     },
+    /// Where is the newest checkpoint?
+    Newest,
     Report {
         /// Numbers as text: JSON has no infinity.
         metrics: BTreeMap<String, String>,
@@ -194,6 +196,11 @@ fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mps
     match message {
         Message::Returned { .. } => tell(Event::Returned(bytes)),
         Message::Raised { .. } => tell(Event::Raised(bytes)),
+        Message::Newest => {
+            let (id, answer) = answers.expect();
+            let told = tell(Event::Newest(id));
+            if told.0.is_err() { told } else { answer.recv().unwrap_or_else(|_| gone()) }
+        }
         Message::Report { metrics, checkpoint, waits } => {
             let number = |(name, text): (String, String)| match text.parse() {
                 Ok(value) => Ok((name, value)),

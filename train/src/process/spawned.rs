@@ -36,7 +36,7 @@ pub(super) fn run(
     };
     env.apply(&mut command);
     command.current_dir(launch.folder()?);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(launch.stdin()?).stdout(Stdio::piped()).stderr(Stdio::piped());
     in_own_session(&mut command);
     let mut child = command.spawn()?;
     let told = follow(&mut child, running, stacks, events);

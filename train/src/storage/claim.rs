@@ -19,7 +19,7 @@ use super::{Result, Storage};
 const ID: &str = ".wingbeat-storage";
 const USER: &str = ".wingbeat-in-use";
 /// In a checkpoint: the id of the storage in which it was made.
-const MARK: &str = ".wingbeat-made-in";
+pub(super) const MARK: &str = ".wingbeat-made-in";
 /// What was not said again for so long is no longer true: a minute, `WINGBEAT_STORAGE_STALE_MS`.
 const STALE: Duration = Duration::from_secs(60);
 

@@ -18,15 +18,27 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use url::Url;
 
+use crate::locked::Locked;
+use listing::Shape;
+
 mod claim;
+mod listing;
 mod place;
 
 pub(crate) use claim::Claim;
+pub(crate) use listing::Listing;
 pub(crate) use place::Place;
 
 const PREFIX: &str = "checkpoint_";
 const COMPLETE: &str = ".wingbeat-complete.json";
 const PROBE: &str = ".wingbeat-probe";
+/// Copies of checkpoints of elsewhere.
+const COPY: &str = "wingbeat-checkpoint-";
+/// Files of a checkpoint that are not its user's.
+const OWN: [&str; 2] = [COMPLETE, claim::MARK];
+/// Variables with settings of S3, GCS and Azure begin with one of these. Without them, some are also known by names that
+/// others use, as TOKEN.
+const SETTINGS: [&str; 3] = ["aws_", "google_", "azure_"];
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +51,7 @@ pub struct Checkpoint {
     pub metrics: BTreeMap<String, f64>,
     /// Its files, by their path in it.
     pub files: Vec<String>,
+    shape: Shape,
 }
 
 /// What says that a checkpoint is complete.
@@ -47,6 +60,8 @@ struct Complete {
     /// Numbers as text: JSON has no infinity.
     metrics: BTreeMap<String, String>,
     files: Vec<String>,
+    #[serde(default)]
+    shape: Shape,
 }
 
 /// Which checkpoints are kept.
@@ -119,7 +134,10 @@ impl Storage {
             let folder = url.to_file_path().map_err(|()| format!("{url} is no folder"))?;
             std::fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         }
-        let settings = std::env::vars().map(|(name, value)| (name.to_lowercase(), value));
+        let settings = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?.to_lowercase();
+            SETTINGS.iter().any(|kind| name.starts_with(kind)).then_some((name, value.into_string().ok()?))
+        });
         let (store, root) = object_store::parse_url_opts(&url, settings).map_err(|error| {
             let cloud = "for S3, GCS and Azure, build with `--features cloud`";
             let hint = if cfg!(feature = "cloud") { String::new() } else { format!(" ({cloud})") };
@@ -187,7 +205,7 @@ impl Storage {
         for number in self.folders().await?.into_iter().filter_map(|folder| folder.number()) {
             let file = self.folder(number).join(COMPLETE);
             let Some(bytes) = self.read(&file).await? else { continue };
-            let Complete { metrics, files } = match serde_json::from_slice(&bytes) {
+            let Complete { metrics, files, shape } = match serde_json::from_slice(&bytes) {
                 Ok(complete) => complete,
                 Err(error) => {
                     damaged.push(format!("{}/{COMPLETE}: {error}", self.url_of(number)));
@@ -195,14 +213,14 @@ impl Storage {
                 }
             };
             let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
-            found.push(Checkpoint { number, url: self.url_of(number), metrics, files });
+            found.push(Checkpoint { number, url: self.url_of(number), metrics, files, shape });
         }
         Ok((found, damaged))
     }
 
-    /// Writes files of this node into a checkpoint: `files` are paths within `from`, or it is one file itself.
-    pub(crate) async fn upload(&self, number: u64, from: &FilePath, files: &[String]) -> Result<()> {
-        for name in files {
+    /// Writes what is listed of this node into a checkpoint: paths are within `from`, or it is one file itself.
+    pub(crate) async fn upload(&self, number: u64, from: &FilePath, listing: &Listing) -> Result<()> {
+        for name in &listing.files {
             let source = if from.is_file() { from.to_owned() } else { from.join(name) };
             let failed = |error: std::io::Error| format!("{}: {error}", source.display());
             let mut file = tokio::fs::File::open(&source).await.map_err(failed)?;
@@ -211,7 +229,13 @@ impl Storage {
             writer.shutdown().await.map_err(failed)?;
             self.sync(&self.file(number, name)?).await?;
         }
-        Ok(())
+        match self.path_of(&self.folder(number)) {
+            Some(folder) => {
+                lay_out(listing.clone(), folder).await?;
+                self.sync(&self.folder(number)).await
+            }
+            None => Ok(()),
+        }
     }
 
     /// Writes a file that is there whole or not at all, also after a loss of power.
@@ -270,16 +294,19 @@ impl Storage {
         Ok(())
     }
 
-    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy.
-    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
+    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy that lives as long
+    /// as what else is returned.
+    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint) -> Result<(PathBuf, Option<Locked>)> {
         if let Ok(root) = self.url.to_file_path() {
             let folder = root.join(name_of(checkpoint.number));
             if folder.join(COMPLETE).exists() {
-                return Ok(folder);
+                return Ok((folder, None));
             }
             return Err(format!("{} is not on this node; a folder that all nodes share is needed", folder.display()));
         }
-        let into = copies::make().map_err(|error| format!("making a folder for a checkpoint: {error}"))?;
+        let copy = Locked::make(&std::env::temp_dir(), COPY)
+            .map_err(|error| format!("making a folder for a checkpoint: {error}"))?;
+        let into = copy.folder();
         for name in &checkpoint.files {
             let target = into.join(name);
             let failed = |error: std::io::Error| format!("{}: {error}", target.display());
@@ -294,7 +321,9 @@ impl Storage {
             }
             file.flush().await.map_err(failed)?;
         }
-        Ok(into)
+        let Checkpoint { files, shape, .. } = checkpoint.clone();
+        lay_out(Listing { files, shape }, into.clone()).await?;
+        Ok((into, Some(copy)))
     }
 
     /// The folders that are named as checkpoints are, by whomever.
@@ -417,6 +446,11 @@ fn local_folders(root: &FilePath) -> std::io::Result<Vec<Folder>> {
     Ok(folders)
 }
 
+async fn lay_out(listing: Listing, folder: PathBuf) -> Result<()> {
+    let done = tokio::task::spawn_blocking(move || listing.lay_out(&folder).map_err(|error| error.to_string()));
+    done.await.map_err(|error| error.to_string())?
+}
+
 fn create_new(path: &FilePath, content: &[u8]) -> Result<bool> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     if let Some(folder) = path.parent() {
@@ -499,12 +533,12 @@ impl Claim {
         &self,
         number: u64,
         metrics: &BTreeMap<String, f64>,
-        files: Vec<String>,
+        listing: Listing,
         keep: &Keep,
     ) -> Result<Vec<Checkpoint>> {
         let storage = self.storage();
         self.check().await?;
-        for name in &files {
+        for name in &listing.files {
             let file = storage.file(number, name)?;
             storage.store.head(&file).await.map_err(|error| {
                 let url = storage.url();
@@ -512,7 +546,8 @@ impl Claim {
             })?;
         }
         let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
-        let text = serde_json::to_vec(&Complete { metrics, files }).map_err(|error| error.to_string())?;
+        let Listing { files, shape } = listing;
+        let text = serde_json::to_vec(&Complete { metrics, files, shape }).map_err(|error| error.to_string())?;
         let file = storage.folder(number).join(COMPLETE);
         storage.put_whole(&file, text).await?;
         let all = storage.checkpoints().await?;
@@ -529,69 +564,13 @@ impl Claim {
     }
 }
 
-/// Folders with copies of checkpoints, named by the process that made them. Ranks end without a chance to clean up, so
-/// that the next one on the node removes what those before have left.
-mod copies {
-    use std::path::PathBuf;
-
-    const PREFIX: &str = "wingbeat-checkpoint-";
-
-    pub(super) fn make() -> std::io::Result<PathBuf> {
-        for entry in std::fs::read_dir(std::env::temp_dir())?.flatten() {
-            let name = entry.file_name();
-            let maker =
-                name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
-            if maker.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
-                let _ = std::fs::remove_dir_all(entry.path());
-            }
-        }
-        let prefix = format!("{PREFIX}{}-", std::process::id());
-        Ok(tempfile::Builder::new().prefix(&prefix).tempdir()?.keep())
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn what_a_dead_process_has_left_is_removed() {
-            let dead = std::env::temp_dir().join(format!("{PREFIX}4194305-x"));
-            std::fs::create_dir_all(&dead).unwrap();
-            let made = make().unwrap();
-            assert!(!dead.exists() && made.exists());
-            std::fs::remove_dir(made).unwrap();
-        }
-    }
-}
-
-/// The files of a folder, by their paths in it; of a file, its name.
-pub(crate) fn files_of(path: &FilePath) -> std::io::Result<Vec<String>> {
-    if path.is_file() {
-        return Ok(path.file_name().map(|name| name.to_string_lossy().into_owned()).into_iter().collect());
-    }
-    let mut files = Vec::new();
-    let mut folders = vec![path.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else if let Ok(name) = entry.path().strip_prefix(path) {
-                files.push(name.to_string_lossy().into_owned());
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn checkpoint(number: u64, loss: f64) -> Checkpoint {
         let metrics = BTreeMap::from([("loss".to_owned(), loss)]);
-        Checkpoint { number, url: String::new(), metrics, files: Vec::new() }
+        Checkpoint { number, url: String::new(), metrics, files: Vec::new(), shape: Shape::default() }
     }
 
     async fn claim(storage: &Storage) -> Claim {
@@ -617,29 +596,29 @@ mod tests {
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         storage.probe().await.unwrap();
         let claim = claim(&storage).await;
-        let names = files_of(files.path()).unwrap();
+        let listing = Listing::of(files.path()).unwrap();
         claim.begin(1).await.unwrap();
-        storage.upload(1, files.path(), &names).await.unwrap();
+        storage.upload(1, files.path(), &listing).await.unwrap();
         assert!(storage.checkpoints().await.unwrap().is_empty());
         assert_eq!(claim.next().await.unwrap(), 1, "what was cut short is removed");
         assert!(storage.folders().await.unwrap().is_empty());
 
         for number in 1..=3 {
             claim.begin(number).await.unwrap();
-            storage.upload(number, files.path(), &names).await.unwrap();
+            storage.upload(number, files.path(), &listing).await.unwrap();
             let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
-            claim.complete(number, &metrics, names.clone(), &Keep::default()).await.unwrap();
+            claim.complete(number, &metrics, listing.clone(), &Keep::default()).await.unwrap();
         }
         let kept = storage.checkpoints().await.unwrap();
         assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(kept[1].metrics["loss"], f64::INFINITY);
-        let at = storage.fetch(&kept[1]).await.unwrap();
+        let (at, _) = storage.fetch(&kept[1]).await.unwrap();
         assert_eq!(std::fs::read(at.join("sub/rank 0.bin")).unwrap(), b"weights");
         assert_eq!(claim.next().await.unwrap(), 4);
         let error = claim.begin(3).await.unwrap_err();
         assert!(error.contains("checkpoint_000003 is there already"), "{error}");
         claim.begin(4).await.unwrap();
-        let error = claim.complete(4, &BTreeMap::new(), names, &Keep::default()).await.unwrap_err();
+        let error = claim.complete(4, &BTreeMap::new(), listing, &Keep::default()).await.unwrap_err();
         assert!(error.contains("do all nodes share it"), "{error}");
     }
 
@@ -671,7 +650,7 @@ mod tests {
         for number in 1..=4 {
             claim.begin(number).await.unwrap();
             std::os::unix::fs::symlink(others.path(), folder(number).join("linked")).unwrap();
-            claim.complete(number, &BTreeMap::new(), Vec::new(), &Keep::default()).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), Listing::default(), &Keep::default()).await.unwrap();
             if number == 2 {
                 // It is to be kept, elsewhere.
                 let elsewhere = others.path().join("best");
@@ -690,7 +669,7 @@ mod tests {
         let claim = claim(&storage).await;
         for number in 1..=2 {
             claim.begin(number).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), Vec::new(), &Keep::default()).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), Listing::default(), &Keep::default()).await.unwrap();
         }
         let damaged = dir.path().join(name_of(2)).join(COMPLETE);
         std::fs::write(&damaged, "").unwrap();
@@ -718,9 +697,9 @@ mod tests {
         for number in first..first + 3 {
             claim.begin(number).await.unwrap();
             let file = tempfile::NamedTempFile::new().unwrap();
-            let name = file.path().file_name().unwrap().to_str().unwrap().to_owned();
-            storage.upload(number, file.path(), std::slice::from_ref(&name)).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), vec![name], &Keep { newest: 1, best: None }).await.unwrap();
+            let listing = Listing::of(file.path()).unwrap();
+            storage.upload(number, file.path(), &listing).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), listing, &Keep { newest: 1, best: None }).await.unwrap();
         }
         // A copy of a checkpoint from another storage: it can be read, and is nobody's to remove.
         let copied = dir.path().join("checkpoint_000502");
@@ -728,7 +707,7 @@ mod tests {
         std::fs::write(copied.join(".wingbeat-made-in"), "another").unwrap();
         assert_eq!(storage.checkpoints().await.unwrap().len(), 1);
         claim.begin(504).await.unwrap();
-        claim.complete(504, &BTreeMap::new(), Vec::new(), &Keep { newest: 1, best: None }).await.unwrap();
+        claim.complete(504, &BTreeMap::new(), Listing::default(), &Keep { newest: 1, best: None }).await.unwrap();
         let mut left: Vec<String> = std::fs::read_dir(dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
