@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -59,12 +61,12 @@ impl FromStr for Streams {
 pub(crate) struct RankLogs {
     /// The run's folder, if anything is written.
     dir: Option<PathBuf>,
-    per_node: u32,
+    prefix: Prefix,
     redirects: Streams,
     tee: Streams,
     only: Vec<u32>,
-    role: String,
     attempt: u32,
+    errors: ErrorFiles,
     files: BTreeMap<(u32, bool), File>,
     has_complained: bool,
     /// Of those that are shown with their ranks.
@@ -81,6 +83,11 @@ struct Begun {
     is_old: bool,
 }
 
+/// What ranks of the last attempt that failed have written into their error files.
+pub(crate) type ErrorFiles = Arc<Mutex<BTreeMap<u32, String>>>;
+
+/// What is to stand before each line with `--tee`.
+const TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// A line whose beginning is longer is not held back.
 const HELD: usize = 64 * 1024;
 /// For how long logs are kept for which no folder was named.
@@ -96,6 +103,7 @@ impl RankLogs {
         only: Vec<u32>,
         role: String,
     ) -> Result<RankLogs> {
+        let template = std::env::var(TEMPLATE).unwrap_or_else(|_| "[${role_name}${local_rank}]:".into());
         let run = format!("{run_id}_{}", std::process::id());
         let dir = match (redirects.is_empty() && tee.is_empty(), dir) {
             (_, Some(dir)) => Some(dir.join(run)),
@@ -107,12 +115,12 @@ impl RankLogs {
         }
         Ok(RankLogs {
             dir,
-            per_node,
+            prefix: Prefix { template, role, per_node },
             redirects,
             tee,
             only,
-            role,
             attempt: 0,
+            errors: ErrorFiles::default(),
             files: BTreeMap::new(),
             has_complained: false,
             lines: Lines::new(),
@@ -125,13 +133,22 @@ impl RankLogs {
         self.dir.as_deref()
     }
 
+    /// Filled while the run goes on.
+    pub(crate) fn errors(&self) -> ErrorFiles {
+        self.errors.clone()
+    }
+
     /// Whether what some rank prints is written.
     pub(crate) fn has_files(&self) -> bool {
         !(self.redirects.is_empty() && self.tee.is_empty())
     }
 
     fn local_rank(&self, rank: u32) -> u32 {
-        rank % self.per_node.max(1)
+        rank % self.prefix.per_node.max(1)
+    }
+
+    fn is_written(&self, local_rank: u32, stream: u8) -> bool {
+        self.redirects.has(local_rank, stream) || self.tee.has(local_rank, stream)
     }
 
     fn write(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) -> Result<()> {
@@ -178,6 +195,7 @@ impl RankOutput for RankLogs {
     fn begun(&mut self, attempt: u32) {
         if std::mem::replace(&mut self.attempt, attempt) != attempt {
             self.files.clear();
+            self.errors.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
     }
 
@@ -185,7 +203,7 @@ impl RankOutput for RankLogs {
         let local_rank = self.local_rank(rank);
         let stream = if is_stderr { STDERR } else { STDOUT };
         let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
-        if redirected || teed {
+        if self.is_written(local_rank, stream) {
             let written = self.write(rank, is_stderr, bytes);
             self.complain(written);
         }
@@ -195,8 +213,8 @@ impl RankOutput for RankLogs {
             (true, false) => self.show_whole(rank, is_stderr, bytes),
             (true, true) => {
                 let mut shown = Vec::new();
-                let role = &self.role;
-                self.lines.take_in(rank, is_stderr, bytes, |line| prefix(&mut shown, role, local_rank, &line));
+                let prefix = &self.prefix;
+                self.lines.take_in(rank, is_stderr, bytes, |line| prefix.add(&mut shown, rank, &line));
                 show(is_stderr, &shown);
             }
         }
@@ -209,10 +227,10 @@ impl RankOutput for RankLogs {
                 begun.bytes.clear();
             }
         }
-        let (role, per_node) = (&self.role, self.per_node.max(1));
+        let prefix = &self.prefix;
         self.lines.bars(|rank, line| {
             let mut shown = Vec::new();
-            prefix(&mut shown, role, rank % per_node, &line);
+            prefix.add(&mut shown, rank, &line);
             show(line.is_stderr, &shown);
         });
     }
@@ -223,15 +241,23 @@ impl RankOutput for RankLogs {
                 show(is_stderr, &begun.bytes);
             }
         }
-        let (role, local_rank) = (&self.role, self.local_rank(rank));
+        let prefix = &self.prefix;
         self.lines.end(rank, |line| {
             let mut shown = Vec::new();
-            prefix(&mut shown, role, local_rank, &line);
+            prefix.add(&mut shown, rank, &line);
             show(line.is_stderr, &shown);
         });
+        for (is_stderr, stream) in [(false, STDOUT), (true, STDERR)] {
+            // Who looks for a file finds one, also of a rank that has printed nothing.
+            if self.is_written(self.local_rank(rank), stream) {
+                let written = self.write(rank, is_stderr, &[]);
+                self.complain(written);
+            }
+        }
     }
 
     fn failed(&mut self, rank: u32, error_file: &str) {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, error_file.to_owned());
         if let Some(dir) = &self.dir {
             let file = create(dir, self.attempt, rank, "error.json");
             let written = file.and_then(|mut file| Ok(file.write_all(error_file.as_bytes())?));
@@ -264,12 +290,45 @@ fn own_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn prefix(to: &mut Vec<u8>, role: &str, local_rank: u32, line: &Line) {
-    to.extend_from_slice(format!("[{role}{local_rank}]:{}\n", line.text).as_bytes());
+/// What stands before a line: torchrun's template, with `$name` or `${name}` for what is known of the rank.
+#[derive(Clone)]
+struct Prefix {
+    template: String,
+    role: String,
+    per_node: u32,
+}
+
+impl Prefix {
+    fn add(&self, to: &mut Vec<u8>, rank: u32, line: &Line) {
+        let mut text = self.template.clone();
+        let local_rank = rank % self.per_node.max(1);
+        // The longer names first: one is the end of another, and none its beginning.
+        for (name, value) in
+            [("role_name", &self.role), ("local_rank", &local_rank.to_string()), ("rank", &rank.to_string())]
+        {
+            text = text.replace(&format!("${{{name}}}"), value).replace(&format!("${name}"), value);
+        }
+        to.extend_from_slice(text.as_bytes());
+        to.extend_from_slice(line.text.as_bytes());
+        to.push(b'\n');
+    }
+}
+
+/// Whether what was shown last on standard error has no end of a line.
+static IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Ends a line that a rank has left without an end, so that what follows has one of its own.
+pub(crate) fn end_line() {
+    if IS_OPEN.swap(false, Ordering::Relaxed) {
+        show(true, b"\n");
+    }
 }
 
 /// Shows bytes as they are.
 pub(crate) fn show(is_stderr: bool, bytes: &[u8]) {
+    if is_stderr && let Some(last) = bytes.last() {
+        IS_OPEN.store(*last != b'\n', Ordering::Relaxed);
+    }
     // Training goes on when nobody reads any more, as under `| head`.
     let _ = match is_stderr {
         _ if bytes.is_empty() => Ok(()),

@@ -2,16 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use wingbeat_train::{Layout, Scaling, TorchTrainer};
+use wingbeat_train::{Layout, Scaling, TorchTrainer, TrainError};
 use wingbeat_worker::join;
 
 use crate::aside::Aside;
-use crate::rank_logs::{RankLogs, Streams};
+use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams};
 use crate::say::note;
 use crate::signals::{self, Heard};
 use crate::sizes;
@@ -215,6 +216,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         args.local_ranks_filter.clone(),
         args.role.clone(),
     )?;
+    let errors = logs.errors();
     let dir = logs.dir().filter(|_| logs.has_files()).map(Path::to_owned);
     let notices = Aside::start(|text: String| note!("wingbeat: {text}"))?;
     let told = notices.clone();
@@ -248,16 +250,31 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     let outcome = run(trainer, &session, Heard(args.signals_to_handle.clone())).await;
     notices.end();
     if let Some(dir) = dir {
+        rank_logs::end_line();
         note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
     Ok(match outcome {
         End::Done(_) => ExitCode::SUCCESS,
         // As torchrun, which tells no more by its code.
         End::Failed(error, _) => {
+            if let TrainError::RankFailed { rank, .. } = &error {
+                tell_own_launcher(*rank, &errors);
+            }
+            rank_logs::end_line();
             note!("error: {error}");
             ExitCode::FAILURE
         }
     })
+}
+
+/// Writes the error of the rank that failed first where a launcher of this command looks for it, as torchrun does.
+fn tell_own_launcher(rank: u32, errors: &ErrorFiles) {
+    let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()) else { return };
+    if let Some(text) = errors.lock().unwrap_or_else(PoisonError::into_inner).get(&rank)
+        && let Err(error) = std::fs::write(&path, text)
+    {
+        note!("wingbeat torchrun: cannot write {}: {error}", path.display());
+    }
 }
 
 const ELSEWHERE: &str = "is for agents that are started on every node; here, `wingbeat worker` runs there, and torchrun is \

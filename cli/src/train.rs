@@ -56,6 +56,9 @@ pub(crate) struct TrainArgs {
     /// A variable of every rank's environment, as KEY=VALUE; may be repeated.
     #[arg(long = "env", value_parser = sizes::pair)]
     env: Vec<(String, String)>,
+    /// A small file that travels to every rank, as NAME=PATH; {file:NAME} in the script's arguments is where it lies there.
+    #[arg(long = "file", value_parser = sizes::pair, value_name = "NAME=PATH")]
+    files: Vec<(String, String)>,
     /// How often the group may be started again after a failure.
     #[arg(long, default_value_t = 0)]
     max_failures: u32,
@@ -202,6 +205,9 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     }
     if let Some(folder) = &args.working_dir {
         trainer = trainer.working_dir(folder);
+    }
+    for (name, path) in &args.files {
+        trainer = trainer.file(name, std::fs::read(path).with_context(|| format!("reading {path}"))?);
     }
     let progress = Progress::new(!args.unprefixed)?;
     let (notices, told) = (progress.clone(), progress.clone());

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# Whoever runs tests in the background may have them ignore Ctrl-C, and so all that they start.
+# Whoever runs tests in the background may have them ignore signals (nohup does), and so all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Only a hang reaches it: every wait is for an event.

@@ -193,6 +193,7 @@ def test_deepspeed_gets_its_configuration(tmp_path, write):
         "import json, os, sys\n"
         "assert sys.argv[1:4] == ['--x', '--deepspeed', '--deepspeed_config'], sys.argv\n"
         "assert json.load(open(sys.argv[4])) == {'train_batch_size': 8}\n"
+        "assert sys.argv[4].startswith('/proc/'), 'it is in the memory of the rank\\'s own node'\n"
         "assert all(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'))\n",
     )
     config = {"train_batch_size": 8}

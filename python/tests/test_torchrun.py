@@ -178,7 +178,69 @@ TRANSFORMERS = """
 """
 
 
-@pytest.mark.parametrize("text", [FSDP, TENSOR_PARALLEL, LIGHTNING, TRANSFORMERS], ids=["fsdp2", "tensor_parallel", "lightning", "transformers"])
+CHECKPOINTS = """
+    import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    dist.init_process_group("gloo")
+    def model(seed):
+        torch.manual_seed(seed)
+        made = torch.nn.Linear(8, 4)
+        fully_shard(made, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+        return made
+    first, second = model(1), model(2)
+    dcp.save(get_model_state_dict(first), checkpoint_id="saved")
+    dcp.async_save(get_model_state_dict(first), checkpoint_id="saved-behind").result()
+    for folder in ("saved", "saved-behind"):
+        second = model(2)
+        state = get_model_state_dict(second)
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(second, state)
+        assert torch.equal(first.weight.full_tensor(), second.weight.full_tensor())
+    print("learned", flush=True)
+    dist.destroy_process_group()
+"""
+LOADERS = """
+    import os, torch
+    from torch.utils.data import DataLoader, Dataset
+    class Squares(Dataset):
+        def __len__(self):
+            return 32
+        def __getitem__(self, index):
+            return index * index, int(os.environ["RANK"])
+    if __name__ == "__main__":
+        for method in ("fork", "spawn", "forkserver"):
+            loader = DataLoader(Squares(), batch_size=8, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+            for _ in range(2):
+                seen = [(int(x), int(rank)) for xs, ranks in loader for x, rank in zip(xs, ranks)]
+                assert seen == [(i * i, int(os.environ["RANK"])) for i in range(32)], (method, seen)
+        print("learned")
+"""
+COMPILED = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()))
+    x = torch.randn(4, 8)
+    # Whether there is a C compiler for inductor is not what this asks.
+    compiled = torch.compile(model, backend="aot_eager")
+    assert torch.allclose(compiled(x), model(x))
+    compiled(x).sum().backward()
+    print("learned")
+    dist.destroy_process_group()
+"""
+PROGRAMS = {
+    "fsdp2": FSDP,
+    "tensor_parallel": TENSOR_PARALLEL,
+    "lightning": LIGHTNING,
+    "transformers": TRANSFORMERS,
+    "checkpoints": CHECKPOINTS,
+    "loaders": LOADERS,
+    "compiled": COMPILED,
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_programs_run_unmodified(text, run, write, cluster, tmp_path):
     script = write("program.py", textwrap.dedent(text))
     done = run("torchrun", "--nproc-per-node", "2", script, env=cluster, cwd=tmp_path)

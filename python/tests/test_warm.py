@@ -287,3 +287,13 @@ def test_what_a_rank_s_children_have_left_is_reaped_while_it_runs(run, write, cl
     """)
     done = run("train", script, env=cluster)
     assert "all are gone" in done.stdout
+
+
+def test_a_hook_of_the_user_s_runs_in_each_rank(run, write, cluster, tmp_path):
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = os.environ.get('RANK', 'none')\n")
+    script = write("seen.py", "import os\nprint('seen', os.environ['SEEN'])\n")
+    env = {**cluster, "PYTHONPATH": f"{cluster['PYTHONPATH']}:{tmp_path / 'hooks'}"}
+    done = run("train", "-n", "2", "--unprefixed", script, env=env)
+    assert sorted(done.stdout.splitlines()) == ["seen 0", "seen 1"]
+    assert "starts cold" in done.stderr and "sitecustomize.py is to run" in done.stderr

@@ -13,7 +13,6 @@ It adds to plain Python what a rank's supervisor needs:
 - The process is killed when its rank actor ends. WINGBEAT_RANK_PARENT holds the actor's process id.
   What the script has started is not in its hands: the node's guard process ends that.
 - It writes the stacks of all its threads to WINGBEAT_STACKS when the signal comes that this names.
-- What it prints is seen line by line, as on a terminal.
 - It exits with 1 after an exception, with what SystemExit says, and with 130 after
   KeyboardInterrupt, also where torch would abort while Python finalizes (see `leave`).
 
@@ -46,10 +45,9 @@ def main():
 
 def run():
     """Runs what sys.argv says, and answers with the exit code."""
-    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.orig_argv = [sys.executable, *(["-u"] if getattr(sys.stdout, "write_through", False) else []), *sys.argv]
     before = error_file_state()
     try:
-        show_lines_at_once()
         find_package()
         tell_stacks()
         if sys.argv[0] == "-m" and len(sys.argv) > 1:
@@ -69,12 +67,6 @@ def run():
             write_error_file(error, raised)
         code = 1
     return code
-
-
-def show_lines_at_once():
-    """As on a terminal: whoever watches the run sees a line when it is printed, and not when 8 KiB have gathered."""
-    if not os.environ.get("PYTHONUNBUFFERED") and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)
 
 
 def find_package():
@@ -117,7 +109,7 @@ def run_as_main(script):
     from importlib.machinery import SourceFileLoader
     from types import ModuleType
 
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)  # and no more: what follows a link and .. is elsewhere
     if not keeps_path():
         # The script's folder, in place of what -m, -c or this file's own path has put there.
         sys.path[0] = os.path.dirname(os.path.realpath(script))
@@ -127,6 +119,8 @@ def run_as_main(script):
     module.__cached__ = None
     module.__loader__ = loader
     module.__builtins__ = __builtins__
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
     code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)

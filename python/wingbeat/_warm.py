@@ -166,7 +166,12 @@ def fingerprint():
 
 
 def why_not_fork():
-    """Why no rank can be forked from here: only the thread that forks goes on in the child."""
+    """Why no rank can be forked from here: only the thread that forks goes on in the child, and a hook of the user's would
+    have to run in each rank."""
+    for name in ("sitecustomize", "usercustomize"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not is_system_s(file):
+            return f"{file} is to run when a rank's Python starts"
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         names = [open(f"/proc/self/task/{thread}/comm").read().strip() for thread in threads]
@@ -179,6 +184,14 @@ def why_not_fork():
         if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
             return f"an imported module has opened {path}"
     return None
+
+
+def is_system_s(file):
+    """Whether a file came with Python or with the machine, and not with the user or an environment."""
+    import sysconfig
+
+    file, stdlib = os.path.realpath(file), os.path.realpath(sysconfig.get_path("stdlib"))
+    return file.startswith(("/etc/", "/usr/lib/", os.path.join(stdlib, ""))) and "site-packages" not in file
 
 
 def why_not_this_script(request):

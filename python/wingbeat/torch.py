@@ -105,6 +105,7 @@ class TorchDistributor:
         self.env = {str(name): str(value) for name, value in (env or {}).items()}
         self.layout = layout
         self.storage = None if storage is None else os.fspath(storage)
+        self.files = {}  # texts that each rank finds as files, by name
 
     def run(self, train_object, *args, return_all=False, **kwargs):
         """Runs `train_object(*args, **kwargs)` on every rank, or the script of this path with these arguments.
@@ -182,6 +183,11 @@ class TorchDistributor:
             with open(file, "w", encoding="utf-8") as out:
                 json.dump(self.env, out)
             command += ["--env-file", file]
+        for name, text in self.files.items():
+            path = os.path.join(folder, name)
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(text)
+            command += ["--file", f"{name}={path}"]
         env = dict(os.environ)
         if self.local_mode:
             env.pop("WINGBEAT_ADDRESS", None)
@@ -193,7 +199,7 @@ class TorchDistributor:
 class DeepspeedTorchDistributor(TorchDistributor):
     """As TorchDistributor, for scripts and functions that use DeepSpeed: on nnodes machines, with numGpus ranks each.
 
-    deepspeedConfig: a dict, or the path of a JSON file. They are called with `--deepspeed --deepspeed_config PATH`
+    deepspeedConfig: a dict, which travels to every node, or the path of a JSON file there. They are called with `--deepspeed --deepspeed_config PATH`
     after their arguments; a function finds those in sys.argv.
     """
 
@@ -207,22 +213,18 @@ class DeepspeedTorchDistributor(TorchDistributor):
             raise TypeError("deepspeedConfig has to be a dict or a path")
         super().__init__(numGpus * nnodes, localMode, useGpu, **more)
         self.nnodes = nnodes
-        self.deepspeed_config = deepspeedConfig
+        self.options = ["--deepspeed"]
+        if isinstance(deepspeedConfig, dict):
+            self.files = {"deepspeed.json": json.dumps(deepspeedConfig)}
+            self.options += ["--deepspeed_config", "{file:deepspeed.json}"]
+        elif deepspeedConfig is not None:
+            self.options += ["--deepspeed_config", os.path.abspath(os.fspath(deepspeedConfig))]
 
     def run(self, train_object, *args, return_all=False, **kwargs):
         """As TorchDistributor.run."""
-        with tempfile.TemporaryDirectory(prefix="wingbeat-deepspeed-") as folder:
-            options = ["--deepspeed"]
-            if isinstance(self.deepspeed_config, dict):
-                path = os.path.join(folder, "deepspeed.json")
-                with open(path, "w", encoding="utf-8") as file:
-                    json.dump(self.deepspeed_config, file)
-                options += ["--deepspeed_config", path]
-            elif self.deepspeed_config is not None:
-                options += ["--deepspeed_config", os.path.abspath(os.fspath(self.deepspeed_config))]
-            if callable(train_object):
-                return self._run_function(train_object, args, kwargs, return_all, options)
-            return super().run(train_object, *args, *options, **kwargs)
+        if callable(train_object):
+            return self._run_function(train_object, args, kwargs, return_all, self.options)
+        return super().run(train_object, *args, *self.options, **kwargs)
 
     def _layout(self):
         return ["--nodes", str(self.nnodes), "--workers", str(self.num_processes // self.nnodes)]

@@ -107,6 +107,15 @@ fn exits(code: i32) -> u64 {
 }
 
 #[wingbeat::remote]
+fn says_to_stderr(text: String) -> u32 {
+    eprintln!("{text}");
+    while rustix::io::ioctl_fionread(std::io::stderr()).unwrap() > 0 {
+        std::thread::yield_now();
+    }
+    std::process::id()
+}
+
+#[wingbeat::remote]
 fn pid() -> u32 {
     std::process::id()
 }
@@ -278,6 +287,21 @@ fn exit_inside_a_task_is_a_crash_that_says_how() {
         other => panic!("{other}"),
     }
     assert_eq!(square::remote(2).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn a_crash_shows_what_its_own_task_has_said() {
+    let _local = Local::start(1);
+    let before = says_to_stderr::remote("of another task".to_owned()).get_blocking().unwrap();
+    for _ in 0..10 {
+        pid::remote().get_blocking().unwrap();
+    }
+    match exits::options().max_retries(0).remote(3).get_blocking().unwrap_err() {
+        Error::WorkerCrashed { pid, exit, .. } => {
+            assert_eq!((pid, exit.stderr), (before, vec!["about to exit".to_owned()]));
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]

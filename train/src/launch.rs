@@ -220,6 +220,7 @@ impl Group {
                 target: plan.target.clone(),
                 as_given: plan.as_given.clone(),
                 args: plan.args.clone(),
+                files: plan.files.clone(),
                 env,
                 warm: rank.warm.clone(),
                 folder: prepared.folders.get(index).map(PathBuf::from),

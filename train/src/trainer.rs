@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use serde_bytes::ByteBuf;
 use tokio::sync::mpsc;
 use wingbeat::{Error, ObjectRef};
 
@@ -71,6 +72,8 @@ pub(crate) struct Plan {
     pub restart_on_hang: bool,
     pub backend: Backend,
     pub datasets: BTreeMap<String, Vec<ObjectRef<Vec<u8>>>>,
+    /// Of every rank, by name.
+    pub files: BTreeMap<String, ByteBuf>,
     pub storage: Option<String>,
     pub keep: Keep,
     pub stopper: Stopper,
@@ -145,6 +148,7 @@ impl TorchTrainer {
             restart_on_hang: false,
             backend: Backend::Auto,
             datasets: BTreeMap::new(),
+            files: BTreeMap::new(),
             storage: None,
             keep: Keep::default(),
             stopper: Stopper::new(),
@@ -290,6 +294,19 @@ impl TorchTrainer {
     /// to large values are best made once, with `put`.
     pub fn dataset(mut self, name: &str, shards: Vec<ObjectRef<Vec<u8>>>) -> Self {
         self.plan.datasets.insert(name.to_owned(), shards);
+        self
+    }
+
+    /// A small file that every rank has in memory, as a configuration: `{file:NAME}` in an argument becomes its path there.
+    ///
+    /// ```
+    /// # use wingbeat_train::TorchTrainer;
+    /// let trainer = TorchTrainer::script("train.py")
+    ///     .file("settings.json", br#"{"rate": 0.1}"#.to_vec())
+    ///     .args(["--settings", "{file:settings.json}"]);
+    /// ```
+    pub fn file(mut self, name: &str, content: Vec<u8>) -> Self {
+        self.plan.files.insert(name.to_owned(), content.into());
         self
     }
 

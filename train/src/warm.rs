@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use wingbeat::{Error, NodeId};
 
 use crate::package;
-use crate::process::in_own_session;
+use crate::process::as_outside;
 use crate::rank;
 
 /// Where the actors are named.
@@ -188,7 +188,7 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     let script = package::folder()?.join("_warm.py");
     let mut command = Command::new(&kind.python);
     let idle = kind.settings.get(IDLE).map_or(IDLE_SECONDS, String::as_str);
-    command.arg(script).arg(socket).arg(idle).args(&kind.modules);
+    command.arg("-u").arg(script).arg(socket).arg(idle).args(&kind.modules);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if starts_with_any(&name, &READ_AT_START) || name == "OMP_NUM_THREADS" {
@@ -199,7 +199,7 @@ fn start(kind: &Kind, socket: &str) -> std::io::Result<Child> {
     command.envs(&kind.settings).env("OPENBLAS_NUM_THREADS", "1");
     command.env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
     // What ranks inherit from it must be what they would have as new processes.
-    in_own_session(&mut command);
+    as_outside(&mut command);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()
 }
 

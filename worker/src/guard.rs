@@ -31,6 +31,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
+use wingbeat_net::descriptors;
 
 use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
@@ -103,6 +104,7 @@ impl Guard {
         command
             .arg0("wingbeat-guard")
             .env(VARIABLE, format!("guard:{number}"))
+            .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
             .stdin(Stdio::null())
             // A group of its own: Ctrl-C is for the driver, which then ends everything in order.
             .process_group(0);
@@ -392,6 +394,7 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
         .envs(&launch.env)
         .env(BELONGS, launch.process.to_string())
         .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))
+        .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
         .stdin(Stdio::null())
         .stdout(File::from(stdout))
         .stderr(File::from(stderr))

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod fuzz;
 mod python;
 mod simulate;
 mod soak;
@@ -35,6 +36,8 @@ enum Command {
     },
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),
+    /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
+    Fuzz(fuzz::Fuzz),
     /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, Python.
     Test {
         /// The clusters of real processes alone, of the release build.
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
+        Command::Fuzz(fuzz) => fuzz::run(&fuzz),
         Command::Simulate { args } => simulate::run(&args),
         Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),

@@ -20,6 +20,7 @@ mod spawned;
 mod stacks;
 mod stdin;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -29,12 +30,13 @@ use std::time::SystemTime;
 use futures::Stream;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 use tokio::sync::mpsc;
 use wingbeat::ObjectRef;
 
 pub(crate) use forked::{Greeting, greet};
 pub(crate) use socket::{Answer, Answers, Report};
-pub(crate) use spawned::in_own_session;
+pub(crate) use spawned::as_outside;
 pub(crate) use stdin::Stdin;
 
 use crate::environment::Environment;
@@ -58,6 +60,8 @@ pub(crate) struct Launch {
     /// A script's path as the user has given it.
     pub as_given: Option<PathBuf>,
     pub args: Vec<String>,
+    /// What it finds in memory, by name; `{file:NAME}` in its arguments becomes a path.
+    pub files: BTreeMap<String, ByteBuf>,
     pub env: Environment,
     /// The socket of the node's warm Python, if it is to be forked from that.
     pub warm: Option<String>,
@@ -345,7 +349,8 @@ fn supervise(
         _ => None,
     };
     let shards = shards.iter().map(|shard| shard.open(&mut env)).collect::<std::io::Result<Vec<Scratch>>>()?;
-    let command = command_line(launch, function.as_ref())?;
+    let (files, args) = files(launch)?;
+    let command = command_line(launch, function.as_ref(), args)?;
     let socket = socket::Listener::bind()?;
     env.set.insert(socket::VARIABLE.into(), socket.name().to_owned());
     let folder = launch.folder()?;
@@ -363,7 +368,7 @@ fn supervise(
             None => spawned::run(launch, &command, &env, running, stacks, events),
         }
     })?;
-    drop(shards);
+    drop((shards, files));
     let error_file = error.read();
     let (error, raised_us) = error_file.as_deref().and_then(parse_error).unzip();
     Ok(Outcome {
@@ -391,7 +396,7 @@ impl Shard {
 }
 
 /// What Python is to run, as it takes it; of a program, what it is to be called with.
-fn command_line(launch: &Launch, function: Option<&Scratch>) -> std::io::Result<Vec<String>> {
+fn command_line(launch: &Launch, function: Option<&Scratch>, args: Vec<String>) -> std::io::Result<Vec<String>> {
     let mut line = match (&launch.target, function) {
         (Target::Script(script), _) => {
             // As Python would have it, if that is the same file where the rank runs.
@@ -409,8 +414,20 @@ fn command_line(launch: &Launch, function: Option<&Scratch>) -> std::io::Result<
             [script].into_iter().chain(function.map(Scratch::path)).collect()
         }
     };
-    line.extend(launch.args.iter().cloned());
+    line.extend(args);
     Ok(line)
+}
+
+/// The files that it finds, and its arguments with where they are.
+fn files(launch: &Launch) -> std::io::Result<(Vec<Scratch>, Vec<String>)> {
+    let (mut files, mut args) = (Vec::new(), launch.args.clone());
+    for (name, content) in &launch.files {
+        let file = Scratch::with("file", content)?;
+        let (sign, path) = (format!("{{file:{name}}}"), file.path());
+        args.iter_mut().for_each(|arg| *arg = arg.replace(&sign, &path));
+        files.push(file);
+    }
+    Ok((files, args))
 }
 
 /// Where a rank tells its error: where the user wants it, or nowhere that anybody else sees.

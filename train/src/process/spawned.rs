@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use std::sync::Arc;
 
-use rustix::process::{Pid, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Resource, Rlimit, WaitId, WaitIdOptions, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 
 use super::stacks::Stacks;
@@ -29,7 +29,8 @@ pub(super) fn run(
         }
         _ => {
             let mut command = Command::new(&launch.python);
-            command.arg(package::folder()?.join("_rank_main.py")).args(line);
+            // As torchrun: nothing that was printed is lost when the process is killed.
+            command.arg("-u").arg(package::folder()?.join("_rank_main.py")).args(line);
             command.env("WINGBEAT_RANK_PARENT", std::process::id().to_string());
             command
         }
@@ -37,7 +38,7 @@ pub(super) fn run(
     env.apply(&mut command);
     command.current_dir(launch.folder()?);
     command.stdin(launch.stdin()?).stdout(Stdio::piped()).stderr(Stdio::piped());
-    in_own_session(&mut command);
+    as_outside(&mut command);
     let mut child = command.spawn()?;
     let told = follow(&mut child, running, stacks, events);
     if told.is_err() {
@@ -48,13 +49,25 @@ pub(super) fn run(
     told.map(|exit| Exit { code: status.code(), signal: status.signal(), ..exit })
 }
 
-/// Gives a process a session of its own, as torchrun gives each rank: the scheduler shares CPUs between sessions before it
-/// does within them, so that ranks that wait for each other are not put on one. With two on two CPUs that is a tenth of
-/// their speed.
-pub(crate) fn in_own_session(command: &mut Command) {
-    // SAFETY: between fork and exec, a system call and nothing else.
+/// Has a process begin as it would where the node was started: with that limit of open files, and none of the descriptors
+/// that this process was given. And in a session of its own, as torchrun has each rank: the scheduler shares CPUs between
+/// sessions before it does within them, so that ranks that wait for each other are not put on one. With two on two CPUs
+/// that is a tenth of their speed.
+pub(crate) fn as_outside(command: &mut Command) {
+    let files = wingbeat_net::descriptors::usual_limit();
+    // SAFETY: between fork and exec, system calls and nothing else.
     unsafe {
-        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into));
+        command.pre_exec(move || {
+            rustix::process::setsid()?;
+            // Kernels before 5.11 do not know it.
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            if let Some(files) = files {
+                let maximum = getrlimit(Resource::Nofile).maximum;
+                let current = maximum.map_or(files, |maximum| files.min(maximum));
+                setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?;
+            }
+            Ok(())
+        });
     }
 }
 

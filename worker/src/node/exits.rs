@@ -159,9 +159,9 @@ impl Daemon {
         };
         let _ = tokio::time::timeout(OUTPUT_LIMIT, tail.complete()).await;
         let Some(mut worker) = self.pool.lock().remove(process) else { return };
-        let exit = Exit { code, signal, stderr: tail.last_lines(), reason: worker.reason.take() };
         let (gpus, users_before) = (std::mem::take(&mut worker.gpus), std::mem::take(&mut worker.users_before));
         let (pid, started) = (worker.pid, worker.page.started());
+        let exit = Exit { code, signal, stderr: tail.last_lines(started), reason: worker.reason.take() };
         let Stage::Ending { assignment, contact, by_head } = worker.into_stage() else { return };
         if self.ended.borrow().is_some() {
             // It ended with its node, which is what the head is told.

@@ -79,7 +79,8 @@ impl Lines {
 /// The last lines of a worker process's standard error.
 #[derive(Clone, Default)]
 pub(super) struct Tail {
-    lines: Arc<Mutex<VecDeque<String>>>,
+    /// Each with what its process had started last when it was read.
+    lines: Arc<Mutex<VecDeque<(u64, String)>>>,
     readers: Arc<Mutex<Option<tokio::sync::watch::Receiver<u32>>>>,
     /// The pipes once more, to see whether they are empty.
     pipes: Arc<Mutex<Vec<OwnedFd>>>,
@@ -90,16 +91,18 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    fn push(&self, line: &str) {
+    fn push(&self, started: u64, line: &str) {
         let mut lines = self.lines.lock();
         if lines.len() == TAIL {
             lines.pop_front();
         }
-        lines.push_back(line.to_owned());
+        lines.push_back((started, line.to_owned()));
     }
 
-    pub(super) fn last_lines(&self) -> Vec<String> {
-        self.lines.lock().iter().cloned().collect()
+    /// Those since the process started what it has started last.
+    pub(super) fn last_lines(&self, started: u64) -> Vec<String> {
+        let lines = self.lines.lock();
+        lines.iter().filter(|(at, _)| *at == started).map(|(_, line)| line.clone()).collect()
     }
 
     /// Whether everything that was printed has been read and shown; if not, it is to be soon.
@@ -192,10 +195,10 @@ impl Daemon {
 
     /// Sends a line to the driver of the job, if it has room, with a note of those before for which it had none.
     fn show(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail, text: String, dropped: &mut usize) {
-        if is_stderr {
-            tail.push(&text);
-        }
         let pool = self.pool.lock();
+        if is_stderr {
+            tail.push(pool.workers.get(&process).map_or(0, |worker| worker.page.started()), &text);
+        }
         let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else { return };
         let worker = pool.workers.get(&process);
         let pid = worker.map_or(0, |worker| worker.pid);

@@ -1,0 +1,3 @@
+"""Imports what is not there."""
+
+import no_such_module_anywhere
