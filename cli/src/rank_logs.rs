@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use wingbeat_train::{Line, Lines, RankOutput};
@@ -104,15 +104,19 @@ impl RankLogs {
         role: String,
     ) -> Result<RankLogs> {
         let template = std::env::var(TEMPLATE).unwrap_or_else(|_| "[${role_name}${local_rank}]:".into());
-        let run = format!("{run_id}_{}", std::process::id());
-        let dir = match (redirects.is_empty() && tee.is_empty(), dir) {
-            (_, Some(dir)) => Some(dir.join(run)),
+        let parent = match (redirects.is_empty() && tee.is_empty(), dir) {
+            (_, Some(dir)) => Some(dir.to_owned()),
             (true, None) => None,
-            (false, None) => Some(own_folder()?.join(run)),
+            (false, None) => Some(own_folder()),
         };
-        if let Some(dir) = &dir {
-            std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-        }
+        let new = |parent: PathBuf| {
+            std::fs::create_dir_all(&parent).and_then(|()| {
+                // No other run's, whatever the ids of their processes.
+                Ok(tempfile::Builder::new().prefix(&format!("{run_id}_")).tempdir_in(&parent)?.keep())
+            })
+        };
+        let dir = parent.map(|dir| new(dir.clone()).with_context(|| format!("making a folder in {}", dir.display())));
+        let dir = dir.transpose()?;
         Ok(RankLogs {
             dir,
             prefix: Prefix { template, role, per_node },
@@ -274,20 +278,33 @@ fn create(dir: &Path, attempt: u32, rank: u32, name: &str) -> Result<File> {
     File::create(&path).with_context(|| format!("making {}", path.display()))
 }
 
-/// Where logs go for which no folder was named: `$XDG_STATE_HOME/wingbeat/torchrun`, or below `~/.local/state`. Removes
-/// those that nobody has written to for long.
-fn own_folder() -> Result<PathBuf> {
+/// Where logs go for which no folder was named: `$XDG_STATE_HOME/wingbeat/torchrun`, or below `~/.local/state`, or where that
+/// cannot be written, `/tmp`. Removes those that nobody has written to for long.
+fn own_folder() -> PathBuf {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    let folder = state.context("no --log-dir was named, and $HOME is not set")?.join("wingbeat/torchrun");
+    let folder = state.map(|state| state.join("wingbeat/torchrun"));
+    let Some(folder) = folder.filter(|folder| {
+        let made = std::fs::create_dir_all(folder);
+        made.is_ok() && rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
+    }) else {
+        return std::env::temp_dir();
+    };
     for run in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let age = run.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
-        if age.is_some_and(|age| age > KEPT) {
+        if last_written(&run.path()).and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEPT) {
             // What cannot be removed now is, some other time.
             let _ = std::fs::remove_dir_all(run.path());
         }
     }
-    Ok(folder)
+    folder
+}
+
+/// When something in a folder was written last.
+fn last_written(path: &Path) -> Option<SystemTime> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    let within = metadata.is_dir().then(|| std::fs::read_dir(path).into_iter().flatten().flatten());
+    let newest = within.into_iter().flatten().filter_map(|entry| last_written(&entry.path())).max();
+    newest.max(metadata.modified().ok())
 }
 
 /// What stands before a line: torchrun's template, with `$name` or `${name}` for what is known of the rank.

@@ -42,10 +42,9 @@ SCRIPTS = {
         import sys, time
         import changing
         from wingbeat import train
-        end = time.monotonic() + float(sys.argv[1])
-        while time.monotonic() < end:
+        for step in range(20 * int(sys.argv[1])):
             time.sleep(0.05)
-            train.report({"left": end - time.monotonic()})
+            train.report({"step": step})
         print("worked")
     """,
     # Reduces over all ranks.
@@ -102,6 +101,11 @@ SCRIPTS = {
 
 class Failed(Exception):
     """What must not be."""
+
+
+def said(errors):
+    """The end of what a run has said."""
+    return errors.decode(errors="replace")[-4000:]
 
 
 class Cluster:
@@ -247,15 +251,15 @@ class Load:
             status = subprocess.run([self.cluster.binary, "status"], env=self.cluster.env, capture_output=True, text=True)
             running.kill()
             out, errors = running.communicate()
-            raise Failed(f"{running.args} hangs:\n{errors.decode(errors='replace')}\n{status.stdout}") from None
+            raise Failed(f"{running.args} hangs:\n{said(errors)}\n{status.stdout}") from None
         if code is not None and running.returncode != code:
-            raise Failed(f"{running.args} ended with {running.returncode}:\n{out[-2000:]!r}\n{errors.decode(errors='replace')}")
+            raise Failed(f"{running.args} ended with {running.returncode}:\n{out[-2000:]!r}\n{said(errors)}")
         return out, errors
 
     def expect(self, running, is_right):
         out, errors = self.finish(running)
         if not is_right(out):
-            raise Failed(f"{running.args} printed {out[:500]!r}…{out[-500:]!r}\n{errors.decode(errors='replace')}")
+            raise Failed(f"{running.args} printed {out[:500]!r}…{out[-500:]!r}\n{said(errors)}")
 
     def one(self, kind, chance):
         """Runs one of this kind to its end."""
@@ -267,7 +271,7 @@ class Load:
                 wanted = {f"{rank} {number}".encode() for rank in range(ranks) for number in range(count)}
                 self.expect(self.train("-n", ranks, script, "--", count), lambda out: set(out.splitlines()) == wanted)
             case "works":
-                running = self.train("-n", ranks, script, "--", chance.choice([1, 5, 25]))
+                running = self.train("-n", ranks, script, "--", chance.choice([1, 5, 15]))
                 self.expect(running, lambda out: ranks <= out.count(b"worked") <= ranks * attempt_may_repeat)
             case "reduces":
                 self.expect(self.train("-n", 2, script), lambda out: set(out.splitlines()) == {b"sum 3.0"})
@@ -293,7 +297,7 @@ class Load:
                     out, errors = self.finish(running, code=128 + signal.SIGTERM)
                     was_disturbed = any(sign in errors for sign in (b"trying again", b"signal 9", b"is gone", b"lost"))
                     if b"saved" not in out and not was_disturbed:
-                        raise Failed(f"a rank that was asked to end had no time to save: {out!r}\n{errors.decode()}")
+                        raise Failed(f"a rank that was asked to end had no time to save: {out!r}\n{said(errors)}")
                 else:
                     running.stdout.readline()
                     running.kill()  # its ranks end with it: there is nobody below at the end
@@ -324,7 +328,7 @@ class Load:
         """Things happen, one every few seconds."""
         chance, second = random.Random(self.chance.getrandbits(64)), None
         while time.monotonic() < until and not self.failures:
-            time.sleep(chance.uniform(1, 6))
+            time.sleep(chance.uniform(3, 12))
             what = chance.choice(["package", "rank", "warm", "node", "nothing"])
             try:
                 match what:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -358,3 +359,119 @@ def test_runs_do_not_share_the_folder_that_was_shipped(run, write, cluster, tmp_
         done = run("train", "-n", "2", "--working-dir", code, "writes.py", env=cluster)
         assert done.stdout.count("3 ['.gitignore', 'target', 'writes.py', 'written']") == 2, done.stdout
     assert not (code / "written").exists()
+
+
+def stopped(binary, cluster, script, *options, cwd):
+    """A run that was told to stop when it said `begun`: its exit code, and what it printed after that."""
+    running = subprocess.Popen(
+        [binary, "train", "--unprefixed", *map(str, options), script], env=cluster, cwd=cwd, stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "begun\n"
+    running.terminate()
+    out, _ = running.communicate(timeout=300)
+    return running.returncode, out
+
+
+def test_what_is_reported_in_the_grace_is_stored_and_answered(binary, write, cluster, tmp_path):
+    script = write("grace.py", """
+        import os, pathlib, signal, sys
+        from wingbeat import train
+        def save(*_):
+            last = pathlib.Path("last")
+            last.mkdir()
+            (last / "step").write_text("99")
+            train.report({"step": 99}, checkpoint=last)
+            assert pathlib.Path(train.get_checkpoint().path, "step").read_text() == "99"
+            os.write(1, b"saved\\n")
+            os._exit(0)
+        signal.signal(signal.SIGTERM, save)
+        large = pathlib.Path("large")
+        large.mkdir()
+        with open(large / "model", "wb") as file:
+            file.truncate(200 << 20)
+        train.report({"step": 1}, checkpoint=large, wait=False)
+        os.write(1, b"begun\\n")
+        while True:
+            signal.pause()
+    """)
+    code, out = stopped(binary, cluster, script, "--storage", "stored", "--keep", "9", cwd=tmp_path)
+    assert (code, out) == (128 + 15, "saved\n")
+    assert (tmp_path / "stored" / "checkpoint_000002" / "step").read_text() == "99"
+
+
+def test_a_report_that_a_signal_has_interrupted_is_answered_to_nobody(run, write, cluster, tmp_path):
+    script = write("interrupted.py", """
+        import os, pathlib, signal, time
+        from wingbeat import train
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGALRM, lambda *_: exec("raise KeyboardInterrupt"))
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            try:
+                train.report({"step": 1})
+            except KeyboardInterrupt:
+                pathlib.Path("final").mkdir()
+                pathlib.Path("final", "step").write_text("99")
+                train.report({"step": 99}, checkpoint="final")
+            assert pathlib.Path(train.get_checkpoint().path, "step").read_text() == "99"
+            open("stored-by-now", "x").close()
+        else:
+            while not os.path.exists("final"):
+                time.sleep(0.01)
+            time.sleep(0.2)  # the first answer, if there were one, would be there
+            train.report({"step": 1})
+    """)
+    run("train", "-n", "2", "--storage", "stored", script, env=cluster, cwd=tmp_path)
+    assert (tmp_path / "stored-by-now").exists()
+
+
+def test_of_two_processes_of_a_rank_that_report_one_is_told_why_not(run, write, cluster):
+    script = write("twice.py", """
+        import os, time
+        from wingbeat import train
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("refused"):
+                time.sleep(0.01)
+            train.report({"x": 1})
+        elif os.fork() == 0:
+            try:
+                train.report({"x": 1})
+            except train.ReportError as error:
+                assert "one process" in str(error), error
+                open("refused", "x").close()
+            os._exit(0)
+        else:
+            time.sleep(0.5)
+            train.report({"x": 1})
+            os.wait()
+    """)
+    run("train", "-n", "2", "--unprefixed", script, env=cluster, cwd=script.parent)
+
+
+def test_the_next_attempt_finds_what_the_last_has_written_into_the_shipped_folder(run, write, cluster, tmp_path):
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "snapshots.py").write_text(textwrap.dedent("""
+        import os
+        print("found", os.path.exists("snapshot.pt"))
+        open("snapshot.pt", "a").close()
+        assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+    """))
+    done = run("train", "--unprefixed", "--max-failures", "1", "--working-dir", code, "snapshots.py", env=cluster)
+    assert done.stdout.split() == ["found", "False", "found", "True"]
+    cache = [path for path in (Path.home() / ".cache" / "wingbeat").glob("run-*")] if "XDG_CACHE_HOME" not in cluster else []
+    assert cache == [], "nothing of it is left"
+
+
+def test_metrics_lie_beside_checkpoints_of_no_named_storage(run, write, cluster, tmp_path):
+    script = write("metrics.py", """
+        import pathlib
+        from wingbeat import train
+        train.report({"loss": 3})
+        pathlib.Path("made").mkdir()
+        train.report({"loss": 2}, checkpoint="made")
+        train.report({"loss": 1})
+    """)
+    env = {**cluster, "XDG_DATA_HOME": str(tmp_path / "data")}
+    run("train", script, env=env, cwd=tmp_path)
+    (metrics,) = (tmp_path / "data").glob("wingbeat/runs/*/metrics.jsonl")
+    assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == [3, 2, 1]

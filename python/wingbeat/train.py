@@ -146,12 +146,17 @@ class _Connection:
 
     def ask(self, message, payload=None):
         with self.lock:
-            if payload is not None:
-                message = {**message, "bytes": len(payload)}
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-            if payload is not None:
-                self.socket.sendall(payload)
-            line = self.answers.readline()
+            try:
+                if payload is not None:
+                    message = {**message, "bytes": len(payload)}
+                self.socket.sendall(json.dumps(message).encode() + b"\n")
+                if payload is not None:
+                    self.socket.sendall(payload)
+                line = self.answers.readline()
+            except BaseException:  # a signal's handler has raised: the answer would be taken for that of the next message
+                _connected.clear()
+                self.socket.close()
+                raise
         if not line:
             raise ReportError("the run has ended")
         answer = json.loads(line)

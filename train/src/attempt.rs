@@ -64,7 +64,7 @@ struct Attempt<'a> {
     storage: &'a Place,
     /// The number of the next.
     next: u64,
-    recorder: Option<Recorder>,
+    recorder: Recorder,
     /// That metrics cannot be stored.
     has_complained: bool,
     progress: Progress,
@@ -76,8 +76,10 @@ struct Attempt<'a> {
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// Reports with the next one, which waits for that: ranks have only so many calls at a time, and must hear of a stop.
     held: Option<BTreeMap<usize, Report>>,
-    /// Where the newest one is, for ranks that have asked.
-    lookups: FuturesUnordered<BoxFuture<'static, (usize, u64, Answer)>>,
+    /// Where the newest one is, for a node.
+    lookups: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
+    /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
+    asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
     /// How many have not ended.
     left: usize,
     failures: Vec<(usize, Outcome)>,
@@ -150,7 +152,7 @@ impl Group {
             pause: Instant::now(),
             pauses: 0,
             group: self,
-            recorder: storage.claim().map(|claim| Recorder::new(claim.storage())),
+            recorder: Recorder::new(),
             has_complained: false,
             progress,
             ras,
@@ -160,6 +162,7 @@ impl Group {
             saves: FuturesUnordered::new(),
             held: None,
             lookups: FuturesUnordered::new(),
+            asked: BTreeMap::new(),
             left: self.ranks.len(),
             failures: Vec::new(),
             lost: Vec::new(),
@@ -175,7 +178,15 @@ impl Group {
         };
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
-            attempt.finish_saves().await?;
+            let given_up = async {
+                plan.stopper.stopped().await;
+                tokio::time::sleep(SAVE_LIMIT).await;
+            };
+            tokio::select! {
+                biased;
+                saved = attempt.finish_saves() => saved?,
+                () = given_up => return Err(TrainError::stopped()),
+            }
             attempt.record(true).await;
             return Ok(attempt.finished);
         }
@@ -236,21 +247,17 @@ impl Attempt<'_> {
                 }
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
-                    let is_saved = saved.is_ok();
+                    // One that was begun after it is waited for, too.
+                    let is_last = saved.is_ok() && self.saves.is_empty() && self.held.is_none();
                     self.saved(reports, saved)?;
-                    if let Some(held) = self.held.take() {
-                        self.save(held);
-                    }
-                    if let Some(drained) = self.drained.clone().filter(|_| is_saved) {
+                    if let Some(drained) = self.drained.clone().filter(|_| is_last) {
                         return Err(moves(drained));
                     }
-                    if let Some(ranks) = self.grows_to.filter(|_| is_saved) {
+                    if let Some(ranks) = self.grows_to.filter(|_| is_last) {
                         return Err(TrainError::Grows { ranks });
                     }
                 }
-                Some((rank, id, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
-                    self.tell_one(rank, id, &answer);
-                }
+                Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => self.looked_up(node, &answer),
                 () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => self.grow().await?,
                 () = look, if self.unshown.is_none() => self.look().await?,
             }
@@ -272,8 +279,9 @@ impl Attempt<'_> {
     /// Writes the metrics that are there; unless `all`, once they are many. That they cannot be written is no reason to
     /// end a training.
     async fn record(&mut self, all: bool) {
-        let Some(recorder) = &mut self.recorder else { return };
-        match recorder.flush(all).await {
+        // Without a storage, there is one from the first checkpoint on.
+        let Some(claim) = self.storage.claim() else { return };
+        match self.recorder.flush(claim.storage(), all).await {
             Ok(()) => self.has_complained = false,
             Err(_) if self.has_complained && !all => {}
             Err(why) => {
@@ -286,6 +294,9 @@ impl Attempt<'_> {
 
     /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
     fn saved(&mut self, reports: BTreeMap<usize, Report>, saved: Result<(), String>) -> Result<(), TrainError> {
+        if let Some(held) = self.held.take() {
+            self.save(held);
+        }
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
@@ -342,7 +353,17 @@ impl Attempt<'_> {
                     if self.left == 0 {
                         break;
                     }
-                    let _ = self.hear(events.next().await);
+                    // What they report on their way out is stored, and answered.
+                    tokio::select! {
+                        biased;
+                        heard = events.next() => drop(self.hear(heard)),
+                        Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
+                            drop(self.saved(reports, saved));
+                        }
+                        Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
+                            self.looked_up(node, &answer);
+                        }
+                    }
                 }
             };
             if tokio::time::timeout(limit, rest).await.is_ok() {
@@ -368,7 +389,11 @@ impl Attempt<'_> {
                 self.pauses = 2;
             }
             Ok(Event::Report(report)) => {
-                let step = self.reports.report(rank, report);
+                let (step, before) = self.reports.report(rank, report);
+                if let Some(Report { id, .. }) = before {
+                    let why = "another report of this rank came before all had come to this one: one process and one thread of a                                rank reports";
+                    self.tell_one(rank, id, &Answer(Err(why.into())));
+                }
                 self.answer(step);
             }
             Ok(Event::Newest(id)) => self.look_up(rank, id),
@@ -404,9 +429,7 @@ impl Attempt<'_> {
                 (self.plan.on_progress)(&self.progress);
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    if let Some(recorder) = &mut self.recorder {
-                        recorder.add(self.progress.attempt, &first.metrics);
-                    }
+                    self.recorder.add(self.progress.attempt, &first.metrics);
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     return self.tell(reports, &Answer(Ok(None)));
@@ -431,17 +454,40 @@ impl Attempt<'_> {
         self.tell(others, &Answer(Ok(None)));
     }
 
-    /// Looks for the newest checkpoint, for a rank.
+    /// A rank asks for the newest checkpoint. One at a time is looked for on a node: its ranks have only so many calls.
     fn look_up(&mut self, rank: usize, id: u64) {
-        let fetcher = self.group.fetcher(rank).cloned();
-        let place = self.storage.clone();
+        let Some(node) = self.group.ranks.get(rank).map(|rank| rank.at.node) else { return };
+        let [with, since] = self.asked.entry(node).or_default();
+        match with.is_empty() {
+            true => {
+                with.push((rank, id));
+                self.begin_lookup(node, rank);
+            }
+            // A newer one may be there by now.
+            false => since.push((rank, id)),
+        }
+    }
+
+    fn begin_lookup(&mut self, node: u64, rank: usize) {
+        let (fetcher, place) = (self.group.fetcher(rank).cloned(), self.storage.clone());
         let find = async move {
             let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
             let Some(newest) = claim.storage().checkpoints().await?.pop() else { return Ok(None) };
             let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
             path.map(Some).map_err(|error| error.to_string())
         };
-        self.lookups.push(Box::pin(async move { (rank, id, Answer(find.await)) }));
+        self.lookups.push(Box::pin(async move { (node, Answer(find.await)) }));
+    }
+
+    fn looked_up(&mut self, node: u64, answer: &Answer) {
+        let [with, since] = self.asked.remove(&node).unwrap_or_default();
+        for (rank, id) in with {
+            self.tell_one(rank, id, answer);
+        }
+        if let Some((rank, _)) = since.first().copied() {
+            self.asked.insert(node, [since, Vec::new()]);
+            self.begin_lookup(node, rank);
+        }
     }
 
     fn tell(&self, reports: BTreeMap<usize, Report>, answer: &Answer) {

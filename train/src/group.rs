@@ -13,7 +13,7 @@ use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
 use crate::reservation::{Patience, Reservation, resources};
-use crate::trainer::Plan;
+use crate::trainer::{Plan, Shipped};
 use crate::warm;
 
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
@@ -57,7 +57,7 @@ impl Group {
                 match group.prepare(plan).await {
                     Ok(()) => Ok(group),
                     Err(error) => {
-                        group.release().await;
+                        group.release(true).await;
                         Err(error)
                     }
                 }
@@ -91,7 +91,7 @@ impl Group {
             },
             env: Environment { set: plan.env.clone(), ..Environment::default() },
             warm: plan.warm && !matches!(plan.target, Target::Program(_)),
-            shipment: plan.shipment.as_ref().map(|(hash, _)| hash.clone()),
+            shipment: plan.shipment.as_ref().map(|shipped| shipped.hash.clone()),
         };
         ship(plan, &handles).await?;
         let asked: Vec<_> = handles.iter().map(|rank| rank.describe(wanted.clone())).collect();
@@ -158,10 +158,11 @@ impl Group {
         }
     }
 
-    /// Ends the ranks' actors, and gives back what was reserved for them.
-    pub(crate) async fn release(self) {
+    /// Ends the ranks' actors, and gives back what was reserved for them. If the run `ends` with this, also what was made
+    /// for its further attempts.
+    pub(crate) async fn release(self, ends: bool) {
         if self.left_something.into_inner() {
-            let cleaning: Vec<_> = self.ranks.iter().map(|rank| rank.handle.clean_up()).collect();
+            let cleaning: Vec<_> = self.ranks.iter().map(|rank| rank.handle.clean_up(ends)).collect();
             // Whoever is gone has left it to the next run there.
             join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
         }
@@ -206,11 +207,11 @@ impl Group {
 
 /// Brings the run's working directory to the nodes that lack it.
 async fn ship(plan: &Plan, ranks: &[RankHandle]) -> Result<(), Error> {
-    let Some((hash, shipment)) = &plan.shipment else { return Ok(()) };
+    let Some(Shipped { hash, content, .. }) = &plan.shipment else { return Ok(()) };
     let asked: Vec<_> = ranks.iter().map(|rank| rank.has(hash.clone())).collect();
     let there = get_all(&asked).await?;
     let lacking = ranks.iter().zip(there).filter(|(_, there)| !there);
-    let unpacking: Vec<_> = lacking.map(|(rank, _)| rank.unpack(vec![shipment.clone()])).collect();
+    let unpacking: Vec<_> = lacking.map(|(rank, _)| rank.unpack(vec![content.clone()])).collect();
     get_all(&unpacking).await.map(drop)
 }
 

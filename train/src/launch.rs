@@ -16,7 +16,7 @@ use crate::process::{Event, Launch, Shard, Target};
 use crate::progress::{Progress, RankProgress};
 use crate::rank::RankHandle;
 use crate::storage::{Place, Storage};
-use crate::trainer::{Backend, Plan};
+use crate::trainer::{Backend, Plan, Shipped};
 
 /// Tells NCCL that ranks may share a device.
 const MAY_SHARE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
@@ -69,7 +69,7 @@ impl Group {
             _ => None,
         };
         let folders = match &plan.shipment {
-            Some((hash, _)) => self.on_each_node(|rank| rank.unfold(hash.clone())).await?,
+            Some(Shipped { hash, run, .. }) => self.on_each_node(|rank| rank.unfold(hash.clone(), run.clone())).await?,
             None => Vec::new(),
         };
         Ok(Prepared { port, ras, next, checkpoints, folders, interfaces })

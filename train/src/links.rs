@@ -1,50 +1,64 @@
-//! What is done with a symbolic link in a folder that is copied elsewhere.
+//! What a symbolic link is to the folder in which it lies, when that is copied elsewhere.
 
-use std::io::{Error, ErrorKind, Result};
-use std::path::{Component, Path};
+use std::io::Result;
+use std::path::{Component, Path, PathBuf};
 
-/// A symbolic link, as another machine can have it.
+/// A symbolic link.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// It leads to this path, relative to where it lies, within the folder: it stays a link.
+    /// It leads to this path, relative to where it lies, within the folder.
     Within(String),
-    /// It leads to a file elsewhere, whose content is taken.
+    /// It leads to a file elsewhere.
     File,
+    /// It leads to this, which is a folder elsewhere, or nothing.
+    Elsewhere(PathBuf),
 }
 
-/// What a link is to the folder `root`, in which it lies at `link`.
+/// What the link at this path, within the folder `root`, is.
 ///
 /// # Errors
-/// It leads to nothing, or to a folder elsewhere, which may be of any size and lead back.
+/// It cannot be read.
 pub(crate) fn read(root: &Path, link: &Path) -> Result<Link> {
     let target = std::fs::read_link(link)?;
-    let depth = link.strip_prefix(root).map_or(0, |path| path.components().count()).saturating_sub(1);
-    if let Some(text) = target.to_str().filter(|_| stays_within(depth, &target)) {
-        return Ok(Link::Within(text.to_owned()));
-    }
-    let refused = |why: &str| {
-        let text = format!("{} is a link to {}, {why}", link.display(), target.display());
-        Error::new(ErrorKind::InvalidInput, text)
+    let within = link.strip_prefix(root).unwrap_or(link);
+    let depth = within.components().count().saturating_sub(1);
+    // An absolute one may lead to the folder itself.
+    let relative = match target.strip_prefix(root) {
+        Ok(rest) => "../".repeat(depth) + &rest.to_string_lossy(),
+        Err(_) => target.to_string_lossy().into_owned(),
     };
+    if stays_within(within, Path::new(&relative)) {
+        return Ok(Link::Within(relative));
+    }
     match std::fs::metadata(link) {
         Ok(there) if there.is_file() => Ok(Link::File),
-        Ok(_) => Err(refused("which is no file and lies outside of the folder; put a copy there, or leave it out")),
-        Err(error) => Err(refused(&format!("which cannot be read ({error}); leave it out"))),
+        _ => Ok(Link::Elsewhere(target)),
     }
 }
 
-/// Whether a path never leads above the folder, from so many folders below it.
-fn stays_within(mut depth: usize, target: &Path) -> bool {
-    target.components().all(|part| {
-        let next = match part {
-            Component::Normal(_) => depth.checked_add(1),
-            Component::CurDir => Some(depth),
-            Component::ParentDir => depth.checked_sub(1),
-            Component::RootDir | Component::Prefix(_) => None,
-        };
-        depth = next.unwrap_or_default();
-        next.is_some()
+/// Whether a link at a path of a folder leads to what is in the folder, whatever other such links do: `..` may only be at
+/// its beginning, since after a name that is a link itself it would be another folder.
+pub(crate) fn stays_within(link: &Path, target: &Path) -> bool {
+    let mut depth = link.components().count().saturating_sub(1);
+    let mut is_down = false;
+    target.components().all(|part| match part {
+        Component::Normal(_) => {
+            is_down = true;
+            true
+        }
+        Component::CurDir => true,
+        Component::ParentDir => {
+            let may = !is_down && depth > 0;
+            depth = depth.saturating_sub(1);
+            may
+        }
+        Component::RootDir | Component::Prefix(_) => false,
     })
+}
+
+/// Whether a path names something in a folder, and nothing above or beside it.
+pub(crate) fn is_within(path: &Path) -> bool {
+    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 #[cfg(test)]
@@ -62,16 +76,28 @@ mod tests {
         let of = |name: &str, target: &Path| {
             let link = root.join(name);
             symlink(target, &link).unwrap();
-            read(root, &link)
+            read(root, &link).unwrap()
         };
-        assert_eq!(of("latest", Path::new("a/b")).unwrap(), Link::Within("a/b".into()));
-        assert_eq!(of("a/b/up", Path::new("../../a")).unwrap(), Link::Within("../../a".into()));
-        assert_eq!(of("a/later", Path::new("./not-yet")).unwrap(), Link::Within("./not-yet".into()));
-        assert_eq!(of("file", &other.path().join("file")).unwrap(), Link::File);
+        let within = |target: &str| Link::Within(target.into());
+        assert_eq!(of("latest", Path::new("a/b")), within("a/b"));
+        assert_eq!(of("a/b/up", Path::new("../../a")), within("../../a"));
+        assert_eq!(of("a/later", Path::new("./not-yet")), within("./not-yet"));
+        assert_eq!(of("a/b/absolute", &root.join("a/x")), within("../../a/x"));
+        assert_eq!(of("file", &other.path().join("file")), Link::File);
         for (name, target) in [("folder", other.path()), ("a/out", Path::new("../..")), ("none", Path::new("/no/such"))]
         {
-            let error = of(name, target).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains("leave it out"), "{error}");
+            assert_eq!(of(name, target), Link::Elsewhere(target.to_owned()));
+        }
+        // `d` leads to the folder itself, and so this to what is beside it.
+        assert_eq!(of("a/b/d", Path::new("../..")), within("../.."));
+        assert_eq!(of("a/b/e", Path::new("d/../../secret")), Link::Elsewhere("d/../../secret".into()));
+    }
+
+    #[test]
+    fn names_of_what_is_in_a_folder() {
+        assert!(is_within(Path::new("a/b c")));
+        for bad in ["", "/a", "../a", "a/../b", "a/.."] {
+            assert!(!is_within(Path::new(bad)), "{bad}");
         }
     }
 }

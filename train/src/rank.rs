@@ -12,7 +12,7 @@ use wingbeat::ObjectRef;
 
 use crate::environment::{self, DeviceNames, Environment};
 use crate::interface;
-use crate::locked::Locked;
+use crate::own_folder::OwnFolder;
 use crate::ports;
 use crate::preflight::{self, Facts};
 use crate::process::{self, Answer, Answers, Event, Greeting, Launch, Running, Shard, Target};
@@ -65,7 +65,7 @@ pub(crate) struct Rank {
     /// Checkpoints that it has fetched for the ranks of its node.
     fetched: tokio::sync::Mutex<Vec<Fetched>>,
     /// Working directories of these ranks.
-    folders: Mutex<Vec<Locked>>,
+    folders: Mutex<Vec<OwnFolder>>,
 }
 
 /// A checkpoint that is on this node.
@@ -73,7 +73,7 @@ struct Fetched {
     number: u64,
     path: String,
     /// Where it had to be copied.
-    _copy: Option<Locked>,
+    copy: Option<OwnFolder>,
 }
 
 /// So many copies of checkpoints are kept while a run lasts.
@@ -210,23 +210,26 @@ impl Rank {
         let path = path.display().to_string();
         // A script may still read the one before.
         let old = fetched.len().saturating_sub(COPIES - 1);
-        fetched.drain(..old);
-        fetched.push(Fetched { number: checkpoint.number, path: path.clone(), _copy: copy });
+        fetched.drain(..old).filter_map(|old| old.copy).for_each(OwnFolder::remove);
+        fetched.push(Fetched { number: checkpoint.number, path: path.clone(), copy });
         Ok(path)
     }
 
     /// Makes a folder with the run's working directory, for all ranks of its node: where it is.
-    pub(crate) fn unfold(&self, hash: String) -> Result<String, String> {
-        let folder = shipping::unfold(&hash).map_err(|error| format!("the working directory: {error}"))?;
+    pub(crate) fn unfold(&self, hash: String, run: String) -> Result<String, String> {
+        let folder = shipping::unfold(&hash, &run).map_err(|error| format!("the working directory: {error}"))?;
         let path = folder.folder().display().to_string();
         self.folders.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         Ok(path)
     }
 
-    /// Removes what was made for its run.
-    pub(crate) async fn clean_up(&self) {
-        self.fetched.lock().await.clear();
-        self.folders.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Removes what was made for its attempt, and if the run `ends`, for that.
+    pub(crate) async fn clean_up(&self, ends: bool) {
+        self.fetched.lock().await.drain(..).filter_map(|old| old.copy).for_each(OwnFolder::remove);
+        let folders = std::mem::take(&mut *self.folders.lock().unwrap_or_else(PoisonError::into_inner));
+        if ends {
+            folders.into_iter().for_each(OwnFolder::remove);
+        }
     }
 
     /// What the process does now: the stacks of its threads.

@@ -18,7 +18,6 @@ const LIMIT: usize = 16 << 20;
 
 /// Writes the metrics of one attempt.
 pub(crate) struct Recorder {
-    storage: Storage,
     events_file: String,
     lines: Vec<u8>,
     events: Vec<u8>,
@@ -26,13 +25,12 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(storage: &Storage) -> Recorder {
+    pub(crate) fn new() -> Recorder {
         let now = now();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut events = Vec::new();
         record(&mut events, &[double(1, now), text(3, b"brain.Event:2")].concat());
         Recorder {
-            storage: storage.clone(),
             events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
             lines: Vec::new(),
             events,
@@ -64,8 +62,8 @@ impl Recorder {
     }
 
     /// Writes what there is; unless `all`, only if it is enough. What could not be written is tried again the next time.
-    pub(crate) async fn flush(&mut self, all: bool) -> Result<()> {
-        if self.lines.is_empty() || (!all && self.storage.makes_objects() && self.lines.len() < BATCH) {
+    pub(crate) async fn flush(&mut self, storage: &Storage, all: bool) -> Result<()> {
+        if self.lines.is_empty() || (!all && storage.makes_objects() && self.lines.len() < BATCH) {
             return Ok(());
         }
         if self.lines.len() > LIMIT {
@@ -73,9 +71,9 @@ impl Recorder {
             self.events.clear();
             return Err(format!("{} MiB of metrics could not be stored and are lost", LIMIT >> 20));
         }
-        self.storage.append(&self.events_file, &self.events).await?;
+        storage.append(&self.events_file, &self.events).await?;
         self.events.clear();
-        self.storage.append(LINES, &self.lines).await?;
+        storage.append(LINES, &self.lines).await?;
         self.lines.clear();
         Ok(())
     }
@@ -130,8 +128,7 @@ mod tests {
 
     #[test]
     fn events_begin_as_every_file_of_tensorboard_s() {
-        let storage = Storage::open(&std::env::temp_dir().display().to_string()).unwrap();
-        let begin = Recorder::new(&storage).events;
+        let begin = Recorder::new().events;
         // The length of the first event, 24 bytes, its masked checksum, and the tag of its time.
         assert_eq!(begin[..13], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22, 0x09]);
         assert_eq!(begin[21..36], *b"\x1a\x0dbrain.Event:2");
@@ -143,11 +140,11 @@ mod tests {
     async fn metrics_are_lines_of_json() {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let mut recorder = Recorder::new(&storage);
+        let mut recorder = Recorder::new();
         recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]));
-        recorder.flush(false).await.unwrap();
+        recorder.flush(&storage, false).await.unwrap();
         recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY)]));
-        recorder.flush(true).await.unwrap();
+        recorder.flush(&storage, true).await.unwrap();
         let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines[0]["loss"].as_f64(), lines[0]["step"].as_f64()), (Some(0.5), Some(7.0)));

@@ -31,10 +31,10 @@ impl Reports {
         Reports { waiting: BTreeMap::new(), ended: vec![false; ranks] }
     }
 
-    /// A rank has reported.
-    pub(crate) fn report(&mut self, rank: usize, report: Report) -> Step {
-        self.waiting.insert(rank, report);
-        self.step()
+    /// A rank has reported. If it waits with another report already, nobody may: that is given back.
+    pub(crate) fn report(&mut self, rank: usize, report: Report) -> (Step, Option<Report>) {
+        let before = self.waiting.insert(rank, report);
+        (self.step(), before)
     }
 
     /// A rank has ended.
@@ -82,20 +82,28 @@ mod tests {
     #[test]
     fn a_report_is_complete_when_every_rank_has_come() {
         let mut reports = Reports::of(2);
-        assert_eq!(reports.report(1, report(7)), Step::Wait);
+        assert_eq!(reports.report(1, report(7)).0, Step::Wait);
         assert_eq!(reports.missing(), [0]);
-        assert_eq!(reports.report(0, report(3)), Step::Complete(BTreeMap::from([(0, report(3)), (1, report(7))])));
+        assert_eq!(reports.report(0, report(3)).0, Step::Complete(BTreeMap::from([(0, report(3)), (1, report(7))])));
         assert!(reports.missing().is_empty());
-        assert_eq!(reports.report(0, report(4)), Step::Wait, "the next one begins anew");
+        assert_eq!(reports.report(0, report(4)).0, Step::Wait, "the next one begins anew");
     }
 
     #[test]
     fn who_waits_for_a_rank_that_has_ended_is_told() {
         let mut reports = Reports::of(3);
-        assert_eq!(reports.report(0, report(1)), Step::Wait);
+        assert_eq!(reports.report(0, report(1)).0, Step::Wait);
         let Step::Refuse(refused, why) = reports.end(2) else { panic!("it waits in vain") };
         assert!(refused.contains_key(&0) && why.starts_with("rank 2 ended"), "{why}");
-        assert!(matches!(reports.report(1, report(1)), Step::Refuse(..)), "and so does who comes later");
+        assert!(matches!(reports.report(1, report(1)).0, Step::Refuse(..)), "and so does who comes later");
+    }
+
+    #[test]
+    fn of_two_reports_of_one_rank_the_first_is_given_back() {
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, report(1)), (Step::Wait, None));
+        assert_eq!(reports.report(0, report(2)), (Step::Wait, Some(report(1))));
+        assert_eq!(reports.report(1, report(3)).0, Step::Complete(BTreeMap::from([(0, report(2)), (1, report(3))])));
     }
 
     #[test]

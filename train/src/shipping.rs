@@ -3,17 +3,22 @@
 //! It is packed once, lies in the object store while it is fetched, and is unpacked on each node into the user's cache, in
 //! a folder that is named by its content: the next run with the same files finds it there.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use ignore::gitignore::Gitignore;
 use ignore::{DirEntry, WalkBuilder};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::cache;
 use crate::links::{self, Link};
-use crate::locked::Locked;
+use crate::own_folder::OwnFolder;
 
 /// What no script needs from elsewhere, also where git is not told to leave it out.
 const SKIPPED: [&str; 3] = [".git", "__pycache__", "node_modules"];
@@ -24,6 +29,10 @@ const IGNORE: &str = ".wingbeatignore";
 const PREFIX: &str = "work-";
 /// The working directory of one run.
 const OF_RUN: &str = "run-";
+/// For how long it is kept when its run may have another attempt on this node.
+const BETWEEN: Duration = Duration::from_secs(24 * 3600);
+/// What is being unpacked.
+const PART: &str = "part-";
 /// For how long a shipment is kept that no run uses.
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// More than this is data, and belongs into a storage that all nodes reach.
@@ -57,13 +66,10 @@ impl Shipment {
     /// # Errors
     /// Something cannot be read or has no name in UTF-8, a link leads to a folder elsewhere, or there is more than code.
     pub(crate) fn pack(folder: &Path) -> Result<Shipment, String> {
+        let folder = &folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
         let (mut files, mut links) = (Vec::new(), Vec::new());
         let mut total = 0;
-        let mut walk = WalkBuilder::new(folder);
-        walk.hidden(false).require_git(false).add_custom_ignore_filename(IGNORE).filter_entry(is_wanted);
-        for entry in walk.build() {
-            let entry = entry.map_err(|error| error.to_string())?;
-            let path = entry.path();
+        for path in &paths(folder)? {
             let failed = |error: std::io::Error| format!("{}: {error}", path.display());
             let kind = std::fs::symlink_metadata(path).map_err(failed)?.file_type();
             // Sockets and pipes are nobody's code.
@@ -72,11 +78,17 @@ impl Shipment {
             }
             let within = path.strip_prefix(folder).unwrap_or(path).to_str();
             let name = within.ok_or_else(|| format!("{} is not UTF-8; rename it", path.display()))?.to_owned();
-            if kind.is_symlink()
-                && let Link::Within(target) = links::read(folder, path).map_err(|error| error.to_string())?
-            {
-                links.push(SymbolicLink { path: name, target });
-                continue;
+            if kind.is_symlink() {
+                // One that leads elsewhere is as good there, on disks that machines share.
+                let target = match links::read(folder, path).map_err(failed)? {
+                    Link::Within(target) => Some(target),
+                    Link::Elsewhere(target) => Some(target.display().to_string()),
+                    Link::File => None,
+                };
+                if let Some(target) = target {
+                    links.push(SymbolicLink { path: name, target });
+                    continue;
+                }
             }
             let metadata = std::fs::metadata(path).map_err(failed)?;
             total += metadata.len();
@@ -90,6 +102,9 @@ impl Shipment {
             }
             let content = ByteBuf::from(std::fs::read(path).map_err(failed)?);
             files.push(File { path: name, mode: metadata.permissions().mode() & 0o777, content });
+        }
+        if files.is_empty() {
+            return Err(format!("git would take in no file of {}, by what is in .gitignore", folder.display()));
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         links.sort_by(|a, b| a.path.cmp(&b.path));
@@ -116,7 +131,7 @@ impl Shipment {
             return Ok(folder);
         }
         remove_unused();
-        let made = tempfile::Builder::new().prefix("part-").tempdir_in(cache::folder()?)?;
+        let made = tempfile::Builder::new().prefix(PART).tempdir_in(cache::folder()?)?;
         for file in &self.files {
             let path = made.path().join(&file.path);
             if let Some(parent) = path.parent() {
@@ -140,17 +155,48 @@ impl Shipment {
     }
 }
 
+/// What is to be shipped of a folder.
+fn paths(folder: &Path) -> Result<BTreeSet<PathBuf>, String> {
+    let is_repository = folder.ancestors().any(|folder| folder.join(".git").exists());
+    let mut walk = WalkBuilder::new(folder);
+    walk.hidden(false).ignore(false).add_custom_ignore_filename(IGNORE).filter_entry(is_wanted);
+    // Outside of a repository, what lies above the folder says nothing about it.
+    walk.require_git(is_repository).parents(is_repository);
+    let mut paths = BTreeSet::new();
+    for entry in walk.build() {
+        let entry = entry.map_err(|error| error.to_string())?;
+        if entry.depth() > 0 && !entry.file_type().is_some_and(|kind| kind.is_dir()) {
+            paths.insert(entry.into_path());
+        }
+    }
+    if is_repository {
+        paths.extend(tracked(folder));
+    }
+    Ok(paths)
+}
+
+/// What git keeps though it would not take it in; nothing where there is no git.
+fn tracked(folder: &Path) -> Vec<PathBuf> {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(folder).args(["ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]);
+    let Ok(said) = git.stderr(Stdio::null()).stdin(Stdio::null()).output() else { return Vec::new() };
+    let (own, _) = Gitignore::new(folder.join(IGNORE));
+    let names = said.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let paths = names.map(|name| folder.join(OsStr::from_bytes(name)));
+    paths.filter(|path| path.exists() && !own.matched_path_or_any_parents(path, false).is_ignore()).collect()
+}
+
 fn is_wanted(entry: &DirEntry) -> bool {
     let is_skipped = SKIPPED.iter().any(|name| entry.file_name() == *name);
     let is_marked = || entry.path().is_dir() && MARKS.iter().any(|mark| entry.path().join(mark).exists());
     entry.depth() == 0 || !(is_skipped || is_marked())
 }
 
-/// A run's own copy of a shipment that lies on this node: what its ranks write there, no other run sees.
-pub(crate) fn unfold(hash: &str) -> std::io::Result<Locked> {
-    let own = Locked::make(&cache::folder()?, OF_RUN)?;
-    copy(&place(hash)?, &own.folder())?;
-    Ok(own)
+/// A run's own copy of a shipment that lies on this node: what its ranks write there, its next attempt finds, and no other
+/// run sees.
+pub(crate) fn unfold(hash: &str, run: &str) -> std::io::Result<OwnFolder> {
+    let shipped = place(hash)?;
+    OwnFolder::again(&cache::folder()?, (OF_RUN, run), BETWEEN, |folder| copy(&shipped, folder))
 }
 
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
@@ -173,7 +219,8 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 fn remove_unused() {
     let Ok(entries) = cache::folder().and_then(std::fs::read_dir) else { return };
     for entry in entries.flatten() {
-        let is_shipment = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let name = entry.file_name();
+        let is_shipment = [PREFIX, PART].iter().any(|prefix| name.to_string_lossy().starts_with(prefix));
         let used = entry.metadata().and_then(|metadata| metadata.modified()).ok();
         if is_shipment && used.and_then(|used| used.elapsed().ok()).is_some_and(|unused| unused > UNUSED) {
             let _ = std::fs::remove_dir_all(entry.path());
@@ -246,12 +293,49 @@ mod tests {
         symlink("package", dir.path().join("linked")).unwrap();
         let shipment = Shipment::pack(dir.path()).unwrap();
         let place = shipment.unpack().unwrap();
-        let (first, second) = (unfold(&shipment.hash).unwrap(), unfold(&shipment.hash).unwrap());
+        let (first, second) = (unfold(&shipment.hash, "test-a").unwrap(), unfold(&shipment.hash, "test-b").unwrap());
         std::fs::write(first.folder().join("linked/part.py"), "x = 2").unwrap();
         for untouched in [place.clone(), second.folder()] {
             assert_eq!(Shipment::pack(&untouched).unwrap().hash, shipment.hash);
         }
+        assert_eq!(unfold(&shipment.hash, "test-a").unwrap().folder(), first.folder(), "as the next attempt finds it");
+        assert_eq!(std::fs::read(first.folder().join("package/part.py")).unwrap(), b"x = 2");
+        first.remove();
+        second.remove();
         std::fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn rules_above_the_repository_and_of_other_tools_do_not_count_and_what_git_keeps_does() {
+        let home = tempfile::tempdir().unwrap();
+        let project = home.path().join("project");
+        write(home.path(), ".gitignore", "*\n");
+        write(&project, "train.py", "");
+        write(&project, ".ignore", "*.json\n");
+        write(&project, "settings.json", "{}");
+        let names = |folder: &Path| -> Vec<String> {
+            Shipment::pack(folder).unwrap().files.into_iter().map(|file| file.path).collect()
+        };
+        assert_eq!(names(&project), [".ignore", "settings.json", "train.py"]);
+        write(&project, ".gitignore", "data/\n");
+        write(&project, "data/labels.py", "");
+        write(&project, "data/large.bin", "");
+        let git = |arguments: &[&str]| {
+            let done = Command::new("git").arg("-C").arg(&project).args(arguments).output();
+            done.is_ok_and(|done| done.status.success())
+        };
+        if git(&["init", "-q"]) && git(&["add", "-f", "data/labels.py"]) {
+            assert_eq!(names(&project), [".gitignore", ".ignore", "data/labels.py", "settings.json", "train.py"]);
+        }
+        // A folder that a link leads to, and what leads out of it.
+        let link = home.path().join("link");
+        symlink(&project, &link).unwrap();
+        symlink("/usr", project.join("far")).unwrap();
+        let shipment = Shipment::pack(&link).unwrap();
+        assert!(shipment.files.iter().any(|file| file.path == "train.py"));
+        assert_eq!(shipment.links[0].target, "/usr");
+        let empty = tempfile::tempdir().unwrap();
+        assert!(Shipment::pack(empty.path()).unwrap_err().contains("no file"));
     }
 
     #[test]

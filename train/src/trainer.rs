@@ -26,8 +26,6 @@ use crate::storage::{Claim, Keep, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
-/// Name the folder of an environment that was activated.
-const ACTIVATED: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// How often a run looks for another port when rank 0 has found its own taken.
 const PORTS_LOST: u32 = 5;
@@ -52,6 +50,15 @@ pub enum Backend {
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
 type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
+/// A working directory that was shipped.
+#[derive(Clone)]
+pub(crate) struct Shipped {
+    pub hash: String,
+    pub content: ObjectRef<Shipment>,
+    /// By which the run's own copies of it are found again.
+    pub run: String,
+}
+
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,
@@ -62,7 +69,7 @@ pub(crate) struct Plan {
     pub role: String,
     pub run_id: Option<String>,
     pub working_dir: Option<PathBuf>,
-    pub shipment: Option<(String, ObjectRef<Shipment>)>,
+    pub shipment: Option<Shipped>,
     pub master_port: Option<u16>,
     pub warm: bool,
     pub max_failures: u32,
@@ -397,7 +404,8 @@ impl TorchTrainer {
         if let Some(folder) = &self.plan.working_dir {
             let shipment = Shipment::pack(folder)
                 .map_err(|why| TrainError::Invalid(format!("cannot ship the working directory: {why}")))?;
-            self.plan.shipment = Some((shipment.hash.clone(), wingbeat::put(&shipment)?));
+            let (hash, run) = (shipment.hash.clone(), format!("{:016x}", rand::random::<u64>()));
+            self.plan.shipment = Some(Shipped { hash, content: wingbeat::put(&shipment)?, run });
         } else if let Target::Script(script) = &mut self.plan.target {
             self.plan.as_given = Some(script.clone());
             // Ranks run in the driver's working directory, or where it does not exist, in another.
@@ -451,9 +459,9 @@ impl TorchTrainer {
         output: &mpsc::Sender<Message>,
     ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
-        let (mut failures, mut ports_lost, mut was_moved) = (0, 0, false);
+        let mut so_far = SoFar::default();
         loop {
-            let error = match self.attempt(failures, was_moved, run_id, place, output).await {
+            let error = match self.attempt(&so_far, run_id, place, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
                     let checkpoints = match place.claim() {
                         Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
@@ -461,7 +469,7 @@ impl TorchTrainer {
                     };
                     return Ok(TrainResult {
                         ranks,
-                        attempts: failures + 1,
+                        attempts: so_far.failures + 1,
                         seconds: begun.elapsed().as_secs_f64(),
                         metrics,
                         best_checkpoint: self.plan.keep.best(&checkpoints).cloned(),
@@ -471,31 +479,42 @@ impl TorchTrainer {
                 }
                 Err(error) => error,
             };
-            match &error {
-                // Nobody's fault, and soon seen: it is no failure of the run.
-                TrainError::PortTaken { .. } if self.plan.master_port.is_none() && ports_lost < PORTS_LOST => {
-                    ports_lost += 1;
-                    (self.plan.on_notice)(&format!("{error}; trying another port"));
-                }
-                TrainError::Grows { .. } => (self.plan.on_notice)(&error.to_string()),
-                TrainError::Moves { .. } => {
-                    was_moved = true;
-                    (self.plan.on_notice)(&error.to_string());
-                }
-                error if error.may_pass(self.plan.retry_exceptions) && failures < self.plan.max_failures => {
-                    failures += 1;
-                    let of = self.plan.max_failures + 1;
-                    (self.plan.on_notice)(&format!("attempt {failures} of {of} failed, trying again: {error}"));
-                }
-                _ => return Err(error),
+            if !self.goes_on(&error, &so_far) {
+                return Err(error);
             }
+            let notice = match &error {
+                TrainError::PortTaken { .. } => {
+                    so_far.ports_lost += 1;
+                    format!("{error}; trying another port")
+                }
+                TrainError::Grows { .. } => error.to_string(),
+                TrainError::Moves { .. } => {
+                    so_far.was_moved = true;
+                    error.to_string()
+                }
+                error => {
+                    so_far.failures += 1;
+                    let (failures, of) = (so_far.failures, self.plan.max_failures + 1);
+                    format!("attempt {failures} of {of} failed, trying again: {error}")
+                }
+            };
+            (self.plan.on_notice)(&notice);
+        }
+    }
+
+    /// Whether there is another attempt after this.
+    fn goes_on(&self, error: &TrainError, so_far: &SoFar) -> bool {
+        match error {
+            // Nobody's fault, and soon seen: it is no failure of the run.
+            TrainError::PortTaken { .. } => self.plan.master_port.is_none() && so_far.ports_lost < PORTS_LOST,
+            TrainError::Grows { .. } | TrainError::Moves { .. } => true,
+            error => error.may_pass(self.plan.retry_exceptions) && so_far.failures < self.plan.max_failures,
         }
     }
 
     async fn attempt(
         &self,
-        attempt: u32,
-        was_moved: bool,
+        so_far: &SoFar,
         run_id: &str,
         place: &Place,
         output: &mpsc::Sender<Message>,
@@ -503,7 +522,7 @@ impl TorchTrainer {
         let patience = Patience {
             limit: self.plan.wait_for_room,
             // What was there may come back.
-            for_nodes: attempt > 0 || was_moved || self.plan.wait_for_room.is_some(),
+            for_nodes: so_far.failures > 0 || so_far.was_moved || self.plan.wait_for_room.is_some(),
             notice: &*self.plan.on_notice,
         };
         let group = tokio::select! {
@@ -511,18 +530,32 @@ impl TorchTrainer {
             () = self.plan.stopper.stopped() => return Err(TrainError::stopped()),
             group = Group::place(&self.plan, &patience) => group?,
         };
-        let outcome = group.run(&self.plan, attempt, run_id, place, output).await;
-        group.release().await;
+        let outcome = group.run(&self.plan, so_far.failures, run_id, place, output).await;
+        let ends = outcome.as_ref().err().is_none_or(|error| !self.goes_on(error, so_far));
+        group.release(ends).await;
         outcome
     }
+}
+
+/// What has become of earlier attempts.
+#[derive(Default)]
+struct SoFar {
+    failures: u32,
+    ports_lost: u32,
+    was_moved: bool,
 }
 
 fn default_python() -> String {
     if let Ok(python) = std::env::var(PYTHON_VARIABLE) {
         return python;
     }
-    let activated = ACTIVATED.iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let mut environments = activated.chain([PathBuf::from(".venv")]).map(|folder| folder.join("bin/python"));
+    let activated = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    // That one is active in every shell, whoever wants it.
+    let is_base = std::env::var_os("CONDA_DEFAULT_ENV").is_some_and(|name| name == "base");
+    let conda = activated("CONDA_PREFIX");
+    let (chosen, last) = if is_base { (None, conda) } else { (conda, None) };
+    let environments = [activated("VIRTUAL_ENV"), chosen, Some(PathBuf::from(".venv")), last];
+    let mut environments = environments.into_iter().flatten().map(|folder| folder.join("bin/python"));
     match environments.find(|python| python.exists()) {
         Some(python) => std::path::absolute(&python).unwrap_or(python).display().to_string(),
         None => "python3".into(),

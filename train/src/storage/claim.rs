@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{Result, Storage};
+use crate::identity::{Identity, Life};
 
 const ID: &str = ".wingbeat-storage";
 const USER: &str = ".wingbeat-in-use";
@@ -37,8 +38,7 @@ struct User {
     run: String,
     host: String,
     pid: u32,
-    /// Of that process id: the boot, the namespace and the start of the process.
-    process: String,
+    process: Identity,
     /// How often it has said so.
     said: u64,
 }
@@ -47,7 +47,7 @@ impl User {
     fn this(run: &str) -> User {
         let pid = std::process::id();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        User { run: run.to_owned(), host, pid, process: identity(pid).unwrap_or_default(), said: 0 }
+        User { run: run.to_owned(), host, pid, process: Identity::of(pid).unwrap_or_default(), said: 0 }
     }
 
     fn is_same(&self, other: &User) -> bool {
@@ -56,32 +56,8 @@ impl User {
 
     /// Whether it can be told that its process has ended: only on its own machine.
     fn is_gone(&self) -> bool {
-        let machine = |identity: &str| identity.rsplit_once(' ').map(|(machine, _)| machine.to_owned());
-        let here = identity(std::process::id()).and_then(|identity| machine(&identity));
-        // Machines that were started from one picture of a running machine differ in their names alone.
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        if here.is_none() || machine(&self.process) != here || self.host != host {
-            return false;
-        }
-        match identity(self.pid) {
-            Some(now) => now != self.process,
-            // Another user's may be hidden.
-            None => {
-                let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
-                pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
-            }
-        }
+        self.process.life() == Life::Gone
     }
-}
-
-/// What no other process has ever had or will have: boot, namespace of process ids, start.
-fn identity(pid: u32) -> Option<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The 22nd field; the second may hold anything, but ends with the last parenthesis.
-    let start = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.to_owned();
-    Some(format!("{} {} {start}", boot.trim(), namespace.display()))
 }
 
 /// A storage that this process uses. Others may use it again when this is dropped.
@@ -324,7 +300,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let mut dead = std::process::Command::new("true").spawn().unwrap();
-        let user = User { pid: dead.id(), process: identity(dead.id()).unwrap(), ..User::this("dead") };
+        let user = User { pid: dead.id(), process: Identity::of(dead.id()).unwrap(), ..User::this("dead") };
         dead.wait().unwrap();
         std::fs::write(dir.path().join(USER), encoded(&user)).unwrap();
         let claimed = claim(&storage, "next").await.unwrap();
@@ -340,7 +316,7 @@ mod tests {
     async fn one_that_is_not_heard_of_for_long_is_taken_over() {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let elsewhere = User { host: "elsewhere".into(), process: "boot ns 1".into(), ..User::this("lost") };
+        let elsewhere = User { host: "elsewhere".into(), process: Identity::elsewhere(), ..User::this("lost") };
         // The second was killed while it wrote.
         for content in [encoded(&elsewhere), Vec::new()] {
             std::fs::write(dir.path().join(USER), content).unwrap();
@@ -358,7 +334,7 @@ mod tests {
     async fn a_run_that_is_told_to_stop_waits_for_no_storage() {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let elsewhere = User { host: "elsewhere".into(), process: "boot ns 1".into(), ..User::this("lost") };
+        let elsewhere = User { host: "elsewhere".into(), process: Identity::elsewhere(), ..User::this("lost") };
         std::fs::write(dir.path().join(USER), encoded(&elsewhere)).unwrap();
         let stop = tokio::time::sleep(stale() / 10);
         assert!(Claim::new(&storage, "next", &|_| (), stop).await.unwrap().is_none());

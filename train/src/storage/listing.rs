@@ -67,10 +67,12 @@ impl Listing {
                     match links::read(path, &at)? {
                         Link::Within(target) => drop(listing.shape.links.insert(name, target)),
                         Link::File => listing.add_file(name, &at)?,
+                        Link::Elsewhere(target) => {
+                            return Err(refused(&at, &format!("is a link to {}, which is no file", target.display())));
+                        }
                     }
                 } else {
-                    let why = format!("{} is neither a file nor a folder; leave it out", at.display());
-                    return Err(Error::new(ErrorKind::InvalidInput, why));
+                    return Err(refused(&at, "is neither a file nor a folder"));
                 }
             }
             if is_empty && folder != path {
@@ -90,10 +92,22 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds what another listing has and this one has not: that part of the other.
+    /// Whether every name in it, and every link, stays in the folder: it may have been written by anybody.
+    pub(crate) fn is_safe(&self) -> bool {
+        let Shape { links, .. } = &self.shape;
+        self.names().all(|name| links::is_within(Path::new(name)))
+            && links.iter().all(|(name, target)| links::stays_within(Path::new(name), Path::new(target)))
+    }
+
+    /// Adds what another listing has and this one has not: that part of the other. What would lie below a file or a link of
+    /// this one, or take the place of one of its folders, this one has.
     pub(crate) fn take_in(&mut self, other: Listing) -> Listing {
-        let there: BTreeSet<String> = self.names().cloned().collect();
-        let is_new = |name: &str| !there.contains(name);
+        let there: BTreeSet<&str> = self.names().map(String::as_str).collect();
+        let folders: BTreeSet<&str> = there.iter().copied().flat_map(above).collect();
+        let ends: BTreeSet<&str> = self.files.iter().chain(self.shape.links.keys()).map(String::as_str).collect();
+        let is_new = |name: &str| {
+            !there.contains(name) && !folders.contains(name) && above(name).all(|folder| !ends.contains(folder))
+        };
         let Shape { mut modes, mut empty_folders, mut links } = other.shape;
         modes.retain(|name, _| is_new(name));
         empty_folders.retain(|name| is_new(name));
@@ -118,7 +132,11 @@ impl Listing {
         let named = |at: &Path, error: Error| Error::new(error.kind(), format!("{}: {error}", at.display()));
         for name in &self.files {
             let (at, mode) = (folder.join(name), modes.get(name).copied().unwrap_or(USUAL));
-            std::fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(|error| named(&at, error))?;
+            let is = std::fs::metadata(&at).map_err(|error| named(&at, error))?.permissions().mode() & 0o777;
+            if is != mode {
+                // Some disks know no modes.
+                let _ = std::fs::set_permissions(&at, Permissions::from_mode(mode));
+            }
         }
         for name in empty_folders {
             let at = folder.join(name);
@@ -131,6 +149,15 @@ impl Listing {
         }
         Ok(())
     }
+}
+
+/// The folders in which a path lies, but for the outermost.
+fn above(name: &str) -> impl Iterator<Item = &str> {
+    name.match_indices('/').map(|(at, _)| &name[..at])
+}
+
+fn refused(at: &Path, why: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{} {why}; leave it out", at.display()))
 }
 
 fn name_within(path: &Path, root: &Path) -> Result<String> {
@@ -183,6 +210,8 @@ mod tests {
         assert!(refused(bytes).contains("is not UTF-8"));
         let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
         assert!(refused("socket".as_ref()).contains("socket is neither a file nor a folder"));
+        symlink("/usr", dir.path().join("far")).unwrap();
+        assert!(refused("far".as_ref()).contains("far is a link to /usr"));
     }
 
     #[test]
@@ -196,5 +225,24 @@ mod tests {
         assert_eq!(new, of(&["c"], 0o755));
         assert_eq!(all.files, ["a", "b", "c"]);
         assert_eq!((all.shape.modes["b"], all.shape.modes["c"]), (0o600, 0o755));
+        // What a link or a file of the first stands for, others do not write through.
+        let mut first = of(&["step-5/key", "note"], 0o644);
+        first.shape.links.insert("latest".into(), "step-5".into());
+        let mut second = of(&["latest/key", "note/x", "step-5/more"], 0o644);
+        second.shape.links.insert("step-5".into(), "elsewhere".into());
+        let new = first.take_in(second);
+        assert_eq!(new.files, ["step-5/more"]);
+        assert!(new.shape.links.is_empty());
+    }
+
+    #[test]
+    fn names_that_lead_out_of_the_folder_are_seen() {
+        let of = |file: &str| Listing { files: vec![file.to_owned()], ..Listing::default() };
+        assert!(of("a/b").is_safe() && !of("/home/u/.bashrc").is_safe() && !of("../x").is_safe());
+        let mut linked = Listing::default();
+        linked.shape.links.insert("a/up".into(), "../b".into());
+        assert!(linked.is_safe());
+        linked.shape.links.insert("out".into(), "../b".into());
+        assert!(!linked.is_safe());
     }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use url::Url;
 
-use crate::locked::Locked;
+use crate::own_folder::OwnFolder;
 use listing::Shape;
 
 mod claim;
@@ -212,6 +212,12 @@ impl Storage {
                     continue;
                 }
             };
+            let listing = Listing { files, shape };
+            if !listing.is_safe() {
+                damaged.push(format!("{}/{COMPLETE}: it names what is not in the checkpoint", self.url_of(number)));
+                continue;
+            }
+            let Listing { files, shape } = listing;
             let metrics = metrics.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
             found.push(Checkpoint { number, url: self.url_of(number), metrics, files, shape });
         }
@@ -285,8 +291,16 @@ impl Storage {
             let opened = tokio::fs::OpenOptions::new().create(true).append(true).open(&file).await;
             let failed = |error: std::io::Error| format!("{}: {error}", file.display());
             let mut opened = opened.map_err(failed)?;
-            opened.write_all(bytes).await.map_err(failed)?;
-            return opened.flush().await.map_err(failed);
+            let before = opened.metadata().await.map_err(failed)?.len();
+            let mut written = opened.write_all(bytes).await;
+            if written.is_ok() {
+                written = opened.flush().await;
+            }
+            if written.is_err() {
+                // It is tried again, whole.
+                let _ = opened.set_len(before).await;
+            }
+            return written.map_err(failed);
         }
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let part = self.root.clone().join(format!("{name}.{}", since_epoch.as_millis()));
@@ -294,9 +308,9 @@ impl Storage {
         Ok(())
     }
 
-    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy that lives as long
-    /// as what else is returned.
-    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint) -> Result<(PathBuf, Option<Locked>)> {
+    /// A folder of this node with a checkpoint's files: its own, if that is on this node, else a copy, which is
+    /// returned, too.
+    pub(crate) async fn fetch(&self, checkpoint: &Checkpoint) -> Result<(PathBuf, Option<OwnFolder>)> {
         if let Ok(root) = self.url.to_file_path() {
             let folder = root.join(name_of(checkpoint.number));
             if folder.join(COMPLETE).exists() {
@@ -304,7 +318,7 @@ impl Storage {
             }
             return Err(format!("{} is not on this node; a folder that all nodes share is needed", folder.display()));
         }
-        let copy = Locked::make(&std::env::temp_dir(), COPY)
+        let copy = OwnFolder::make(&std::env::temp_dir(), COPY)
             .map_err(|error| format!("making a folder for a checkpoint: {error}"))?;
         let into = copy.folder();
         for name in &checkpoint.files {
