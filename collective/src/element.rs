@@ -4,6 +4,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::halves::{self, Half};
+
 /// How elements of all members become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op {
@@ -136,29 +138,29 @@ macro_rules! floats {
 }
 
 /// What is no number has many bits, and which of them an operation gives depends on the order of its operands.
-trait Nan {
+pub(crate) trait Nan {
     fn one_nan(self) -> Self;
     fn least(self, b: Self) -> Self;
     fn most(self, b: Self) -> Self;
 }
 
 #[inline(always)]
-fn least<T: Nan>(a: T, b: T) -> T {
+pub(crate) fn least<T: Nan>(a: T, b: T) -> T {
     a.least(b)
 }
 
 #[inline(always)]
-fn most<T: Nan>(a: T, b: T) -> T {
+pub(crate) fn most<T: Nan>(a: T, b: T) -> T {
     a.most(b)
 }
 
 #[inline(always)]
-fn one_nan<T: Nan>(value: T) -> T {
+pub(crate) fn one_nan<T: Nan>(value: T) -> T {
     value.one_nan()
 }
 
 macro_rules! halves {
-    ($($type:ty => $combine:ident),*) => {$(
+    ($($type:ty),*) => {$(
         // SAFETY: a plain number.
         unsafe impl sealed::Element for $type {
             const NAME: &'static str = stringify!($type);
@@ -177,10 +179,10 @@ macro_rules! halves {
 
             fn combine(op: Op, into: &mut [Self], from: &[Self]) {
                 match op {
-                    Op::Sum | Op::Avg => $combine(into, from, |a, b| one_nan(a + b)),
-                    Op::Product => $combine(into, from, |a, b| one_nan(a * b)),
-                    Op::Min => $combine(into, from, least),
-                    Op::Max => $combine(into, from, most),
+                    Op::Sum | Op::Avg => <$type>::calculate(into, from, |a, b| one_nan(a + b)),
+                    Op::Product => <$type>::calculate(into, from, |a, b| one_nan(a * b)),
+                    Op::Min => halves::least(into, from),
+                    Op::Max => halves::most(into, from),
                 }
             }
 
@@ -193,34 +195,9 @@ macro_rules! halves {
     )*};
 }
 
-/// In single precision, and rounded once: what that comes to is the same. Many are converted at once, for which processors
-/// have an instruction.
-fn in_blocks(into: &mut [f16], from: &[f16], with: impl Fn(f32, f32) -> f32) {
-    let (mut ours, mut theirs) = ([0.0; BLOCK], [0.0; BLOCK]);
-    for (into, from) in into.chunks_mut(BLOCK).zip(from.chunks(BLOCK)) {
-        let (ours, theirs) = (&mut ours[..into.len()], &mut theirs[..into.len()]);
-        into.convert_to_f32_slice(ours);
-        from.convert_to_f32_slice(theirs);
-        for (ours, theirs) in ours.iter_mut().zip(theirs) {
-            *ours = with(*ours, *theirs);
-        }
-        into.convert_from_f32_slice(ours);
-    }
-}
-
-/// The same for bf16, of which a conversion is a shift.
-fn one_by_one(into: &mut [bf16], from: &[bf16], with: impl Fn(f32, f32) -> f32) {
-    for (into, from) in into.iter_mut().zip(from) {
-        *into = bf16::from_f32(with(into.to_f32(), from.to_f32()));
-    }
-}
-
-/// Numbers of half precision that are converted at once.
-const BLOCK: usize = 512;
-
 integers!(i8 => i64, u8 => i64, i16 => i64, u16 => i64, i32 => i64, u32 => i64, i64 => i64, u64 => u64);
 floats!(f32, f64);
-halves!(f16 => in_blocks, bf16 => one_by_one);
+halves!(f16, bf16);
 
 /// The bytes of elements.
 pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
@@ -258,18 +235,6 @@ mod tests {
         check(f64::from, f64::to_bits);
         check(f16::from_f32, |value| u64::from(value.to_bits()));
         check(bf16::from_f32, |value| u64::from(value.to_bits()));
-    }
-
-    #[test]
-    fn half_precision_is_rounded_as_one_by_one() {
-        let values: Vec<f16> =
-            (0..=u16::MAX).step_by(7).map(f16::from_bits).filter(|value| value.is_finite()).collect();
-        let shifted: Vec<f16> = values.iter().rev().copied().collect();
-        let mut sums = values.clone();
-        f16::combine(Op::Sum, &mut sums, &shifted);
-        for ((a, b), sum) in values.iter().zip(&shifted).zip(sums) {
-            assert_eq!(sum.to_bits(), (*a + *b).to_bits(), "{a} + {b}");
-        }
     }
 
     #[test]

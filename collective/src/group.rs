@@ -420,47 +420,11 @@ fn hear(mesh: &Mesh, header: &Header, from: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
     use proptest::prelude::*;
 
     use super::*;
+    use crate::local::{ALL, On, members};
     use crate::{bf16, f16};
-
-    /// Which machine each member is on.
-    #[derive(Clone, Copy, Debug)]
-    enum On {
-        One,
-        /// Two, in turn.
-        Two,
-        /// One each.
-        Each,
-    }
-
-    const ALL: [On; 3] = [On::One, On::Two, On::Each];
-
-    /// Members, each on a thread of its own, that do the same.
-    fn members<R: Send>(count: u32, on: On, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
-        let machine = |rank: u32| match on {
-            On::One => Some("one".to_owned()),
-            On::Two => Some(format!("number {}", rank % 2)),
-            On::Each => None,
-        };
-        let members: Vec<Member> =
-            (0..count).map(|rank| Member::on(machine(rank), IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap()).collect();
-        let cards: Vec<Card> = members.iter().map(Member::card).collect();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = members
-                .into_iter()
-                .enumerate()
-                .map(|(rank, member)| {
-                    let (cards, work) = (&cards, &work);
-                    scope.spawn(move || work(&mut Group::of(member, rank as u32, cards).unwrap()))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
-    }
 
     /// What member `rank` has at `index`.
     fn value(rank: u32, index: usize) -> i64 {

@@ -6,7 +6,8 @@
 //!
 //! - [`Meeting`]: where members find each other.
 //! - [`Group`]: the operations.
-//! - `header`: what members check of each other; `element`: what is reduced, and how.
+//! - `header`: what members check of each other; `element`: what is reduced, and how; `halves`: of
+//!   half precision.
 //! - `mesh`: a connection to every other member; `shared`: shared memory on one machine; `ring`: the operations over
 //!   connections; `machines`: both, on several machines with several members.
 //!
@@ -42,8 +43,13 @@
 mod element;
 mod error;
 mod group;
+mod halves;
 mod header;
+#[cfg(test)]
+mod local;
 mod machines;
+#[cfg(test)]
+mod matrix;
 mod meeting;
 mod mesh;
 mod ring;

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use crate::element::{Element, Op, bytes_of, bytes_of_mut};
-use crate::error::Result;
+use crate::error::{CollectiveError, Result};
 use crate::header::{Header, SIZE};
 use crate::mesh::{Mesh, Moved};
 
@@ -15,19 +15,26 @@ use crate::mesh::{Mesh, Moved};
 const STAGE: usize = 256 << 10;
 
 /// Tells every other member what is called here, and hears what is called there.
+///
+/// Also where one is gone all others are told, and heard: whoever is not heard then has not come so far. One that was heard
+/// and is gone has failed since, as this one will.
 pub(crate) fn agree(mesh: &Mesh, header: &Header) -> Result<()> {
     let bytes = header.to_bytes();
     let others = || (0..mesh.members() as u32).filter(|peer| *peer != mesh.rank);
+    let mut agreed = Ok(());
     for peer in others() {
-        mesh.send_all(peer, &bytes)?;
+        match mesh.send_all(peer, &bytes) {
+            Err(lost @ CollectiveError::PeerLost { .. }) => agreed = agreed.and(Err(lost)),
+            sent => sent?,
+        }
     }
-    let mut differs = Ok(());
+    let mut same = Ok(());
     for peer in others() {
         let mut theirs = [0; SIZE];
         mesh.recv_all(peer, &mut theirs)?;
-        differs = differs.and(header.check(&Header::from_bytes(theirs), peer, mesh.rank));
+        same = same.and(header.check(&Header::from_bytes(theirs), peer, mesh.rank));
     }
-    differs
+    same.and(agreed)
 }
 
 pub(crate) fn all_reduce<T: Element>(mesh: &Mesh, data: &mut [T], op: Op) -> Result<()> {
@@ -189,7 +196,8 @@ pub(crate) fn reduce<T: Element>(mesh: &Mesh, data: &mut [T], op: Op, root: u32)
         mesh.recv_all(peer, bytes_of_mut(&mut theirs))?;
         T::combine(op, data, &theirs);
     }
-    if op == Op::Avg {
+    // What one has alone stays as it is, to the bit.
+    if op == Op::Avg && mesh.members() > 1 {
         T::divide(data, mesh.members() as u32);
     }
     Ok(())
@@ -218,7 +226,7 @@ pub(crate) fn reduce_scatter<T: Element>(mesh: &Mesh, all: &[T], mine: &mut [T],
         mesh.exchange(to as u32, bytes_of(&all[to * part..][..part]), from as u32, bytes_of_mut(&mut theirs))?;
         T::combine(op, mine, &theirs);
     }
-    if op == Op::Avg {
+    if op == Op::Avg && n > 1 {
         T::divide(mine, n as u32);
     }
     Ok(())

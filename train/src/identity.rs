@@ -77,6 +77,9 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(other.life(), Life::Gone);
+        let words: Vec<&str> = other.0.split(' ').collect();
+        let copy = format!("{} {} another {} {}", words[0], words[1], words[3], words[4]);
+        assert_eq!(Identity(copy).life(), Life::Elsewhere, "a copy of this machine");
         assert_eq!(Identity::elsewhere().life(), Life::Elsewhere);
     }
 }
