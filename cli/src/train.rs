@@ -288,7 +288,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
 
 /// How a run has ended.
 pub(crate) enum End {
-    Done(TrainResult),
+    Done(Box<TrainResult>),
     /// With the signal that asked for it, if one did.
     Failed(TrainError, Option<i32>),
 }
@@ -317,7 +317,7 @@ pub(crate) async fn run(trainer: TorchTrainer, session: &Session, signals: Heard
     let outcome = trainer.stdin().fit().await;
     session.shutdown().await;
     match outcome {
-        Ok(result) => End::Done(result),
+        Ok(result) => End::Done(Box::new(result)),
         Err(error) => End::Failed(error, Some(asked.load(Ordering::Relaxed)).filter(|signal| *signal != 0)),
     }
 }

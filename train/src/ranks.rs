@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use futures::stream::{FuturesUnordered, StreamExt};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wingbeat::{NodeId, ObjectRef, PlacementGroup};
+use wingbeat::{Drained, Error, NodeId, ObjectRef, PlacementGroup};
 use wingbeat_collective::{CollectiveError, Group, Meeting, MeetingHandle};
 
 use crate::error::TrainError;
@@ -117,7 +117,8 @@ impl<F> Ranks<F> {
     }
 
     /// Runs it, and gives what the functions returned. The first that fails ends the others. A call is not made again by
-    /// itself, whatever its options say: see [`Ranks::max_failures`]. If this is dropped, the calls are ended.
+    /// itself, whatever its options say: see [`Ranks::max_failures`]. When a drained node ends the calls that still run there
+    /// at its deadline, all start again elsewhere, and that is no failure. If this is dropped, the calls are ended.
     ///
     /// # Errors
     /// The group cannot be placed, or a rank has failed more often than allowed.
@@ -126,7 +127,7 @@ impl<F> Ranks<F> {
         F: Fn(&PlacementGroup, RankContext) -> ObjectRef<T>,
     {
         self.scaling.check()?;
-        let (begun, mut attempt) = (Instant::now(), 0);
+        let (begun, mut attempt, mut failures) = (Instant::now(), 0, 0);
         loop {
             let patience = Patience {
                 limit: self.wait_for_room,
@@ -142,9 +143,12 @@ impl<F> Ranks<F> {
                     let seconds = begun.elapsed().as_secs_f64();
                     return Ok(Returned { values, attempts: attempt + 1, seconds });
                 }
-                Err(TrainError::FunctionFailed { .. }) if attempt < self.max_failures => attempt += 1,
+                Err(TrainError::FunctionFailed { .. }) if failures < self.max_failures => failures += 1,
+                // No failure of the run.
+                Err(error @ TrainError::Moves { .. }) => notice(&error.to_string()),
                 Err(error) => return Err(error),
             }
+            attempt += 1;
         }
     }
 
@@ -176,12 +180,32 @@ impl<F> Ranks<F> {
             running.push(async move { (rank, result.get().await) });
         }
         let mut values: Vec<Option<T>> = nodes.iter().map(|_| None).collect();
-        while let Some((rank, result)) = running.next().await {
-            match result {
-                Ok(value) => values[rank] = Some(value),
-                Err(cause) => return Err(TrainError::FunctionFailed { rank: rank as u32, cause: Box::new(cause) }),
+        let mut drained: Option<Drained> = None;
+        loop {
+            let next = tokio::select! {
+                biased;
+                now = reserved.bundles.drained(), if drained.is_none() => {
+                    drained = Some(now);
+                    continue;
+                }
+                next = running.next() => next,
+            };
+            match (next, &drained) {
+                (None, _) => break,
+                (Some((rank, Ok(value))), _) => values[rank] = Some(value),
+                (Some((_, Err(cause))), Some(Drained { node, why, .. })) if !is_own(&cause) => {
+                    return Err(TrainError::Moves { node: *node, why: why.clone() });
+                }
+                (Some((rank, Err(cause))), _) => {
+                    return Err(TrainError::FunctionFailed { rank: rank as u32, cause: Box::new(cause) });
+                }
             }
         }
         Ok(values.into_iter().flatten().collect())
     }
+}
+
+/// Whether a call has failed by itself, and not because its process was ended.
+fn is_own(cause: &Error) -> bool {
+    matches!(cause, Error::Application { .. } | Error::Panicked { .. })
 }

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::future::IntoFuture;
+use std::path::PathBuf;
 
 use wingbeat::Session;
 use wingbeat_collective::Op;
+use wingbeat_tests::TestCluster;
 use wingbeat_train::{RankContext, Scaling, TorchTrainer, TrainError};
 
 #[wingbeat::remote]
@@ -86,5 +88,43 @@ fn a_rank_whose_process_dies_is_not_made_again_alone() {
         other => panic!("{other}"),
     }
     assert_eq!(run(1).unwrap().values, vec![1, 1]);
+    wingbeat::block_on(session.shutdown());
+}
+
+#[wingbeat::remote]
+fn stays_at_first(context: RankContext, begun: PathBuf) -> u32 {
+    if context.attempt == 0 {
+        std::fs::write(begun.with_extension("new"), context.node.to_string()).unwrap();
+        std::fs::rename(begun.with_extension("new"), begun).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+    context.attempt
+}
+
+#[test]
+fn ranks_leave_a_drained_node_at_its_deadline_and_that_is_no_failure() {
+    let cluster = TestCluster::start(2, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).global(false);
+    let session = wingbeat::block_on(init.into_future()).unwrap();
+    let _entered = session.enter();
+    let returned = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !begun.exists() {
+                std::thread::yield_now();
+            }
+            let node = std::fs::read_to_string(&begun).unwrap();
+            let drain = cluster.command().unwrap().args(["drain", &node, "--within", "1s"]).status();
+            assert!(drain.unwrap().success());
+        });
+        let trainer = TorchTrainer::function(|group, context: RankContext| {
+            stays_at_first::options().in_bundle(group, context.bundle).remote(context, begun.clone())
+        });
+        wingbeat::block_on(trainer.fit()).unwrap()
+    });
+    assert_eq!((returned.values, returned.attempts), (vec![1], 2));
     wingbeat::block_on(session.shutdown());
 }
