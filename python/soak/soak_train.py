@@ -269,7 +269,7 @@ class Load:
             case "lines":
                 count = chance.choice([0, 10, 10_000])
                 wanted = {f"{rank} {number}".encode() for rank in range(ranks) for number in range(count)}
-                self.expect(self.train("-n", ranks, script, "--", count), lambda out: set(out.splitlines()) == wanted)
+                self.expect(self.train("-n", ranks, script, "--", count), lambda out: wanted <= set(out.splitlines()))  # an attempt may be killed in a line
             case "works":
                 running = self.train("-n", ranks, script, "--", chance.choice([1, 5, 15]))
                 self.expect(running, lambda out: ranks <= out.count(b"worked") <= ranks * attempt_may_repeat)

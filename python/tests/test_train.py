@@ -475,3 +475,17 @@ def test_metrics_lie_beside_checkpoints_of_no_named_storage(run, write, cluster,
     run("train", script, env=env, cwd=tmp_path)
     (metrics,) = (tmp_path / "data").glob("wingbeat/runs/*/metrics.jsonl")
     assert [json.loads(line)["loss"] for line in metrics.read_text().splitlines()] == [3, 2, 1]
+
+
+def test_nodes_that_share_a_disk_have_folders_of_their_own(run, own_cluster, tmp_path):
+    for _ in range(2):
+        own_cluster.worker(cpus=1)
+    code = tmp_path / "code"
+    code.mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows").write_text("3")
+    (code / "data").symlink_to("../data")
+    (code / "writes.py").write_text('open("written", "x").close()\nprint("wrote", open("data/rows").read())\n')
+    options = ("--nodes", "2", "--cold", "--unprefixed", "--working-dir", code)
+    done = run("train", *options, "writes.py", env=own_cluster.env)
+    assert done.stdout == "wrote 3\n" * 2

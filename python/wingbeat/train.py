@@ -95,7 +95,7 @@ def report(metrics, checkpoint=None, wait=True):
             raise FileNotFoundError(f"the checkpoint {path} does not exist")
     if _SOCKET in os.environ:
         _connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": bool(wait)})
-        _connection().has_reported = True
+        _reported.add(os.getpid())
     elif path is not None:
         os.environ[_CHECKPOINT] = path
 
@@ -106,7 +106,7 @@ def get_checkpoint():
     After a report, that may be another than before. Older ones are removed as the run's `--keep` says.
     """
     path = os.environ.get(_CHECKPOINT)
-    if _SOCKET in os.environ and _connection().has_reported:
+    if _SOCKET in os.environ and os.getpid() in _reported:
         path = _connection().ask({"kind": "newest"})
     return Checkpoint(path) if path else None
 
@@ -142,7 +142,6 @@ class _Connection:
         self.socket.connect("\0" + name)
         self.answers = self.socket.makefile("rb")
         self.lock = threading.Lock()
-        self.has_reported = False
 
     def ask(self, message, payload=None):
         with self.lock:
@@ -166,6 +165,7 @@ class _Connection:
 
 
 _connected = {}
+_reported = set()  # processes that have
 
 
 def _connection():

@@ -182,13 +182,12 @@ impl Group {
                 plan.stopper.stopped().await;
                 tokio::time::sleep(SAVE_LIMIT).await;
             };
-            tokio::select! {
+            let saved = tokio::select! {
                 biased;
-                saved = attempt.finish_saves() => saved?,
-                () = given_up => return Err(TrainError::stopped()),
-            }
-            attempt.record(true).await;
-            return Ok(attempt.finished);
+                saved = attempt.finish_saves() => saved,
+                () = given_up => Err(TrainError::stopped()),
+            };
+            return attempt.finish(saved).await;
         }
         let grace = match (&told, &attempt.drained) {
             // What still runs at the deadline is ended there.
@@ -202,13 +201,10 @@ impl Group {
         attempt.stop(&mut events, grace).await;
         // What was still being written is worth having; that it could not be is not why the run has failed.
         let _ = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
-        attempt.record(true).await;
-        if let Err(TrainError::Stopped { so_far }) = &mut told {
-            (so_far.ranks, so_far.attempts) = (attempt.finished.ranks, attempt.progress.attempt + 1);
-            so_far.metrics = std::mem::take(&mut attempt.finished.metrics);
+        if told.is_ok() {
+            told = Err(attempt.first_failure(port));
         }
-        told?;
-        Err(attempt.first_failure(port))
+        attempt.finish(told).await
     }
 }
 
@@ -247,8 +243,8 @@ impl Attempt<'_> {
                 }
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
-                    // One that was begun after it is waited for, too.
-                    let is_last = saved.is_ok() && self.saves.is_empty() && self.held.is_none();
+                    let is_last = saved.is_ok();
+                    // What was held is begun, and stored while ranks end.
                     self.saved(reports, saved)?;
                     if let Some(drained) = self.drained.clone().filter(|_| is_last) {
                         return Err(moves(drained));
@@ -306,11 +302,22 @@ impl Attempt<'_> {
         }
     }
 
-    async fn finish_saves(&mut self) -> Result<(), TrainError> {
-        while let Some((reports, saved)) = self.saves.next().await {
-            self.saved(reports, saved)?;
+    /// How it ended, with how far it has come; what is left of the metrics is written.
+    async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
+        let _ = tokio::time::timeout(SAVE_LIMIT, self.record(true)).await;
+        if let Err(TrainError::Stopped { so_far }) = &mut ended {
+            (so_far.ranks, so_far.attempts) = (self.finished.ranks, self.progress.attempt + 1);
+            so_far.metrics = std::mem::take(&mut self.finished.metrics);
         }
-        Ok(())
+        ended.map(|()| self.finished)
+    }
+
+    async fn finish_saves(&mut self) -> Result<(), TrainError> {
+        let mut all = Ok(());
+        while let Some((reports, saved)) = self.saves.next().await {
+            all = all.and(self.saved(reports, saved));
+        }
+        all
     }
 
     fn may_grow(&self) -> bool {
@@ -342,27 +349,22 @@ impl Attempt<'_> {
                 for stopped in &stopping {
                     let _ = stopped.get().await;
                 }
-                loop {
-                    if self.unshown.is_some() {
-                        // Who does not read does not keep the ranks from their end.
-                        match tokio::time::timeout(UNREAD, output.reserve()).await {
-                            Ok(room) => drop(self.show(room)),
-                            Err(_) => self.unshown = None,
-                        }
-                    }
-                    if self.left == 0 {
-                        break;
-                    }
-                    // What they report on their way out is stored, and answered.
+                while self.left > 0 || self.unshown.is_some() {
                     tokio::select! {
                         biased;
-                        heard = events.next() => drop(self.hear(heard)),
+                        // What they report on their way out is stored, and answered.
                         Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                             drop(self.saved(reports, saved));
                         }
                         Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
                             self.looked_up(node, &answer);
                         }
+                        // Who does not read does not keep the ranks from their end.
+                        room = tokio::time::timeout(UNREAD, output.reserve()), if self.unshown.is_some() => match room {
+                            Ok(room) => drop(self.show(room)),
+                            Err(_) => self.unshown = None,
+                        },
+                        heard = events.next(), if self.unshown.is_none() => drop(self.hear(heard)),
                     }
                 }
             };
@@ -391,7 +393,7 @@ impl Attempt<'_> {
             Ok(Event::Report(report)) => {
                 let (step, before) = self.reports.report(rank, report);
                 if let Some(Report { id, .. }) = before {
-                    let why = "another report of this rank came before all had come to this one: one process and one thread of a                                rank reports";
+                    let why = "another report of this rank came before all had come to this one: one process and one thread of a rank report";
                     self.tell_one(rank, id, &Answer(Err(why.into())));
                 }
                 self.answer(step);
@@ -412,6 +414,8 @@ impl Attempt<'_> {
                 self.left -= 1;
                 self.unshown = Some(Message::Ended(rank as u32, None));
                 self.lost.push((rank, error));
+                let step = self.reports.end(rank);
+                self.answer(step);
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Each says which process uses it. A lock on a file would not do: on some shared disks each machine has its own.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Read, Result};
+use std::io::{ErrorKind, Read, Result};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +17,8 @@ const USER: &str = "used-by";
 const FILES: &str = "files";
 /// What is being made is called so.
 const UNFINISHED: &str = ".new-";
+/// And what is to be removed.
+const OVER: &str = ".over-";
 /// What processes of other machines have left on a shared disk is kept for so long, and what was never finished.
 const ELSEWHERE: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -67,7 +69,12 @@ impl OwnFolder {
         if done.is_err() {
             let _ = std::fs::remove_dir_all(&made);
         }
-        done.map(|()| OwnFolder { path })
+        // Another process of the same user may have been first.
+        let was_there = || path.join(FILES).is_dir();
+        match done {
+            Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty || !was_there() => Err(error),
+            _ => Ok(OwnFolder { path }),
+        }
     }
 
     /// Where files can be put.
@@ -75,9 +82,18 @@ impl OwnFolder {
         self.path.join(FILES)
     }
 
+    /// It is not used now, and may be again: what it is kept for begins.
+    pub(crate) fn leave(&self) {
+        // Without it, that began earlier.
+        let _ = use_it(&self.path);
+    }
+
     /// Nobody needs it any more. What cannot be removed now is by the next one.
     pub(crate) fn remove(self) {
-        let _ = std::fs::remove_dir_all(&self.path);
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let over = self.path.with_file_name(format!("{OVER}{name}"));
+        let path = if std::fs::rename(&self.path, &over).is_ok() { over } else { self.path };
+        let _ = std::fs::remove_dir_all(path);
     }
 }
 
@@ -92,16 +108,18 @@ fn sweep(parent: &Path, prefix: &str, kept: Duration) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let name = name.to_string_lossy();
-        let Some(rest) = name.strip_prefix(prefix).or_else(|| name.strip_prefix(UNFINISHED)?.strip_prefix(prefix))
-        else {
+        let is_over = name.strip_prefix(OVER).is_some_and(|name| name.starts_with(prefix));
+        let begun = name.strip_prefix(UNFINISHED).unwrap_or(&name);
+        if !begun.starts_with(prefix) && !is_over {
             continue;
-        };
+        }
         // Others may have made something of that name, to be opened or removed here.
         let is_ours = std::fs::symlink_metadata(&path).is_ok_and(|stat| stat.is_dir() && stat.uid() == own);
-        if !is_ours || rest.is_empty() {
+        if !is_ours {
             continue;
         }
         let unused = match user_of(&path) {
+            _ if is_over => true,
             Some((Life::Runs, _)) => continue,
             Some((Life::Gone, since)) => since > kept,
             Some((Life::Elsewhere, since)) => since > ELSEWHERE.max(kept),
@@ -120,7 +138,10 @@ fn user_of(path: &Path) -> Option<(Life, Duration)> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
     let identity: Option<Identity> = serde_json::from_str(&text).ok()?;
-    Some((identity?.life(), age(&path.join(USER))?))
+    // Whoever uses it for long may have written something since it began.
+    let files = std::fs::read_dir(path.join(FILES)).into_iter().flatten().flatten().map(|entry| entry.path());
+    let since = files.chain([path.join(FILES), path.join(USER)]).filter_map(|path| age(&path)).min();
+    Some((identity?.life(), since?))
 }
 
 fn age(path: &Path) -> Option<Duration> {
@@ -150,7 +171,9 @@ mod tests {
         let mine = OwnFolder::make(parent.path(), "copy-").unwrap();
         let (gone, begun) = (left(parent.path(), "copy-1"), left(parent.path(), ".new-copy-2"));
         let others = left(parent.path(), "other-1");
+        let over = left(parent.path(), ".over-copy-3");
         let second = OwnFolder::make(parent.path(), "copy-").unwrap();
+        assert!(!over.exists());
         assert!(mine.folder().exists() && second.folder().exists() && others.exists());
         assert!(!gone.exists() && !begun.exists());
         mine.remove();

@@ -217,7 +217,11 @@ impl Rank {
 
     /// Makes a folder with the run's working directory, for all ranks of its node: where it is.
     pub(crate) fn unfold(&self, hash: String, run: String) -> Result<String, String> {
-        let folder = shipping::unfold(&hash, &run).map_err(|error| format!("the working directory: {error}"))?;
+        // Nodes may have one disk.
+        let session = wingbeat::Session::current().map_err(|error| error.to_string())?;
+        let node = session.process().storage().map_or(0, |storage| storage.node().0);
+        let folder = shipping::unfold(&hash, &format!("{run}-{node:016x}"))
+            .map_err(|error| format!("the working directory: {error}"))?;
         let path = folder.folder().display().to_string();
         self.folders.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         Ok(path)
@@ -227,8 +231,9 @@ impl Rank {
     pub(crate) async fn clean_up(&self, ends: bool) {
         self.fetched.lock().await.drain(..).filter_map(|old| old.copy).for_each(OwnFolder::remove);
         let folders = std::mem::take(&mut *self.folders.lock().unwrap_or_else(PoisonError::into_inner));
-        if ends {
-            folders.into_iter().for_each(OwnFolder::remove);
+        match ends {
+            true => folders.into_iter().for_each(OwnFolder::remove),
+            false => folders.iter().for_each(OwnFolder::leave),
         }
     }
 

@@ -193,7 +193,10 @@ impl<F> Ranks<F> {
             match (next, &drained) {
                 (None, _) => break,
                 (Some((rank, Ok(value))), _) => values[rank] = Some(value),
-                (Some((_, Err(cause))), Some(Drained { node, why, .. })) if !is_own(&cause) => {
+                // Those elsewhere fail because of it, or were about to.
+                (Some((rank, Err(cause))), Some(Drained { node, why, deadline }))
+                    if Instant::now() >= *deadline || (nodes[rank] == *node && !is_own(&cause)) =>
+                {
                     return Err(TrainError::Moves { node: *node, why: why.clone() });
                 }
                 (Some((rank, Err(cause))), _) => {

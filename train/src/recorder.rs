@@ -13,7 +13,7 @@ use crate::storage::{Result, Storage};
 const LINES: &str = "metrics.jsonl";
 /// What is kept back where each write makes another object.
 const BATCH: usize = 64 << 10;
-/// More that could not be written is not kept.
+/// While so much waits to be written, what comes is not kept.
 const LIMIT: usize = 16 << 20;
 
 /// Writes the metrics of one attempt.
@@ -42,6 +42,9 @@ impl Recorder {
     pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>) {
         let step = metrics.get("step").map_or(self.count, |step| *step as u64);
         self.count += 1;
+        if self.lines.len() > LIMIT {
+            return;
+        }
         let now = now();
         let mut line = Map::new();
         line.insert("time".into(), now.into());
@@ -65,11 +68,6 @@ impl Recorder {
     pub(crate) async fn flush(&mut self, storage: &Storage, all: bool) -> Result<()> {
         if self.lines.is_empty() || (!all && storage.makes_objects() && self.lines.len() < BATCH) {
             return Ok(());
-        }
-        if self.lines.len() > LIMIT {
-            self.lines.clear();
-            self.events.clear();
-            return Err(format!("{} MiB of metrics could not be stored and are lost", LIMIT >> 20));
         }
         storage.append(&self.events_file, &self.events).await?;
         self.events.clear();

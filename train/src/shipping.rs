@@ -82,7 +82,7 @@ impl Shipment {
                 // One that leads elsewhere is as good there, on disks that machines share.
                 let target = match links::read(folder, path).map_err(failed)? {
                     Link::Within(target) => Some(target),
-                    Link::Elsewhere(target) => Some(target.display().to_string()),
+                    Link::Elsewhere(target) => Some(path.parent().unwrap_or(folder).join(target).display().to_string()),
                     Link::File => None,
                 };
                 if let Some(target) = target {
@@ -183,7 +183,15 @@ fn tracked(folder: &Path) -> Vec<PathBuf> {
     let (own, _) = Gitignore::new(folder.join(IGNORE));
     let names = said.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     let paths = names.map(|name| folder.join(OsStr::from_bytes(name)));
-    paths.filter(|path| path.exists() && !own.matched_path_or_any_parents(path, false).is_ignore()).collect()
+    let lies_in_a_link = |path: &PathBuf| {
+        let above = path.ancestors().skip(1).take_while(|above| *above != folder);
+        above.into_iter().any(|above| above.is_symlink())
+    };
+    paths
+        .filter(|path| {
+            path.exists() && !lies_in_a_link(path) && !own.matched_path_or_any_parents(path, false).is_ignore()
+        })
+        .collect()
 }
 
 fn is_wanted(entry: &DirEntry) -> bool {
@@ -330,10 +338,11 @@ mod tests {
         // A folder that a link leads to, and what leads out of it.
         let link = home.path().join("link");
         symlink(&project, &link).unwrap();
-        symlink("/usr", project.join("far")).unwrap();
+        symlink("../../usr", project.join("far")).unwrap();
         let shipment = Shipment::pack(&link).unwrap();
         assert!(shipment.files.iter().any(|file| file.path == "train.py"));
-        assert_eq!(shipment.links[0].target, "/usr");
+        let far = project.canonicalize().unwrap().join("../../usr");
+        assert_eq!(shipment.links[0].target, far.display().to_string(), "it leads there from anywhere");
         let empty = tempfile::tempdir().unwrap();
         assert!(Shipment::pack(empty.path()).unwrap_err().contains("no file"));
     }

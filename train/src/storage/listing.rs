@@ -95,7 +95,8 @@ impl Listing {
     /// Whether every name in it, and every link, stays in the folder: it may have been written by anybody.
     pub(crate) fn is_safe(&self) -> bool {
         let Shape { links, .. } = &self.shape;
-        self.names().all(|name| links::is_within(Path::new(name)))
+        self.names()
+            .all(|name| links::is_within(Path::new(name)) && above(name).all(|folder| !links.contains_key(folder)))
             && links.iter().all(|(name, target)| links::stays_within(Path::new(name), Path::new(target)))
     }
 
@@ -242,6 +243,9 @@ mod tests {
         let mut linked = Listing::default();
         linked.shape.links.insert("a/up".into(), "../b".into());
         assert!(linked.is_safe());
+        let mut below = linked.clone();
+        below.shape.links.insert("a/up/c".into(), "d".into());
+        assert!(!below.is_safe(), "it would be made where the other link leads");
         linked.shape.links.insert("out".into(), "../b".into());
         assert!(!linked.is_safe());
     }
