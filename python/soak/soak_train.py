@@ -194,17 +194,19 @@ def sample(cluster):
     daemons = {cluster.head.pid, *(node.pid for node in cluster.nodes)}
     started = {pid: one for pid, one in started.items() if pid not in daemons}
     sockets = Path("/proc/net/unix").read_text().count("@wingbeat-rank-")
-    files = sum(len(names) for folder in ("tmp", "home") for _, _, names in os.walk(cluster.folder / folder))
+    files = [os.path.join(at, name) for folder in ("tmp", "home") for at, _, names in os.walk(cluster.folder / folder) for name in names]
     held = {"head": of_process(cluster.head.pid), "node": of_process(cluster.first.pid)}
     shared = len([name for name in os.listdir("/dev/shm") if name.startswith("wingbeat")])
     zombies = sum(state == "Z" for _, state, _ in started.values())
-    counts = {"processes": len(started), "zombies": zombies, "rank sockets": sockets, "files": files, "shared": shared}
-    return held, counts
+    counts = {"processes": len(started), "zombies": zombies, "rank sockets": sockets, "files": len(files), "shared": shared}
+    return held, counts, files
 
 
 def more_than(now, before):
-    (held, counts), (held_before, counts_before) = now, before
+    (held, counts, files), (held_before, counts_before, _) = now, before
     more = [f"{name}: {counts[name]}, {counts_before[name]} before" for name in counts if counts[name] > counts_before[name]]
+    if counts["files"] > counts_before["files"]:
+        more += files
     for who, usage in held.items():
         was = held_before[who]
         allowed = {"KiB": was["KiB"] * 5 // 4 + SLACK_KIB, "threads": was["threads"] + 4, "descriptors": was["descriptors"] + 3}
@@ -381,14 +383,14 @@ def main():
             load = Load(cluster, folder, args.seed)
             load.go_on_for(args.minutes * 6)
             before = settled(cluster)
-            print(f"soak: after the first tenth: {before}", file=sys.stderr, flush=True)
+            print(f"soak: after the first tenth: {before[:2]}", file=sys.stderr, flush=True)
             load.go_on_for(args.minutes * 54)
             begun = time.monotonic()
             while more := more_than(now := sample(cluster), before):
                 if time.monotonic() - begun > SETTLE_SECONDS:
                     raise Failed("there is more than after the first tenth:\n" + "\n".join(more))
                 time.sleep(1)
-            print(f"soak: at the end: {now}", file=sys.stderr, flush=True)
+            print(f"soak: at the end: {now[:2]}", file=sys.stderr, flush=True)
         except Failed as error:
             sys.exit(f"soak: {error}\n--- daemons\n{(folder / 'daemons.log').read_text()[-4000:]}")
         finally:

@@ -217,9 +217,11 @@ fn code_is_shipped_to_machines_that_lack_it() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let cold = run(&["--cold"]);
-    assert!(cold.starts_with("shipped ['train.py', 'x', 'y'] ") && cold.contains("/wingbeat/work-"), "{cold}");
-    assert_eq!(run(&[]), cold, "and a forked rank runs there, too");
+    let (cold, forked) = (run(&["--cold"]), run(&[]));
+    for told in [&cold, &forked] {
+        assert!(told.starts_with("shipped ['train.py', 'x', 'y'] ") && told.contains("/wingbeat/run-"), "{told}");
+    }
+    assert_ne!(cold, forked, "each run has a folder of its own");
 }
 
 /// One of two members, on the machine that has what `Member::options` asks for.

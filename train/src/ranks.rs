@@ -14,6 +14,9 @@ use crate::scaling::Scaling;
 use crate::shown::notice;
 use crate::trainer::TorchTrainer;
 
+/// How long before its deadline a drained node is left.
+const BEFORE: Duration = Duration::from_millis(500);
+
 /// What a rank knows of its group. It is an argument of the function that each rank is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankContext {
@@ -188,14 +191,15 @@ impl<F> Ranks<F> {
                     drained = Some(now);
                     continue;
                 }
+                // A call of the drained node would be made again by itself, without the others.
+                Drained { node, why, .. } = due(drained.clone()) => return Err(TrainError::Moves { node, why }),
                 next = running.next() => next,
             };
             match (next, &drained) {
                 (None, _) => break,
                 (Some((rank, Ok(value))), _) => values[rank] = Some(value),
-                // Those elsewhere fail because of it, or were about to.
-                (Some((rank, Err(cause))), Some(Drained { node, why, deadline }))
-                    if Instant::now() >= *deadline || (nodes[rank] == *node && !is_own(&cause)) =>
+                (Some((rank, Err(cause))), Some(Drained { node, why, .. }))
+                    if nodes[rank] == *node && !is_own(&cause) =>
                 {
                     return Err(TrainError::Moves { node: *node, why: why.clone() });
                 }
@@ -205,6 +209,22 @@ impl<F> Ranks<F> {
             }
         }
         Ok(values.into_iter().flatten().collect())
+    }
+}
+
+/// Waits until a drained node must be left.
+async fn due(drained: Option<Drained>) -> Drained {
+    match drained {
+        Some(drained) => {
+            let left = drained.deadline.saturating_duration_since(Instant::now()).saturating_sub(BEFORE);
+            // By the session's own timer: there may be no tokio here.
+            if let Ok(session) = wingbeat::Session::current() {
+                let never = std::future::pending::<Result<(), Error>>();
+                let _ = session.within(left, || "the deadline of a drain".into(), never).await;
+            }
+            drained
+        }
+        None => std::future::pending().await,
     }
 }
 
