@@ -401,7 +401,7 @@ def test_what_is_reported_in_the_grace_is_stored_and_answered(binary, write, clu
 
 def test_a_report_that_a_signal_has_interrupted_is_answered_to_nobody(run, write, cluster, tmp_path):
     script = write("interrupted.py", """
-        import os, pathlib, signal, time
+        import os, pathlib, signal
         from wingbeat import train
         if os.environ["RANK"] == "0":
             signal.signal(signal.SIGALRM, lambda *_: exec("raise KeyboardInterrupt"))
@@ -416,9 +416,13 @@ def test_a_report_that_a_signal_has_interrupted_is_answered_to_nobody(run, write
             open("stored-by-now", "x").close()
         else:
             while not os.path.exists("final"):
-                time.sleep(0.01)
-            time.sleep(0.2)  # the first answer, if there were one, would be there
-            train.report({"step": 1})
+                os.sched_yield()
+            # Whether the first report or the last of rank 0 is there by now, nobody can see.
+            while not os.path.exists("stored-by-now"):
+                try:
+                    train.report({"step": 1})
+                except train.ReportError:  # rank 0 is done
+                    break
     """)
     run("train", "-n", "2", "--storage", "stored", script, env=cluster, cwd=tmp_path)
     assert (tmp_path / "stored-by-now").exists()
@@ -426,23 +430,23 @@ def test_a_report_that_a_signal_has_interrupted_is_answered_to_nobody(run, write
 
 def test_of_two_processes_of_a_rank_that_report_one_is_told_why_not(run, write, cluster):
     script = write("twice.py", """
-        import os, time
+        import os
         from wingbeat import train
         if os.environ["RANK"] == "1":
             while not os.path.exists("refused"):
-                time.sleep(0.01)
+                os.sched_yield()
             train.report({"x": 1})
-        elif os.fork() == 0:
+        else:
+            child = os.fork()
             try:
                 train.report({"x": 1})
-            except train.ReportError as error:
+            except train.ReportError as error:  # whichever came first
                 assert "one process" in str(error), error
                 open("refused", "x").close()
-            os._exit(0)
-        else:
-            time.sleep(0.5)
-            train.report({"x": 1})
-            os.wait()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+            else:
+                os._exit(0)
     """)
     run("train", "-n", "2", "--unprefixed", script, env=cluster, cwd=script.parent)
 
