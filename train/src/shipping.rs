@@ -104,7 +104,10 @@ impl Shipment {
             files.push(File { path: name, mode: metadata.permissions().mode() & 0o777, content });
         }
         if files.is_empty() {
-            return Err(format!("git would take in no file of {}, by what is in .gitignore", folder.display()));
+            return Err(format!(
+                "{} has no file that git would take in (see .gitignore and {IGNORE})",
+                folder.display()
+            ));
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         links.sort_by(|a, b| a.path.cmp(&b.path));
