@@ -51,6 +51,7 @@ mod machines;
 #[cfg(test)]
 mod matrix;
 mod meeting;
+mod memory;
 mod mesh;
 mod ring;
 mod shared;

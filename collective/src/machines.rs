@@ -8,12 +8,12 @@ use crate::error::Result;
 use crate::header::Header;
 use crate::mesh::Mesh;
 use crate::ring;
-use crate::shared::Shared;
+use crate::shared::{Elsewhere, Shared};
 
 pub(crate) struct Machines {
     /// The members of this machine, and their memory if they are several.
-    local: Mesh,
-    shared: Option<Shared>,
+    pub(crate) local: Mesh,
+    pub(crate) shared: Option<Shared>,
     /// The first members of all machines, if this is one.
     firsts: Option<Mesh>,
     /// The first of each machine, by rank.
@@ -35,7 +35,11 @@ impl Machines {
         }
         let firsts = mesh.part(machines.iter().map(|members| members[0]).collect());
         let Some(local) = machines.into_iter().find_map(|members| mesh.part(members)) else { return Ok(None) };
-        let shared = if local.members() > 1 { Some(Shared::new(&local, true)?) } else { None };
+        let shared = if local.members() > 1 { Some(Shared::new(&local, Elsewhere::Others)?) } else { None };
+        let firsts = match &shared {
+            Some(shared) => firsts.map(|firsts| firsts.showing(shared.moves())),
+            None => firsts,
+        };
         Ok(Some(Machines { local, shared, firsts, first_of }))
     }
 

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, Result};
+use crate::memory::Moves;
 
 /// How long the connections may take once all members are there.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
@@ -100,7 +101,7 @@ impl Member {
             machines: cards.iter().map(|card| card.machine.clone()).collect(),
             peers,
         };
-        Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(whole) })
+        Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(whole), moves: None })
     }
 
     fn call(&self, card: &Card, rank: u32) -> Result<OwnedFd> {
@@ -248,6 +249,8 @@ pub(crate) struct Mesh {
     /// The rank of each.
     members: Vec<u32>,
     whole: Arc<Whole>,
+    /// Where those see that something moves who wait for this member and not for these.
+    moves: Option<Moves>,
 }
 
 /// The connections to all of a group.
@@ -313,7 +316,19 @@ impl Mesh {
     pub(crate) fn part(&self, mut ranks: Vec<u32>) -> Option<Mesh> {
         ranks.sort_unstable();
         let rank = ranks.binary_search(&self.rank_of(self.rank)).ok()? as u32;
-        Some(Mesh { rank, members: ranks, whole: self.whole.clone() })
+        Some(Mesh { rank, members: ranks, whole: self.whole.clone(), moves: None })
+    }
+
+    /// The same, and what moves is shown there.
+    pub(crate) fn showing(self, moves: Moves) -> Mesh {
+        Mesh { moves: Some(moves), ..self }
+    }
+
+    fn moved(&self, count: usize) -> Moved {
+        if let Some(moves) = &self.moves {
+            moves.note();
+        }
+        Moved::Bytes(count)
     }
 
     pub(crate) fn peer(&self, member: u32) -> Result<BorrowedFd<'_>> {
@@ -330,7 +345,7 @@ impl Mesh {
     /// Sends what can be sent now.
     pub(crate) fn try_send(&self, to: u32, bytes: &[u8]) -> Result<Moved> {
         match rustix::net::send(self.peer(to)?, bytes, SendFlags::NOSIGNAL) {
-            Ok(count) => Ok(Moved::Bytes(count)),
+            Ok(count) => Ok(self.moved(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
             Err(error) if is_loss(error) => Err(self.lost(to)),
             Err(error) => Err(CollectiveError::io("sending to another member", error)),
@@ -343,12 +358,12 @@ impl Mesh {
         if self.whole.has_early.load(Ordering::Relaxed) {
             let early = self.take_early(from, bytes);
             if early > 0 {
-                return Ok(Moved::Bytes(early));
+                return Ok(self.moved(early));
             }
         }
         match rustix::net::recv(self.peer(from)?, bytes, RecvFlags::empty()) {
             Ok((0, _)) if wanted > 0 => Err(self.lost(from)),
-            Ok((count, _)) => Ok(Moved::Bytes(count)),
+            Ok((count, _)) => Ok(self.moved(count)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::Blocked),
             Err(error) if is_loss(error) => Err(self.lost(from)),
             Err(error) => Err(CollectiveError::io("hearing from another member", error)),
@@ -420,13 +435,20 @@ impl Mesh {
 
     /// As [`Mesh::recv_all`], between two: it is nothing to them that another has left.
     pub(crate) fn recv_from(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
-        self.recv_by(from, bytes, |since| {
-            let mut fds = [PollFd::from_borrowed_fd(self.peer(from)?, PollFlags::IN)];
-            match poll(&mut fds, Some(&timespec(LOOK))) {
-                Ok(_) | Err(Errno::INTR) => self.check_partner(since, from),
-                Err(error) => Err(CollectiveError::io("waiting for another member", error)),
-            }
-        })
+        self.recv_by(from, bytes, |since| self.wait_for_one(from, PollFlags::IN, since))
+    }
+
+    /// As [`Mesh::send_all`], between two.
+    pub(crate) fn send_to(&self, to: u32, bytes: &[u8]) -> Result<()> {
+        self.send_by(to, bytes, |since| self.wait_for_one(to, PollFlags::OUT, since))
+    }
+
+    fn wait_for_one(&self, member: u32, what: PollFlags, since: Instant) -> Result<()> {
+        let mut fds = [PollFd::from_borrowed_fd(self.peer(member)?, what)];
+        match poll(&mut fds, Some(&timespec(LOOK))) {
+            Ok(_) | Err(Errno::INTR) => self.check_partner(since, member),
+            Err(error) => Err(CollectiveError::io("waiting for another member", error)),
+        }
     }
 
     /// Fails if the other of two is gone, or does nothing for too long.

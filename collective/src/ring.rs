@@ -188,12 +188,13 @@ pub(crate) fn broadcast<T: Element>(mesh: &Mesh, data: &mut [T], root: u32) -> R
 
 /// To the root, from one member after the other.
 pub(crate) fn reduce<T: Element>(mesh: &Mesh, data: &mut [T], op: Op, root: u32) -> Result<()> {
+    // One after the other, while those who have been heard may leave.
     if mesh.rank != root {
-        return mesh.send_all(root, bytes_of(data));
+        return mesh.send_to(root, bytes_of(data));
     }
     let mut theirs = data.to_vec();
     for peer in (0..mesh.members() as u32).filter(|peer| *peer != root) {
-        mesh.recv_all(peer, bytes_of_mut(&mut theirs))?;
+        mesh.recv_from(peer, bytes_of_mut(&mut theirs))?;
         T::combine(op, data, &theirs);
     }
     // What one has alone stays as it is, to the bit.

@@ -7,12 +7,13 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -21,6 +22,7 @@ use rustix::thread::futex;
 use crate::element::{Element, Op, bytes_of};
 use crate::error::{CollectiveError, Result};
 use crate::header::Header;
+use crate::memory::{Control, Memory, Moves};
 use crate::mesh::{Mesh, has_stalled};
 
 /// Bytes of half a slot: it is to stay in the cache between the one who writes and the one who reads it.
@@ -31,34 +33,31 @@ const SPINS: u32 = 20_000;
 const SPINS_CROWDED: u32 = 100;
 /// How long it sleeps before it looks whether somebody is gone.
 const NAP: Duration = Duration::from_millis(50);
-
-/// What every member tells the others.
-#[repr(C, align(128))]
-struct Control {
-    phase: AtomicU32,
-    /// How many sleep until `phase` changes.
-    sleepers: AtomicU32,
-    /// What is called, by the half that the first part is in.
-    headers: [Header; 2],
-}
+/// How much longer than members of other machines those of this one are waited for: whoever gives up first names whom it
+/// waited for.
+const LATER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
-    base: *mut u8,
-    length: usize,
+    memory: Arc<Memory>,
     rank: usize,
     members: usize,
     phase: u32,
     spins: u32,
-    /// Whoever is waited for waits for another machine itself, and gives that up in time.
-    patient: bool,
+    /// How much longer than the group's limit a member may do nothing that can be seen here.
+    slack: Duration,
 }
 
-// SAFETY: the memory is used through atomics, and through halves that the phases give to one side at a time.
-unsafe impl Send for Shared {}
+/// Whether other machines have members, too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Elsewhere {
+    Nobody,
+    /// What members wait for here takes so long that they better sleep.
+    Others,
+}
 
 impl Shared {
-    /// Makes the memory, or gets it from rank 0. `patient`: what members wait for here takes so long that they better sleep.
-    pub(crate) fn new(mesh: &Mesh, patient: bool) -> Result<Shared> {
+    /// Makes the memory, or gets it from rank 0.
+    pub(crate) fn new(mesh: &Mesh, elsewhere: Elsewhere) -> Result<Shared> {
         let (members, rank) = (mesh.members(), mesh.rank as usize);
         let length = members * (size_of::<Control>() + 2 * HALF);
         let io = |error: Errno| CollectiveError::io("sharing memory with other members", error);
@@ -77,14 +76,21 @@ impl Shared {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, of memory that keeps its length.
         let base = unsafe { mmap(std::ptr::null_mut(), length, flags, MapFlags::SHARED, &memory, 0) }.map_err(io)?;
+        let memory = Arc::new(Memory { base: base.cast(), length });
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if patient || members > cpus { SPINS_CROWDED } else { SPINS };
-        Ok(Shared { base: base.cast(), length, rank, members, phase: 0, spins, patient })
+        let is_alone = elsewhere == Elsewhere::Nobody;
+        let spins = if is_alone && members <= cpus { SPINS } else { SPINS_CROWDED };
+        let slack = if is_alone { Duration::ZERO } else { LATER };
+        Ok(Shared { memory, rank, members, phase: 0, spins, slack })
+    }
+
+    /// Where this member shows that something moves.
+    pub(crate) fn moves(&self) -> Moves {
+        Moves { memory: self.memory.clone(), rank: self.rank }
     }
 
     fn control(&self, rank: usize) -> &Control {
-        // SAFETY: inside of the mapping, aligned, and made of atomics and numbers.
-        unsafe { &*self.base.cast::<Control>().add(rank) }
+        self.memory.control(rank)
     }
 
     /// Half of a slot, by the phase that it is written before.
@@ -92,7 +98,7 @@ impl Shared {
         let slots = self.members * size_of::<Control>();
         let parity = (phase & 1) as usize;
         // SAFETY: inside of the mapping.
-        unsafe { self.base.add(slots + (2 * rank + parity) * HALF) }
+        unsafe { self.memory.base.add(slots + (2 * rank + parity) * HALF) }
     }
 
     /// The first `count` elements of what a member has written before the phase that it is in now.
@@ -147,7 +153,7 @@ impl Shared {
         let theirs = self.control(rank);
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
         let mut gone_since = None;
-        let since = Instant::now();
+        let (mut since, mut moves) = (Instant::now(), theirs.moves.load(Ordering::Relaxed));
         loop {
             theirs.sleepers.fetch_add(1, Ordering::SeqCst);
             let seen = theirs.phase.load(Ordering::SeqCst);
@@ -160,6 +166,11 @@ impl Shared {
                 return Ok(());
             }
             if waited == Err(Errno::TIMEDOUT) {
+                // Whoever has not come so far waits for nobody here: it computes, hears from another machine, or is stuck.
+                let moved = theirs.moves.load(Ordering::Relaxed);
+                if moved != moves {
+                    (since, moves, gone_since) = (Instant::now(), moved, None);
+                }
                 // Who is gone may have come through this phase before; whoever has not never will, and neither will those
                 // who wait for somebody on another machine.
                 let mut is_missed = |gone: &u32| match mesh.member(*gone) {
@@ -169,9 +180,7 @@ impl Shared {
                 if let Some(rank) = mesh.gone().into_iter().find(&mut is_missed) {
                     return Err(CollectiveError::PeerLost { rank });
                 }
-                if !self.patient {
-                    mesh.check_time(since, rank as u32)?;
-                }
+                mesh.check_time(since + self.slack, rank as u32)?;
             }
         }
     }
@@ -182,7 +191,7 @@ impl Shared {
         let at = (next & 1) as usize;
         // SAFETY: as `write`: nobody reads this one of the two now.
         unsafe {
-            let control = self.base.cast::<Control>().add(self.rank);
+            let control = self.memory.base.cast::<Control>().add(self.rank);
             std::ptr::write_volatile(&raw mut (*control).headers[at], *header);
         }
     }
@@ -428,13 +437,6 @@ impl Shared {
                 Ok(())
             },
         )
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own, and nothing borrows from it any more.
-        let _ = unsafe { munmap(self.base.cast(), self.length) };
     }
 }
 
