@@ -122,6 +122,7 @@ impl Head {
             groups: BTreeMap::new(),
             name: None,
             detached: false,
+            yields_to_drain: false,
             handle: TaskId { owner: DRIVER, seq: id }.output(0),
             owner: address(DRIVER),
         };

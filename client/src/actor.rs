@@ -132,6 +132,13 @@ impl<Signature> ActorOptions<Signature> {
         self
     }
 
+    /// A node that is drained (`wingbeat drain --stop`) may end as soon as nothing else is left on it, whatever this actor
+    /// does: for caches and other helpers of one node.
+    pub fn yields_to_drain(mut self) -> Self {
+        self.options.yields_to_drain = true;
+        self
+    }
+
     /// CPUs that it holds while it lives. If nothing is said, it needs 1 to be placed and holds none.
     pub fn num_cpus(mut self, cpus: f64) -> Self {
         self.options.num_cpus = Some(cpus);

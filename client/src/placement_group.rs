@@ -182,6 +182,12 @@ impl PlacementGroup {
         self.session.placement_group_drained(self.spec.id).await
     }
 
+    /// As [`drained`](Self::drained), for those who know of a drain already: waits until something else is true. A nearer
+    /// deadline, another node, or none where the drain was taken back (`wingbeat drain --undo`).
+    pub async fn draining(&self, known: Option<&Drained>) -> Option<Drained> {
+        self.session.placement_group_draining(self.spec.id, known).await
+    }
+
     /// Removes the group: what runs in it is ended, and what it reserved is free again. No error if it is gone already.
     ///
     /// # Errors

@@ -309,6 +309,8 @@ pub struct ActorSpec {
     pub name: Option<ScopedName>,
     /// Whether it outlives its creator and its job.
     pub detached: bool,
+    /// Whether a drained node may end without it.
+    pub yields_to_drain: bool,
     /// The object whose refs are the actor's handles; its owner decides when nobody holds one.
     pub handle: ObjectId,
     /// The creator.

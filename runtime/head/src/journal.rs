@@ -1,9 +1,10 @@
 //! What must survive the head, in an SQLite file: the latest fact under each key.
 //!
 //! One thread writes. Whatever has queued while it wrote goes into its next transaction, so that many who ask at the same
-//! time share one wait for the disk. A change that somebody asked for is written before it is made ([`Durable::intend`]):
-//! if the disk is full, they get the error, and nothing has changed. What became true by itself (an actor died) cannot be
-//! refused: it is owed to the disk, and written as soon as there is room ([`Durable::write`]).
+//! time share one wait for the disk. A change that somebody asked for is written before they hear of it ([`Durable::intend`]):
+//! if the disk is full, they get the error, and what was asked for is not made, or is taken back. What became true by itself
+//! (an actor died), or frees something (a placement group was removed), is not refused: it is owed to the disk, and written as
+//! soon as there is room ([`Durable::write`]).
 //!
 //! Damage is found and not passed over in silence. Each fact has a checksum; the seal counts the facts, sums their checksums
 //! up, and counts the transactions. SQLite drops the end of its write-ahead log from the first damaged page on, and opens
@@ -32,7 +33,7 @@ use crate::service::Durable;
 use crate::state::Fact;
 
 /// The layout of the file and of the facts in it. A head refuses a file of another.
-const FORMAT: i64 = 2;
+const FORMAT: i64 = 3;
 /// Facts that are queued at most: further events wait for the disk.
 const QUEUED: usize = 65_536;
 /// What nobody waits for is written so much later at most, with what somebody waits for if that comes before: each
@@ -43,8 +44,8 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// What the writer is told.
 enum Order {
-    /// These became true.
-    Owe(Vec<Fact>),
+    /// These became true. Somebody may wait until they are written.
+    Owe(Vec<Fact>, Option<oneshot::Sender<Result<(), String>>>),
     /// These are to become true when they are written, and whoever asked waits for that.
     Intend(Vec<Fact>, oneshot::Sender<Result<(), String>>),
     /// The file may grow to so many pages: a disk without room.
@@ -69,8 +70,7 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
 }
 
 fn not_written(why: impl std::fmt::Display) -> Error {
-    let why = format!("{why}; nothing was changed. Make room for the journal and try again");
-    Error::Io { what: "writing the head's journal".into(), why }
+    Error::Io { what: "writing the head's journal".into(), why: why.to_string() }
 }
 
 impl Journal {
@@ -143,17 +143,24 @@ impl Drop for Journal {
 
 impl Durable for Journal {
     fn write(&self, facts: Vec<Fact>) {
-        self.tell(Order::Owe(facts));
+        self.tell(Order::Owe(facts, None));
     }
 
-    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>> {
+    fn write_and_tell(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>> {
+        let (answer, written) = oneshot::channel();
+        self.tell(Order::Owe(facts, Some(answer)));
+        Box::pin(told(written))
+    }
+
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>> {
         let (answer, written) = oneshot::channel();
         self.tell(Order::Intend(facts, answer));
-        Box::pin(async move {
-            let written = written.await.unwrap_or_else(|_| Err("its writer has ended".into()));
-            written.map_err(not_written)
-        })
+        Box::pin(told(written))
     }
+}
+
+async fn told(written: oneshot::Receiver<Result<(), String>>) -> Result<(), Error> {
+    written.await.unwrap_or_else(|_| Err("its writer has ended".into())).map_err(not_written)
 }
 
 /// The file exists, is nobody else's, and is read by nobody else: it holds arguments of actors and environments of jobs.
@@ -494,16 +501,9 @@ impl Writer {
 
     fn take_in(&mut self, order: Order, changes: &mut Changes, asked: &mut Vec<oneshot::Sender<Result<(), String>>>) {
         match order {
-            Order::Owe(facts) => {
-                for fact in facts {
-                    match encoded(&fact) {
-                        Ok((key, fact)) => {
-                            changes.insert(key.clone(), fact.clone());
-                            self.owed.insert(key, fact);
-                        }
-                        Err(error) => tracing::error!(%error, ?fact, "a fact cannot be encoded"),
-                    }
-                }
+            Order::Owe(facts, answer) => {
+                self.owe(facts, changes);
+                asked.extend(answer);
             }
             Order::Intend(facts, answer) => match facts.iter().map(encoded).collect::<Result<Vec<_>, _>>() {
                 Ok(encoded) => {
@@ -515,6 +515,18 @@ impl Writer {
             #[cfg(test)]
             Order::Limit(pages) => {
                 self.file.pragma_update(None, "max_page_count", pages).unwrap();
+            }
+        }
+    }
+
+    fn owe(&mut self, facts: Vec<Fact>, changes: &mut Changes) {
+        for fact in facts {
+            match encoded(&fact) {
+                Ok((key, fact)) => {
+                    changes.insert(key.clone(), fact.clone());
+                    self.owed.insert(key, fact);
+                }
+                Err(error) => tracing::error!(%error, ?fact, "a fact cannot be encoded"),
             }
         }
     }

@@ -211,11 +211,12 @@ async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_w
     // It is true, whether there is room or not.
     journal.write(vec![quota(&large, 2)]);
     assert!(journal.intend(vec![quota("b", 1)]).await.is_err(), "nothing passes what is owed");
+    assert!(journal.write_and_tell(vec![quota("d", 1)]).await.is_err(), "it is not written yet");
     journal.tell(Order::Limit(1_000_000));
     journal.intend(vec![quota("c", 1)]).await.unwrap();
     drop(journal);
     let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
-    assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota(&large, 2), quota("c", 1)]));
+    assert_eq!(shown(&after.facts), shown(&[quota("a", 1), quota(&large, 2), quota("c", 1), quota("d", 1)]));
 }
 
 #[tokio::test]

@@ -11,7 +11,6 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
@@ -19,13 +18,12 @@ use parking_lot::Mutex;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Executable;
+use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
 use wingbeat_net::services::ProcessClient;
 
 /// A piece of a program that a node asks for: large enough that round trips do not matter.
 const CHUNK: usize = 1 << 20;
-/// How long a process may take to give a megabyte of its program.
-const CHUNK_LIMIT: Duration = Duration::from_secs(30);
 /// Letters of a hash.
 const HASH: usize = 64;
 
@@ -161,7 +159,7 @@ impl Programs {
         let mut hash = blake3::Hasher::new();
         let mut offset = 0;
         while offset < program.size {
-            let answer = from.read_executable(mux::within(CHUNK_LIMIT), offset).await;
+            let answer = from.read_executable(mux::within(limits().chunk), offset).await;
             let Payload(chunk) = mux::answered(answer, "the actor's creator")??;
             if chunk.is_empty() {
                 break;

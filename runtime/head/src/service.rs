@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -53,9 +55,49 @@ pub(crate) trait Durable: Send + Sync {
     /// Queues facts that are true now. They are written as soon as that can be done. Called in the order in which they
     /// became true.
     fn write(&self, facts: Vec<Fact>);
+    /// As [`Durable::write`], and tells when they, and all before them, are safe. After an error they are still to be written.
+    fn write_and_tell(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>>;
     /// Writes facts that are to become true, and waits until they, and all before them, are safe. After an error they are
     /// not written, and must not become true.
-    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>>;
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>>;
+}
+
+/// What was made true is being written. Dropped before that is over (the request was given up), it waits for it all the
+/// same.
+struct Written {
+    result: BoxFuture<'static, Result<(), Error>>,
+    /// What is to be made if it cannot be written. None once that is over.
+    back: Option<(Arc<Shell>, Change)>,
+}
+
+/// A change of the state, with what follows from it.
+type Change = Box<dyn FnOnce(&mut State, Millis) -> Vec<Action> + Send>;
+
+impl Future for Written {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let written = std::task::ready!(self.result.as_mut().poll(context));
+        if let (Err(_), Some((shell, back))) = (&written, self.back.take()) {
+            shell.change(|state, now| ((), back(state, now)));
+        }
+        Poll::Ready(written)
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let Some((shell, back)) = self.back.take() else { return };
+        let result = std::mem::replace(&mut self.result, Box::pin(async { Ok(()) }));
+        // Without a runtime the head has ended, and nobody hears of it any more.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if result.await.is_err() {
+                    shell.change(|state, now| ((), back(state, now)));
+                }
+            });
+        }
+    }
 }
 
 /// Everything that the head's tasks share.
@@ -102,6 +144,17 @@ impl Inside {
                 }
             }
         }
+    }
+}
+
+/// What follows from a journal that cannot be written.
+const UNCHANGED: &str = "nothing was changed; make room for the journal and try again";
+
+/// An error of the journal, and what it means for what was asked.
+fn but(error: Error, what_follows: &str) -> Error {
+    match error {
+        Error::Io { what, why } => Error::Io { what, why: format!("{why}; {what_follows}") },
+        other => other,
     }
 }
 
@@ -209,7 +262,7 @@ impl Shell {
         // the disk must then be true all the same.
         let changing = tokio::spawn(async move {
             if let Some(journal) = &shell.journal {
-                journal.intend(vec![fact]).await?;
+                journal.intend(vec![fact]).await.map_err(|error| but(error, UNCHANGED))?;
             }
             let answer = shell.change(|state, now| {
                 let changed = change(state, now);
@@ -226,41 +279,34 @@ impl Shell {
     }
 
     /// As [`Shell::change_durably`], for a change whose result only its asker can use: it is made first, and written as it
-    /// came out, once. If it cannot be written, it is taken `back` again, and nobody was told of it.
-    async fn reserve_durably<R: Send + 'static>(
+    /// came out, once. If it cannot be written, what it made true is owed to the disk, and `back` is made.
+    async fn change_and_write<R: Send + 'static>(
         self: &Arc<Self>,
-        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>) + Send + 'static,
+        change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>),
         back: impl FnOnce(&mut State, Millis) -> Vec<Action> + Send + 'static,
     ) -> Result<R, Error> {
-        if self.journal.is_none() {
+        let Some(journal) = &self.journal else {
             let answer = self.change(change);
             self.note_time();
             return answer;
+        };
+        let (answer, written) = {
+            let mut inside = self.inside.lock();
+            let (answer, actions) = change(&mut inside.state, self.now());
+            let facts = inside.state.take_facts();
+            // What was asked for may be true already, and not be written yet.
+            let waits = answer.is_ok() || !facts.is_empty();
+            // Under the lock, and so before whatever becomes true later.
+            let written = waits
+                .then(|| Written { result: journal.write_and_tell(facts), back: Some((self.clone(), Box::new(back))) });
+            inside.perform(actions);
+            (answer, written)
+        };
+        self.note_time();
+        match written {
+            Some(written) => written.await.and(answer),
+            None => answer,
         }
-        let shell = self.clone();
-        let changing = tokio::spawn(async move {
-            let Some(journal) = &shell.journal else { return Err(Error::NoSession) };
-            let (answer, facts, written) = {
-                let mut inside = shell.inside.lock();
-                let (answer, actions) = change(&mut inside.state, shell.now());
-                let facts = inside.state.take_facts();
-                // Under the lock, and so before whatever becomes true later.
-                let written = journal.intend(facts.clone());
-                inside.perform(actions);
-                (answer, facts, written)
-            };
-            shell.note_time();
-            if let Err(error) = written.await {
-                if !facts.is_empty() {
-                    // What else it changed stays true, and is owed.
-                    shell.write(facts);
-                    shell.change(|state, now| ((), back(state, now)));
-                }
-                return answer.and(Err(error));
-            }
-            answer
-        });
-        changing.await.unwrap_or_else(|error| Err(change_failed(&error)))
     }
 
     /// Waits until all that is true was written, as far as that can be done.
@@ -644,12 +690,16 @@ impl wingbeat_net::services::Head for Service {
                 Err(gone) => (Err(gone), Vec::new()),
             }
         };
-        self.shell.reserve_durably(made, move |state, now| state.remove_placement_group(now, id)).await
+        let made = self.shell.change_and_write(made, move |state, now| state.remove_placement_group(now, id)).await;
+        made.map_err(|error| but(error, UNCHANGED))
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
         let removed = move |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
-        self.shell.change_durably(|_| Some(Fact::GroupGone(group)), |_| None, removed).await
+        // What it held is free at once, also when the disk has no room.
+        let written = self.shell.change_and_write(removed, |_, _| Vec::new()).await;
+        written
+            .map_err(|error| but(error, "the placement group is removed, which is written when the journal has room"))
     }
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {

@@ -28,12 +28,17 @@ impl Durable for Disk {
         self.written.lock().extend(facts);
     }
 
-    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'_, Result<(), Error>> {
+    fn write_and_tell(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>> {
+        self.intend(facts)
+    }
+
+    fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>> {
         self.write(facts);
-        Box::pin(async {
-            self.asked.notify_one();
-            self.may_write.acquire().await.unwrap().forget();
-            match self.is_full.load(Ordering::Relaxed) {
+        let disk = self.clone();
+        Box::pin(async move {
+            disk.asked.notify_one();
+            disk.may_write.acquire().await.unwrap().forget();
+            match disk.is_full.load(Ordering::Relaxed) {
                 true => Err(Error::Io { what: "writing".into(), why: "it is full".into() }),
                 false => Ok(()),
             }
@@ -130,6 +135,37 @@ async fn what_cannot_be_written_is_taken_back() {
     disk.may_write.add_permits(1);
     let error = service.create_placement_group(tarpc::context::current(), spec).await.unwrap_err();
     assert!(error.to_string().contains("it is full"), "{error}");
+    assert!(!has_the_group(&shell));
+    let written = disk.written.lock();
+    assert!(matches!(written.last(), Some(Fact::GroupGone(GROUP))), "{written:?}");
+}
+
+#[tokio::test]
+async fn what_is_removed_is_free_also_when_that_cannot_be_written_yet() {
+    let (service, disk, spec) = waiting_for_its_disk();
+    let shell = service.shell.clone();
+    disk.may_write.add_permits(2);
+    service.clone().create_placement_group(tarpc::context::current(), spec).await.unwrap();
+    disk.is_full.store(true, Ordering::Relaxed);
+    let error = service.clone().remove_placement_group(tarpc::context::current(), GROUP).await.unwrap_err();
+    assert!(error.to_string().contains("is removed"), "{error}");
+    assert!(!has_the_group(&shell));
+    assert!(matches!(disk.written.lock().last(), Some(Fact::GroupGone(GROUP))));
+    // Whoever asks again hears that it is not written either.
+    disk.may_write.add_permits(1);
+    assert!(service.remove_placement_group(tarpc::context::current(), GROUP).await.is_err());
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_taken_back_also_when_the_request_was_given_up() {
+    let (service, disk, spec) = waiting_for_its_disk();
+    let shell = service.shell.clone();
+    disk.is_full.store(true, Ordering::Relaxed);
+    tokio::select! {
+        _ = service.create_placement_group(tarpc::context::current(), spec) => panic!("it is not written"),
+        () = disk.asked.notified() => {}
+    }
+    go_on(&disk).await;
     assert!(!has_the_group(&shell));
     let written = disk.written.lock();
     assert!(matches!(written.last(), Some(Fact::GroupGone(GROUP))), "{written:?}");

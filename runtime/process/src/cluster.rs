@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::{Amount, NodeId, ResourceSet};
+use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{ClusterState, Explanation, Subject};
 use wingbeat_net::mux;
 
 use crate::session::Session;
-
-/// How long the head may take to answer.
-const HEAD_LIMIT: Duration = Duration::from_secs(30);
 
 impl Session {
     /// What the head knows of the cluster.
@@ -18,7 +16,7 @@ impl Session {
     /// # Errors
     /// The head is gone.
     pub async fn cluster_state(&self) -> Result<ClusterState, Error> {
-        self.ask_head(move |head| async move { head.state(mux::within(HEAD_LIMIT)).await }).await
+        self.ask_head(move |head| async move { head.state(mux::within(limits().head)).await }).await
     }
 
     /// Why something waits, or where it runs: the answer of `wingbeat why`. Takes the id of an object (its task is
@@ -28,7 +26,7 @@ impl Session {
     /// Nobody knows it, or the head is gone.
     pub async fn why(&self, subject: impl Into<Subject>) -> Result<Explanation, Error> {
         let subject = subject.into();
-        self.ask_head(move |head| async move { head.explain(mux::within(HEAD_LIMIT), subject).await }).await?
+        self.ask_head(move |head| async move { head.explain(mux::within(limits().head), subject).await }).await?
     }
 
     /// Sets what all jobs of a namespace together may hold at a time; `None` for anything. Resources that are not named
@@ -49,7 +47,7 @@ impl Session {
             }
         }
         let namespace = namespace.to_owned();
-        self.ask_head(move |head| async move { head.set_quota(mux::within(HEAD_LIMIT), namespace, quota).await })
+        self.ask_head(move |head| async move { head.set_quota(mux::within(limits().written), namespace, quota).await })
             .await?
     }
 
@@ -73,7 +71,7 @@ impl Session {
     async fn set_drain(&self, node: NodeId, within: Option<u64>, why: &str) -> Result<(), Error> {
         let why = why.to_owned();
         self.ask_head(
-            move |head| async move { head.drain_node(mux::within(HEAD_LIMIT), node, within, why, false).await },
+            move |head| async move { head.drain_node(mux::within(limits().head), node, within, why, false).await },
         )
         .await?
     }

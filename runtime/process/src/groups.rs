@@ -13,6 +13,7 @@ use wingbeat_core::spec::{
 };
 use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{NodeId, PlacementGroupId};
+use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
@@ -23,8 +24,6 @@ use crate::session::Session;
 
 /// The longest that a node may be drained, in milliseconds: a hundred years.
 const LONGEST: u64 = 100 * 365 * 86_400_000;
-/// How long the head may take to write a group down.
-const HEAD_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a placement group is asked for with.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +61,15 @@ pub struct Drained {
     pub deadline: Instant,
 }
 
+impl Drained {
+    /// Whether it says the same; deadlines are told as what is left, which takes a moment.
+    fn is_as(&self, other: &Drained) -> bool {
+        const TOLD_IN: Duration = Duration::from_secs(1);
+        let between = self.deadline.max(other.deadline) - self.deadline.min(other.deadline);
+        self.node == other.node && self.why == other.why && between < TOLD_IN
+    }
+}
+
 #[derive(Default)]
 struct Watch {
     state: Option<PlacementGroupState>,
@@ -77,15 +85,19 @@ impl Watched {
         let mut groups = self.groups.lock();
         let Some(watch) = groups.get_mut(&id) else { return Vec::new() };
         watch.state = Some(state.clone());
-        let draining = match state {
-            PlacementGroupState::Placed { draining, .. } => draining.iter().min_by_key(|node| node.left_ms),
-            PlacementGroupState::Pending | PlacementGroupState::Gone { .. } => None,
-        };
-        watch.drained = draining.map(|Draining { node, why, left_ms }| Drained {
-            node: *node,
-            why: why.clone(),
-            deadline: Instant::now() + Duration::from_millis((*left_ms).min(LONGEST)),
-        });
+        if let PlacementGroupState::Placed { nodes, draining } = state {
+            let first = draining.iter().min_by_key(|node| node.left_ms);
+            let first = first.map(|Draining { node, why, left_ms }| Drained {
+                node: *node,
+                why: why.clone(),
+                deadline: Instant::now() + Duration::from_millis((*left_ms).min(LONGEST)),
+            });
+            // A drain is over when it was taken back, and not because its node is gone.
+            let is_over = watch.drained.as_ref().is_none_or(|known| nodes.contains(&known.node));
+            if first.is_some() || is_over {
+                watch.drained = first;
+            }
+        }
         self.told.notify_waiters();
         match state {
             PlacementGroupState::Pending => Vec::new(),
@@ -173,7 +185,7 @@ impl Session {
         };
         let session = self.clone();
         let made = self.ask_head(move |head| async move {
-            let made = head.create_placement_group(mux::within(HEAD_LIMIT), spec).await?;
+            let made = head.create_placement_group(mux::within(limits().written), spec).await?;
             Ok(made.map(|spec| Unclaimed { session, spec: Some(spec) }))
         });
         let mut made = made.await??;
@@ -193,7 +205,8 @@ impl Session {
     /// # Errors
     /// The head is gone.
     pub async fn remove_placement_group(&self, id: PlacementGroupId) -> Result<(), Error> {
-        self.ask_head(move |head| async move { head.remove_placement_group(mux::within(HEAD_LIMIT), id).await }).await?
+        self.ask_head(move |head| async move { head.remove_placement_group(mux::within(limits().written), id).await })
+            .await?
     }
 
     /// The placement group of this name, in the session's namespace unless told otherwise.
@@ -206,7 +219,8 @@ impl Session {
             check_name("finding a placement group", "name", Some(name))?;
         }
         let name = ScopedName { namespace, name: name.to_owned() };
-        self.ask_head(move |head| async move { head.find_placement_group(mux::within(HEAD_LIMIT), name).await }).await?
+        self.ask_head(move |head| async move { head.find_placement_group(mux::within(limits().head), name).await })
+            .await?
     }
 
     /// A ref to the node of each bundle of the group, that is there when all have one. Answers at once.
@@ -237,14 +251,26 @@ impl Session {
     /// Waits until a node of a group is drained; for a group whose readiness was asked for here. It is not for those who
     /// use its bundles for single tasks and actors, which are moved one by one.
     pub async fn placement_group_drained(&self, id: PlacementGroupId) -> Drained {
+        loop {
+            if let Some(drained) = self.placement_group_draining(id, None).await {
+                return drained;
+            }
+        }
+    }
+
+    /// As [`Session::placement_group_drained`]: waits until something else than `known` is true. None when no node of it is
+    /// drained any more.
+    pub async fn placement_group_draining(&self, id: PlacementGroupId, known: Option<&Drained>) -> Option<Drained> {
         let watched = &self.process().groups;
         loop {
             let told = watched.told.notified();
-            let drained = watched.groups.lock().get(&id).and_then(|watch| watch.drained.clone());
-            match drained {
-                Some(drained) => return drained,
-                None => told.await,
+            let now = watched.groups.lock().get(&id).and_then(|watch| watch.drained.clone());
+            match (&now, known) {
+                (None, None) => {}
+                (Some(now), Some(known)) if now.is_as(known) => {}
+                _ => return now,
             }
+            told.await;
         }
     }
 

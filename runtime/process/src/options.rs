@@ -66,6 +66,8 @@ pub struct ActorOptions {
     pub namespace: Option<String>,
     /// Whether it outlives its creator.
     pub detached: bool,
+    /// A node that is drained may end without it.
+    pub yields_to_drain: bool,
     /// CPUs for life. If nothing is said: 1 to be placed, none while it lives.
     pub num_cpus: Option<f64>,
     /// What else it holds for life, and where it may live.

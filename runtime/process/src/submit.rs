@@ -10,6 +10,7 @@ use wingbeat_core::resources::ResourceSet;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount};
+use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{HeadMessage, PeerMessage};
 use wingbeat_net::mux;
 
@@ -36,10 +37,6 @@ pub enum Submitted {
 
 /// The arguments of a call, or what was wrong with them.
 pub type Args = Result<SmallVec<[Outbound; 3]>, Error>;
-
-/// How long the head may take to write down a new actor. It answers within milliseconds unless its disk or its machine
-/// stands still.
-const CREATE_LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 static ONE_CPU: LazyLock<Arc<Shape>> = LazyLock::new(|| Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE))));
 
@@ -242,6 +239,7 @@ impl Session {
                 name,
             }),
             detached: options.detached,
+            yields_to_drain: options.yields_to_drain,
             handle: process.next_task().output(0),
             owner: process.address().clone(),
         })
@@ -316,7 +314,7 @@ impl Session {
         let handle = process.objects.insert(&self, object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
-        let answer = head.create_actor(mux::within(CREATE_LIMIT), spec, or_get).await;
+        let answer = head.create_actor(mux::within(limits().written), spec, or_get).await;
         let info = match mux::answered(answer, "the head") {
             Ok(answer) => answer?,
             Err(error) => {
@@ -379,7 +377,7 @@ impl Session {
             let finding = session.clone();
             let find = async move {
                 let head = finding.process().head_client().await?;
-                let answer = head.find_actor(mux::within(std::time::Duration::from_secs(60)), name).await;
+                let answer = head.find_actor(mux::within(limits().head), name).await;
                 let info = mux::answered(answer, "the head")??;
                 finding.actor_handle(class, info)
             };

@@ -157,6 +157,7 @@ impl World {
             max_pending_calls: None,
             groups: BTreeMap::new(),
             detached: name.is_some() && self.chance(3),
+            yields_to_drain: self.chance(5),
             name,
             handle: TaskId { owner: process, seq: id }.output(0),
             owner: address(process),

@@ -1,12 +1,12 @@
 //! Nodes that are to be free of work: nothing new is placed there, and what runs finishes or, at the deadline, is
 //! moved.
 
-use wingbeat_core::NodeId;
 use wingbeat_core::error::Error;
+use wingbeat_core::{LeaseId, NodeId};
 use wingbeat_net::messages::NodeMessage;
 
 use super::leases::Holder;
-use super::nodes::Drain;
+use super::nodes::{Drain, Node};
 use super::{Millis, State};
 
 impl State {
@@ -92,12 +92,19 @@ impl State {
         if !self.draining.contains(&id) {
             return;
         }
-        let Some(node) = self.nodes.get(id).filter(|node| node.leases.is_empty() && node.bundles.is_empty()) else {
-            return;
-        };
+        let is_left = |lease: &LeaseId| !self.yields_to_drain(*lease);
+        let free = |node: &&Node| !node.leases.iter().any(is_left) && node.bundles.is_empty();
+        let Some(node) = self.nodes.get(id).filter(free) else { return };
         if let Some(drain) = node.draining.as_ref().filter(|drain| drain.stops) {
             let why = format!("it was drained ({})", drain.why);
             self.order(id, NodeMessage::Stop(why));
         }
+    }
+
+    /// Whether a lease is that of an actor for which a drained node is not to wait.
+    fn yields_to_drain(&self, lease: LeaseId) -> bool {
+        let Some(known) = self.leases.leases.get(&lease) else { return false };
+        let Holder::Actor(actor) = known.holder else { return false };
+        self.actors.spec(actor).is_some_and(|spec| spec.yields_to_drain)
     }
 }

@@ -96,6 +96,7 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
         groups: BTreeMap::new(),
         name: None,
         detached: false,
+        yields_to_drain: false,
         handle: task.output(0),
         owner: address(owner),
     }

@@ -197,6 +197,20 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
 }
 
 #[test]
+fn a_drained_node_does_not_wait_for_an_actor_that_yields() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.alive(ActorSpec { yields_to_drain: true, ..actor_of(DRIVER, 5) });
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let lease = bench.ready()[0];
+    let is_stopped = |bench: &Bench| bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::Stop(_)));
+    bench.drain(1, 60_000, true);
+    assert!(!is_stopped(&bench), "a task runs there");
+    bench.step(Event::Returned(DRIVER, lease));
+    bench.step(Event::Ended(lease));
+    assert!(is_stopped(&bench), "{:?}", bench.ordered);
+}
+
+#[test]
 fn bundles_leave_a_drained_node_and_it_can_be_taken_back() {
     let mut bench = Bench::new(cpus(2.0));
     bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
