@@ -314,6 +314,11 @@ impl TestCluster {
         self.nodes.get(node)?.as_ref().map(|daemon| daemon.child.id())
     }
 
+    /// The process id of the head.
+    pub fn head_pid(&self) -> Option<u32> {
+        self.head.as_ref().map(|daemon| daemon.child.id())
+    }
+
     /// The process ids of all daemons.
     pub fn pids(&self) -> Vec<u32> {
         self.nodes.iter().chain(std::iter::once(&self.head)).flatten().map(|daemon| daemon.child.id()).collect()

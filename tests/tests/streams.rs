@@ -26,8 +26,28 @@ fn yields_and_dies(marker: PathBuf, at: u64, count: u64, bytes: usize) -> impl I
             std::fs::write(&marker, "").unwrap();
             dies_here();
         }
+        if index == at {
+            std::fs::write(marker.with_extension("again"), "").unwrap();
+        }
         vec![index as u8; bytes]
     })
+}
+
+#[test]
+fn a_second_attempt_goes_on_while_its_consumer_has_not_taken_what_the_first_has_stored() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let marker = dir.path().join("died");
+    let mut stream = yields_and_dies::remote(marker.clone(), 5, 10, STORED);
+    for index in 0..10_u8 {
+        // The second attempt has sent what is here already.
+        while index == 1 && !marker.with_extension("again").exists() {
+            std::thread::yield_now();
+        }
+        let item = stream.next_blocking().unwrap().unwrap();
+        assert!(item.len() == STORED && item.iter().all(|byte| *byte == index), "item {index}");
+    }
+    assert!(stream.next_blocking().is_none());
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -125,6 +125,25 @@ fn an_actor_that_is_killed_at_once_leaves_nothing() {
     assert_that_nothing_is_left(&local, dir.path());
 }
 
+/// In a cluster whose daemons are processes of their own, and at more moments: so it was that most were left over.
+#[test]
+fn an_actor_that_is_killed_at_once_leaves_nothing_on_a_node_apart() {
+    let mut cluster = wingbeat_tests::TestCluster::start(0, 1).unwrap();
+    cluster.add_node(&["--num-cpus", "4", "--num-gpus", "4"]).unwrap();
+    let local = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // Its program is there, and so is a process of it.
+    let first = Alive::remote(other.path().to_owned());
+    first.hello().get_blocking().unwrap();
+    for round in 0..300 {
+        let actor = Alive::options().num_gpus(0.5).remote(dir.path().to_owned());
+        spin(Duration::from_micros(round % 30 * 100));
+        actor.actor().kill();
+    }
+    drop(first);
+    assert_that_nothing_is_left(&local, dir.path());
+}
+
 #[test]
 fn an_actor_that_is_killed_at_once_and_may_restart_lives_once() {
     let local = Local::from(wingbeat::init().num_cpus(4).num_gpus(4));

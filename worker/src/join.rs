@@ -13,6 +13,7 @@ use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
 use wingbeat_net::silence::Probing;
@@ -260,7 +261,7 @@ impl Joined {
 
     async fn start_job(&self, session: &Session, spec: JobSpec) -> Result<(), Error> {
         let head = session.process().head_client().await?;
-        let answer = head.join_job(mux::within(std::time::Duration::from_secs(30)), spec).await;
+        let answer = head.join_job(mux::within(limits().written), spec).await;
         let ClusterView { nodes, .. } = mux::answered(answer, "the head")??;
         home::attach(self, session, nodes).await
     }

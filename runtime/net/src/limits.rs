@@ -1,7 +1,7 @@
 //! How long things may take. Read once, when they are first needed.
 //!
 //! Each can be set in milliseconds by an environment variable, so that a test can outlive it. The variables are for tests
-//! alone: all processes of a cluster should have the same.
+//! alone: all processes of a cluster should have the same. `docs/limits.md` lists all limits.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -20,20 +20,39 @@ pub struct Limits {
     /// Between accepting a TCP connection and the proof of the token: 2 s, `WINGBEAT_PROOF_MS`. A process on this machine,
     /// which its user is known of, has as long as for dialling.
     pub proof: Duration,
+    /// How long the head may take to answer: 30 s, `WINGBEAT_HEAD_MS`. It answers in microseconds; this allows for a loaded
+    /// machine.
+    pub head: Duration,
+    /// The same, for what it writes to its disk first: twice as long.
+    pub written: Duration,
+    /// How long a driver or the head may take to give a megabyte of a program: 30 s, `WINGBEAT_CHUNK_MS`. Over the slowest
+    /// links that anybody computes on it takes seconds.
+    pub chunk: Duration,
+}
+
+/// What this variable of the environment says in milliseconds; `usual` if it says nothing, or no number above zero.
+pub fn limit(variable: &str, usual: Duration) -> Duration {
+    set_to(std::env::var(variable).ok(), usual)
+}
+
+fn set_to(text: Option<String>, usual: Duration) -> Duration {
+    let ms = text.and_then(|text| text.trim().parse().ok()).filter(|ms| *ms > 0);
+    ms.map_or(usual, Duration::from_millis)
 }
 
 impl Limits {
     fn read(variable: impl Fn(&str) -> Option<String>) -> Limits {
-        let of = |name: &str, usual_ms: u64| {
-            let set = variable(name).and_then(|text| text.trim().parse().ok()).filter(|ms| *ms > 0);
-            Duration::from_millis(set.unwrap_or(usual_ms))
-        };
+        let of = |name: &str, usual_ms: u64| set_to(variable(name), Duration::from_millis(usual_ms));
         let silence = of("WINGBEAT_SILENCE_MS", 10_000);
+        let head = of("WINGBEAT_HEAD_MS", 30_000);
         Limits {
             silence,
             probe: silence / 10,
             dial: of("WINGBEAT_DIAL_MS", 10_000),
             proof: of("WINGBEAT_PROOF_MS", 2_000),
+            head,
+            written: head * 2,
+            chunk: of("WINGBEAT_CHUNK_MS", 30_000),
         }
     }
 }

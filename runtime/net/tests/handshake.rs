@@ -155,6 +155,20 @@ async fn an_introduction_of_many_kilobytes_is_none() {
 }
 
 #[tokio::test]
+async fn a_stranger_that_says_nothing_is_disconnected() {
+    let any = Some("127.0.0.1:0".parse().unwrap());
+    let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
+    let here = listener.address().clone();
+    let welcome = Welcome { address: here.clone(), cluster: ClusterId::random() };
+    tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
+    let mut stranger = tokio::net::TcpStream::connect(here.tcp.unwrap()).await.unwrap();
+    let mut said = Vec::new();
+    // Ends when it is disconnected, whatever it was told.
+    let _ = stranger.read_to_end(&mut said).await;
+    assert!(said.len() < 1_000, "{said:?}");
+}
+
+#[tokio::test]
 async fn half_open_connections_keep_nobody_out() {
     let any = Some("127.0.0.1:0".parse().unwrap());
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();

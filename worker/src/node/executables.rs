@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -16,14 +15,11 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Executable, JobSpec};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
+use wingbeat_net::limits::limits;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
 
 use super::Daemon;
-
-/// How long a driver or the head may take to give a megabyte of a program. Over the slowest links that anybody computes
-/// on it takes seconds.
-const CHUNK_LIMIT: Duration = Duration::from_secs(30);
 
 /// Descriptors of executables by hash. A descriptor keeps the content, whatever happens to the path.
 #[derive(Default)]
@@ -64,7 +60,7 @@ enum Source {
 
 impl Source {
     async fn read(&self, hash: &str, offset: u64) -> Result<Option<Payload>, Error> {
-        let limit = mux::within(CHUNK_LIMIT);
+        let limit = mux::within(limits().chunk);
         match self {
             Source::Driver(driver) => {
                 let answer = driver.read_executable(limit, offset).await;

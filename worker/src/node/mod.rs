@@ -304,7 +304,7 @@ impl Daemon {
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = service::NodeService::new(self.clone(), self.head_address.process);
         tokio::spawn(mux::serve(server, service.serve()));
-        let answer = client.join_node(mux::within(Duration::from_secs(30)), info, self.running()).await;
+        let answer = client.join_node(mux::within(limits().head), info, self.running()).await;
         mux::answered(answer, "the head")??;
         let _ = self.head_client.set(client);
         tokio::spawn(async move {

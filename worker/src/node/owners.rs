@@ -8,15 +8,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use wingbeat_core::{JobId, ProcessId};
+use wingbeat_net::limits::limit;
 use wingbeat_net::messages::HeadMessage;
 
 use super::Daemon;
 
 /// How often the head is asked: 10 s, `WINGBEAT_OWNERS_MS`.
-static ASKED_EVERY: LazyLock<Duration> = LazyLock::new(|| {
-    let set = std::env::var("WINGBEAT_OWNERS_MS").ok().and_then(|text| text.parse().ok()).filter(|ms| *ms > 0);
-    Duration::from_millis(set.unwrap_or(10_000))
-});
+static ASKED_EVERY: LazyLock<Duration> = LazyLock::new(|| limit("WINGBEAT_OWNERS_MS", Duration::from_secs(10)));
 
 /// The owners of objects that were stored here, by the job in whose name that was done.
 #[derive(Default)]

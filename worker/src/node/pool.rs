@@ -1,13 +1,14 @@
 //! The worker processes of a node, what they work for, and the jobs that they are of.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::JobSpec;
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, ProcessId};
+use wingbeat_net::limits::limit;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LeaseHolder, LogLine, RunningLease, WorkerCommand};
 
@@ -16,12 +17,13 @@ use super::{Daemon, output};
 use crate::page::Page;
 
 /// Idle worker processes beyond the node's CPUs end after this long: starting one takes milliseconds,
-/// and each holds a few megabytes.
-const IDLE_LIMIT: Duration = Duration::from_secs(20);
-/// How often idle processes and freed memory are looked at. Besides, only probes wake an idle daemon.
-const HOUSEKEEPING: Duration = Duration::from_secs(2);
-/// A worker process that has not reported so long after its start never will.
-const START_LIMIT: Duration = Duration::from_secs(60);
+/// and each holds a few megabytes. 20 s, `WINGBEAT_IDLE_MS`.
+static IDLE_LIMIT: LazyLock<Duration> = LazyLock::new(|| limit("WINGBEAT_IDLE_MS", Duration::from_secs(20)));
+/// How often idle processes and freed memory are looked at. Besides, only probes wake an idle daemon. 2 s,
+/// `WINGBEAT_HOUSEKEEPING_MS`.
+static HOUSEKEEPING: LazyLock<Duration> = LazyLock::new(|| limit("WINGBEAT_HOUSEKEEPING_MS", Duration::from_secs(2)));
+/// A worker process that has not reported so long after its start never will: 60 s, `WINGBEAT_START_MS`.
+static START_LIMIT: LazyLock<Duration> = LazyLock::new(|| limit("WINGBEAT_START_MS", Duration::from_secs(60)));
 
 pub(super) struct Worker {
     pub job: JobId,
@@ -241,7 +243,7 @@ impl Daemon {
         let mut ended = self.ended.subscribe();
         loop {
             tokio::select! {
-                () = tokio::time::sleep(HOUSEKEEPING) => {}
+                () = tokio::time::sleep(*HOUSEKEEPING) => {}
                 _ = ended.wait_for(Option::is_some) => return,
             }
             self.transfers.close_idle();
@@ -262,13 +264,13 @@ impl Daemon {
                 Stage::Idle { since, .. } => {
                     let count = idle_of.entry(worker.job).or_default();
                     *count += 1;
-                    if *count > self.cpus && since.elapsed() > IDLE_LIMIT {
+                    if *count > self.cpus && since.elapsed() > *IDLE_LIMIT {
                         superfluous.push(*process);
                     }
                 }
                 // One that declined, and cannot serve anybody.
                 Stage::Retiring { contact } if !contact.is_fit => superfluous.push(*process),
-                Stage::Launching { since, with_guard: true, .. } if since.elapsed() > START_LIMIT => {
+                Stage::Launching { since, with_guard: true, .. } if since.elapsed() > *START_LIMIT => {
                     silent.push(*process);
                 }
                 _ => {}
@@ -280,7 +282,7 @@ impl Daemon {
         }
         for process in silent {
             if let Some(worker) = pool.workers.get_mut(&process) {
-                worker.reason = Some(format!("it did not report within {} s", START_LIMIT.as_secs()));
+                worker.reason = Some(format!("it did not report within {} s", START_LIMIT.as_secs_f64()));
             }
             self.apply(&mut pool, process, Event::End { by_head: false });
         }

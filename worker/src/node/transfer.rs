@@ -29,6 +29,7 @@ use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
+use wingbeat_net::limits::limit;
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::Daemon;
@@ -74,10 +75,7 @@ struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let limit = |variable: &str, seconds: u64| {
-            let given = std::env::var(variable).ok().and_then(|text| text.parse().ok());
-            given.map_or(Duration::from_secs(seconds), Duration::from_millis)
-        };
+        let limit = |variable: &str, seconds: u64| limit(variable, Duration::from_secs(seconds));
         Limits {
             silence: limit("WINGBEAT_TRANSFER_SILENCE_MS", 10),
             idle: limit("WINGBEAT_TRANSFER_IDLE_MS", 30),

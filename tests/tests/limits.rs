@@ -1,0 +1,127 @@
+//! Time limits that are usually too long for a test, shortened, and outlived.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::Local;
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat::{Bundle, Error, get_all_blocking, placement_group};
+use wingbeat_tests::{TestCluster, wait_for_end};
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A file: the worker process that can remove it never becomes one.
+const STUCK: &str = "WINGBEAT_TEST_STUCK";
+
+/// Before worker processes begin.
+#[used]
+#[unsafe(link_section = ".init_array.00050")]
+static BEFORE: extern "C" fn() = stick;
+
+extern "C" fn stick() {
+    let is_worker = std::env::var("WINGBEAT_CHILD").is_ok_and(|kind| kind.starts_with("worker"));
+    if is_worker && std::env::var_os(STUCK).is_some_and(|file| std::fs::remove_file(file).is_ok()) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+fn join(cluster: &TestCluster) -> Local {
+    Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()))
+}
+
+#[wingbeat::remote]
+fn pid() -> u32 {
+    std::process::id()
+}
+
+/// Waits for others of its kind, each in a process of its own, and answers with all of these.
+#[wingbeat::remote]
+async fn nested(depth: u32) -> Vec<u32> {
+    let mut pids = match depth {
+        0 => Vec::new(),
+        _ => nested::remote(depth - 1).await.unwrap(),
+    };
+    pids.push(std::process::id());
+    pids
+}
+
+#[test]
+fn idle_processes_beyond_the_cpus_end_and_those_that_are_kept_serve() {
+    let limits = [("WINGBEAT_IDLE_MS", "200"), ("WINGBEAT_HOUSEKEEPING_MS", "50")];
+    let cluster = TestCluster::with_env(1, 1, &limits).unwrap();
+    let _driver = join(&cluster);
+    for _ in 0..3 {
+        let pids = nested::remote(4).get_blocking().unwrap();
+        assert_eq!(pids.len(), 5, "each waits in a process of its own");
+        let begun = Instant::now();
+        while pids.iter().filter(|pid| wingbeat_tests::is_alive(**pid)).count() > 1 {
+            assert!(begun.elapsed() < LIMIT, "those that nobody needs stay");
+            std::thread::yield_now();
+        }
+        get_all_blocking(&(0..10).map(|_| pid::remote()).collect::<Vec<_>>()).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_never_begins_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let stuck = folder.path().join("stuck");
+    std::fs::write(&stuck, "").unwrap();
+    let limits = [("WINGBEAT_START_MS", "500"), ("WINGBEAT_HOUSEKEEPING_MS", "50")];
+    let cluster = TestCluster::with_env(1, 1, &limits).unwrap();
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+    let _driver = Local::from(init.env(STUCK, stuck.to_str().unwrap()));
+    assert_ne!(pid::remote().get_blocking().unwrap(), 0, "the next one serves");
+    std::fs::write(&stuck, "").unwrap();
+    let actor = Once::options().remote();
+    assert_ne!(actor.pid().get_blocking().unwrap(), 0, "an actor has not lived before");
+}
+
+struct Once;
+
+#[wingbeat::actor]
+impl Once {
+    fn new() -> Self {
+        Once
+    }
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+#[test]
+fn what_is_asked_of_a_head_that_stands_still_fails_and_what_runs_goes_on() {
+    const THIS: &str = "what_is_asked_of_a_head_that_stands_still_fails_and_what_runs_goes_on";
+    // The limit is of this process, which reads it once.
+    if std::env::var_os("WINGBEAT_HEAD_MS").is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = again.args(["--exact", THIS]).env("WINGBEAT_HEAD_MS", "500").output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+        return;
+    }
+    let cluster = TestCluster::with_env(1, 2, &[("WINGBEAT_SILENCE_MS", "600000")]).unwrap();
+    let driver = join(&cluster);
+    let actor = Once::options().remote();
+    let first = actor.pid().get_blocking().unwrap();
+    let head = Pid::from_raw(cluster.head_pid().unwrap() as i32).unwrap();
+    kill_process(head, Signal::STOP).unwrap();
+    let mut failed = vec![
+        wingbeat::block_on(driver.session.cluster_state()).map(drop),
+        wingbeat::block_on(async { placement_group([Bundle::new().num_cpus(0.5)]).await }).map(drop),
+    ];
+    failed.push(wingbeat::block_on(Once::options().name("late").get_or_create()).map(drop));
+    assert_eq!(actor.pid().get_blocking().unwrap(), first, "a call needs no head");
+    kill_process(head, Signal::CONT).unwrap();
+    for failed in failed {
+        let error = failed.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable { what, .. } if what == "the head"), "{error}");
+    }
+    pid::remote().get_blocking().unwrap();
+    wingbeat::block_on(driver.session.cluster_state()).unwrap();
+    drop(driver);
+    assert!(wait_for_end(first, LIMIT));
+}
