@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
 use wingbeat_train::{Line, Lines, RankOutput};
 
 use crate::say::note;
@@ -67,8 +71,7 @@ pub(crate) struct RankLogs {
     only: Vec<u32>,
     attempt: u32,
     errors: ErrorFiles,
-    files: BTreeMap<(u32, bool), File>,
-    has_complained: bool,
+    files: BTreeMap<(u32, bool), (PathBuf, File)>,
     /// Of those that are shown with their ranks.
     lines: Lines,
     /// Of the others, whose bytes are shown as they are.
@@ -126,7 +129,6 @@ impl RankLogs {
             attempt: 0,
             errors: ErrorFiles::default(),
             files: BTreeMap::new(),
-            has_complained: false,
             lines: Lines::new(),
             begun: BTreeMap::new(),
         })
@@ -164,15 +166,12 @@ impl RankLogs {
                 entry.insert(create(dir, self.attempt, rank, name)?)
             }
         };
-        file.write_all(bytes)?;
-        Ok(())
+        file.1.write_all(bytes).with_context(|| format!("writing {}", file.0.display()))
     }
 
-    fn complain(&mut self, written: Result<()>) {
-        if let Err(error) = written
-            && !std::mem::replace(&mut self.has_complained, true)
-        {
-            note!("wingbeat torchrun: cannot write what ranks print: {error:#}");
+    fn complain(written: Result<()>, bytes: usize) {
+        if let Err(error) = written {
+            lost(&format!("{error:#}"), bytes);
         }
     }
 
@@ -208,8 +207,7 @@ impl RankOutput for RankLogs {
         let stream = if is_stderr { STDERR } else { STDOUT };
         let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
         if self.is_written(local_rank, stream) {
-            let written = self.write(rank, is_stderr, bytes);
-            self.complain(written);
+            Self::complain(self.write(rank, is_stderr, bytes), bytes.len());
         }
         let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
         match (is_shown, teed) {
@@ -254,8 +252,7 @@ impl RankOutput for RankLogs {
         for (is_stderr, stream) in [(false, STDOUT), (true, STDERR)] {
             // Who looks for a file finds one, also of a rank that has printed nothing.
             if self.is_written(self.local_rank(rank), stream) {
-                let written = self.write(rank, is_stderr, &[]);
-                self.complain(written);
+                Self::complain(self.write(rank, is_stderr, &[]), 0);
             }
         }
     }
@@ -264,18 +261,21 @@ impl RankOutput for RankLogs {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, error_file.to_owned());
         if let Some(dir) = &self.dir {
             let file = create(dir, self.attempt, rank, "error.json");
-            let written = file.and_then(|mut file| Ok(file.write_all(error_file.as_bytes())?));
-            self.complain(written);
+            let written = file.and_then(|(path, mut file)| {
+                file.write_all(error_file.as_bytes()).with_context(|| format!("writing {}", path.display()))
+            });
+            Self::complain(written, error_file.len());
         }
     }
 }
 
 /// Makes a file of a rank. Ranks of several nodes write here, and local ranks alone would collide.
-fn create(dir: &Path, attempt: u32, rank: u32, name: &str) -> Result<File> {
+fn create(dir: &Path, attempt: u32, rank: u32, name: &str) -> Result<(PathBuf, File)> {
     let dir = dir.join(format!("attempt_{attempt}")).join(rank.to_string());
     std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     let path = dir.join(name);
-    File::create(&path).with_context(|| format!("making {}", path.display()))
+    let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+    Ok((path, file))
 }
 
 /// Where logs go for which no folder was named: `$XDG_STATE_HOME/wingbeat/torchrun`, or below `~/.local/state`, or where that
@@ -341,20 +341,70 @@ pub(crate) fn end_line() {
     }
 }
 
+/// What of the output could not be written: why at first, and how many bytes.
+static LOST: Mutex<Option<(String, usize)>> = Mutex::new(None);
+
+fn lost(why: &str, bytes: usize) {
+    let mut all = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &mut *all {
+        Some((_, sum)) => *sum += bytes,
+        None => {
+            note!("wingbeat: what ranks print cannot be written, and the run goes on: {why}");
+            *all = Some((why.to_owned(), bytes));
+        }
+    }
+}
+
+/// What is to be said at the end if some of the output is missing where it was to go.
+pub(crate) fn is_incomplete() -> Option<String> {
+    let all = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (why, bytes) = all.as_ref()?;
+    Some(format!("the output of ranks is not complete, {bytes} bytes could not be written: {why}"))
+}
+
 /// Shows bytes as they are.
 pub(crate) fn show(is_stderr: bool, bytes: &[u8]) {
     if is_stderr && let Some(last) = bytes.last() {
         IS_OPEN.store(*last != b'\n', Ordering::Relaxed);
     }
-    // Training goes on when nobody reads any more, as under `| head`.
-    let _ = match is_stderr {
-        _ if bytes.is_empty() => Ok(()),
-        true => std::io::stderr().write_all(bytes),
+    let (written, left) = match is_stderr {
+        true => write_all(std::io::stderr(), bytes),
         false => {
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(bytes).and_then(|()| stdout.flush())
+            // What this command itself has written comes before.
+            let _ = std::io::stdout().flush();
+            write_all(std::io::stdout(), bytes)
         }
     };
+    // Training goes on when nobody reads any more, as under `| head`, and that is nobody's loss.
+    if let Err(error) = written {
+        lost(&format!("standard {}: {error}", if is_stderr { "error" } else { "output" }), left);
+    }
+}
+
+/// Writes to what may be shared with others, who may have said that writing does not wait; with what was left after an
+/// error. Nobody who reads, and nothing that is open, is no error.
+fn write_all(stream: impl AsFd, mut bytes: &[u8]) -> (std::io::Result<()>, usize) {
+    while !bytes.is_empty() {
+        let error = match rustix::io::write(&stream, bytes) {
+            Ok(count) => {
+                bytes = &bytes[count..];
+                continue;
+            }
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None) {
+                Ok(_) | Err(Errno::INTR) => continue,
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        let is_terminal = || fstat(&stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_char_device());
+        return match error {
+            Errno::PIPE | Errno::BADF => (Ok(()), 0),
+            Errno::IO if is_terminal() => (Ok(()), 0),
+            error => (Err(error.into()), bytes.len()),
+        };
+    }
+    (Ok(()), 0)
 }
 
 #[cfg(test)]

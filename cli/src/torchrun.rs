@@ -118,6 +118,15 @@ pub(crate) struct TorchrunArgs {
     /// Only `default`, which is what --log-dir, --redirects and --tee say.
     #[arg(long, alias = "logs_specs", value_parser = ["default"])]
     logs_specs: Option<String>,
+    /// Not honoured.
+    #[arg(long, alias = "duplicate_stdout_filters", hide = true, value_parser = not_honoured)]
+    duplicate_stdout_filters: Option<String>,
+    /// Not honoured.
+    #[arg(long, alias = "duplicate_stderr_filters", hide = true, value_parser = not_honoured)]
+    duplicate_stderr_filters: Option<String>,
+    /// Not honoured.
+    #[arg(long, alias = "numa_binding", hide = true, value_parser = not_honoured)]
+    numa_binding: Option<String>,
     /// GPUs of each rank; else 1 where nodes have as many as ranks, and none where they have fewer.
     #[arg(long)]
     gpus_per_rank: Option<f64>,
@@ -168,7 +177,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     // Everything after the script is its own, so that what comes in its place is not seen as a flag.
     if script.starts_with('-') {
         let why = match script.as_str() {
-            "-" => "a script is a file, which every rank reads".to_owned(),
+            "-" => "a script is a file, which every rank reads; standard input is there for one alone".to_owned(),
             _ => format!(
                 "unexpected argument {script}; `wingbeat torchrun --help` shows torchrun's flags that can be honoured"
             ),
@@ -253,8 +262,15 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         rank_logs::end_line();
         note!("wingbeat torchrun: what ranks printed is in {}", dir.display());
     }
+    let incomplete = rank_logs::is_incomplete();
     Ok(match outcome {
-        End::Done(_) => ExitCode::SUCCESS,
+        End::Done(_) => match incomplete {
+            Some(why) => {
+                note!("error: {why}");
+                ExitCode::FAILURE
+            }
+            None => ExitCode::SUCCESS,
+        },
         // As torchrun, which tells no more by its code.
         End::Failed(error, _) => {
             if let TrainError::RankFailed { rank, .. } = &error {
@@ -290,6 +306,10 @@ fn is_here(host: &str) -> bool {
             .is_ok_and(|mut all| all.any(|one| is_own_address(one.ip())))
     };
     host == "localhost" || host == own || host.parse().is_ok_and(is_own_address) || named()
+}
+
+fn not_honoured(_: &str) -> Result<String, String> {
+    Err("torchrun has this flag, and Wingbeat cannot do what it says; leave it out".to_owned())
 }
 
 fn first_node(text: &str) -> Result<u32, String> {

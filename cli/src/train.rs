@@ -14,6 +14,7 @@ use wingbeat_train::{Backend, Best, Keep, Layout, Scaling, TorchTrainer, TrainEr
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
+use crate::rank_logs;
 use crate::say::note;
 use crate::signals::{self, Heard};
 use crate::sizes;
@@ -263,7 +264,13 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             if let Some(best) = &result.best_checkpoint {
                 note!("wingbeat train: the best is {}", best.url);
             }
-            Ok(ExitCode::SUCCESS)
+            match rank_logs::is_incomplete() {
+                Some(why) => {
+                    note!("error: {why}");
+                    Ok(ExitCode::FAILURE)
+                }
+                None => Ok(ExitCode::SUCCESS),
+            }
         }
         End::Failed(error, signal) => {
             note!("error: {error}");

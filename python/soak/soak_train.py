@@ -65,7 +65,8 @@ SCRIPTS = {
         begin = int(pathlib.Path(checkpoint.path, "step").read_text()) + 1 if checkpoint else 0
         for step in range(begin, last):
             time.sleep(0.1)
-            with tempfile.TemporaryDirectory() as folder:
+            # What a rank that is killed leaves there is its own.
+            with tempfile.TemporaryDirectory(dir=os.environ["SOAK_OWN"]) as folder:
                 pathlib.Path(folder, "step").write_text(str(step))
                 train.report({"step": step}, checkpoint=folder)
         print("counted", last)
@@ -115,7 +116,7 @@ class Cluster:
         token = folder / "token"
         token.write_text("of this soak alone, and not short\n")
         token.chmod(0o600)
-        for name in ("tmp", "home", "packages"):
+        for name in ("tmp", "home", "packages", "own"):
             (folder / name).mkdir()
         (folder / "packages" / "changing").mkdir()
         (folder / "packages" / "changing" / "__init__.py").write_text("")
@@ -125,6 +126,7 @@ class Cluster:
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": str(folder / "home"),
             "TMPDIR": str(folder / "tmp"),
+            "SOAK_OWN": str(folder / "own"),
             "WINGBEAT_BIN": binary,
             "WINGBEAT_PYTHON": sys.executable,
             "WINGBEAT_TOKEN_FILE": str(token),
@@ -199,14 +201,14 @@ def sample(cluster):
     shared = len([name for name in os.listdir("/dev/shm") if name.startswith("wingbeat")])
     zombies = sum(state == "Z" for _, state, _ in started.values())
     counts = {"processes": len(started), "zombies": zombies, "rank sockets": sockets, "files": len(files), "shared": shared}
-    return held, counts, files
+    names = {"files": files, "processes": [f"{pid} {state} {command}" for pid, (_, state, command) in started.items()]}
+    return held, counts, names
 
 
 def more_than(now, before):
-    (held, counts, files), (held_before, counts_before, _) = now, before
+    (held, counts, names), (held_before, counts_before, _) = now, before
     more = [f"{name}: {counts[name]}, {counts_before[name]} before" for name in counts if counts[name] > counts_before[name]]
-    if counts["files"] > counts_before["files"]:
-        more += files
+    more += [name for what, all_names in names.items() if counts[what] > counts_before[what] for name in all_names]
     for who, usage in held.items():
         was = held_before[who]
         allowed = {"KiB": was["KiB"] * 5 // 4 + SLACK_KIB, "threads": was["threads"] + 4, "descriptors": was["descriptors"] + 3}

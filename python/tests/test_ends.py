@@ -304,3 +304,91 @@ def test_when_a_rank_fails_the_others_have_their_time_to_save(run, write, cluste
     """)
     done = run("train", "--workers", "2", script, env=cluster, code=1)
     assert "saved" in done.stdout and "no luck" in done.stderr
+
+
+def test_a_drain_that_is_taken_back_moves_nobody(binary, run, write, own_cluster, tmp_path):
+    node, _ = own_cluster.worker(cpus=1)
+    script, go = write("saves.py", SAVES), tmp_path / "go"
+    running = Running([binary, "train", "--grace", "1s", script, "--", go], own_cluster.env)
+    running.until("begun")
+    run("drain", node, "--within", "10min", env=own_cluster.env)
+    running.until("is drained")
+    run("drain", node, "--undo", env=own_cluster.env)
+    running.until("the run stays")
+    go.touch()
+    assert running.end() == 0, running.said
+    assert "got" not in running.said, running.said
+
+
+def test_the_nearest_deadline_of_a_drain_counts(binary, run, write, own_cluster, tmp_path):
+    node, _ = own_cluster.worker(cpus=1)
+    script, go = write("saves.py", SAVES), tmp_path / "go"
+    running = Running([binary, "train", "--grace", "10s", script, "--", go], own_cluster.env)
+    running.until("begun")
+    own_cluster.worker(cpus=1)
+    run("drain", node, "--within", "10min", env=own_cluster.env)
+    running.until("is drained")
+    run("drain", node, "--within", "10s", "--reason", "taken away", env=own_cluster.env)
+    running.until("got SIGTERM")
+    running.until("starting again elsewhere")
+    go.touch()
+    assert running.end() == 0, running.said
+
+
+def test_a_drained_node_on_which_only_a_warm_python_is_left_ends(run, write, own_cluster):
+    node, daemon = own_cluster.worker(cpus=1)
+    run("train", write("ends.py", ""), env=own_cluster.env)
+    run("drain", node, "--within", "1h", "--stop", env=own_cluster.env)
+    assert daemon.wait(DEADLINE_SECONDS) == 0
+
+
+def test_functions_find_modules_where_the_program_does(environment, tmp_path):
+    (tmp_path / "train.py").write_text("def main():\n    import helper\n    return helper.WHERE\n")
+    (tmp_path / "helper.py").write_text("WHERE = 'beside the program'\n")
+    program = "from train import main; from wingbeat.torch import TorchDistributor; print(TorchDistributor(1, True, False).run(main))"
+    (tmp_path / "program.py").write_text(program + "\n")
+    for command in ([sys.executable, "program.py"], [sys.executable, "-c", program]):
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        assert (done.returncode, done.stdout) == (0, "beside the program\n"), done.stderr
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_named(binary, write, environment, tmp_path):
+    folder = os.path.join(os.fsencode(tmp_path), b"d\xff")
+    os.mkdir(folder)
+    done = subprocess.run(
+        [binary, "torchrun", write("script.py", "")], env=environment, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+    )
+    assert done.returncode == 1 and "is not UTF-8" in done.stderr, done.stderr
+
+
+def test_without_its_cluster_a_run_is_not_tried_again(binary, write, own_cluster, tmp_path):
+    own_cluster.worker(cpus=1)
+    running = Running([binary, "train", "--max-failures", "5", write("saves.py", SAVES), "--", tmp_path / "never"], own_cluster.env)
+    running.until("begun")
+    own_cluster.daemons[0].kill()
+    assert running.end() == 1, running.said
+    assert "trying again" not in running.said, running.said
+
+
+@pytest.mark.parametrize("how", ["fails", "leaves"])
+def test_nothing_of_a_run_stays_where_an_attempt_was(binary, run, write, own_cluster, tmp_path, how):
+    own_cluster.env["HOME"] = str(tmp_path / "home")
+    node, _ = own_cluster.worker(cpus=1)
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "script.py").write_text("import os, sys, time\nprint('begun', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.01)\nif 'fails' in sys.argv and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(7)\n")
+    go = tmp_path / "go"
+    running = Running(
+        [binary, "train", "--grace", "1s", "--max-failures", "1", "--working-dir", folder, "script.py", "--", go, how], own_cluster.env
+    )
+    running.until("begun")
+    copies = tmp_path / "home" / ".cache" / "wingbeat"
+    assert list(copies.glob("run-*"))
+    if how == "leaves":
+        own_cluster.worker(cpus=1)
+        run("drain", node, "--within", "1s", env=own_cluster.env)
+        running.until("starting again elsewhere")
+    go.touch()
+    assert running.end() == 0, running.said
+    assert not list(copies.glob("run-*"))

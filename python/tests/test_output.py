@@ -136,3 +136,26 @@ def test_a_hang_up_that_comes_twice_is_one(binary, write, cluster):
     assert b"saved" in running.stdout.read()
     running.stdout.close()
     assert running.wait(DEADLINE_SECONDS) == 128 + signal.SIGHUP
+
+
+def test_output_that_cannot_be_written_is_said_and_is_no_success(binary, write, cluster):
+    script = write("prints.py", "print('something')\n")
+    for command in ("torchrun", "train"):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([binary, command, script], env=cluster, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1, done.stderr
+        assert "cannot be written, and the run goes on: standard output: No space left" in done.stderr, done.stderr
+        assert "error: the output of ranks is not complete" in done.stderr, done.stderr
+
+
+def test_output_that_does_not_wait_is_waited_for(binary, write, cluster):
+    script = write("prints.py", "for number in range(40000):\n    print(number, 'x' * 20)\n")
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    process = subprocess.Popen([binary, "torchrun", script], env=cluster, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    time.sleep(1)  # it is full by then
+    with open(reads) as lines:
+        assert sum(1 for _ in lines) == 40000
+    assert process.wait(DEADLINE_SECONDS) == 0, process.stderr.read()
+    process.stderr.close()

@@ -82,6 +82,8 @@ def test_it_ends_as_torchrun_does(run, write, cluster):
         (["--rdzv-backend", "etcd"], "possible values"),
         (["--no-such-flag"], "unexpected argument"),
         (["--nnodes", "3"], "cannot place"),
+        (["--numa-binding", "node"], "torchrun has this flag"),
+        (["--no-python", "no-such-program"], "cannot run no-such-program"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(options, says, run, write, cluster):

@@ -228,12 +228,13 @@ def test_one_run_at_a_time_uses_a_storage_and_leaves_there_what_others_made(run,
     assert (tmp_path / "store/checkpoint_000502/complete.json").read_text() == "mine"
 
 
-def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, cluster):
+def test_a_storage_that_cannot_be_written_is_found_before_training(run, write, cluster, tmp_path):
     script = write("never.py", "print('trained')\n")
     done = run("train", "--storage", "/proc/nowhere", script, env=cluster, code=1)
     assert "cannot make /proc/nowhere" in done.stderr and "trained" not in done.stdout
     script = write("reports.py", "from wingbeat import train\ntrain.report({}, checkpoint=__file__)\n")
-    homeless = {**cluster, "HOME": "", "XDG_DATA_HOME": ""}
+    # Without a home, what the command keeps lies in the folder for temporary files.
+    homeless = {**cluster, "HOME": "", "XDG_DATA_HOME": "", "TMPDIR": str(tmp_path)}
     assert "name a storage" in run("train", script, env=homeless, code=1).stderr
 
 
@@ -493,3 +494,194 @@ def test_nodes_that_share_a_disk_have_folders_of_their_own(run, own_cluster, tmp
     options = ("--nodes", "2", "--cold", "--unprefixed", "--working-dir", code)
     done = run("train", *options, "writes.py", env=own_cluster.env)
     assert done.stdout == "wrote 3\n" * 2
+
+
+def test_a_signal_s_handler_reports_in_the_middle_of_a_report(binary, write, cluster, tmp_path):
+    script = write("nested.py", """
+        import os, pathlib, signal, threading
+        from wingbeat import train
+        rank = os.environ["RANK"]
+        def report(name, step):
+            own = pathlib.Path(name)
+            own.mkdir()
+            (own / rank).write_text(step)
+            train.report({"step": int(step)}, checkpoint=own)
+        def save(*_):
+            report(f"last-{rank}", "99")
+            os.write(1, b"saved\\n")
+            if rank == "1":
+                # The first was the other's 99, or its 1 that was waiting: whichever is heard first.
+                try:
+                    report("once-more", "99")
+                except train.ReportError as error:
+                    assert "rank 0 ended" in str(error), error
+            os._exit(0)
+        signal.signal(signal.SIGTERM, save)
+        if rank == "0":
+            threading.Timer(0.5, os.write, (1, b"begun\\n")).start()
+            report("first", "1")
+        else:
+            while True:
+                signal.pause()
+    """)
+    code, out = stopped(binary, cluster, script, "-n", "2", "--storage", "stored", "--keep", "9", cwd=tmp_path)
+    assert (code, out) == (128 + 15, "saved\nsaved\n")
+    stored = [{rank: (checkpoint / rank).read_text() for rank in "01"} for checkpoint in (tmp_path / "stored").glob("checkpoint_*")]
+    assert {"0": "99", "1": "99"} in stored, stored
+
+
+# A checkpoint of one step, of which each rank gives a file.
+REPORTS_STEPS = """
+        import os, pathlib, signal, time
+        from wingbeat import train
+        rank = os.environ["RANK"]
+        def report(step):
+            own = pathlib.Path(f"{rank}-{step}")
+            own.mkdir()
+            (own / rank).write_text(str(step))
+            train.report({"step": step}, checkpoint=own)"""
+
+
+def test_what_a_rank_reported_and_gave_up_is_no_part_of_what_comes_next(run, write, cluster, tmp_path):
+    script = write("given_up.py", REPORTS_STEPS + """
+        if rank == "0":
+            signal.signal(signal.SIGALRM, lambda *_: exec("raise KeyboardInterrupt"))
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            try:
+                report(1)
+            except KeyboardInterrupt:
+                open("given-up", "x").close()
+            while not os.path.exists("1-2"):
+                time.sleep(0.01)
+            time.sleep(1)  # by then the other waits
+            report(2)
+        else:
+            while not os.path.exists("given-up"):
+                time.sleep(0.01)
+            time.sleep(1)  # by then it is heard that the first was given up
+            report(2)
+    """)
+    run("train", "-n", "2", "--storage", "stored", script, env=cluster, cwd=tmp_path)
+    [checkpoint] = (tmp_path / "stored").glob("checkpoint_*")
+    assert {rank: (checkpoint / rank).read_text() for rank in "01"} == {"0": "2", "1": "2"}
+
+
+def test_a_process_that_a_rank_has_started_gets_the_newest_checkpoint(run, write, cluster, tmp_path):
+    script = write("helpers.py", """
+        import pathlib, subprocess, sys
+        from wingbeat import train
+        for step in range(1, 4):
+            own = pathlib.Path(f"step-{step}")
+            own.mkdir()
+            (own / "step").write_text(str(step))
+            train.report({"step": step}, checkpoint=own)
+        ask = "from wingbeat import train; print(open(train.get_checkpoint().path + '/step').read())"
+        assert subprocess.check_output([sys.executable, "-c", ask], text=True) == "3\\n"
+    """)
+    run("train", "--storage", "stored", "--keep", "1", script, env=cluster, cwd=tmp_path)
+    run("train", "--storage", "stored", "--keep", "1", write("next.py", """
+        from wingbeat import train
+        assert open(train.get_checkpoint().path + '/step').read() == "3"
+    """), env=cluster, cwd=tmp_path)
+
+
+def test_a_folder_with_the_storage_in_it_is_no_checkpoint(run, write, cluster, tmp_path):
+    script = write("within.py", "from wingbeat import train\ntrain.report({'x': 1}, checkpoint='out')\n")
+    done = run("train", "--storage", "out", script, env=cluster, cwd=tmp_path, code=1)
+    assert "the storage" in done.stderr and "lies in it" in done.stderr, done.stderr
+    assert "wingbeat_train" not in done.stderr, done.stderr
+
+
+def test_a_storage_that_does_not_answer_keeps_nobody_from_stopping(binary, write, cluster, tmp_path):
+    (tmp_path / "stored").mkdir()
+    os.mkfifo(tmp_path / "stored" / "metrics.jsonl")  # whoever opens it waits
+    script = write("waits.py", """
+        import os, signal
+        from wingbeat import train
+        def save(*_):
+            os.write(1, b"saved\\n")
+            os._exit(0)
+        signal.signal(signal.SIGTERM, save)
+        train.report({"step": 1})
+        os.write(1, b"begun\\n")
+        while True:
+            signal.pause()
+    """)
+    process = subprocess.Popen(
+        [binary, "train", "--unprefixed", "--storage", "stored", script],
+        env=cluster, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    assert process.stdout.readline() == "saved\n"
+    process.stdout.close()
+    # It waits a while for the storage; a second signal that is not a part of the first ends that.
+    while True:
+        try:
+            assert process.wait(1.5) == 128 + 15
+            break
+        except subprocess.TimeoutExpired:
+            process.terminate()
+
+
+def test_a_report_goes_on_after_a_signal_s_handler_has_reported(run, write, cluster, tmp_path):
+    script = write("returns.py", REPORTS_STEPS + """
+        signal.signal(signal.SIGALRM, lambda *_: report(99))
+        if rank == "0":
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        else:
+            while not os.path.exists("0-99"):  # the other reports 1 and, in the middle of it, 99
+                time.sleep(0.01)
+            time.sleep(1)
+            report(99)
+        report(1)
+        report(2)
+    """)
+    run("train", "-n", "2", "--storage", "stored", "--keep", "9", script, env=cluster, cwd=tmp_path)
+    stored = sorted((tmp_path / "stored").glob("checkpoint_*"))
+    assert [[(checkpoint / rank).read_text() for rank in "01"] for checkpoint in stored] == [["99"] * 2, ["1"] * 2, ["2"] * 2]
+
+
+def test_all_that_is_reported_while_a_checkpoint_is_stored_is_stored(run, write, cluster, tmp_path):
+    script = write("three.py", """
+        import os, pathlib, signal
+        from wingbeat import train
+        def report(step, size, **more):
+            own = pathlib.Path(str(step))
+            own.mkdir()
+            (own / "step").write_text(str(step))
+            with open(own / "model", "wb") as file:
+                file.truncate(size)
+            train.report({"step": step}, checkpoint=own, **more)
+        signal.signal(signal.SIGALRM, lambda *_: report(3, 0))
+        report(1, 500 << 20, wait=False)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        report(2, 0)
+    """)
+    run("train", "--storage", "stored", "--keep", "9", script, env=cluster, cwd=tmp_path)
+    stored = sorted((tmp_path / "stored").glob("checkpoint_*"))
+    assert sorted((checkpoint / "step").read_text() for checkpoint in stored) == ["1", "2", "3"]
+
+
+def test_what_was_reported_in_the_grace_and_is_not_stored_is_said(binary, write, cluster, tmp_path):
+    script = write("unstored.py", """
+        import os, signal
+        from wingbeat import train
+        def save(*_):
+            os.mkdir("last")
+            os.mkfifo("last/pipe")
+            train.report({"step": 1}, checkpoint="last", wait=False)
+            os._exit(0)
+        signal.signal(signal.SIGTERM, save)
+        os.write(1, b"begun\\n")
+        while True:
+            signal.pause()
+    """)
+    process = subprocess.Popen(
+        [binary, "train", "--unprefixed", "--storage", "stored", script],
+        env=cluster, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    assert process.stdout.readline() == "begun\n"
+    process.terminate()
+    said = process.communicate()[1]
+    assert process.returncode == 128 + 15 and "what ranks reported last is not stored" in said and "pipe" in said, said

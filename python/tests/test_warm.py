@@ -297,3 +297,20 @@ def test_a_hook_of_the_user_s_runs_in_each_rank(run, write, cluster, tmp_path):
     done = run("train", "-n", "2", "--unprefixed", script, env=env)
     assert sorted(done.stdout.splitlines()) == ["seen 0", "seen 1"]
     assert "starts cold" in done.stderr and "sitecustomize.py is to run" in done.stderr
+
+
+def test_a_warm_python_that_stands_still_is_done_without(run, write, cluster, tmp_path):
+    write("still.py", "import time\ntime.sleep(1000)\n")
+    script = write("runs.py", "print('ran')\n")
+    more = {"WINGBEAT_WARM_IMPORTS": "still", "PYTHONPATH": f"{tmp_path}:{cluster['PYTHONPATH']}"}
+    options = [part for name, value in more.items() for part in ("--env", f"{name}={value}")]
+    done = run("train", *options, script, env={**cluster, "WINGBEAT_WARM_ANSWER": "0.5"})
+    assert "ran" in done.stdout
+    assert "said nothing for" in done.stdout + done.stderr
+
+
+def test_the_error_of_a_script_with_a_json_of_its_own_is_its_own(run, write, cluster):
+    write("json.py", "X = 1\n")
+    done = run("train", write("raises.py", "raise ValueError('my own')\n"), env=cluster, code=1)
+    assert done.stderr.count("ValueError: my own") <= 2 and "AttributeError" not in done.stderr, done.stderr
+    assert "error: rank 0" in done.stderr and "ValueError: my own" in done.stderr.split("error: rank 0")[1], done.stderr

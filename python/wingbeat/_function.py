@@ -2,8 +2,8 @@
 
     python .../wingbeat/_rank_main.py .../wingbeat/_function.py FILE
 
-FILE holds two pickles: a dict with `sys_path` (where the driver finds its modules) and `returns` ("first" or "all", the
-ranks whose value is wanted), and the function with its arguments.
+FILE holds two pickles: a dict with `sys_path` (where the driver finds its modules), `first` (how many of these come before
+the standard library) and `returns` ("first" or "all", the ranks whose value is wanted), and the function with its arguments.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 def main():
     with open(sys.argv[1], "rb") as file:
         about = pickle.load(file)
-        sys.path += [path for path in about["sys_path"] if path not in sys.path and os.path.exists(path)]
+        find_modules(about["sys_path"], about["first"])
         try:
             function, args, kwargs = pickle.load(file)
         except ModuleNotFoundError as error:
@@ -41,6 +41,15 @@ def main():
             raise error from None  # its traceback tells
         tell("raised", pickled)
         raise
+
+
+def find_modules(paths, first):
+    """Finds modules where the driver does: beside its script first, whatever they are called, and not beside this file."""
+    own = [os.path.abspath(path) for path in paths[:first]]  # '' is the working directory, here as there
+    own = [path for path in own if os.path.exists(path)]
+    usual = sys.path if sys.flags.isolated or getattr(sys.flags, "safe_path", False) else sys.path[1:]
+    sys.path[:] = own + [path for path in usual if path not in own]
+    sys.path += [path for path in paths[first:] if path not in sys.path and os.path.exists(path)]
 
 
 def tell(kind, pickled):

@@ -181,9 +181,6 @@ def write_error_file(error, raised):
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
-    import json
-    import traceback
-
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
@@ -192,21 +189,33 @@ def write_error_file(error, raised):
         text = str(error)
     except Exception:
         text = "<its str() raised>"
-    stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
-    report = {
-        "message": {
-            "message": f"{kind.__name__}: {text}",
-            "extraInfo": {"py_callstack": stack, "timestamp": str(raised // 1_000_000_000)},
-        },
-        "type": name,
-        "raised_us": raised // 1_000,
-    }
+    message = f"{kind.__name__}: {text}"
+    try:
+        import traceback
+
+        stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    except Exception:  # the script has a module that is called as one of the standard library
+        stack = message
+    extra = f'{{"py_callstack": {quoted(stack)}, "timestamp": "{raised // 1_000_000_000}"}}'
+    report = f'{{"message": {{"message": {quoted(message)}, "extraInfo": {extra}}}, '
+    report += f'"type": {quoted(name)}, "raised_us": {raised // 1_000}}}'
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(report, file)
+        with open(path, "w", encoding="ascii") as file:
+            file.write(report)
     except OSError as problem:
         print(f"wingbeat: cannot write {ERROR_FILE}: {problem}", file=sys.stderr)
+
+
+def quoted(text):
+    """A string as JSON has it. Not by the module `json`, of which the script may have one of its own."""
+    escaped = {unit: f"\\u{unit:04x}" for unit in [*range(0x20), ord('"'), ord("\\"), 0x7F]}
+    if not text.isascii():
+        utf16 = text.encode("utf-16-be", "surrogatepass")
+        units = [utf16[at] << 8 | utf16[at + 1] for at in range(0, len(utf16), 2)]
+        escaped.update((unit, f"\\u{unit:04x}") for unit in units if unit > 0x7F)
+        text = "".join(map(chr, units))
+    return f'"{text.translate(escaped)}"'
 
 
 def leave(code):

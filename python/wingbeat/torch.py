@@ -153,7 +153,7 @@ class TorchDistributor:
     def _run_function(self, function, args, kwargs, return_all, options, datasets=()):
         import cloudpickle
 
-        about = {"sys_path": sys.path, "returns": "all" if return_all else "first"}
+        about = {"sys_path": sys.path, "first": _before_the_library(sys.path), "returns": "all" if return_all else "first"}
         with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
             file = os.path.join(folder, "function.pickle")
             with open(file, "wb") as out:
@@ -311,6 +311,13 @@ def _raise(folder, code):
     except Exception:  # there is none, or its class is not to be had here
         error = TrainingError(told["message"], rank)
     raise error from cause
+
+
+def _before_the_library(paths):
+    """How many of these come before Python's own: the script's folder, and what the user has named."""
+    library = os.path.dirname(os.__file__)
+    own = (index for index, path in enumerate(paths) if path == library or path.endswith(".zip") and os.path.dirname(path) == os.path.dirname(library))
+    return next(own, 0)
 
 
 def _who_cannot_be_sent(function, args, kwargs, error):

@@ -18,6 +18,7 @@ A script needs none of it: it runs as under torchrun. With it, a run has metrics
 Outside of a run all of it works, as for the only rank of a run that stores nothing.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -85,6 +86,8 @@ def report(metrics, checkpoint=None, wait=True):
     With wait=False it returns when all have called it, while the checkpoint is still being stored: leave its files as they
     are. That it could not be stored then ends the run.
 
+    A signal's handler may report in the middle of a report: its own comes first, and the other goes on when it returns.
+
     Raises TypeError for a metric that is not a number, and ReportError if the checkpoint cannot be stored.
     """
     numbers = {str(name): repr(_number(name, value)) for name, value in dict(metrics).items()}
@@ -95,7 +98,6 @@ def report(metrics, checkpoint=None, wait=True):
             raise FileNotFoundError(f"the checkpoint {path} does not exist")
     if _SOCKET in os.environ:
         _connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": bool(wait)})
-        _reported.add(os.getpid())
     elif path is not None:
         os.environ[_CHECKPOINT] = path
 
@@ -106,8 +108,9 @@ def get_checkpoint():
     After a report, that may be another than before. Older ones are removed as the run's `--keep` says.
     """
     path = os.environ.get(_CHECKPOINT)
-    if _SOCKET in os.environ and os.getpid() in _reported:
-        path = _connection().ask({"kind": "newest"})
+    if _SOCKET in os.environ:
+        # Also in a process that has reported nothing itself: the rank that started it may have.
+        path = _connection().ask({"kind": "newest"}) or path
     return Checkpoint(path) if path else None
 
 
@@ -141,10 +144,25 @@ class _Connection:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect("\0" + name)
         self.answers = self.socket.makefile("rb")
-        self.lock = threading.Lock()
+        self.name = name
+        self.lock = threading.RLock()  # a signal's handler may ask in the middle of a question of its own thread
+        self.is_asking = False
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # a child may have it, too
+        self.answers.close()
+        self.socket.close()
 
     def ask(self, message, payload=None):
         with self.lock:
+            if self.is_asking:
+                other = _Connection(self.name)
+                try:
+                    return other.ask({**message, "nested": True}, payload)
+                finally:
+                    other.close()
+            self.is_asking = True
             try:
                 if payload is not None:
                     message = {**message, "bytes": len(payload)}
@@ -154,8 +172,10 @@ class _Connection:
                 line = self.answers.readline()
             except BaseException:  # a signal's handler has raised: the answer would be taken for that of the next message
                 _connected.clear()
-                self.socket.close()
+                self.close()  # which withdraws it
                 raise
+            finally:
+                self.is_asking = False
         if not line:
             raise ReportError("the run has ended")
         answer = json.loads(line)
@@ -165,7 +185,6 @@ class _Connection:
 
 
 _connected = {}
-_reported = set()  # processes that have
 
 
 def _connection():

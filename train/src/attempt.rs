@@ -1,6 +1,6 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -18,7 +18,7 @@ use crate::process::{Answer, Event, Outcome, Report};
 use crate::progress::Progress;
 use crate::rank::RankHandle;
 use crate::ras::Status;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorded, Recorder};
 use crate::reports::{Reports, Step};
 use crate::shown;
 use crate::storage::{Listing, Place};
@@ -65,6 +65,8 @@ struct Attempt<'a> {
     /// The number of the next.
     next: u64,
     recorder: Recorder,
+    /// Metrics that are being written.
+    records: FuturesUnordered<BoxFuture<'static, Recorded>>,
     /// That metrics cannot be stored.
     has_complained: bool,
     progress: Progress,
@@ -74,8 +76,8 @@ struct Attempt<'a> {
     nccl: Option<Status>,
     /// The checkpoint that is being written, and who waits for it.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
-    /// Reports with the next one, which waits for that: ranks have only so many calls at a time, and must hear of a stop.
-    held: Option<BTreeMap<usize, Report>>,
+    /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
+    held: VecDeque<BTreeMap<usize, Report>>,
     /// Where the newest one is, for a node.
     lookups: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
     /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
@@ -99,6 +101,13 @@ struct Attempt<'a> {
     grows_to: Option<u32>,
     /// The node that it must leave.
     drained: Option<Drained>,
+    /// It has a checkpoint to go on from elsewhere, or with more ranks: what is being stored is the last, and what is
+    /// reported now waits.
+    leaves: bool,
+    /// Why a checkpoint that ranks did not wait for could not be stored while they ended.
+    not_stored: Option<String>,
+    /// What was said of old checkpoints that cannot be removed.
+    complaints: BTreeSet<String>,
 }
 
 fn moves(Drained { node, why, .. }: Drained) -> TrainError {
@@ -117,8 +126,17 @@ async fn due(drained: Option<Drained>, grace: Duration) -> Drained {
     }
 }
 
-/// What came of writing a checkpoint, and the reports that are answered with it.
-type Saved = (BTreeMap<usize, Report>, Result<(), String>);
+/// Does something that may take a while, unless the run is stopped.
+async fn or_stopped(plan: &Plan, work: impl Future<Output = Result<(), TrainError>>) -> Result<(), TrainError> {
+    tokio::select! {
+        biased;
+        () = plan.stopper.stopped() => Err(TrainError::stopped()),
+        done = work => done,
+    }
+}
+
+/// What came of writing a checkpoint, or what is to be said of it, and the reports that are answered with it.
+type Saved = (BTreeMap<usize, Report>, Result<Option<String>, String>);
 
 impl Group {
     /// Runs all ranks to their end. The first that fails ends the others, and is the error.
@@ -153,14 +171,18 @@ impl Group {
             pauses: 0,
             group: self,
             recorder: Recorder::new(),
+            records: FuturesUnordered::new(),
             has_complained: false,
+            leaves: false,
+            complaints: BTreeSet::new(),
+            not_stored: None,
             progress,
             ras,
             nccl: None,
             storage,
             next,
             saves: FuturesUnordered::new(),
-            held: None,
+            held: VecDeque::new(),
             lookups: FuturesUnordered::new(),
             asked: BTreeMap::new(),
             left: self.ranks.len(),
@@ -198,9 +220,18 @@ impl Group {
             // end at once.
             _ => plan.grace,
         };
+        // What all have reported is worth having, and what they report in their grace.
+        attempt.stay();
         attempt.stop(&mut events, grace).await;
-        // What was still being written is worth having; that it could not be is not why the run has failed.
-        let _ = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
+        let saved = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
+        // That it could not be stored is not why the run has failed.
+        let lost = match saved {
+            Ok(saved) => saved.err().map(|error| error.to_string()),
+            Err(_) => Some(format!("not within {} s", SAVE_LIMIT.as_secs())),
+        };
+        if let Some(why) = attempt.not_stored.take().or(lost) {
+            (plan.on_notice)(&format!("what ranks reported last is not stored: {why}"));
+        }
         if told.is_ok() {
             told = Err(attempt.first_failure(port));
         }
@@ -221,7 +252,14 @@ impl Attempt<'_> {
             tokio::select! {
                 biased;
                 () = stopped => return Err(TrainError::stopped()),
-                drained = self.group.drained(), if self.drained.is_none() => self.leave(drained),
+                drained = self.group.draining(self.drained.clone()) => match drained {
+                    Some(drained) => self.leave(drained),
+                    None => {
+                        (self.plan.on_notice)("the drain was taken back: the run stays");
+                        self.drained = None;
+                        self.stay();
+                    }
+                },
                 drained = due(self.drained.clone(), self.plan.grace), if self.drained.is_some() => {
                     return Err(moves(drained));
                 }
@@ -239,23 +277,28 @@ impl Attempt<'_> {
                 }
                 heard = events.next(), if self.unshown.is_none() => {
                     self.hear(heard)?;
-                    self.record(false).await;
+                    self.record(false);
                 }
+                Some(recorded) = self.records.next(), if !self.records.is_empty() => self.recorded(recorded, false),
                 Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
                     self.quiet_since = Instant::now();
-                    let is_last = saved.is_ok();
-                    // What was held is begun, and stored while ranks end.
+                    let is_stored = saved.is_ok();
+                    // What was held is begun: ranks may have been told that it will be stored.
                     self.saved(reports, saved)?;
-                    if let Some(drained) = self.drained.clone().filter(|_| is_last) {
-                        return Err(moves(drained));
-                    }
-                    if let Some(ranks) = self.grows_to.filter(|_| is_last) {
-                        return Err(TrainError::Grows { ranks });
+                    self.leaves |= is_stored && (self.drained.is_some() || self.grows_to.is_some());
+                    if self.leaves && self.saves.is_empty() {
+                        match (self.drained.clone(), self.grows_to) {
+                            (Some(drained), _) => return Err(moves(drained)),
+                            (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
+                            (None, None) => {}
+                        }
                     }
                 }
                 Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => self.looked_up(node, &answer),
-                () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => self.grow().await?,
-                () = look, if self.unshown.is_none() => self.look().await?,
+                () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => {
+                    or_stopped(self.plan, self.grow()).await?;
+                }
+                () = look, if self.unshown.is_none() => or_stopped(self.plan, self.look()).await?,
             }
         }
         Ok(())
@@ -272,31 +315,75 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Writes the metrics that are there; unless `all`, once they are many. That they cannot be written is no reason to
-    /// end a training.
-    async fn record(&mut self, all: bool) {
+    /// Begins to write the metrics that are there; unless `all`, once they are many. Ranks are heard meanwhile.
+    fn record(&mut self, all: bool) {
         // Without a storage, there is one from the first checkpoint on.
         let Some(claim) = self.storage.claim() else { return };
-        match self.recorder.flush(claim.storage(), all).await {
-            Ok(()) => self.has_complained = false,
-            Err(_) if self.has_complained && !all => {}
+        self.records.extend(self.recorder.write(claim.clone(), all));
+    }
+
+    /// Metrics were written. That they cannot be is no reason to end a training.
+    fn recorded(&mut self, recorded: Recorded, is_last: bool) {
+        match self.recorder.recorded(recorded) {
+            Ok(()) => {
+                self.has_complained = false;
+                let missed = self.recorder.take_missed();
+                if missed > 0 {
+                    (self.plan.on_notice)(&format!(
+                        "metrics are stored again; those of {missed} reports are missing: too many waited"
+                    ));
+                }
+            }
+            Err(_) if self.has_complained && !is_last => {}
             Err(why) => {
                 self.has_complained = true;
-                let later = if all { "" } else { "; they are kept for now" };
+                let later = if is_last { "" } else { "; they are kept for now" };
                 (self.plan.on_notice)(&format!("metrics cannot be stored: {why}{later}"));
             }
         }
     }
 
+    /// Writes the metrics that are left.
+    async fn record_all(&mut self) {
+        if let Some(recorded) = self.records.next().await {
+            self.recorded(recorded, false);
+        }
+        self.record(true);
+        if let Some(recorded) = self.records.next().await {
+            self.recorded(recorded, true);
+        }
+    }
+
+    /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
+    fn stay(&mut self) {
+        self.leaves = false;
+        if self.saves.is_empty()
+            && let Some(held) = self.held.pop_front()
+        {
+            self.save(held);
+        }
+    }
+
     /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
-    fn saved(&mut self, reports: BTreeMap<usize, Report>, saved: Result<(), String>) -> Result<(), TrainError> {
-        if let Some(held) = self.held.take() {
+    fn saved(
+        &mut self,
+        reports: BTreeMap<usize, Report>,
+        saved: Result<Option<String>, String>,
+    ) -> Result<(), TrainError> {
+        if !self.leaves
+            && let Some(held) = self.held.pop_front()
+        {
             self.save(held);
         }
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
-                self.tell(reports, &Answer(saved.map(|()| None)));
+                if let Ok(Some(complaint)) = &saved
+                    && self.complaints.insert(complaint.clone())
+                {
+                    (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
+                }
+                self.tell(reports, &Answer(saved.map(|_| None)));
                 Ok(())
             }
         }
@@ -304,7 +391,10 @@ impl Attempt<'_> {
 
     /// How it ended, with how far it has come; what is left of the metrics is written.
     async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
-        let _ = tokio::time::timeout(SAVE_LIMIT, self.record(true)).await;
+        let written = tokio::time::timeout(SAVE_LIMIT, self.record_all()).await;
+        if written.is_err() && !self.has_complained {
+            (self.plan.on_notice)("the last metrics could not be stored in time");
+        }
         if let Err(TrainError::Stopped { so_far }) = &mut ended {
             (so_far.ranks, so_far.attempts) = (self.finished.ranks, self.progress.attempt + 1);
             so_far.metrics = std::mem::take(&mut self.finished.metrics);
@@ -354,7 +444,9 @@ impl Attempt<'_> {
                         biased;
                         // What they report on their way out is stored, and answered.
                         Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
-                            drop(self.saved(reports, saved));
+                            if let Err(error) = self.saved(reports, saved) {
+                                self.not_stored.get_or_insert(error.to_string());
+                            }
                         }
                         Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
                             self.looked_up(node, &answer);
@@ -392,12 +484,13 @@ impl Attempt<'_> {
             }
             Ok(Event::Report(report)) => {
                 let (step, before) = self.reports.report(rank, report);
-                if let Some(Report { id, .. }) = before {
+                for Report { id, .. } in before {
                     let why = "another report of this rank came before all had come to this one: one process and one thread of a rank report";
                     self.tell_one(rank, id, &Answer(Err(why.into())));
                 }
                 self.answer(step);
             }
+            Ok(Event::Withdrawn(id)) => self.reports.withdraw(rank, id),
             Ok(Event::Newest(id)) => self.look_up(rank, id),
             Ok(Event::Returned(value)) => drop(self.finished.returned.insert(rank as u32, value)),
             Ok(Event::Raised(error)) => drop(self.raised.insert(rank, error)),
@@ -436,12 +529,15 @@ impl Attempt<'_> {
                     self.recorder.add(self.progress.attempt, &first.metrics);
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {
-                    return self.tell(reports, &Answer(Ok(None)));
+                    self.tell(reports, &Answer(Ok(None)));
+                } else if self.saves.is_empty() && !self.leaves {
+                    self.save(reports);
+                } else {
+                    self.held.push_back(reports);
                 }
-                match self.saves.is_empty() {
-                    true => self.save(reports),
-                    false => self.held = Some(reports),
-                }
+                // Others may wait in the middle of which these came.
+                let next = self.reports.step();
+                self.answer(next);
             }
         }
     }
@@ -478,7 +574,7 @@ impl Attempt<'_> {
             let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
             let Some(newest) = claim.storage().checkpoints().await?.pop() else { return Ok(None) };
             let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
-            path.map(Some).map_err(|error| error.to_string())
+            path.map(Some).map_err(own_words)
         };
         self.lookups.push(Box::pin(async move { (node, Answer(find.await)) }));
     }
@@ -494,7 +590,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn tell(&self, reports: BTreeMap<usize, Report>, answer: &Answer) {
+    fn tell(&self, reports: impl IntoIterator<Item = (usize, Report)>, answer: &Answer) {
         for (rank, Report { id, .. }) in reports {
             self.tell_one(rank, id, answer);
         }
@@ -561,10 +657,9 @@ impl Attempt<'_> {
         }
         self.was_hanging = true;
         let asked: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stacks()).collect();
-        let mut stacks = Vec::new();
-        for asked in asked {
-            stacks.push(asked.get_timeout(KILL_LIMIT).await.unwrap_or_else(|error| format!("no stacks: {error}")));
-        }
+        let told = futures::future::join_all(asked.iter().map(|asked| asked.get_timeout(KILL_LIMIT))).await;
+        let stacks: Vec<_> =
+            told.into_iter().map(|told| told.unwrap_or_else(|error| format!("no stacks: {error}"))).collect();
         let described = hang::describe(&stacks, &missing, nccl.as_ref(), quiet);
         (self.plan.on_notice)(&described.text);
         match self.plan.restart_on_hang {
@@ -631,6 +726,14 @@ fn first(failures: Vec<(usize, Outcome)>) -> Option<(usize, Outcome)> {
     raised.into_iter().chain(others).min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us))
 }
 
+/// What a rank says of its own failure, without the names of Wingbeat's own functions.
+fn own_words(error: Error) -> String {
+    match error {
+        Error::Application { error, .. } => error.message,
+        other => other.to_string(),
+    }
+}
+
 /// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
 fn save(
     plan: &Plan,
@@ -638,7 +741,7 @@ fn save(
     place: &Place,
     number: u64,
     reports: &BTreeMap<usize, Report>,
-) -> impl Future<Output = Result<(), String>> + Send + use<> {
+) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
     let (place, keep) = (place.clone(), plan.keep.clone());
     let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
     let parts: Vec<(RankHandle, String)> = reports
@@ -648,15 +751,18 @@ fn save(
     async move {
         let claim = place.begin(number).await?;
         let storage = claim.storage();
-        let listed: Vec<_> = parts.iter().map(|(handle, path)| handle.listing(path.clone())).collect();
+        let listed: Vec<_> =
+            parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
         let mut whole = Listing::default();
         let mut writing = Vec::new();
-        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(|error| error.to_string())?) {
+        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
             let own = whole.take_in(listing);
             writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
         }
-        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {error}"))?;
-        claim.complete(number, &metrics, whole, &keep).await.map(drop)
+        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
+        claim.complete(number, &metrics, whole).await?;
+        // It is there, whatever becomes of older ones.
+        Ok(claim.remove_outdated(&keep).await.err())
     }
 }
 

@@ -165,6 +165,7 @@ impl TrainError {
     pub(crate) fn may_pass(&self, retry_exceptions: bool) -> bool {
         match self {
             TrainError::RankFailed { python_error, .. } => retry_exceptions || python_error.is_none(),
+            TrainError::Runtime(wingbeat::Error::SessionEnded { .. }) => false,
             TrainError::RankLost { .. }
             | TrainError::Hangs { .. }
             | TrainError::CheckpointLost(_)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
-use wingbeat::{Drained, Error, get_all};
+use wingbeat::{Drained, Error, NodeId, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
@@ -13,12 +13,15 @@ use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
 use crate::reservation::{Patience, Reservation, resources};
+use crate::shipping;
 use crate::trainer::{Plan, Shipped};
 use crate::warm;
 
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
 const WARM_TRIES: u32 = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(50);
+/// How long nodes may take to say what is there before that is said.
+const SILENT: Duration = Duration::from_secs(10);
 /// How long ranks may take to remove what was made for them.
 const CLEAN_LIMIT: Duration = Duration::from_secs(1);
 
@@ -57,7 +60,7 @@ impl Group {
                 match group.prepare(plan).await {
                     Ok(()) => Ok(group),
                     Err(error) => {
-                        group.release(true).await;
+                        group.release(&BTreeSet::new()).await;
                         Err(error)
                     }
                 }
@@ -95,7 +98,17 @@ impl Group {
         };
         ship(plan, &handles).await?;
         let asked: Vec<_> = handles.iter().map(|rank| rank.describe(wanted.clone())).collect();
-        let descriptions = get_all(&asked).await?;
+        let described = get_all(&asked);
+        let mut described = std::pin::pin!(described);
+        let descriptions = tokio::select! {
+            described = &mut described => described?,
+            () = tokio::time::sleep(SILENT) => {
+                if wanted.warm {
+                    (plan.on_notice)("waiting for the warm Python of a node, which imports or stands still; without it, ranks start cold");
+                }
+                described.await?
+            }
+        };
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
         let members = handles.into_iter().zip(descriptions).map(|(handle, at)| {
             let warm = wanted.warm.then(|| at.kind.socket(at.node));
@@ -158,15 +171,19 @@ impl Group {
         }
     }
 
-    /// Ends the ranks' actors, and gives back what was reserved for them. If the run `ends` with this, also what was made
-    /// for its further attempts.
-    pub(crate) async fn release(self, ends: bool) {
+    /// Ends the ranks' actors, and gives back what was reserved for them. What was made for further attempts stays on these
+    /// nodes alone. Answers with the nodes where somebody is gone who would have removed it.
+    pub(crate) async fn release(self, returns_to: &BTreeSet<u64>) -> BTreeSet<u64> {
+        let mut left = BTreeSet::new();
         if self.left_something.into_inner() {
-            let cleaning: Vec<_> = self.ranks.iter().map(|rank| rank.handle.clean_up(ends)).collect();
-            // Whoever is gone has left it to the next run there.
-            join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
+            let clean = |rank: &Member| rank.handle.clean_up(!returns_to.contains(&rank.at.node));
+            let cleaning: Vec<_> = self.ranks.iter().map(clean).collect();
+            let cleaned = join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
+            let nodes = self.ranks.iter().map(|rank| rank.at.node);
+            left.extend(nodes.zip(cleaned).filter(|(_, cleaned)| cleaned.is_err()).map(|(node, _)| node));
         }
         self.reserved.release().await;
+        left
     }
 
     /// How many ranks it could have instead, if that is more.
@@ -191,9 +208,14 @@ impl Group {
         self.ranks.iter().find(|other| other.at.node == node).map(|first| &first.handle)
     }
 
-    /// Waits until one of its nodes is drained.
-    pub(crate) async fn drained(&self) -> Drained {
-        self.reserved.bundles.drained().await
+    /// Waits until something else is true of the draining of its nodes.
+    pub(crate) async fn draining(&self, known: Option<Drained>) -> Option<Drained> {
+        self.reserved.bundles.draining(known.as_ref()).await
+    }
+
+    /// Where its ranks are.
+    pub(crate) fn nodes(&self) -> BTreeSet<u64> {
+        self.ranks.iter().map(|rank| rank.at.node).collect()
     }
 
     pub(crate) fn places(&self) -> Vec<Place> {
@@ -203,6 +225,18 @@ impl Group {
     pub(crate) fn hostname(&self, rank: usize) -> String {
         self.ranks.get(rank).map(|rank| rank.at.hostname.clone()).unwrap_or_default()
     }
+}
+
+#[wingbeat::remote]
+fn forget(name: String) {
+    shipping::forget(&name);
+}
+
+/// Removes what a run's attempts have left on nodes for a next one, as far as these are there.
+pub(crate) async fn forget_run(run: &str, nodes: BTreeSet<u64>) {
+    let options = |node| forget::options().num_cpus(0.0).max_retries(0).on_node(NodeId(node), false);
+    let forgetting: Vec<_> = nodes.into_iter().map(|node| options(node).remote(shipping::of_run(run, node))).collect();
+    join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(CLEAN_LIMIT))).await;
 }
 
 /// Brings the run's working directory to the nodes that lack it.

@@ -24,16 +24,29 @@ pub(crate) fn read(root: &Path, link: &Path) -> Result<Link> {
     let depth = within.components().count().saturating_sub(1);
     // An absolute one may lead to the folder itself.
     let relative = match target.strip_prefix(root) {
-        Ok(rest) => "../".repeat(depth) + &rest.to_string_lossy(),
+        Ok(rest) => down(depth, &rest.to_string_lossy()),
         Err(_) => target.to_string_lossy().into_owned(),
     };
     if stays_within(within, Path::new(&relative)) {
         return Ok(Link::Within(relative));
     }
+    // By another way, it may lead there all the same.
+    if let (Ok(root), Ok(there)) = (root.canonicalize(), link.canonicalize())
+        && let Ok(rest) = there.strip_prefix(&root)
+        && let Some(rest) = rest.to_str()
+    {
+        return Ok(Link::Within(down(depth, rest)));
+    }
     match std::fs::metadata(link) {
         Ok(there) if there.is_file() => Ok(Link::File),
         _ => Ok(Link::Elsewhere(target)),
     }
+}
+
+/// The way from so deep in a folder to what is in it.
+fn down(depth: usize, to: &str) -> String {
+    let way = "../".repeat(depth) + to;
+    if way.is_empty() { ".".into() } else { way }
 }
 
 /// Whether a link at a path of a folder leads to what is in the folder, whatever other such links do: `..` may only be at
@@ -88,6 +101,11 @@ mod tests {
         {
             assert_eq!(of(name, target), Link::Elsewhere(target.to_owned()));
         }
+        assert_eq!(of("a/round", Path::new("b/../later")), Link::Elsewhere("b/../later".into()), "it leads nowhere");
+        std::fs::write(root.join("a/there"), "").unwrap();
+        assert_eq!(of("a/again", Path::new("b/../there")), within("../a/there"));
+        assert_eq!(of("self", root), within("."));
+        assert_eq!(of("self-again", &Path::new("..").join(root.file_name().unwrap())), within("."));
         // `d` leads to the folder itself, and so this to what is beside it.
         assert_eq!(of("a/b/d", Path::new("../..")), within("../.."));
         assert_eq!(of("a/b/e", Path::new("d/../../secret")), Link::Elsewhere("d/../../secret".into()));

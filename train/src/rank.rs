@@ -185,8 +185,13 @@ impl Rank {
         self.answers.give(report, answer);
     }
 
-    /// What a checkpoint is that the script has made.
-    pub(crate) fn listing(&self, path: String) -> Result<Listing, String> {
+    /// What a checkpoint is that the script has made, to be stored there.
+    pub(crate) fn listing(&self, path: String, url: String) -> Result<Listing, String> {
+        if Storage::open(&url)?.lies_in(Path::new(&path)) {
+            return Err(format!(
+                "{path}: the storage {url} lies in it, and each checkpoint would hold all before it; report a folder of its own"
+            ));
+        }
         Listing::of(Path::new(&path)).map_err(|error| format!("{path}: {error}"))
     }
 
@@ -217,10 +222,9 @@ impl Rank {
 
     /// Makes a folder with the run's working directory, for all ranks of its node: where it is.
     pub(crate) fn unfold(&self, hash: String, run: String) -> Result<String, String> {
-        // Nodes may have one disk.
         let session = wingbeat::Session::current().map_err(|error| error.to_string())?;
         let node = session.process().storage().map_or(0, |storage| storage.node().0);
-        let folder = shipping::unfold(&hash, &format!("{run}-{node:016x}"))
+        let folder = shipping::unfold(&hash, &shipping::of_run(&run, node))
             .map_err(|error| format!("the working directory: {error}"))?;
         let path = folder.folder().display().to_string();
         self.folders.lock().unwrap_or_else(PoisonError::into_inner).push(folder);

@@ -187,8 +187,8 @@ impl<F> Ranks<F> {
         loop {
             let next = tokio::select! {
                 biased;
-                now = reserved.bundles.drained(), if drained.is_none() => {
-                    drained = Some(now);
+                now = reserved.bundles.draining(drained.as_ref()) => {
+                    drained = now;
                     continue;
                 }
                 // A call of the drained node would be made again by itself, without the others.

@@ -4,11 +4,13 @@
 //! (tensorflow/core/util/event.proto); the few fields that are needed are written here by hand.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 
-use crate::storage::{Result, Storage};
+use crate::storage::{Claim, Result};
 
 const LINES: &str = "metrics.jsonl";
 /// What is kept back where each write makes another object.
@@ -19,9 +21,26 @@ const LIMIT: usize = 16 << 20;
 /// Writes the metrics of one attempt.
 pub(crate) struct Recorder {
     events_file: String,
+    waiting: Batch,
+    /// Whether a batch is being written.
+    writes: bool,
+    count: u64,
+    /// Reports of which the metrics were not kept: too much waited already.
+    missed: u64,
+}
+
+/// Metrics as they are written.
+#[derive(Default)]
+struct Batch {
     lines: Vec<u8>,
     events: Vec<u8>,
-    count: u64,
+}
+
+/// What came of writing a batch.
+pub(crate) struct Recorded {
+    /// What is still to be written.
+    left: Batch,
+    result: Result<()>,
 }
 
 impl Recorder {
@@ -32,9 +51,10 @@ impl Recorder {
         record(&mut events, &[double(1, now), text(3, b"brain.Event:2")].concat());
         Recorder {
             events_file: format!("events.out.tfevents.{}.{host}.{}", now as u64, std::process::id()),
-            lines: Vec::new(),
-            events,
+            waiting: Batch { lines: Vec::new(), events },
+            writes: false,
             count: 0,
+            missed: 0,
         }
     }
 
@@ -42,7 +62,8 @@ impl Recorder {
     pub(crate) fn add(&mut self, attempt: u32, metrics: &BTreeMap<String, f64>) {
         let step = metrics.get("step").map_or(self.count, |step| *step as u64);
         self.count += 1;
-        if self.lines.len() > LIMIT {
+        if self.waiting.lines.len() > LIMIT {
+            self.missed += 1;
             return;
         }
         let now = now();
@@ -54,26 +75,50 @@ impl Recorder {
             let number = serde_json::Number::from_f64(*value);
             line.insert(name.clone(), number.map_or_else(|| Value::String(value.to_string()), Value::Number));
         }
-        self.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
-        self.lines.push(b'\n');
+        self.waiting.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
+        self.waiting.lines.push(b'\n');
         let values: Vec<u8> = metrics
             .iter()
             .filter(|(name, _)| *name != "step")
             .flat_map(|(name, value)| bytes(1, &[text(1, name.as_bytes()), float(2, *value as f32)].concat()))
             .collect();
-        record(&mut self.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
+        record(&mut self.waiting.events, &[double(1, now), number(2, step), bytes(5, &values)].concat());
     }
 
-    /// Writes what there is; unless `all`, only if it is enough. What could not be written is tried again the next time.
-    pub(crate) async fn flush(&mut self, storage: &Storage, all: bool) -> Result<()> {
-        if self.lines.is_empty() || (!all && storage.makes_objects() && self.lines.len() < BATCH) {
-            return Ok(());
+    /// Begins to write what there is; unless `all`, only if it is enough. None if that is too little, or the last batch is
+    /// still being written. What comes of it is for [`Recorder::recorded`].
+    pub(crate) fn write(&mut self, claim: Arc<Claim>, all: bool) -> Option<BoxFuture<'static, Recorded>> {
+        let is_enough = all || !claim.storage().makes_objects() || self.waiting.lines.len() >= BATCH;
+        if self.writes || self.waiting.lines.is_empty() || !is_enough {
+            return None;
         }
-        storage.append(&self.events_file, &self.events).await?;
-        self.events.clear();
-        storage.append(LINES, &self.lines).await?;
-        self.lines.clear();
-        Ok(())
+        self.writes = true;
+        let (mut left, file) = (std::mem::take(&mut self.waiting), self.events_file.clone());
+        Some(Box::pin(async move {
+            let result = async {
+                claim.storage().append(&file, &left.events).await?;
+                left.events.clear();
+                claim.storage().append(LINES, &left.lines).await?;
+                left.lines.clear();
+                Ok(())
+            };
+            let result = result.await;
+            Recorded { left, result }
+        }))
+    }
+
+    /// A batch was written, or could not be: then it is tried again with the next.
+    pub(crate) fn recorded(&mut self, Recorded { mut left, result }: Recorded) -> Result<()> {
+        self.writes = false;
+        left.lines.append(&mut self.waiting.lines);
+        left.events.append(&mut self.waiting.events);
+        self.waiting = left;
+        result
+    }
+
+    /// Of how many reports the metrics are missing in what was written since this was asked last.
+    pub(crate) fn take_missed(&mut self) -> u64 {
+        std::mem::take(&mut self.missed)
     }
 }
 
@@ -123,10 +168,11 @@ fn text(field: u64, value: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::Storage;
 
     #[test]
     fn events_begin_as_every_file_of_tensorboard_s() {
-        let begin = Recorder::new().events;
+        let begin = Recorder::new().waiting.events;
         // The length of the first event, 24 bytes, its masked checksum, and the tag of its time.
         assert_eq!(begin[..13], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22, 0x09]);
         assert_eq!(begin[21..36], *b"\x1a\x0dbrain.Event:2");
@@ -138,11 +184,15 @@ mod tests {
     async fn metrics_are_lines_of_json() {
         let dir = tempfile::tempdir().unwrap();
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let mut recorder = Recorder::new();
+        let claim = Claim::new(&storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap();
+        let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
         recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]));
-        recorder.flush(&storage, false).await.unwrap();
+        let first = recorder.write(claim.clone(), false).unwrap().await;
         recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY)]));
-        recorder.flush(&storage, true).await.unwrap();
+        assert!(recorder.write(claim.clone(), true).is_none(), "one batch after the other");
+        recorder.recorded(first).unwrap();
+        let second = recorder.write(claim, true).unwrap().await;
+        recorder.recorded(second).unwrap();
         let text = std::fs::read_to_string(dir.path().join(LINES)).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines[0]["loss"].as_f64(), lines[0]["step"].as_f64()), (Some(0.5), Some(7.0)));

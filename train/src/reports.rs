@@ -9,8 +9,9 @@ use crate::process::Report;
 /// The barrier that reports are.
 #[derive(Debug)]
 pub(crate) struct Reports {
-    /// What each rank waits with.
-    waiting: BTreeMap<usize, Report>,
+    /// What each rank waits with; the last of them counts. Others are those in the middle of which a signal's handler has
+    /// reported.
+    waiting: BTreeMap<usize, Vec<Report>>,
     /// Whether each rank has ended.
     ended: Vec<bool>,
 }
@@ -20,10 +21,10 @@ pub(crate) struct Reports {
 pub(crate) enum Step {
     /// Others are awaited.
     Wait,
-    /// All have come: these are their reports, by rank.
+    /// All have come: these are their reports, by rank. There may be another step after this.
     Complete(BTreeMap<usize, Report>),
     /// These will wait in vain: a rank that they wait for has ended.
-    Refuse(BTreeMap<usize, Report>, String),
+    Refuse(Vec<(usize, Report)>, String),
 }
 
 impl Reports {
@@ -31,10 +32,21 @@ impl Reports {
         Reports { waiting: BTreeMap::new(), ended: vec![false; ranks] }
     }
 
-    /// A rank has reported. If it waits with another report already, nobody may: that is given back.
-    pub(crate) fn report(&mut self, rank: usize, report: Report) -> (Step, Option<Report>) {
-        let before = self.waiting.insert(rank, report);
+    /// A rank has reported. If it waits with another report already, and this does not come from the middle of that, nobody
+    /// may: those are given back.
+    pub(crate) fn report(&mut self, rank: usize, report: Report) -> (Step, Vec<Report>) {
+        let waiting = self.waiting.entry(rank).or_default();
+        let before = if report.is_nested { Vec::new() } else { std::mem::take(waiting) };
+        waiting.push(report);
         (self.step(), before)
+    }
+
+    /// A rank does not wait with this report any more.
+    pub(crate) fn withdraw(&mut self, rank: usize, id: u64) {
+        if let Some(waiting) = self.waiting.get_mut(&rank) {
+            waiting.retain(|report| report.id != id);
+        }
+        self.waiting.retain(|_, waiting| !waiting.is_empty());
     }
 
     /// A rank has ended.
@@ -54,12 +66,16 @@ impl Reports {
         }
     }
 
-    fn step(&mut self) -> Step {
+    /// What follows from what is waited for now.
+    pub(crate) fn step(&mut self) -> Step {
         if self.waiting.is_empty() {
             return Step::Wait;
         }
         if self.waiting.len() == self.ended.len() {
-            return Step::Complete(std::mem::take(&mut self.waiting));
+            let last = self.waiting.iter_mut().filter_map(|(rank, waiting)| Some((*rank, waiting.pop()?)));
+            let complete = last.collect();
+            self.waiting.retain(|_, waiting| !waiting.is_empty());
+            return Step::Complete(complete);
         }
         let ended: Vec<usize> = (0..self.ended.len()).filter(|rank| self.ended[*rank]).collect();
         if ended.is_empty() {
@@ -67,7 +83,10 @@ impl Reports {
         }
         let why =
             format!("{} ended without this report; every rank reports equally often", crate::shown::ranks(&ended));
-        Step::Refuse(std::mem::take(&mut self.waiting), why)
+        let waiting = std::mem::take(&mut self.waiting);
+        let refused =
+            waiting.into_iter().flat_map(|(rank, reports)| reports.into_iter().map(move |report| (rank, report)));
+        Step::Refuse(refused.collect(), why)
     }
 }
 
@@ -94,16 +113,41 @@ mod tests {
         let mut reports = Reports::of(3);
         assert_eq!(reports.report(0, report(1)).0, Step::Wait);
         let Step::Refuse(refused, why) = reports.end(2) else { panic!("it waits in vain") };
-        assert!(refused.contains_key(&0) && why.starts_with("rank 2 ended"), "{why}");
+        assert!(refused == [(0, report(1))] && why.starts_with("rank 2 ended"), "{why}");
         assert!(matches!(reports.report(1, report(1)).0, Step::Refuse(..)), "and so does who comes later");
     }
 
     #[test]
     fn of_two_reports_of_one_rank_the_first_is_given_back() {
         let mut reports = Reports::of(2);
-        assert_eq!(reports.report(0, report(1)), (Step::Wait, None));
-        assert_eq!(reports.report(0, report(2)), (Step::Wait, Some(report(1))));
+        assert_eq!(reports.report(0, report(1)), (Step::Wait, vec![]));
+        assert_eq!(reports.report(0, report(2)), (Step::Wait, vec![report(1)]));
         assert_eq!(reports.report(1, report(3)).0, Step::Complete(BTreeMap::from([(0, report(2)), (1, report(3))])));
+    }
+
+    #[test]
+    fn what_a_rank_does_not_wait_with_any_more_is_no_part_of_what_comes_next() {
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, report(1)).0, Step::Wait);
+        reports.withdraw(0, 1);
+        assert_eq!(reports.report(1, report(2)).0, Step::Wait);
+        assert_eq!(reports.missing(), [0]);
+        // One that was replaced is not the one that waits.
+        reports.withdraw(1, 1);
+        assert_eq!(reports.report(0, report(3)).0, Step::Complete(BTreeMap::from([(0, report(3)), (1, report(2))])));
+    }
+
+    #[test]
+    fn a_report_in_the_middle_of_another_comes_first_and_the_other_goes_on() {
+        let nested = |id| Report { is_nested: true, ..report(id) };
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, report(1)).0, Step::Wait);
+        assert_eq!(reports.report(0, nested(2)), (Step::Wait, vec![]));
+        let (step, before) = reports.report(1, report(3));
+        assert_eq!((step, before), (Step::Complete(BTreeMap::from([(0, nested(2)), (1, report(3))])), vec![]));
+        assert_eq!(reports.step(), Step::Wait);
+        assert_eq!(reports.missing(), [1]);
+        assert_eq!(reports.report(1, report(4)).0, Step::Complete(BTreeMap::from([(0, report(1)), (1, report(4))])));
     }
 
     #[test]

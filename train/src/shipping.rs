@@ -210,6 +210,19 @@ pub(crate) fn unfold(hash: &str, run: &str) -> std::io::Result<OwnFolder> {
     OwnFolder::again(&cache::folder()?, (OF_RUN, run), BETWEEN, |folder| copy(&shipped, folder))
 }
 
+/// Removes a run's own copy from this node, if it is there.
+pub(crate) fn forget(run: &str) {
+    let copy = cache::folder().and_then(|folder| OwnFolder::again(&folder, (OF_RUN, run), BETWEEN, |_| Ok(())));
+    if let Ok(copy) = copy {
+        copy.remove();
+    }
+}
+
+/// What the copy of a run on a node is called. Nodes may have one disk.
+pub(crate) fn of_run(run: &str, node: u64) -> String {
+    format!("{run}-{node:016x}")
+}
+
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use wingbeat::{Error, ObjectRef};
 use crate::attempt::Finished;
 use crate::environment::Layout;
 use crate::error::TrainError;
-use crate::group::Group;
+use crate::group::{self, Group};
 use crate::output::{ByLine, Line, Prefixed, RankOutput};
 use crate::printer::{Message, Printer, Shared};
 use crate::process::{Stdin, Target};
@@ -22,13 +22,17 @@ use crate::scaling::Scaling;
 use crate::shipping::Shipment;
 use crate::shown::notice;
 use crate::stopper::Stopper;
-use crate::storage::{Claim, Keep, Place, Storage};
+use crate::storage::{Checkpoint, Claim, Keep, Place, Storage};
 
 /// Names the interpreter of ranks.
 const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
 
 /// How often a run looks for another port when rank 0 has found its own taken.
 const PORTS_LOST: u32 = 5;
+/// The same, for what it holds when the run was stopped.
+const STOPPED_LIMIT: Duration = Duration::from_secs(5);
+/// How long a storage may take to say what it holds, and to be given back, when a run is over.
+const STORAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
 ///
@@ -90,6 +94,8 @@ pub(crate) struct Plan {
     pub layout: Layout,
     /// What rank 0 reads.
     pub stdin: Option<Stdin>,
+    /// Whether there is a standard input that no rank can open.
+    pub stdin_is_lost: bool,
     /// The script as it was given: what `sys.argv[0]` is where it leads to the same.
     pub as_given: Option<PathBuf>,
     pub on_notice: OnNotice,
@@ -165,6 +171,7 @@ impl TorchTrainer {
             wait_for_room: None,
             layout: Layout::default(),
             stdin: None,
+            stdin_is_lost: false,
             as_given: None,
         };
         TorchTrainer { plan, python: None }
@@ -279,9 +286,10 @@ impl TorchTrainer {
     }
 
     /// Has rank 0 read this process's standard input, if it runs on this machine. Other ranks, and those of trainers that
-    /// do not say this, read nothing.
+    /// do not say this, read nothing. Nor does it where this process reads a socket.
     pub fn stdin(mut self) -> Self {
-        self.plan.stdin = Stdin::own();
+        self.plan.stdin_is_lost = Stdin::is_out_of_reach();
+        self.plan.stdin = Stdin::own().filter(|_| !self.plan.stdin_is_lost);
         self
     }
 
@@ -418,6 +426,17 @@ impl TorchTrainer {
         if let Some(storage) = &storage {
             storage.probe().await.map_err(TrainError::Storage)?;
         }
+        let here = std::env::current_dir();
+        if let Some(folder) = here.as_ref().ok().filter(|folder| folder.to_str().is_none()) {
+            let why = format!(
+                "the name of the working directory {} is not UTF-8; rename it, or run elsewhere",
+                folder.display()
+            );
+            return Err(TrainError::Invalid(why));
+        }
+        if self.plan.stdin_is_lost {
+            (self.plan.on_notice)("standard input is a socket, which no other process can open: rank 0 reads nothing");
+        }
         let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
         let claim = match &storage {
             Some(storage) => {
@@ -436,35 +455,60 @@ impl TorchTrainer {
             why: error.to_string(),
         })?;
         let begun = Instant::now();
-        let mut outcome = self.attempts(&run_id, &place, printer.queue()).await;
+        let mut so_far = SoFar::default();
+        let mut outcome = self.attempts(&mut so_far, &run_id, &place, printer.queue()).await;
+        if let Some(shipped) = &self.plan.shipment {
+            group::forget_run(&shipped.run, so_far.left).await;
+        }
         let was_stopped = matches!(outcome, Err(TrainError::Stopped { .. }));
         printer.end(was_stopped, &self.plan.stopper).await;
         if let (Err(TrainError::Stopped { so_far }), Some(claim)) = (&mut outcome, place.claim()) {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
-            let checkpoints = claim.storage().checkpoints().await.unwrap_or_default();
+            let checkpoints = self.listed(claim).await;
             so_far.best_checkpoint = self.plan.keep.best(&checkpoints).cloned();
             so_far.checkpoint = checkpoints.into_iter().last();
         }
         if let Err(TrainError::Stopped { so_far }) = &mut outcome {
             so_far.seconds = begun.elapsed().as_secs_f64();
         }
-        place.release().await;
+        if tokio::time::timeout(STORAGE_LIMIT, place.release()).await.is_err() {
+            (self.plan.on_notice)("the storage does not answer: others may use it in a minute");
+        }
         outcome
+    }
+
+    /// The checkpoints that are there when all is done. That they cannot be told makes no training a failure.
+    async fn listed(&self, claim: &Claim) -> Vec<Checkpoint> {
+        let listed = tokio::select! {
+            listed = tokio::time::timeout(STORAGE_LIMIT, claim.storage().checkpoints()) => listed,
+            // A stop while it waits; where it was stopped before, it waits for a moment.
+            () = async {
+                self.plan.stopper.stopped().await;
+                tokio::time::sleep(STOPPED_LIMIT).await;
+            } => return Vec::new(),
+        };
+        let why = match listed {
+            Ok(Ok(checkpoints)) => return checkpoints,
+            Ok(Err(why)) => why,
+            Err(_) => format!("the storage has said nothing for {} s", STORAGE_LIMIT.as_secs()),
+        };
+        (self.plan.on_notice)(&format!("the checkpoints cannot be listed: {why}"));
+        Vec::new()
     }
 
     async fn attempts(
         &self,
+        so_far: &mut SoFar,
         run_id: &str,
         place: &Place,
         output: &mpsc::Sender<Message>,
     ) -> Result<TrainResult, TrainError> {
         let begun = Instant::now();
-        let mut so_far = SoFar::default();
         loop {
-            let error = match self.attempt(&so_far, run_id, place, output).await {
+            let error = match self.attempt(so_far, run_id, place, output).await {
                 Ok(Finished { ranks, metrics, returned }) => {
                     let checkpoints = match place.claim() {
-                        Some(claim) => claim.storage().checkpoints().await.map_err(TrainError::Storage)?,
+                        Some(claim) => self.listed(claim).await,
                         None => Vec::new(),
                     };
                     return Ok(TrainResult {
@@ -479,7 +523,7 @@ impl TorchTrainer {
                 }
                 Err(error) => error,
             };
-            if !self.goes_on(&error, &so_far) {
+            if !self.goes_on(&error, so_far) {
                 return Err(error);
             }
             let notice = match &error {
@@ -508,13 +552,15 @@ impl TorchTrainer {
             // Nobody's fault, and soon seen: it is no failure of the run.
             TrainError::PortTaken { .. } => self.plan.master_port.is_none() && so_far.ports_lost < PORTS_LOST,
             TrainError::Grows { .. } | TrainError::Moves { .. } => true,
+            // Without the cluster there is no other attempt.
+            _ if wingbeat::Session::current().is_ok_and(|session| session.process().is_over()) => false,
             error => error.may_pass(self.plan.retry_exceptions) && so_far.failures < self.plan.max_failures,
         }
     }
 
     async fn attempt(
         &self,
-        so_far: &SoFar,
+        so_far: &mut SoFar,
         run_id: &str,
         place: &Place,
         output: &mpsc::Sender<Message>,
@@ -531,8 +577,15 @@ impl TorchTrainer {
             group = Group::place(&self.plan, &patience) => group?,
         };
         let outcome = group.run(&self.plan, so_far.failures, run_id, place, output).await;
-        let ends = outcome.as_ref().err().is_none_or(|error| !self.goes_on(error, so_far));
-        group.release(ends).await;
+        let again = outcome.as_ref().err().filter(|error| self.goes_on(error, so_far));
+        let mut returns_to = again.map(|_| group.nodes()).unwrap_or_default();
+        if let Some(TrainError::Moves { node, .. }) = again {
+            returns_to.remove(&node.0);
+        }
+        so_far.left.retain(|node| !group.nodes().contains(node));
+        so_far.left.extend(&returns_to);
+        // Where a rank's actor is gone, so is who would have removed what it has made.
+        so_far.left.extend(group.release(&returns_to).await);
         outcome
     }
 }
@@ -543,6 +596,8 @@ struct SoFar {
     failures: u32,
     ports_lost: u32,
     was_moved: bool,
+    /// Nodes with something of earlier attempts that the next one may find.
+    left: BTreeSet<u64>,
 }
 
 fn default_python() -> String {

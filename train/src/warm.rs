@@ -216,6 +216,7 @@ pub(crate) async fn start_on(node: u64, kind: Kind, socket: &str) -> Result<Star
             .name(&name)
             .namespace(NAMESPACE)
             .detached()
+            .yields_to_drain()
             .num_cpus(0.0)
             .on_node(NodeId(node), false)
             .remote(kind.clone(), socket.to_owned());

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Error, ErrorKind, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -44,9 +44,18 @@ pub(crate) enum Greeting {
     Gone,
 }
 
+/// How long a warm Python may say nothing to who connects: what it imports takes seconds. One that stands still is done
+/// without: a minute, `WINGBEAT_WARM_ANSWER` seconds.
+static ANSWER_LIMIT: LazyLock<Duration> = LazyLock::new(|| {
+    let set = std::env::var("WINGBEAT_WARM_ANSWER").ok().and_then(|text| text.parse().ok());
+    let set = set.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).filter(|limit| !limit.is_zero());
+    set.unwrap_or(Duration::from_secs(60))
+});
+
 /// Greets the Python that listens there. Waits while it imports.
 pub(crate) fn greet(name: &str) -> Greeting {
-    match Warm::connect(name).and_then(|mut warm| warm.hear()) {
+    match Warm::connect(name).and_then(|mut warm| warm.hear_soon()) {
+        Err(error) if error.kind() == ErrorKind::TimedOut => Greeting::Refuses,
         Ok(Said { python: Some(version), .. }) => Greeting::Ready(version),
         Ok(Said { refused: Some(_), retires: false, .. }) => Greeting::Refuses,
         _ => Greeting::Gone,
@@ -70,14 +79,14 @@ impl Rank {
         stdin: OwnedFd,
     ) -> std::io::Result<Rank> {
         let mut warm = Warm::connect(name)?;
-        if let Some(why) = warm.hear()?.refused {
+        if let Some(why) = warm.hear_soon()?.refused {
             return Err(Error::other(why));
         }
         let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
         let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
         let request = serde_json::json!({ "args": line, "env": env.complete(), "cwd": cwd });
         warm.ask(&request, [stdin, their_stdout, their_stderr])?;
-        let said = warm.hear()?;
+        let said = warm.hear_soon()?;
         match (said.pid, said.refused) {
             (Some(pid), _) => Ok(Rank { warm, pid, stdout, stderr }),
             (None, Some(why)) => Err(Error::other(why)),
@@ -107,18 +116,44 @@ impl Rank {
     }
 }
 
+/// An error as one of a warm Python that stands still, where it is that.
+fn silent(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::WouldBlock => {
+            let why = format!("the warm Python has said nothing for {} s", ANSWER_LIMIT.as_secs_f64());
+            Error::new(ErrorKind::TimedOut, why)
+        }
+        _ => error,
+    }
+}
+
 struct Warm {
     stream: BufReader<UnixStream>,
 }
 
 impl Warm {
     fn connect(name: &str) -> std::io::Result<Warm> {
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Where it accepts nobody, connecting waits as sending does.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(*ANSWER_LIMIT))?;
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        rustix::net::connect(&socket, &address).map_err(|error| silent(error.into()))?;
+        let stream = UnixStream::from(socket);
         // Anybody on the machine may have taken the name.
         if rustix::net::sockopt::socket_peercred(&stream)?.uid != rustix::process::geteuid() {
             return Err(Error::new(ErrorKind::PermissionDenied, "another user listens there"));
         }
         Ok(Warm { stream: BufReader::new(stream) })
+    }
+
+    /// What it says at once, unless it stands still.
+    fn hear_soon(&mut self) -> std::io::Result<Said> {
+        let stream = self.stream.get_ref().try_clone()?;
+        stream.set_read_timeout(Some(*ANSWER_LIMIT))?;
+        let heard = self.hear().map_err(silent);
+        stream.set_read_timeout(None)?;
+        heard
     }
 
     fn hear(&mut self) -> std::io::Result<Said> {
@@ -138,7 +173,8 @@ impl Warm {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         let mut stream = self.stream.get_ref();
-        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        stream.write_all(text.get(sent..).unwrap_or_default())
+        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL);
+        let sent = sent.map_err(|error| silent(error.into()))?;
+        stream.write_all(text.get(sent..).unwrap_or_default()).map_err(silent)
     }
 }

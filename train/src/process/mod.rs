@@ -164,6 +164,8 @@ pub(crate) enum Event {
     Printed(Printed),
     /// It waits for an answer to its report.
     Report(Report),
+    /// It does not wait for that answer any more.
+    Withdrawn(u64),
     /// It waits to be told where the newest checkpoint is.
     Newest(u64),
     /// What its function gave, pickled.
@@ -307,7 +309,7 @@ pub(crate) fn start(
     let (running, answers) = (running.clone(), answers.clone());
     let started = std::thread::Builder::new().name("rank".into()).spawn(move || {
         let outcome = supervise(&launch, &shards, &running, &answers, &events).unwrap_or_else(|error| Outcome {
-            stderr: vec![format!("cannot run {}: {error}", launch.python)],
+            stderr: vec![format!("cannot start a rank: {error}")],
             ..Outcome::default()
         });
         // Nobody listens any more when the stream was dropped.

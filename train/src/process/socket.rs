@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc as answer;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -32,6 +33,8 @@ pub(crate) struct Report {
     pub checkpoint: Option<String>,
     /// Whether it waits until the checkpoint is stored.
     pub waits: bool,
+    /// Whether it comes from the middle of another of its process: from a signal's handler.
+    pub is_nested: bool,
 }
 
 /// What a rank is told.
@@ -45,22 +48,66 @@ pub(crate) struct Answers(Arc<AnswersState>);
 #[derive(Default)]
 struct AnswersState {
     last: AtomicU64,
-    waiting: Mutex<BTreeMap<u64, answer::SyncSender<Answer>>>,
+    waiting: Mutex<BTreeMap<u64, Awaited>>,
+}
+
+/// Somebody waits for an answer, and for the end of the connection that it is for.
+struct Awaited {
+    sender: answer::SyncSender<Answer>,
+    /// Ready once there is an answer, or there will be none.
+    told: Arc<OwnedFd>,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        // Fails only when it was told very often.
+        let _ = rustix::io::write(&*self.told, &1_u64.to_ne_bytes());
+    }
 }
 
 impl Answers {
-    fn expect(&self) -> (u64, answer::Receiver<Answer>) {
+    /// Asks with an id of its own, and waits for the answer. None if nobody answers any more, or whoever is at the other end
+    /// of `stream` does not wait any more: then that is told.
+    fn ask(
+        &self,
+        stream: &UnixStream,
+        events: &mpsc::Sender<Event>,
+        question: impl FnOnce(u64) -> Event,
+    ) -> std::io::Result<Option<Answer>> {
         let id = self.0.last.fetch_add(1, Ordering::Relaxed);
+        let told = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let (sender, receiver) = answer::sync_channel(1);
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
-        (id, receiver)
+        let awaited = Awaited { sender, told: told.clone() };
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, awaited);
+        if events.blocking_send(question(id)).is_err() {
+            self.forget(id);
+            return Ok(None);
+        }
+        loop {
+            let mut fds = [PollFd::new(&*told, PollFlags::IN), PollFd::new(stream, PollFlags::RDHUP)];
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(receiver.recv().ok()),
+                Ok(_) => {
+                    self.forget(id);
+                    // Nobody is left who needs to know.
+                    let _ = events.blocking_send(Event::Withdrawn(id));
+                    return Ok(None);
+                }
+            }
+        }
     }
 
-    /// Answers a report, unless its rank has ended.
+    fn forget(&self, id: u64) {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
+    /// Answers a report, unless nobody waits for that any more.
     pub(crate) fn give(&self, id: u64, answer: Answer) {
         let waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         if let Some(waiting) = waiting {
-            let _ = waiting.send(answer);
+            let _ = waiting.sender.send(answer);
         }
     }
 
@@ -87,6 +134,8 @@ enum Message {
         metrics: BTreeMap<String, String>,
         checkpoint: Option<String>,
         waits: bool,
+        #[serde(default)]
+        nested: bool,
     },
 }
 
@@ -136,7 +185,7 @@ fn is_ready(from: &impl AsFd, over: &OwnedFd) -> bool {
     loop {
         let mut fds = [PollFd::new(from, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
         match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(_) => return false,
             Ok(_) => return !fds[0].revents().is_empty(),
         }
@@ -152,7 +201,7 @@ fn hear(stream: &UnixStream, over: &OwnedFd, answers: &Answers, events: &mpsc::S
     let mut reader = BufReader::new(stream);
     while !reader.buffer().is_empty() || is_ready(stream, over) {
         let answered = match next(&mut reader) {
-            Ok(Some(message)) => respond(message, answers, events),
+            Ok(Some(message)) => respond(message, stream, answers, events),
             Ok(None) => return,
             Err(error) => Answer(Err(error.to_string())),
         };
@@ -187,8 +236,17 @@ fn next(reader: &mut BufReader<&UnixStream>) -> std::io::Result<Option<(Message,
     Ok(Some((message, bytes)))
 }
 
-fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mpsc::Sender<Event>) -> Answer {
+fn respond(
+    (message, bytes): (Message, Vec<u8>),
+    stream: &UnixStream,
+    answers: &Answers,
+    events: &mpsc::Sender<Event>,
+) -> Answer {
     let gone = || Answer(Err("the run is over".into()));
+    let answered = |asked: std::io::Result<Option<Answer>>| match asked {
+        Ok(answer) => answer.unwrap_or_else(gone),
+        Err(error) => Answer(Err(error.to_string())),
+    };
     let tell = |event| match events.blocking_send(event) {
         Ok(()) => Answer(Ok(None)),
         Err(_) => gone(),
@@ -196,12 +254,8 @@ fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mps
     match message {
         Message::Returned { .. } => tell(Event::Returned(bytes)),
         Message::Raised { .. } => tell(Event::Raised(bytes)),
-        Message::Newest => {
-            let (id, answer) = answers.expect();
-            let told = tell(Event::Newest(id));
-            if told.0.is_err() { told } else { answer.recv().unwrap_or_else(|_| gone()) }
-        }
-        Message::Report { metrics, checkpoint, waits } => {
+        Message::Newest => answered(answers.ask(stream, events, Event::Newest)),
+        Message::Report { metrics, checkpoint, waits, nested } => {
             let number = |(name, text): (String, String)| match text.parse() {
                 Ok(value) => Ok((name, value)),
                 Err(_) => Err(Answer(Err(format!("the metric {name} is not a number: {text}")))),
@@ -210,9 +264,11 @@ fn respond((message, bytes): (Message, Vec<u8>), answers: &Answers, events: &mps
                 Ok(metrics) => metrics,
                 Err(refused) => return refused,
             };
-            let (id, answer) = answers.expect();
-            let told = tell(Event::Report(Report { id, metrics, checkpoint, waits }));
-            if told.0.is_err() { told } else { answer.recv().unwrap_or_else(|_| gone()) }
+            answered(
+                answers.ask(stream, events, |id| {
+                    Event::Report(Report { id, metrics, checkpoint, waits, is_nested: nested })
+                }),
+            )
         }
     }
 }

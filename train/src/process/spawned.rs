@@ -36,10 +36,17 @@ pub(super) fn run(
         }
     };
     env.apply(&mut command);
-    command.current_dir(launch.folder()?);
+    let folder = launch.folder()?;
+    command.current_dir(&folder);
     command.stdin(launch.stdin()?).stdout(Stdio::piped()).stderr(Stdio::piped());
     as_outside(&mut command);
-    let mut child = command.spawn()?;
+    let mut child = command.spawn().map_err(|error| {
+        let why = match folder.is_dir() {
+            true => format!("cannot run {}: {error}", command.get_program().display()),
+            false => format!("the working directory {} is not there", folder.display()),
+        };
+        std::io::Error::new(error.kind(), why)
+    })?;
     let told = follow(&mut child, running, stacks, events);
     if told.is_err() {
         running.ended();

@@ -8,7 +8,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 /// The driver's standard input, to be opened by another process of its machine.
@@ -45,6 +45,11 @@ impl Stdin {
         }
         let file = Identity::of(&File::from(stdin.as_fd().try_clone_to_owned().ok()?)).ok()?;
         Some(Stdin { process: std::process::id(), file })
+    }
+
+    /// Whether this process reads a socket, which no other process can open.
+    pub(crate) fn is_out_of_reach() -> bool {
+        rustix::fs::fstat(std::io::stdin()).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
     }
 
     /// Opens it where the driver has come to; none on another machine, for another user, or when the driver has ended.

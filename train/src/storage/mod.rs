@@ -4,10 +4,11 @@
 //! their files there, and when all have, the driver writes `.wingbeat-complete.json`: a checkpoint without it is none, so that
 //! one that was cut short is never seen. What has no mark, or another's, is never written to nor removed ([`Claim`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use futures::StreamExt;
@@ -32,6 +33,10 @@ pub(crate) use place::Place;
 const PREFIX: &str = "checkpoint_";
 const COMPLETE: &str = ".wingbeat-complete.json";
 const PROBE: &str = ".wingbeat-probe";
+/// Files of a checkpoint that are looked for at a time, or if they are small, written.
+const AT_ONCE: usize = 16;
+/// As many bytes has a small file at most.
+const SMALL: u64 = 1 << 20;
 /// Copies of checkpoints of elsewhere.
 const COPY: &str = "wingbeat-checkpoint-";
 /// Files of a checkpoint that are not its user's.
@@ -226,20 +231,41 @@ impl Storage {
 
     /// Writes what is listed of this node into a checkpoint: paths are within `from`, or it is one file itself.
     pub(crate) async fn upload(&self, number: u64, from: &FilePath, listing: &Listing) -> Result<()> {
-        for name in &listing.files {
+        let size = |name: &String| {
             let source = if from.is_file() { from.to_owned() } else { from.join(name) };
-            let failed = |error: std::io::Error| format!("{}: {error}", source.display());
-            let mut file = tokio::fs::File::open(&source).await.map_err(failed)?;
-            let mut writer = BufWriter::new(self.store.clone(), self.file(number, name)?);
-            tokio::io::copy(&mut file, &mut writer).await.map_err(failed)?;
-            writer.shutdown().await.map_err(failed)?;
-            self.sync(&self.file(number, name)?).await?;
-        }
-        match self.path_of(&self.folder(number)) {
-            Some(folder) => {
-                lay_out(listing.clone(), folder).await?;
-                self.sync(&self.folder(number)).await
+            std::fs::metadata(source).map_or(0, |there| there.len())
+        };
+        let (small, large): (Vec<String>, Vec<String>) =
+            listing.files.iter().cloned().partition(|name| size(name) <= SMALL);
+        // Each small file waits for the disk or the network: many do at once. Large ones have many parts on their way.
+        for (names, at_once) in [(small, AT_ONCE), (large, 1)] {
+            let uploads = names.into_iter().map(|name| self.upload_file(number, from, name));
+            let mut uploads = futures::stream::iter(uploads).buffer_unordered(at_once);
+            while let Some(uploaded) = uploads.next().await {
+                uploaded?;
             }
+        }
+        let Some(folder) = self.path_of(&self.folder(number)) else { return Ok(()) };
+        lay_out(listing.clone(), folder.clone()).await?;
+        // Of each folder once, that its files are in it.
+        let within = listing.files.iter().flat_map(|name| FilePath::new(name).ancestors().skip(1));
+        let folders: BTreeSet<PathBuf> = within.map(|within| folder.join(within)).collect();
+        for folder in folders {
+            sync_path(folder).await?;
+        }
+        self.sync(&self.folder(number)).await
+    }
+
+    async fn upload_file(&self, number: u64, from: &FilePath, name: String) -> Result<()> {
+        let source = if from.is_file() { from.to_owned() } else { from.join(&name) };
+        let failed = |error: std::io::Error| format!("{}: {error}", source.display());
+        let to = self.file(number, &name)?;
+        let mut file = tokio::fs::File::open(&source).await.map_err(failed)?;
+        let mut writer = BufWriter::new(self.store.clone(), to.clone());
+        tokio::io::copy(&mut file, &mut writer).await.map_err(failed)?;
+        writer.shutdown().await.map_err(failed)?;
+        match self.path_of(&to) {
+            Some(path) => sync_path(path).await,
             None => Ok(()),
         }
     }
@@ -361,22 +387,23 @@ impl Storage {
         Ok(folders)
     }
 
-    /// Removes a checkpoint; first of all what says that it is complete. What its links lead to stays.
+    /// Removes a checkpoint; first of all what says that it is complete, and at the end what says whose it is. What its links lead to stays.
     async fn remove(&self, folder: &Folder) -> Result<()> {
         if let Ok(root) = self.url.to_file_path() {
             self.delete(&self.at_root(&folder.name).join(COMPLETE)).await?;
             let path = root.join(&folder.name);
-            let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    Err(format!("{}: {error}", path.display()))
-                }
-                _ => Ok(()),
-            });
+            let removed = tokio::task::spawn_blocking(move || remove_folder(&path));
             return removed.await.map_err(|error| error.to_string())?;
         }
-        let (complete, others): (Vec<_>, Vec<_>) =
-            folder.files.iter().partition(|file| file.filename().is_some_and(|name| name == COMPLETE));
-        for file in complete.into_iter().chain(others) {
+        // Its mark goes last: what is left without it would be nobody's.
+        let place = |file: &&Path| match file.filename() {
+            Some(COMPLETE) => 0,
+            Some(claim::MARK) => 2,
+            _ => 1,
+        };
+        let mut files: Vec<&Path> = folder.files.iter().collect();
+        files.sort_by_key(place);
+        for file in files {
             self.delete(file).await?;
         }
         Ok(())
@@ -432,6 +459,36 @@ impl Storage {
         Ok(self.folder(number).parts().chain(within.parts()).collect())
     }
 
+    /// Removes what checks of the storage have left that were cut short, as far as it lies on this machine.
+    fn remove_old_probes(&self) {
+        const OLD: Duration = Duration::from_secs(3600);
+        let entries = self.url.to_file_path().ok().and_then(|root| std::fs::read_dir(root).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let is_probe = entry.file_name().to_string_lossy().starts_with(PROBE);
+            let made = entry.metadata().and_then(|there| there.modified());
+            if is_probe && made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > OLD)) {
+                // Another may have removed it.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    async fn check_is_there(&self, number: u64, name: String) -> Result<()> {
+        let file = self.file(number, &name)?;
+        self.store.head(&file).await.map(drop).map_err(|error| {
+            format!(
+                "{file} was stored by a rank and is not in {} as the driver sees it; do all nodes share it? ({error})",
+                self.url()
+            )
+        })
+    }
+
+    /// Whether it is a part of a folder of this machine.
+    pub(crate) fn lies_in(&self, folder: &FilePath) -> bool {
+        let own = self.url.to_file_path().ok().and_then(|path| path.canonicalize().ok());
+        own.zip(folder.canonicalize().ok()).is_some_and(|(own, folder)| own.starts_with(folder))
+    }
+
     fn url_of(&self, number: u64) -> String {
         format!("{}/{}", self.url.as_str().trim_end_matches('/'), name_of(number))
     }
@@ -458,6 +515,34 @@ fn local_folders(root: &FilePath) -> std::io::Result<Vec<Folder>> {
     }
     folders.sort_by_key(|folder| numbered(&folder.name));
     Ok(folders)
+}
+
+/// Removes a folder of this machine, and at the end its mark.
+fn remove_folder(path: &FilePath) -> Result<()> {
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let unless_gone = |done: std::io::Result<()>| match done {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    };
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_name() == claim::MARK {
+            continue;
+        }
+        unless_gone(match entry.file_type().map_err(failed)?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path()),
+            false => std::fs::remove_file(entry.path()),
+        })?;
+    }
+    unless_gone(std::fs::remove_dir_all(path))
+}
+
+/// Waits until a file or folder of this machine would outlive a loss of power.
+async fn sync_path(path: PathBuf) -> Result<()> {
+    let synced = tokio::task::spawn_blocking(move || {
+        let synced = std::fs::File::open(&path).and_then(|file| file.sync_all());
+        synced.map_err(|error| format!("{}: {error}", path.display()))
+    });
+    synced.await.map_err(|error| error.to_string())?
 }
 
 async fn lay_out(listing: Listing, folder: PathBuf) -> Result<()> {
@@ -522,11 +607,12 @@ impl Claim {
     pub(crate) async fn next(&self) -> Result<u64> {
         let storage = self.storage();
         self.check().await?;
+        storage.remove_old_probes();
         let mut next = 1;
         for folder in storage.folders().await? {
-            if !folder.has(COMPLETE) && self.has_made(&folder.name).await? {
-                storage.remove(&folder).await?;
-            } else {
+            // What cannot be removed now (somebody reads it over a network) is in nobody's way.
+            let is_left = !folder.has(COMPLETE) && self.has_made(&folder.name).await?;
+            if !is_left || storage.remove(&folder).await.is_err() {
                 next = next.max(numbered(&folder.name).unwrap_or_default().saturating_add(1));
             }
         }
@@ -542,39 +628,42 @@ impl Claim {
         }
     }
 
-    /// Says that a checkpoint is complete, and removes those of this storage that are not kept any more.
-    pub(crate) async fn complete(
-        &self,
-        number: u64,
-        metrics: &BTreeMap<String, f64>,
-        listing: Listing,
-        keep: &Keep,
-    ) -> Result<Vec<Checkpoint>> {
+    /// Says that a checkpoint is complete.
+    pub(crate) async fn complete(&self, number: u64, metrics: &BTreeMap<String, f64>, listing: Listing) -> Result<()> {
         let storage = self.storage();
         self.check().await?;
-        for name in &listing.files {
-            let file = storage.file(number, name)?;
-            storage.store.head(&file).await.map_err(|error| {
-                let url = storage.url();
-                format!("{file} was stored by a rank and is not in {url} as the driver sees it; do all nodes share it? ({error})")
-            })?;
+        let seen = listing.files.clone().into_iter().map(|name| storage.check_is_there(number, name));
+        let mut seen = futures::stream::iter(seen).buffer_unordered(AT_ONCE);
+        while let Some(seen) = seen.next().await {
+            seen?;
         }
         let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
         let Listing { files, shape } = listing;
         let text = serde_json::to_vec(&Complete { metrics, files, shape }).map_err(|error| error.to_string())?;
         let file = storage.folder(number).join(COMPLETE);
-        storage.put_whole(&file, text).await?;
+        storage.put_whole(&file, text).await
+    }
+
+    /// Removes the checkpoints of this storage that are not kept any more, as far as that can be done.
+    ///
+    /// # Errors
+    /// Some could not be removed; they are tried again with the next.
+    pub(crate) async fn remove_outdated(&self, keep: &Keep) -> Result<()> {
+        let storage = self.storage();
+        self.check().await?;
         let all = storage.checkpoints().await?;
-        let mut outdated: Vec<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
+        let outdated: BTreeSet<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
+        let newest = all.last().map_or(0, |newest| newest.number);
+        let mut removed = Ok(());
         for folder in storage.folders().await? {
-            let Some(number) = folder.number().filter(|number| outdated.contains(number)) else { continue };
-            if self.has_made(&folder.name).await? {
-                storage.remove(&folder).await?;
-            } else {
-                outdated.retain(|other| *other != number);
+            // Also what is left of one that could not be removed whole.
+            let is_rest = |number: &u64| *number < newest && !folder.has(COMPLETE);
+            let is_old = folder.number().is_some_and(|number| outdated.contains(&number) || is_rest(&number));
+            if is_old && self.has_made(&folder.name).await? {
+                removed = removed.and(storage.remove(&folder).await);
             }
         }
-        Ok(all.into_iter().filter(|checkpoint| !outdated.contains(&checkpoint.number)).collect())
+        removed
     }
 }
 
@@ -621,7 +710,8 @@ mod tests {
             claim.begin(number).await.unwrap();
             storage.upload(number, files.path(), &listing).await.unwrap();
             let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
-            claim.complete(number, &metrics, listing.clone(), &Keep::default()).await.unwrap();
+            claim.complete(number, &metrics, listing.clone()).await.unwrap();
+            claim.remove_outdated(&Keep::default()).await.unwrap();
         }
         let kept = storage.checkpoints().await.unwrap();
         assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
@@ -632,7 +722,7 @@ mod tests {
         let error = claim.begin(3).await.unwrap_err();
         assert!(error.contains("checkpoint_000003 is there already"), "{error}");
         claim.begin(4).await.unwrap();
-        let error = claim.complete(4, &BTreeMap::new(), listing, &Keep::default()).await.unwrap_err();
+        let error = claim.complete(4, &BTreeMap::new(), listing).await.unwrap_err();
         assert!(error.contains("do all nodes share it"), "{error}");
     }
 
@@ -664,7 +754,8 @@ mod tests {
         for number in 1..=4 {
             claim.begin(number).await.unwrap();
             std::os::unix::fs::symlink(others.path(), folder(number).join("linked")).unwrap();
-            claim.complete(number, &BTreeMap::new(), Listing::default(), &Keep::default()).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
+            claim.remove_outdated(&Keep::default()).await.unwrap();
             if number == 2 {
                 // It is to be kept, elsewhere.
                 let elsewhere = others.path().join("best");
@@ -683,7 +774,8 @@ mod tests {
         let claim = claim(&storage).await;
         for number in 1..=2 {
             claim.begin(number).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), Listing::default(), &Keep::default()).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
+            claim.remove_outdated(&Keep::default()).await.unwrap();
         }
         let damaged = dir.path().join(name_of(2)).join(COMPLETE);
         std::fs::write(&damaged, "").unwrap();
@@ -713,7 +805,8 @@ mod tests {
             let file = tempfile::NamedTempFile::new().unwrap();
             let listing = Listing::of(file.path()).unwrap();
             storage.upload(number, file.path(), &listing).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), listing, &Keep { newest: 1, best: None }).await.unwrap();
+            claim.complete(number, &BTreeMap::new(), listing).await.unwrap();
+            claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
         }
         // A copy of a checkpoint from another storage: it can be read, and is nobody's to remove.
         let copied = dir.path().join("checkpoint_000502");
@@ -721,7 +814,8 @@ mod tests {
         std::fs::write(copied.join(".wingbeat-made-in"), "another").unwrap();
         assert_eq!(storage.checkpoints().await.unwrap().len(), 1);
         claim.begin(504).await.unwrap();
-        claim.complete(504, &BTreeMap::new(), Listing::default(), &Keep { newest: 1, best: None }).await.unwrap();
+        claim.complete(504, &BTreeMap::new(), Listing::default()).await.unwrap();
+        claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
         let mut left: Vec<String> = std::fs::read_dir(dir.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
