@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Semaphore;
-use wingbeat_core::spec::{Address, BundleSpec, Executable, MachineId, PlacementStrategy};
-use wingbeat_core::{Amount, ClusterId};
+use wingbeat_core::spec::{Address, BundleSpec, Executable, JobSpec, MachineId, PlacementGroupSpec, PlacementStrategy};
+use wingbeat_core::{Amount, ClusterId, PlacementGroupId, ResourceSet};
 
 use super::*;
 

@@ -1,7 +1,9 @@
 //! The thin shell around [`State`]: connections in, orders out.
 //!
 //! The state sits behind one lock. Whoever holds it also queues the actions that a step gave, so that orders
-//! leave in the order of the decisions; queueing never waits.
+//! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`.
+
+mod calls;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,27 +14,22 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use tarpc::context::Context;
 use tokio::sync::{Notify, watch};
-use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
-use wingbeat_core::names;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
-use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{
-    ClusterState, ClusterView, Explanation, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Subject,
-    TaskStanding,
-};
+use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, Subject, TaskStanding};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
     ProcessResponse,
 };
 use wingbeat_net::silence::Probing;
+
+use calls::Service;
 
 use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
@@ -507,268 +504,5 @@ fn claim<K: Ord, M>(links: &mut BTreeMap<K, Link<M>>, id: K, link: &Link<M>) -> 
     }
 }
 
-/// The service for one connection; it knows who is on the other side.
-#[derive(Clone)]
-struct Service {
-    shell: Arc<Shell>,
-    process: ProcessId,
-    role: Role,
-}
-
-impl Service {
-    /// What the message means; none if it is not for this process to say.
-    fn event(&self, message: HeadMessage) -> Option<Event> {
-        let process = self.process;
-        let said_by = |lease| match self.role {
-            // A lease that is unknown here is over, and nothing is said of it any more.
-            Role::Node(node) => self.shell.inside.lock().state.node_of(lease).is_none_or(|of| of == node),
-            _ => false,
-        };
-        let is_theirs = match &message {
-            HeadMessage::LeaseReady { lease, .. }
-            | HeadMessage::LeaseFailed { lease, .. }
-            | HeadMessage::LeaseEnded(lease) => said_by(*lease),
-            HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. }
-            | HeadMessage::DevicesHeld(_)
-            | HeadMessage::Owners(_)
-            | HeadMessage::NodeEnds(_) => matches!(self.role, Role::Node(_)),
-            HeadMessage::Demand { .. }
-            | HeadMessage::ReturnLease(_)
-            | HeadMessage::AbandonLease(_)
-            | HeadMessage::Waiting { .. }
-            | HeadMessage::Resumed { .. }
-            | HeadMessage::WatchActor(_)
-            | HeadMessage::WatchPlacementGroup(_)
-            | HeadMessage::KillActor { .. }
-            | HeadMessage::TerminateActor { .. } => true,
-        };
-        if !is_theirs {
-            tracing::warn!(%process, role = ?self.role, ?message, "ignored what only the node concerned may say");
-            return None;
-        }
-        Some(match message {
-            HeadMessage::Demand { shape, wanted, name } => {
-                Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
-            }
-            HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
-            HeadMessage::AbandonLease(lease) => Event::Abandoned(process, lease),
-            HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
-            HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
-            HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
-            HeadMessage::WatchPlacementGroup(group) => Event::WatchGroup(process, group),
-            HeadMessage::DevicesHeld(held) => {
-                let Role::Node(node) = self.role else { return None };
-                Event::DevicesHeld(node, held)
-            }
-            HeadMessage::Owners(owners) => {
-                let Role::Node(node) = self.role else { return None };
-                Event::Owners(node, owners)
-            }
-            HeadMessage::NodeEnds(why) => {
-                let Role::Node(node) = self.role else { return None };
-                Event::NodeLost(node, why)
-            }
-            HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
-            HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
-            HeadMessage::LeaseReady { lease, worker, pid } => Event::Ready(lease, worker, pid),
-            HeadMessage::LeaseFailed { lease, error } => Event::Failed(lease, error),
-            HeadMessage::LeaseEnded(lease) => Event::Ended(lease),
-            HeadMessage::WorkerDied(death) => Event::WorkerDied(death),
-            HeadMessage::ActorStarted { actor, incarnation, outcome } => {
-                Event::ActorStarted(actor, incarnation, outcome)
-            }
-        })
-    }
-
-    fn refused(&self, why: String) -> Error {
-        Error::Refused { who: "the head".into(), why }
-    }
-
-    /// Refuses what ends with whoever asked for it, if that is gone already: nothing would end it any more.
-    fn check_is_there(&self, state: &State) -> Result<(), Error> {
-        if state.is_connected(self.process) {
-            return Ok(());
-        }
-        Err(self.refused(format!("{}, which asked for it, is gone", self.process)))
-    }
-}
-
-/// Refuses what is no name, whoever sent it: it would be shown to others.
-fn named<'a>(what: &str, given: impl IntoIterator<Item = &'a String>) -> Result<(), Error> {
-    let invalid = |why| Error::InvalidArgument { what: format!("the name of {what}: {why}") };
-    given.into_iter().try_for_each(|name| names::check(name).map_err(invalid))
-}
-
-fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
-    named(what, name.into_iter().flat_map(|name| [&name.namespace, &name.name]))
-}
-
-impl wingbeat_net::services::Head for Service {
-    async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
-        for message in messages {
-            if let Some(event) = self.event(message) {
-                self.shell.step(event);
-            }
-        }
-    }
-
-    async fn join_node(self, _: Context, node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error> {
-        if self.role != Role::Node(node.id) {
-            return Err(self.refused("it introduced itself as something else than this node".into()));
-        }
-        named("a node's host", [&node.hostname])?;
-        named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
-        names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
-        if self.shell.inside.lock().state.has_node(node.id) {
-            return Err(self.refused(format!("{} has joined already", node.id)));
-        }
-        self.shell.step(Event::NodeJoined(Box::new(node), running));
-        Ok(self.shell.inside.lock().state.view())
-    }
-
-    async fn join_job(self, _: Context, job: JobSpec) -> Result<ClusterView, Error> {
-        if self.role != Role::Driver(job.id) {
-            return Err(self.refused("only the job's own driver can start it".into()));
-        }
-        named("a job or its namespace", [&job.name, &job.namespace])?;
-        if self.shell.inside.lock().state.driver_of(job.id).is_some() {
-            return Err(self.refused(format!("{} is another driver's", job.id)));
-        }
-        let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local())));
-        let undone = move |answer: &Result<(), Error>| answer.is_err().then_some(Fact::JobGone(id));
-        let asker = self.clone();
-        let joined = move |state: &mut State, now| match asker.check_is_there(state) {
-            Ok(()) => (Ok(()), state.step(now, Event::JobJoined(Box::new(job)))),
-            Err(gone) => (Err(gone), Vec::new()),
-        };
-        self.shell.change_durably(|_| Some(fact), undone, joined).await?;
-        Ok(self.shell.inside.lock().state.view())
-    }
-
-    async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
-        scoped("an actor", spec.name.as_ref())?;
-        named("a concurrency group", spec.groups.keys())?;
-        // Whoever detaches it may end at once; its program stays as long as the actor.
-        let kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
-        let has_program = kept.is_some();
-        let (id, is_kept, named) = (spec.id, spec.detached || spec.name.is_some(), spec.clone());
-        // An actor that is there is not written again: it may be in a later life.
-        let fact = |state: &State| {
-            let is_new = is_kept && state.is_new_actor(&named);
-            is_new.then(|| Fact::Actor(Box::new(named), Incarnation(0)))
-        };
-        let undone = move |answer: &Result<ActorInfo, Error>| {
-            let is_made = answer.as_ref().is_ok_and(|info| info.id == id);
-            (!is_made).then_some(Fact::ActorGone(id))
-        };
-        let asker = self.clone();
-        let made = move |state: &mut State, now| {
-            // Until the actor is known, and needs the program itself.
-            let _kept = kept;
-            let is_wanted = if spec.detached { Ok(()) } else { asker.check_is_there(state) };
-            match is_wanted {
-                Ok(()) => state.create_actor(now, spec, or_get),
-                Err(gone) => (Err(gone), Vec::new()),
-            }
-        };
-        let created = self.shell.change_durably(fact, undone, made).await;
-        if has_program && created.is_err() {
-            self.shell.let_programs_go();
-        }
-        created
-    }
-
-    async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
-        scoped("a placement group", spec.name.as_ref())?;
-        let id = spec.id;
-        let asker = self.clone();
-        let made = move |state: &mut State, now| {
-            let is_wanted = if spec.detached { Ok(()) } else { asker.check_is_there(state) };
-            match is_wanted {
-                Ok(()) => state.create_group(now, spec),
-                Err(gone) => (Err(gone), Vec::new()),
-            }
-        };
-        let made = self.shell.change_and_write(made, move |state, now| state.remove_placement_group(now, id)).await;
-        made.map_err(|error| but(error, UNCHANGED))
-    }
-
-    async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
-        let removed = move |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
-        // What it held is free at once, also when the disk has no room.
-        let written = self.shell.change_and_write(removed, |_, _| Vec::new()).await;
-        written
-            .map_err(|error| but(error, "the placement group is removed, which is written when the journal has room"))
-    }
-
-    async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
-        scoped("a placement group", Some(&name))?;
-        self.shell.inside.lock().state.find_group(&name)
-    }
-
-    async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
-        named("a namespace", [&namespace])?;
-        if let Some(limit) = &limit {
-            let invalid = |why: String| Error::InvalidArgument { what: format!("of a quota, {why}") };
-            names::check_resources(limit).map_err(invalid)?;
-        }
-        let fact = match &limit {
-            Some(limit) => Fact::Quota(namespace.clone(), limit.clone()),
-            None => Fact::QuotaGone(namespace.clone()),
-        };
-        let set = move |state: &mut State, now| (Ok(()), state.quota(now, &namespace, limit));
-        self.shell.change_durably(|_| Some(fact), |_| None, set).await
-    }
-
-    async fn drain_node(
-        self,
-        _: Context,
-        node: NodeId,
-        within_ms: Option<u64>,
-        why: String,
-        stops: bool,
-    ) -> Result<(), Error> {
-        // Which nodes are drained is not remembered; where that moves bundles to, is.
-        let drained = move |state: &mut State, now| state.drain(now, node, within_ms, why, stops);
-        self.shell.change_durably(|_| None, |_| None, drained).await
-    }
-
-    async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
-        self.shell.explain(subject).await
-    }
-
-    async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
-        scoped("an actor", Some(&name))?;
-        self.shell.inside.lock().state.find_actor(&name)
-    }
-
-    async fn settle_output(self, _: Context, job: JobId) {
-        let nodes: Vec<NodeClient> = self.shell.inside.lock().node_clients.values().cloned().collect();
-        let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
-        // A node that is gone or too slow has nothing more to show in time.
-        let _ = futures::future::join_all(settling).await;
-    }
-
-    async fn knows_node(self, _: Context, node: NodeId) -> bool {
-        self.shell.inside.lock().state.has_node(node)
-    }
-
-    async fn read_program(self, _: Context, hash: String, offset: u64) -> Result<Option<Payload>, Error> {
-        self.shell.programs.read(&hash, offset)
-    }
-
-    async fn state(self, _: Context) -> ClusterState {
-        let mut state = self.shell.inside.lock().state.picture();
-        state.uptime_secs = self.shell.started.elapsed().as_secs();
-        state
-    }
-
-    async fn stop(self, _: Context) {
-        self.shell.stop_nodes().await;
-    }
-}
-
 #[cfg(test)]
-#[path = "service_tests.rs"]
 mod tests;
