@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use std::time::SystemTime;
 
 use futures::StreamExt;
@@ -23,16 +22,19 @@ use crate::own_folder::OwnFolder;
 use listing::Shape;
 
 mod claim;
+mod completion;
+mod keep;
 mod listing;
 mod place;
+mod probe;
 
 pub(crate) use claim::Claim;
+pub use keep::{Best, Keep};
 pub(crate) use listing::Listing;
 pub(crate) use place::Place;
 
 const PREFIX: &str = "checkpoint_";
 const COMPLETE: &str = ".wingbeat-complete.json";
-const PROBE: &str = ".wingbeat-probe";
 /// Files of a checkpoint that are looked for at a time, or if they are small, written.
 const AT_ONCE: usize = 16;
 /// As many bytes has a small file at most.
@@ -67,50 +69,6 @@ struct Complete {
     files: Vec<String>,
     #[serde(default)]
     shape: Shape,
-}
-
-/// Which checkpoints are kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep {
-    /// The newest of them, at least one.
-    pub newest: usize,
-    /// And the best one by this metric.
-    pub best: Option<Best>,
-}
-
-/// What makes a checkpoint the best.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Best {
-    /// The metric.
-    pub metric: String,
-    /// Whether more is better.
-    pub more: bool,
-}
-
-impl Default for Keep {
-    fn default() -> Self {
-        Keep { newest: 2, best: None }
-    }
-}
-
-impl Keep {
-    /// The best of these; none if no metric was named, or none has it.
-    pub(crate) fn best<'a>(&self, checkpoints: &'a [Checkpoint]) -> Option<&'a Checkpoint> {
-        let Best { metric, more } = self.best.as_ref()?;
-        let value = |checkpoint: &&Checkpoint| {
-            let value = checkpoint.metrics.get(metric).copied().filter(|value| !value.is_nan())?;
-            Some(if *more { value } else { -value })
-        };
-        let of = checkpoints.iter().filter(|checkpoint| value(checkpoint).is_some());
-        of.max_by(|a, b| value(a).unwrap_or(f64::MIN).total_cmp(&value(b).unwrap_or(f64::MIN)))
-    }
-
-    /// Those that are not kept, of all, in the order of their numbers.
-    fn outdated<'a>(&self, checkpoints: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
-        let best = self.best(checkpoints).map(|best| best.number);
-        let old = checkpoints.len().saturating_sub(self.newest.max(1));
-        checkpoints[..old].iter().filter(|checkpoint| Some(checkpoint.number) != best).collect()
-    }
 }
 
 /// Why the storage did not do what it was asked to.
@@ -154,45 +112,6 @@ impl Storage {
     /// By which others open the same one, whatever their working directory.
     pub(crate) fn url(&self) -> &str {
         self.url.as_str()
-    }
-
-    /// Whether it can be written to: found out before anything is trained.
-    pub(crate) async fn probe(&self) -> Result<()> {
-        // Others may do the same now.
-        let probe = self.probe_file(&format!("{:016x}", rand::random::<u64>()));
-        let failed = |error: object_store::Error| format!("{} cannot be written: {error}", self.url);
-        self.store.put(&probe, "wingbeat".into()).await.map_err(failed)?;
-        self.delete(&probe).await
-    }
-
-    /// Writes something for another node to read, which then answers with [`Storage::answer_probe`].
-    pub(crate) async fn ask(&self, name: &str) -> Result<()> {
-        let file = self.probe_file(name);
-        self.store.put(&file, name.to_owned().into()).await.map(drop).map_err(|error| self.failed(&error))
-    }
-
-    /// On another node: reads what was written to be read there, and writes an answer.
-    pub(crate) async fn answer_probe(&self, name: &str) -> Result<()> {
-        match self.read(&self.probe_file(name)).await? {
-            Some(text) if text == name.as_bytes() => self.ask(&answer_to(name)).await,
-            _ => Err(format!("{} is not the same there as for the driver: what that wrote is not in it", self.url)),
-        }
-    }
-
-    /// Whether the answer can be read here. Removes both.
-    pub(crate) async fn hear(&self, name: &str) -> Result<()> {
-        let answer = answer_to(name);
-        let there = self.read(&self.probe_file(&answer)).await?;
-        for file in [name, &answer] {
-            self.delete(&self.probe_file(file)).await?;
-        }
-        let is_there = there.is_some_and(|text| text == answer.as_bytes());
-        let missing = || format!("{} is not the same there as for the driver, which cannot read it", self.url);
-        is_there.then_some(()).ok_or_else(missing)
-    }
-
-    fn probe_file(&self, name: &str) -> Path {
-        self.root.clone().join(format!("{PROBE}-{name}"))
     }
 
     /// The complete checkpoints, in the order of their numbers. What cannot be understood is none.
@@ -459,20 +378,6 @@ impl Storage {
         Ok(self.folder(number).parts().chain(within.parts()).collect())
     }
 
-    /// Removes what checks of the storage have left that were cut short, as far as it lies on this machine.
-    fn remove_old_probes(&self) {
-        const OLD: Duration = Duration::from_secs(3600);
-        let entries = self.url.to_file_path().ok().and_then(|root| std::fs::read_dir(root).ok());
-        for entry in entries.into_iter().flatten().flatten() {
-            let is_probe = entry.file_name().to_string_lossy().starts_with(PROBE);
-            let made = entry.metadata().and_then(|there| there.modified());
-            if is_probe && made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > OLD)) {
-                // Another may have removed it.
-                let _ = std::fs::remove_file(entry.path());
-            }
-        }
-    }
-
     async fn check_is_there(&self, number: u64, name: String) -> Result<()> {
         let file = self.file(number, &name)?;
         self.store.head(&file).await.map(drop).map_err(|error| {
@@ -566,11 +471,6 @@ fn name_of(number: u64) -> String {
     format!("{PREFIX}{number:06}")
 }
 
-/// What answers the probe of this name is called.
-fn answer_to(name: &str) -> String {
-    format!("{name}-answered")
-}
-
 fn numbered(name: &str) -> Option<u64> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -593,245 +493,5 @@ impl Folder {
     }
 }
 
-impl Place {
-    /// Begins a checkpoint: ranks may write into what is returned.
-    pub(crate) async fn begin(&self, number: u64) -> Result<Arc<Claim>> {
-        let claim = self.made().await?;
-        claim.begin(number).await?;
-        Ok(claim)
-    }
-}
-
-impl Claim {
-    /// The number of the next checkpoint: larger than any there is. What a run on this storage has left incomplete is removed.
-    pub(crate) async fn next(&self) -> Result<u64> {
-        let storage = self.storage();
-        self.check().await?;
-        storage.remove_old_probes();
-        let mut next = 1;
-        for folder in storage.folders().await? {
-            // What cannot be removed now (somebody reads it over a network) is in nobody's way.
-            let is_left = !folder.has(COMPLETE) && self.has_made(&folder.name).await?;
-            if !is_left || storage.remove(&folder).await.is_err() {
-                next = next.max(numbered(&folder.name).unwrap_or_default().saturating_add(1));
-            }
-        }
-        Ok(next)
-    }
-
-    /// Begins a checkpoint: ranks may write into it.
-    pub(crate) async fn begin(&self, number: u64) -> Result<()> {
-        self.check().await?;
-        match self.mark(&name_of(number)).await? {
-            true => Ok(()),
-            false => Err(format!("{} is there already", self.storage().url_of(number))),
-        }
-    }
-
-    /// Says that a checkpoint is complete.
-    pub(crate) async fn complete(&self, number: u64, metrics: &BTreeMap<String, f64>, listing: Listing) -> Result<()> {
-        let storage = self.storage();
-        self.check().await?;
-        let seen = listing.files.clone().into_iter().map(|name| storage.check_is_there(number, name));
-        let mut seen = futures::stream::iter(seen).buffer_unordered(AT_ONCE);
-        while let Some(seen) = seen.next().await {
-            seen?;
-        }
-        let metrics = metrics.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
-        let Listing { files, shape } = listing;
-        let text = serde_json::to_vec(&Complete { metrics, files, shape }).map_err(|error| error.to_string())?;
-        let file = storage.folder(number).join(COMPLETE);
-        storage.put_whole(&file, text).await
-    }
-
-    /// Removes the checkpoints of this storage that are not kept any more, as far as that can be done.
-    ///
-    /// # Errors
-    /// Some could not be removed; they are tried again with the next.
-    pub(crate) async fn remove_outdated(&self, keep: &Keep) -> Result<()> {
-        let storage = self.storage();
-        self.check().await?;
-        let all = storage.checkpoints().await?;
-        let outdated: BTreeSet<u64> = keep.outdated(&all).into_iter().map(|checkpoint| checkpoint.number).collect();
-        let newest = all.last().map_or(0, |newest| newest.number);
-        let mut removed = Ok(());
-        for folder in storage.folders().await? {
-            // Also what is left of one that could not be removed whole.
-            let is_rest = |number: &u64| *number < newest && !folder.has(COMPLETE);
-            let is_old = folder.number().is_some_and(|number| outdated.contains(&number) || is_rest(&number));
-            if is_old && self.has_made(&folder.name).await? {
-                removed = removed.and(storage.remove(&folder).await);
-            }
-        }
-        removed
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn checkpoint(number: u64, loss: f64) -> Checkpoint {
-        let metrics = BTreeMap::from([("loss".to_owned(), loss)]);
-        Checkpoint { number, url: String::new(), metrics, files: Vec::new(), shape: Shape::default() }
-    }
-
-    async fn claim(storage: &Storage) -> Claim {
-        Claim::new(storage, "test", &|_| (), std::future::pending()).await.unwrap().unwrap()
-    }
-
-    #[test]
-    fn the_newest_and_the_best_are_kept() {
-        let all = [checkpoint(1, 0.5), checkpoint(2, 0.1), checkpoint(3, f64::NAN), checkpoint(4, 0.7)];
-        let numbers = |keep: Keep| keep.outdated(&all).iter().map(|old| old.number).collect::<Vec<_>>();
-        assert_eq!(numbers(Keep { newest: 2, best: None }), [1, 2]);
-        assert_eq!(numbers(Keep { newest: 0, best: None }), [1, 2, 3], "one is always kept");
-        let best = |more| Some(Best { metric: "loss".into(), more });
-        assert_eq!(numbers(Keep { newest: 1, best: best(false) }), [1, 3]);
-        assert_eq!(numbers(Keep { newest: 1, best: best(true) }), [1, 2, 3]);
-    }
-
-    #[tokio::test]
-    async fn what_is_not_complete_is_not_there() {
-        let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::create_dir(files.path().join("sub")).unwrap();
-        std::fs::write(files.path().join("sub/rank 0.bin"), b"weights").unwrap();
-        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        storage.probe().await.unwrap();
-        let claim = claim(&storage).await;
-        let listing = Listing::of(files.path()).unwrap();
-        claim.begin(1).await.unwrap();
-        storage.upload(1, files.path(), &listing).await.unwrap();
-        assert!(storage.checkpoints().await.unwrap().is_empty());
-        assert_eq!(claim.next().await.unwrap(), 1, "what was cut short is removed");
-        assert!(storage.folders().await.unwrap().is_empty());
-
-        for number in 1..=3 {
-            claim.begin(number).await.unwrap();
-            storage.upload(number, files.path(), &listing).await.unwrap();
-            let metrics = BTreeMap::from([("loss".to_owned(), f64::INFINITY)]);
-            claim.complete(number, &metrics, listing.clone()).await.unwrap();
-            claim.remove_outdated(&Keep::default()).await.unwrap();
-        }
-        let kept = storage.checkpoints().await.unwrap();
-        assert_eq!(kept.iter().map(|kept| kept.number).collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(kept[1].metrics["loss"], f64::INFINITY);
-        let (at, _) = storage.fetch(&kept[1]).await.unwrap();
-        assert_eq!(std::fs::read(at.join("sub/rank 0.bin")).unwrap(), b"weights");
-        assert_eq!(claim.next().await.unwrap(), 4);
-        let error = claim.begin(3).await.unwrap_err();
-        assert!(error.contains("checkpoint_000003 is there already"), "{error}");
-        claim.begin(4).await.unwrap();
-        let error = claim.complete(4, &BTreeMap::new(), listing).await.unwrap_err();
-        assert!(error.contains("do all nodes share it"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_storage_that_is_another_on_each_node_is_found_out() {
-        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let [ours, theirs] = [&here, &there].map(|dir| Storage::open(&dir.path().display().to_string()).unwrap());
-        ours.ask("x").await.unwrap();
-        let error = theirs.answer_probe("x").await.unwrap_err();
-        assert!(error.contains("what that wrote is not in it"), "{error}");
-        // What the driver wrote is there, and its answer goes elsewhere.
-        theirs.ask("x").await.unwrap();
-        theirs.answer_probe("x").await.unwrap();
-        let error = ours.hear("x").await.unwrap_err();
-        assert!(error.contains("which cannot read it"), "{error}");
-        ours.ask("y").await.unwrap();
-        ours.answer_probe("y").await.unwrap();
-        ours.hear("y").await.unwrap();
-        assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "probes are removed");
-    }
-
-    #[tokio::test]
-    async fn what_links_lead_to_stays() {
-        let (dir, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::write(others.path().join("data"), b"precious").unwrap();
-        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let claim = claim(&storage).await;
-        let folder = |number: u64| dir.path().join(name_of(number));
-        for number in 1..=4 {
-            claim.begin(number).await.unwrap();
-            std::os::unix::fs::symlink(others.path(), folder(number).join("linked")).unwrap();
-            claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
-            claim.remove_outdated(&Keep::default()).await.unwrap();
-            if number == 2 {
-                // It is to be kept, elsewhere.
-                let elsewhere = others.path().join("best");
-                std::fs::rename(folder(2), &elsewhere).unwrap();
-                std::os::unix::fs::symlink(&elsewhere, folder(2)).unwrap();
-            }
-        }
-        assert!(!folder(1).exists() && folder(2).join(COMPLETE).exists() && folder(4).exists());
-        assert_eq!(std::fs::read(others.path().join("data")).unwrap(), b"precious");
-    }
-
-    #[tokio::test]
-    async fn a_checkpoint_that_cannot_be_understood_is_passed_over_and_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let claim = claim(&storage).await;
-        for number in 1..=2 {
-            claim.begin(number).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), Listing::default()).await.unwrap();
-            claim.remove_outdated(&Keep::default()).await.unwrap();
-        }
-        let damaged = dir.path().join(name_of(2)).join(COMPLETE);
-        std::fs::write(&damaged, "").unwrap();
-        let numbers: Vec<u64> = storage.checkpoints().await.unwrap().iter().map(|there| there.number).collect();
-        assert_eq!(numbers, [1]);
-        let said = storage.damaged().await.unwrap();
-        assert!(said.len() == 1 && said[0].contains("checkpoint_000002"), "{said:?}");
-        assert_eq!(claim.next().await.unwrap(), 3);
-        assert!(damaged.exists());
-    }
-
-    #[tokio::test]
-    async fn what_others_have_put_there_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        let theirs =
-            ["checkpoint_0", "checkpoint_7", "checkpoint_000000", "checkpoint_000001", "checkpoint_500", "other"];
-        for folder in theirs {
-            std::fs::create_dir_all(dir.path().join(folder).join("empty")).unwrap();
-            std::fs::write(dir.path().join(folder).join("complete.json"), "{}").unwrap();
-        }
-        let storage = Storage::open(&dir.path().display().to_string()).unwrap();
-        let claim = claim(&storage).await;
-        let first = claim.next().await.unwrap();
-        assert_eq!(first, 501);
-        for number in first..first + 3 {
-            claim.begin(number).await.unwrap();
-            let file = tempfile::NamedTempFile::new().unwrap();
-            let listing = Listing::of(file.path()).unwrap();
-            storage.upload(number, file.path(), &listing).await.unwrap();
-            claim.complete(number, &BTreeMap::new(), listing).await.unwrap();
-            claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
-        }
-        // A copy of a checkpoint from another storage: it can be read, and is nobody's to remove.
-        let copied = dir.path().join("checkpoint_000502");
-        std::fs::rename(dir.path().join("checkpoint_000503"), &copied).unwrap();
-        std::fs::write(copied.join(".wingbeat-made-in"), "another").unwrap();
-        assert_eq!(storage.checkpoints().await.unwrap().len(), 1);
-        claim.begin(504).await.unwrap();
-        claim.complete(504, &BTreeMap::new(), Listing::default()).await.unwrap();
-        claim.remove_outdated(&Keep { newest: 1, best: None }).await.unwrap();
-        let mut left: Vec<String> = std::fs::read_dir(dir.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| !name.starts_with('.'))
-            .collect();
-        left.sort();
-        let mut expected = [&theirs[..], &["checkpoint_000502", "checkpoint_000504"]].concat();
-        expected.sort_unstable();
-        assert_eq!(left, expected);
-        assert!(theirs.iter().all(|folder| dir.path().join(folder).join("empty").exists()));
-    }
-
-    #[tokio::test]
-    async fn a_storage_that_cannot_be_written_is_named() {
-        assert!(Storage::open("/proc/none/such").err().unwrap().contains("cannot make /proc/none/such"));
-        let error = Storage::open("nothing://there").err().unwrap();
-        assert!(error.contains("nothing://there"), "{error}");
-    }
-}
+mod tests;

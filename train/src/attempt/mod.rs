@@ -1,4 +1,12 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
+//!
+//! `checkpoints`: what is reported is stored; `metrics`: so are metrics; `quiet`: nobody says anything; `failure`: why it
+//! has failed.
+
+mod checkpoints;
+mod failure;
+mod metrics;
+mod quiet;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,21 +15,18 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
-use wingbeat::{Drained, Error, get_all};
+use wingbeat::{Drained, Error};
 
 use crate::error::TrainError;
 use crate::group::{Group, Member};
-use crate::hang;
 use crate::launch::{Events, Heard};
 use crate::printer::Message;
 use crate::process::{Answer, Event, Outcome, Report};
 use crate::progress::Progress;
-use crate::rank::RankHandle;
 use crate::ras::Status;
 use crate::recorder::{Recorded, Recorder};
 use crate::reports::{Reports, Step};
-use crate::shown;
-use crate::storage::{Listing, Place};
+use crate::storage::Place;
 use crate::trainer::Plan;
 
 /// How long ranks that were killed may take to be gone.
@@ -36,8 +41,6 @@ const SAVE_LIMIT: Duration = Duration::from_secs(30);
 const GROWTH_LOOK: Duration = Duration::from_secs(2);
 /// After how long without more, what is held back of a line is shown.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a rank may keep others waiting in a report before it is named.
-const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// What came of an attempt that succeeded.
 #[derive(Debug, Default)]
@@ -315,80 +318,6 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Begins to write the metrics that are there; unless `all`, once they are many. Ranks are heard meanwhile.
-    fn record(&mut self, all: bool) {
-        // Without a storage, there is one from the first checkpoint on.
-        let Some(claim) = self.storage.claim() else { return };
-        self.records.extend(self.recorder.write(claim.clone(), all));
-    }
-
-    /// Metrics were written. That they cannot be is no reason to end a training.
-    fn recorded(&mut self, recorded: Recorded, is_last: bool) {
-        match self.recorder.recorded(recorded) {
-            Ok(()) => {
-                self.has_complained = false;
-                let missed = self.recorder.take_missed();
-                if missed > 0 {
-                    (self.plan.on_notice)(&format!(
-                        "metrics are stored again; those of {missed} reports are missing: too many waited"
-                    ));
-                }
-            }
-            Err(_) if self.has_complained && !is_last => {}
-            Err(why) => {
-                self.has_complained = true;
-                let later = if is_last { "" } else { "; they are kept for now" };
-                (self.plan.on_notice)(&format!("metrics cannot be stored: {why}{later}"));
-            }
-        }
-    }
-
-    /// Writes the metrics that are left.
-    async fn record_all(&mut self) {
-        if let Some(recorded) = self.records.next().await {
-            self.recorded(recorded, false);
-        }
-        self.record(true);
-        if let Some(recorded) = self.records.next().await {
-            self.recorded(recorded, true);
-        }
-    }
-
-    /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
-    fn stay(&mut self) {
-        self.leaves = false;
-        if self.saves.is_empty()
-            && let Some(held) = self.held.pop_front()
-        {
-            self.save(held);
-        }
-    }
-
-    /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
-    fn saved(
-        &mut self,
-        reports: BTreeMap<usize, Report>,
-        saved: Result<Option<String>, String>,
-    ) -> Result<(), TrainError> {
-        if !self.leaves
-            && let Some(held) = self.held.pop_front()
-        {
-            self.save(held);
-        }
-        match saved {
-            Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
-            saved => {
-                if let Ok(Some(complaint)) = &saved
-                    && self.complaints.insert(complaint.clone())
-                {
-                    (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
-                }
-                self.tell(reports, &Answer(saved.map(|_| None)));
-                Ok(())
-            }
-        }
-    }
-
     /// How it ended, with how far it has come; what is left of the metrics is written.
     async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
         let written = tokio::time::timeout(SAVE_LIMIT, self.record_all()).await;
@@ -400,14 +329,6 @@ impl Attempt<'_> {
             so_far.metrics = std::mem::take(&mut self.finished.metrics);
         }
         ended.map(|()| self.finished)
-    }
-
-    async fn finish_saves(&mut self) -> Result<(), TrainError> {
-        let mut all = Ok(());
-        while let Some((reports, saved)) = self.saves.next().await {
-            all = all.and(self.saved(reports, saved));
-        }
-        all
     }
 
     fn may_grow(&self) -> bool {
@@ -542,54 +463,6 @@ impl Attempt<'_> {
         }
     }
 
-    /// Begins to store a checkpoint.
-    fn save(&mut self, reports: BTreeMap<usize, Report>) {
-        let number = self.next;
-        self.next += 1;
-        let save = save(self.plan, self.group, self.storage, number, &reports);
-        // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
-        let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            reports.into_iter().partition(|(_, report)| report.waits);
-        self.saves.push(Box::pin(async move { (waiting, save.await) }));
-        self.tell(others, &Answer(Ok(None)));
-    }
-
-    /// A rank asks for the newest checkpoint. One at a time is looked for on a node: its ranks have only so many calls.
-    fn look_up(&mut self, rank: usize, id: u64) {
-        let Some(node) = self.group.ranks.get(rank).map(|rank| rank.at.node) else { return };
-        let [with, since] = self.asked.entry(node).or_default();
-        match with.is_empty() {
-            true => {
-                with.push((rank, id));
-                self.begin_lookup(node, rank);
-            }
-            // A newer one may be there by now.
-            false => since.push((rank, id)),
-        }
-    }
-
-    fn begin_lookup(&mut self, node: u64, rank: usize) {
-        let (fetcher, place) = (self.group.fetcher(rank).cloned(), self.storage.clone());
-        let find = async move {
-            let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
-            let Some(newest) = claim.storage().checkpoints().await?.pop() else { return Ok(None) };
-            let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
-            path.map(Some).map_err(own_words)
-        };
-        self.lookups.push(Box::pin(async move { (node, Answer(find.await)) }));
-    }
-
-    fn looked_up(&mut self, node: u64, answer: &Answer) {
-        let [with, since] = self.asked.remove(&node).unwrap_or_default();
-        for (rank, id) in with {
-            self.tell_one(rank, id, answer);
-        }
-        if let Some((rank, _)) = since.first().copied() {
-            self.asked.insert(node, [since, Vec::new()]);
-            self.begin_lookup(node, rank);
-        }
-    }
-
     fn tell(&self, reports: impl IntoIterator<Item = (usize, Report)>, answer: &Answer) {
         for (rank, Report { id, .. }) in reports {
             self.tell_one(rank, id, answer);
@@ -616,173 +489,5 @@ impl Attempt<'_> {
         };
         (self.plan.on_notice)(&format!("{node} is drained ({why}): the run moves {how} within {left}"));
         self.drained = Some(drained);
-    }
-
-    /// How long it may be quiet before somebody looks.
-    fn patience(&self) -> Duration {
-        const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
-        let hang = if self.was_hanging { FOREVER } else { self.plan.hang_timeout };
-        let is_named = self.reports.missing().is_empty() || self.was_named;
-        let report = if is_named { FOREVER } else { REPORT_LIMIT };
-        // What NCCL does from then on shows whether it hangs.
-        let nccl = if self.ras.is_some() && self.nccl.is_none() { self.plan.hang_timeout / 2 } else { FOREVER };
-        hang.min(report).min(nccl)
-    }
-
-    /// Nothing has been heard for long: says who is waited for.
-    async fn look(&mut self) -> Result<(), TrainError> {
-        let missing = self.reports.missing();
-        let quiet = self.quiet_since.elapsed();
-        if !missing.is_empty() && !self.was_named {
-            self.was_named = true;
-            let seconds = quiet.as_secs();
-            (self.plan.on_notice)(&format!(
-                "the others have waited {seconds} s for the report of {}",
-                shown::ranks(&missing)
-            ));
-        }
-        if self.nccl.is_none() && quiet >= self.plan.hang_timeout / 2 {
-            self.nccl = self.ask_nccl().await;
-        }
-        if quiet < self.plan.hang_timeout || self.was_hanging {
-            return Ok(());
-        }
-        let nccl = self.ask_nccl().await;
-        if let (Some(before), Some(now)) = (&self.nccl, &nccl)
-            && now.has_moved_since(before)
-        {
-            // It says nothing, and works.
-            (self.quiet_since, self.nccl) = (Instant::now(), nccl);
-            return Ok(());
-        }
-        self.was_hanging = true;
-        let asked: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stacks()).collect();
-        let told = futures::future::join_all(asked.iter().map(|asked| asked.get_timeout(KILL_LIMIT))).await;
-        let stacks: Vec<_> =
-            told.into_iter().map(|told| told.unwrap_or_else(|error| format!("no stacks: {error}"))).collect();
-        let described = hang::describe(&stacks, &missing, nccl.as_ref(), quiet);
-        (self.plan.on_notice)(&described.text);
-        match self.plan.restart_on_hang {
-            true => Err(TrainError::Hangs { seconds: quiet.as_secs(), lagging: shown::ranks(&described.lagging) }),
-            false => Ok(()),
-        }
-    }
-
-    /// How far NCCL is, if ranks use it: one process gathers it from all. Empty if it does not answer.
-    async fn ask_nccl(&mut self) -> Option<Status> {
-        let (port, first) = (self.ras?, self.group.ranks.first()?);
-        Some(first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await.unwrap_or_default())
-    }
-
-    /// A rank that was lost is why others then fail; but not one that was ended because its group has no place any more.
-    /// What ended because it was asked to is no cause. Nodes' clocks differ by less than ranks usually do.
-    fn first_failure(&mut self, port: u16) -> TrainError {
-        let ended_with_group = |error: &Error| match error {
-            Error::ActorDied { cause, .. } => matches!(**cause, Error::PlacementGroupGone { .. }),
-            _ => false,
-        };
-        self.lost.sort_by_key(|(_, error)| ended_with_group(error));
-        if let Some((rank, error)) = self.lost.drain(..).next() {
-            let node = self.group.hostname(rank);
-            return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
-        }
-        let failures = std::mem::take(&mut self.failures);
-        let Some((rank, outcome)) = first(failures) else { return TrainError::stopped() };
-        // The exception itself: a library may print the words about something optional.
-        let no_torch = "ModuleNotFoundError: No module named 'torch'";
-        let lacks_torch = match &outcome.error {
-            Some(error) => error.message == no_torch,
-            None => outcome.stderr.last().is_some_and(|line| line == no_torch),
-        };
-        if lacks_torch {
-            return TrainError::TorchMissing { rank: rank as u32, python: self.plan.python.clone() };
-        }
-        // Where torch's store of rank 0 was to listen.
-        let is_taken = |text: &str| text.contains("EADDRINUSE") && text.contains(&port.to_string());
-        if rank == 0 && outcome.error.as_ref().is_some_and(|error| is_taken(&error.message)) {
-            return TrainError::PortTaken { port, node: self.group.hostname(0) };
-        }
-        let python_error = outcome.error.clone().map(|mut error| {
-            error.pickled = self.raised.remove(&rank);
-            Box::new(error)
-        });
-        TrainError::RankFailed {
-            rank: rank as u32,
-            node: self.group.hostname(rank),
-            exit: outcome.shown(),
-            code: outcome.code,
-            python_error,
-            stderr: outcome.stderr,
-        }
-    }
-}
-
-/// Which failed first. Exceptions are compared by when they came out of the script: what one lets go of on its way out can
-/// make another rank fail and end before its own process has ended, which may even be asked to end before that. With all
-/// else it is when they ended that counts, and whether they had been asked to.
-fn first(failures: Vec<(usize, Outcome)>) -> Option<(usize, Outcome)> {
-    let (raised, others): (Vec<_>, Vec<_>) = failures.into_iter().partition(|(_, outcome)| outcome.raised_us.is_some());
-    let raised = raised.into_iter().min_by_key(|(_, outcome)| outcome.raised_us);
-    raised.into_iter().chain(others).min_by_key(|(_, outcome)| (outcome.was_stopped, outcome.ended_us))
-}
-
-/// What a rank says of its own failure, without the names of Wingbeat's own functions.
-fn own_words(error: Error) -> String {
-    match error {
-        Error::Application { error, .. } => error.message,
-        other => other.to_string(),
-    }
-}
-
-/// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
-fn save(
-    plan: &Plan,
-    group: &Group,
-    place: &Place,
-    number: u64,
-    reports: &BTreeMap<usize, Report>,
-) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
-    let (place, keep) = (place.clone(), plan.keep.clone());
-    let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
-    let parts: Vec<(RankHandle, String)> = reports
-        .iter()
-        .filter_map(|(rank, report)| Some((group.ranks.get(*rank)?.handle.clone(), report.checkpoint.clone()?)))
-        .collect();
-    async move {
-        let claim = place.begin(number).await?;
-        let storage = claim.storage();
-        let listed: Vec<_> =
-            parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
-        let mut whole = Listing::default();
-        let mut writing = Vec::new();
-        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
-            let own = whole.take_in(listing);
-            writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
-        }
-        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
-        claim.complete(number, &metrics, whole).await?;
-        // It is there, whatever becomes of older ones.
-        Ok(claim.remove_outdated(&keep).await.err())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cause_is_first_though_its_consequence_ends_before_it() {
-        let raised = |at, ended_us| Outcome { raised_us: Some(at), ended_us, ..Outcome::default() };
-        let killed = |ended_us| Outcome { signal: Some(9), ended_us, ..Outcome::default() };
-        let of = |outcomes: Vec<Outcome>| first(outcomes.into_iter().enumerate().collect()).map(|(rank, _)| rank);
-        assert_eq!(of(vec![raised(12, 20), raised(10, 30)]), Some(1));
-        // Its connections close before it can be seen that it has ended.
-        assert_eq!(of(vec![raised(10, 30), killed(11)]), Some(1));
-        assert_eq!(of(vec![raised(10, 30), killed(40)]), Some(0));
-        let stopped = |outcome| Outcome { was_stopped: true, ..outcome };
-        assert_eq!(of(vec![raised(12, 20), stopped(raised(10, 30))]), Some(1), "it was asked on its way out");
-        assert_eq!(of(vec![raised(10, 20), stopped(raised(12, 30))]), Some(0));
-        assert_eq!(of(vec![stopped(raised(12, 20)), killed(30)]), Some(1), "it raised because it was asked");
-        assert_eq!(of(vec![]), None);
     }
 }

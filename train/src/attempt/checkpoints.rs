@@ -1,0 +1,147 @@
+//! What ranks report is stored, and what is stored is found for them.
+
+use std::collections::BTreeMap;
+
+use futures::stream::StreamExt;
+use wingbeat::{Error, get_all};
+
+use super::Attempt;
+use crate::error::TrainError;
+use crate::group::Group;
+use crate::process::{Answer, Report};
+use crate::rank::RankHandle;
+use crate::storage::{Listing, Place};
+use crate::trainer::Plan;
+
+impl Attempt<'_> {
+    /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
+    pub(super) fn stay(&mut self) {
+        self.leaves = false;
+        if self.saves.is_empty()
+            && let Some(held) = self.held.pop_front()
+        {
+            self.save(held);
+        }
+    }
+
+    /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
+    pub(super) fn saved(
+        &mut self,
+        reports: BTreeMap<usize, Report>,
+        saved: Result<Option<String>, String>,
+    ) -> Result<(), TrainError> {
+        if !self.leaves
+            && let Some(held) = self.held.pop_front()
+        {
+            self.save(held);
+        }
+        match saved {
+            Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
+            saved => {
+                if let Ok(Some(complaint)) = &saved
+                    && self.complaints.insert(complaint.clone())
+                {
+                    (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
+                }
+                self.tell(reports, &Answer(saved.map(|_| None)));
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn finish_saves(&mut self) -> Result<(), TrainError> {
+        let mut all = Ok(());
+        while let Some((reports, saved)) = self.saves.next().await {
+            all = all.and(self.saved(reports, saved));
+        }
+        all
+    }
+
+    /// Begins to store a checkpoint.
+    pub(super) fn save(&mut self, reports: BTreeMap<usize, Report>) {
+        let number = self.next;
+        self.next += 1;
+        let save = save(self.plan, self.group, self.storage, number, &reports);
+        // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
+        let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            reports.into_iter().partition(|(_, report)| report.waits);
+        self.saves.push(Box::pin(async move { (waiting, save.await) }));
+        self.tell(others, &Answer(Ok(None)));
+    }
+
+    /// A rank asks for the newest checkpoint. One at a time is looked for on a node: its ranks have only so many calls.
+    pub(super) fn look_up(&mut self, rank: usize, id: u64) {
+        let Some(node) = self.group.ranks.get(rank).map(|rank| rank.at.node) else { return };
+        let [with, since] = self.asked.entry(node).or_default();
+        match with.is_empty() {
+            true => {
+                with.push((rank, id));
+                self.begin_lookup(node, rank);
+            }
+            // A newer one may be there by now.
+            false => since.push((rank, id)),
+        }
+    }
+
+    pub(super) fn begin_lookup(&mut self, node: u64, rank: usize) {
+        let (fetcher, place) = (self.group.fetcher(rank).cloned(), self.storage.clone());
+        let find = async move {
+            let (Some(claim), Some(fetcher)) = (place.claim(), fetcher) else { return Ok(None) };
+            let Some(newest) = claim.storage().checkpoints().await?.pop() else { return Ok(None) };
+            let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
+            path.map(Some).map_err(own_words)
+        };
+        self.lookups.push(Box::pin(async move { (node, Answer(find.await)) }));
+    }
+
+    pub(super) fn looked_up(&mut self, node: u64, answer: &Answer) {
+        let [with, since] = self.asked.remove(&node).unwrap_or_default();
+        for (rank, id) in with {
+            self.tell_one(rank, id, answer);
+        }
+        if let Some((rank, _)) = since.first().copied() {
+            self.asked.insert(node, [since, Vec::new()]);
+            self.begin_lookup(node, rank);
+        }
+    }
+}
+
+/// What a rank says of its own failure, without the names of Wingbeat's own functions.
+fn own_words(error: Error) -> String {
+    match error {
+        Error::Application { error, .. } => error.message,
+        other => other.to_string(),
+    }
+}
+
+/// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
+fn save(
+    plan: &Plan,
+    group: &Group,
+    place: &Place,
+    number: u64,
+    reports: &BTreeMap<usize, Report>,
+) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
+    let (place, keep) = (place.clone(), plan.keep.clone());
+    let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
+    let parts: Vec<(RankHandle, String)> = reports
+        .iter()
+        .filter_map(|(rank, report)| Some((group.ranks.get(*rank)?.handle.clone(), report.checkpoint.clone()?)))
+        .collect();
+    async move {
+        let claim = place.begin(number).await?;
+        let storage = claim.storage();
+        let listed: Vec<_> =
+            parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
+        let mut whole = Listing::default();
+        let mut writing = Vec::new();
+        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
+            let own = whole.take_in(listing);
+            writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
+        }
+        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
+        claim.complete(number, &metrics, whole).await?;
+        // It is there, whatever becomes of older ones.
+        Ok(claim.remove_outdated(&keep).await.err())
+    }
+}

@@ -1,0 +1,47 @@
+//! Metrics are written while the ranks go on.
+
+use futures::stream::StreamExt;
+
+use super::Attempt;
+use crate::recorder::Recorded;
+
+impl Attempt<'_> {
+    /// Begins to write the metrics that are there; unless `all`, once they are many. Ranks are heard meanwhile.
+    pub(super) fn record(&mut self, all: bool) {
+        // Without a storage, there is one from the first checkpoint on.
+        let Some(claim) = self.storage.claim() else { return };
+        self.records.extend(self.recorder.write(claim.clone(), all));
+    }
+
+    /// Metrics were written. That they cannot be is no reason to end a training.
+    pub(super) fn recorded(&mut self, recorded: Recorded, is_last: bool) {
+        match self.recorder.recorded(recorded) {
+            Ok(()) => {
+                self.has_complained = false;
+                let missed = self.recorder.take_missed();
+                if missed > 0 {
+                    (self.plan.on_notice)(&format!(
+                        "metrics are stored again; those of {missed} reports are missing: too many waited"
+                    ));
+                }
+            }
+            Err(_) if self.has_complained && !is_last => {}
+            Err(why) => {
+                self.has_complained = true;
+                let later = if is_last { "" } else { "; they are kept for now" };
+                (self.plan.on_notice)(&format!("metrics cannot be stored: {why}{later}"));
+            }
+        }
+    }
+
+    /// Writes the metrics that are left.
+    pub(super) async fn record_all(&mut self) {
+        if let Some(recorded) = self.records.next().await {
+            self.recorded(recorded, false);
+        }
+        self.record(true);
+        if let Some(recorded) = self.records.next().await {
+            self.recorded(recorded, true);
+        }
+    }
+}
