@@ -55,6 +55,8 @@ pub(super) struct Index {
     log: VecDeque<Slot>,
     /// How many entries of the log are gone.
     forgotten: u64,
+    /// Up to where some set has read the log.
+    read: u64,
     asked: u64,
     /// Requirements that nobody has, and that are kept.
     unused: usize,
@@ -172,6 +174,9 @@ impl Index {
 
     /// A node changed, came or went.
     pub(super) fn changed(&mut self, slot: Slot, nodes: usize) {
+        if self.log.back() == Some(&slot) && self.read < self.end_of_log() {
+            return;
+        }
         self.log.push_back(slot);
         // A set that lags further behind is cheaper made anew.
         while self.log.len() > nodes + 1024 {
@@ -180,9 +185,14 @@ impl Index {
         }
     }
 
+    fn end_of_log(&self) -> u64 {
+        self.forgotten + self.log.len() as u64
+    }
+
     fn caught_up(&mut self, id: RequirementId, nodes: &[Option<Node>]) -> Option<&Built> {
         self.asked += 1;
-        let now = self.forgotten + self.log.len() as u64;
+        let now = self.end_of_log();
+        self.read = now;
         let known = self.known.get_mut(&id)?;
         let is_new = known.built.is_none();
         let built = known.built.get_or_insert_with(|| Built {

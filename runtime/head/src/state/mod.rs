@@ -656,7 +656,7 @@ impl State {
     }
 
     fn job_of(&self, process: ProcessId) -> Option<JobId> {
-        self.worker_jobs.get(&process).map(|(job, _)| *job).or_else(|| self.drivers.get(&process).copied())
+        self.drivers.get(&process).copied().or_else(|| self.worker_jobs.get(&process).map(|(job, _)| *job))
     }
 
     fn process_lost(&mut self, process: ProcessId, job: Option<JobId>) {

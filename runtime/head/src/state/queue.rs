@@ -159,7 +159,18 @@ impl Queue {
             Some(entry) => Some(entry.hungry.unwrap_or(now)),
             None => Some(now),
         };
-        self.leave_class(waiter);
+        let before = match known {
+            Some(entry) if entry.class == class && entry.hold.is_none() => {
+                if let Some(since) = entry.hungry {
+                    self.hungry.remove(&(since, entry.rank.turn, waiter));
+                }
+                Some(entry.rank)
+            }
+            _ => {
+                self.leave_class(waiter);
+                None
+            }
+        };
         match self.entries.insert(waiter, Entry { rank, class, job, since, hungry, hold: None }) {
             Some(before) if before.job == job => {}
             before => {
@@ -172,6 +183,9 @@ impl Queue {
         }
         self.set_share(job, share);
         self.change(class, job, |waiting| {
+            if let Some(before) = before {
+                waiting.waiters.remove(&(before, waiter));
+            }
             waiting.waiters.insert((rank, waiter));
         });
     }
@@ -191,17 +205,22 @@ impl Queue {
         waits.share = share;
     }
 
-    /// Changes one list of a job, and keeps the order of jobs.
-    fn relist(&mut self, job: Account, list: usize, change: impl FnOnce(&mut BTreeSet<(Rank, Class)>)) {
+    /// A class has another place in one list of its job, which may give the job another place.
+    fn relist(&mut self, job: Account, list: usize, before: Option<(Rank, Class)>, after: Option<(Rank, Class)>) {
         let waits = self.jobs.entry(job).or_default();
-        let before = waits.place(list, job);
-        change(&mut waits.lists[list]);
-        let after = waits.place(list, job);
-        if before != after {
-            if let Some(before) = before {
+        let place_before = waits.place(list, job);
+        if let Some(before) = before {
+            waits.lists[list].remove(&before);
+        }
+        if let Some(after) = after {
+            waits.lists[list].insert(after);
+        }
+        let place_after = waits.place(list, job);
+        if place_before != place_after {
+            if let Some(before) = place_before {
                 self.orders[list].remove(&before);
             }
-            if let Some(after) = after {
+            if let Some(after) = place_after {
                 self.orders[list].insert(after);
             }
         }
@@ -273,15 +292,12 @@ impl Queue {
             return;
         }
         let blocked = if matches!(class, Class::InGroup(..)) { BLOCKED_IN_GROUPS } else { BLOCKED };
-        if let Some(before) = before {
-            self.relist(job, if was_blocked { blocked } else { READY }, |list| {
-                list.remove(&before);
-            });
-        }
-        if let Some(after) = after {
-            self.relist(job, if is_blocked { blocked } else { READY }, |list| {
-                list.insert(after);
-            });
+        let list_of = |is_blocked| if is_blocked { blocked } else { READY };
+        if was_blocked == is_blocked {
+            self.relist(job, list_of(is_blocked), before, after);
+        } else {
+            self.relist(job, list_of(was_blocked), before, None);
+            self.relist(job, list_of(is_blocked), None, after);
         }
         if blocked == BLOCKED && is_blocked && after.is_some() {
             self.blocked.insert(class);
@@ -384,6 +400,9 @@ impl Queue {
 
     /// Nothing but room holds these back any more.
     pub(super) fn unpark(&mut self, hold: &Hold) {
+        if self.parked.is_empty() {
+            return;
+        }
         for waiter in self.parked.remove(hold).unwrap_or_default() {
             if let Some(entry) = self.entries.get_mut(&waiter) {
                 let (rank, class, job) = (entry.rank, entry.class, entry.job);
