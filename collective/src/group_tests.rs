@@ -266,7 +266,7 @@ fn a_neighbour_that_stops_when_another_machine_is_done_is_given_up_and_named() {
     let done = std::sync::Barrier::new(4);
     // 0 and 2 are on one machine, 1 and 3 on another.
     let results = members(4, On::Two, |group| {
-        group.set_timeout(Duration::from_millis(200));
+        group.set_timeout(Duration::from_secs(1));
         let result = match group.rank() {
             3 => {
                 let header = group.header::<f32>(Kind::Broadcast, 8, None, Some(0)).unwrap();
@@ -294,12 +294,12 @@ fn a_neighbour_that_hears_slowly_from_another_machine_is_waited_for() {
                 machines.shared.as_mut().unwrap().broadcast(&machines.local, &header, &mut data, 0).unwrap();
                 for _ in 0..PIECES {
                     std::thread::sleep(Duration::from_millis(100));
-                    group.mesh.send_all(0, &[7]).unwrap();
+                    group.mesh.send_to(0, &[7]).unwrap();
                 }
             }
             0 | 3 => group.broadcast(&mut data, 1).unwrap(),
             _ => {
-                group.set_timeout(Duration::from_millis(500));
+                group.set_timeout(Duration::from_millis(1_500));
                 group.broadcast(&mut data, 1).unwrap();
                 assert_eq!(data, [7; PIECES]);
             }

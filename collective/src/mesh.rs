@@ -266,11 +266,6 @@ struct Whole {
     machines: Vec<Option<String>>,
 }
 
-/// Whether nothing has moved for so long that somebody who is gone is why.
-pub(crate) fn has_stalled(since: Instant) -> bool {
-    since.elapsed() > STALL
-}
-
 /// What the system says of a connection whose other side is not there any more.
 fn is_loss(error: Errno) -> bool {
     matches!(error, Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH)
@@ -370,7 +365,8 @@ impl Mesh {
         }
     }
 
-    /// Waits until one of these can move; an error once nothing has moved since `since` and somebody is gone.
+    /// Waits until one of these can move; nothing has moved since `since`. It is nothing to them that others have left, who
+    /// may have done their part: where one has failed, those who wait for it fail, too, and so on.
     pub(crate) fn wait(&self, to: Option<u32>, from: Option<u32>, since: Instant) -> Result<()> {
         let mut fds = Vec::with_capacity(2);
         if let Some(to) = to {
@@ -384,10 +380,8 @@ impl Mesh {
             Ok(_) => {}
             Err(error) => return Err(CollectiveError::io("waiting for other members", error)),
         }
-        match self.gone().first() {
-            Some(rank) if has_stalled(since) => Err(CollectiveError::PeerLost { rank: *rank }),
-            _ => from.or(to).map_or(Ok(()), |awaited| self.check_time(since, awaited)),
-        }
+        to.into_iter().try_for_each(|to| self.check_partner(since, to))?;
+        from.into_iter().try_for_each(|from| self.check_partner(since, from))
     }
 
     /// Fails if this member has waited for another for too long.
@@ -433,22 +427,34 @@ impl Mesh {
         })
     }
 
-    /// As [`Mesh::recv_all`], between two: it is nothing to them that another has left.
     pub(crate) fn recv_from(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
-        self.recv_by(from, bytes, |since| self.wait_for_one(from, PollFlags::IN, since))
+        self.recv_by(from, bytes, |since| self.wait(None, Some(from), since))
     }
 
-    /// As [`Mesh::send_all`], between two.
     pub(crate) fn send_to(&self, to: u32, bytes: &[u8]) -> Result<()> {
-        self.send_by(to, bytes, |since| self.wait_for_one(to, PollFlags::OUT, since))
+        self.send_by(to, bytes, |since| self.wait(Some(to), None, since))
     }
 
-    fn wait_for_one(&self, member: u32, what: PollFlags, since: Instant) -> Result<()> {
-        let mut fds = [PollFd::from_borrowed_fd(self.peer(member)?, what)];
-        match poll(&mut fds, Some(&timespec(LOOK))) {
-            Ok(_) | Err(Errno::INTR) => self.check_partner(since, member),
-            Err(error) => Err(CollectiveError::io("waiting for another member", error)),
-        }
+    /// As [`Mesh::recv_from`], where nothing is heard of one without all: fails also once somebody is gone of whom nothing
+    /// has been `heard` nor ever will be.
+    pub(crate) fn recv_with_all(&self, from: u32, bytes: &mut [u8], heard: impl Fn(u32) -> bool) -> Result<()> {
+        self.recv_by(from, bytes, |since| {
+            let is_missed = |rank: &u32| !self.member(*rank).is_some_and(&heard) && !self.has_more_of(*rank);
+            match self.gone().into_iter().find(is_missed) {
+                Some(rank) if since.elapsed() > STALL => Err(CollectiveError::PeerLost { rank }),
+                _ => self.wait(None, Some(from), since),
+            }
+        })
+    }
+
+    /// Whether something came from a rank that was not taken yet.
+    fn has_more_of(&self, rank: u32) -> bool {
+        let early = self.whole.early.lock().unwrap_or_else(PoisonError::into_inner);
+        let peeked = self.whole.peers[rank as usize].as_ref().map(|peer| {
+            let mut byte = [0];
+            rustix::net::recv(peer, &mut byte, RecvFlags::PEEK)
+        });
+        !early[rank as usize].is_empty() || matches!(peeked, Some(Ok((1.., _))))
     }
 
     /// Fails if the other of two is gone, or does nothing for too long.
@@ -508,14 +514,6 @@ impl Mesh {
         let dup = |peer: &Option<OwnedFd>| peer.as_ref().map(OwnedFd::try_clone).transpose();
         let peers: std::io::Result<Vec<_>> = self.whole.peers.iter().map(dup).collect();
         Ok(Peers(peers.map_err(|error| CollectiveError::io("looking after other members", error))?))
-    }
-
-    pub(crate) fn send_all(&self, to: u32, bytes: &[u8]) -> Result<()> {
-        self.send_by(to, bytes, |since| self.wait(Some(to), None, since))
-    }
-
-    pub(crate) fn recv_all(&self, from: u32, bytes: &mut [u8]) -> Result<()> {
-        self.recv_by(from, bytes, |since| self.wait(None, Some(from), since))
     }
 
     /// Sends all of it; `wait` is told since when nothing has moved.

@@ -23,7 +23,7 @@ pub(crate) fn agree(mesh: &Mesh, header: &Header) -> Result<()> {
     let others = || (0..mesh.members() as u32).filter(|peer| *peer != mesh.rank);
     let mut agreed = Ok(());
     for peer in others() {
-        match mesh.send_all(peer, &bytes) {
+        match mesh.send_to(peer, &bytes) {
             Err(lost @ CollectiveError::PeerLost { .. }) => agreed = agreed.and(Err(lost)),
             sent => sent?,
         }
@@ -31,7 +31,7 @@ pub(crate) fn agree(mesh: &Mesh, header: &Header) -> Result<()> {
     let mut same = Ok(());
     for peer in others() {
         let mut theirs = [0; SIZE];
-        mesh.recv_all(peer, &mut theirs)?;
+        mesh.recv_with_all(peer, &mut theirs, |other| other < peer)?;
         same = same.and(header.check(&Header::from_bytes(theirs), peer, mesh.rank));
     }
     same.and(agreed)

@@ -23,7 +23,7 @@ use crate::element::{Element, Op, bytes_of};
 use crate::error::{CollectiveError, Result};
 use crate::header::Header;
 use crate::memory::{Control, Memory, Moves};
-use crate::mesh::{Mesh, has_stalled};
+use crate::mesh::Mesh;
 
 /// Bytes of half a slot: it is to stay in the cache between the one who writes and the one who reads it.
 const HALF: usize = 256 << 10;
@@ -152,7 +152,6 @@ impl Shared {
         }
         let theirs = self.control(rank);
         let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
-        let mut gone_since = None;
         let (mut since, mut moves) = (Instant::now(), theirs.moves.load(Ordering::Relaxed));
         loop {
             theirs.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -169,15 +168,12 @@ impl Shared {
                 // Whoever has not come so far waits for nobody here: it computes, hears from another machine, or is stuck.
                 let moved = theirs.moves.load(Ordering::Relaxed);
                 if moved != moves {
-                    (since, moves, gone_since) = (Instant::now(), moved, None);
+                    (since, moves) = (Instant::now(), moved);
                 }
-                // Who is gone may have come through this phase before; whoever has not never will, and neither will those
-                // who wait for somebody on another machine.
-                let mut is_missed = |gone: &u32| match mesh.member(*gone) {
-                    Some(member) => !self.is_in_phase(member as usize),
-                    None => has_stalled(*gone_since.get_or_insert_with(Instant::now)),
-                };
-                if let Some(rank) = mesh.gone().into_iter().find(&mut is_missed) {
+                // Who is gone may have come through this phase before; whoever has not never will. Who waits for somebody
+                // on another machine sees itself when that is gone.
+                let is_missed = |gone: &u32| mesh.member(*gone).is_some_and(|gone| !self.is_in_phase(gone as usize));
+                if let Some(rank) = mesh.gone().into_iter().find(is_missed) {
                     return Err(CollectiveError::PeerLost { rank });
                 }
                 mesh.check_time(since + self.slack, rank as u32)?;
