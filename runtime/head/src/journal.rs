@@ -272,12 +272,13 @@ impl Known {
         Ok(Known { seal, checksums })
     }
 
-    /// What of these changes something, with the checksums, and the seal that they make.
-    fn after<'a>(&self, changes: &'a Changes, using: Use) -> Option<(Seal, Vec<Change<'a>>)> {
+    /// What of these changes something, with the checksums, and the seal that they make. What is intended counts where
+    /// something is owed, too.
+    fn after<'a>(&self, owed: &'a Changes, intended: &'a Changes, using: Use) -> Option<(Seal, Vec<Change<'a>>)> {
         let is_closed = using == Use::Ends;
         let mut seal = Seal { is_closed, transactions: self.seal.transactions + 1, ..self.seal };
-        let mut made = Vec::with_capacity(changes.len());
-        for (key, fact) in changes {
+        let mut made = Vec::with_capacity(owed.len() + intended.len());
+        for (key, fact) in owed.iter().filter(|(key, _)| !intended.contains_key(*key)).chain(intended) {
             let before = self.checksums.get(key).copied();
             let fact = fact.as_ref().map(|fact| (fact.as_slice(), checksum(&[key, fact])));
             let after = fact.map(|(_, checksum)| checksum);
@@ -451,19 +452,18 @@ impl Writer {
                 false => incoming.recv_timeout(RETRY),
             };
             let mut asked = Vec::new();
-            // In the order in which they came: a later fact replaces an earlier one under its key.
-            let mut changes = self.owed.clone();
+            let mut intended = Changes::new();
             match first {
                 Ok(first) => {
-                    self.take_in(first, &mut changes, &mut asked);
+                    self.take_in(first, &mut intended, &mut asked);
                     let until = Instant::now() + TOGETHER;
                     while asked.is_empty()
                         && let Ok(order) = incoming.recv_timeout(until.saturating_duration_since(Instant::now()))
                     {
-                        self.take_in(order, &mut changes, &mut asked);
+                        self.take_in(order, &mut intended, &mut asked);
                     }
                     for order in incoming.try_iter() {
-                        self.take_in(order, &mut changes, &mut asked);
+                        self.take_in(order, &mut intended, &mut asked);
                     }
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -471,10 +471,9 @@ impl Writer {
                     return self.close();
                 }
             }
-            let written = self.write(&changes, Use::GoesOn).map_err(|error| error.to_string());
+            let written = self.write(&intended, Use::GoesOn).map_err(|error| error.to_string());
             match &written {
                 Ok(()) => {
-                    self.owed.clear();
                     if std::mem::take(&mut self.is_failing) {
                         tracing::info!("the head's journal is written again");
                     }
@@ -499,15 +498,16 @@ impl Writer {
         }
     }
 
-    fn take_in(&mut self, order: Order, changes: &mut Changes, asked: &mut Vec<oneshot::Sender<Result<(), String>>>) {
+    /// A later fact replaces an earlier one under its key.
+    fn take_in(&mut self, order: Order, intended: &mut Changes, asked: &mut Vec<oneshot::Sender<Result<(), String>>>) {
         match order {
             Order::Owe(facts, answer) => {
-                self.owe(facts, changes);
+                self.owe(facts, intended);
                 asked.extend(answer);
             }
             Order::Intend(facts, answer) => match facts.iter().map(encoded).collect::<Result<Vec<_>, _>>() {
                 Ok(encoded) => {
-                    changes.extend(encoded);
+                    intended.extend(encoded);
                     asked.push(answer);
                 }
                 Err(error) => drop(answer.send(Err(error))),
@@ -519,11 +519,11 @@ impl Writer {
         }
     }
 
-    fn owe(&mut self, facts: Vec<Fact>, changes: &mut Changes) {
+    fn owe(&mut self, facts: Vec<Fact>, intended: &mut Changes) {
         for fact in facts {
             match encoded(&fact) {
                 Ok((key, fact)) => {
-                    changes.insert(key.clone(), fact.clone());
+                    intended.remove(&key);
                     self.owed.insert(key, fact);
                 }
                 Err(error) => tracing::error!(%error, ?fact, "a fact cannot be encoded"),
@@ -533,18 +533,18 @@ impl Writer {
 
     /// Writes what is owed and folds everything into the file, as far as there is room.
     fn close(mut self) {
-        let owed = std::mem::take(&mut self.owed);
-        let closed = self.write(&owed, Use::Ends).and_then(|()| {
+        let missing = self.owed.len();
+        let closed = self.write(&Changes::new(), Use::Ends).and_then(|()| {
             self.file.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
             self.file.close().map_err(|(_, error)| error)
         });
         if let Err(error) = closed {
-            let missing = owed.len();
             tracing::error!(%error, missing, "the head's journal was not closed in order; the files beside it belong to it");
         }
     }
 
-    fn write(&mut self, changes: &Changes, using: Use) -> rusqlite::Result<()> {
+    /// Writes what is owed, which then is no more, and what is intended.
+    fn write(&mut self, intended: &Changes, using: Use) -> rusqlite::Result<()> {
         // After a failure, what lies in the file is read again.
         let mut known = match self.known.take() {
             Some(known) => known,
@@ -556,8 +556,12 @@ impl Writer {
                 Known::read(&self.file)?
             }
         };
-        if let Some((seal, made)) = known.after(changes, using) {
-            self.commit(&seal, &made)?;
+        let owed = std::mem::take(&mut self.owed);
+        if let Some((seal, made)) = known.after(&owed, intended, using) {
+            if let Err(error) = self.commit(&seal, &made) {
+                self.owed = owed;
+                return Err(error);
+            }
             known.take_in(seal, &made);
         }
         self.known = Some(known);

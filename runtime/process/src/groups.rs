@@ -140,13 +140,13 @@ fn ready_value(state: &PlacementGroupState) -> ObjectValue {
 /// A group that was made for somebody who may not wait for it any more.
 struct Unclaimed {
     session: Session,
-    spec: Option<PlacementGroupSpec>,
+    group: Option<PlacementGroupId>,
 }
 
 impl Drop for Unclaimed {
     fn drop(&mut self) {
-        if let Some(spec) = &self.spec {
-            self.session.give_up_placement_group(spec.id);
+        if let Some(group) = self.group {
+            self.session.give_up_placement_group(group);
         }
     }
 }
@@ -183,13 +183,16 @@ impl Session {
             patient: options.patient,
             owner: process.address().clone(),
         };
-        let session = self.clone();
+        // Also when nothing is heard of it in time: the head may still make it.
+        let unclaimed = Unclaimed { session: self.clone(), group: Some(spec.id) };
         let made = self.ask_head(move |head| async move {
             let made = head.create_placement_group(mux::within(limits().written), spec).await?;
-            Ok(made.map(|spec| Unclaimed { session, spec: Some(spec) }))
+            Ok((made, unclaimed))
         });
-        let mut made = made.await??;
-        made.spec.take().ok_or(Error::NoSession)
+        let (made, mut unclaimed) = made.await?;
+        let made = made?;
+        unclaimed.group = None;
+        Ok(made)
     }
 
     /// As [`Session::remove_placement_group`], without waiting for it.
@@ -264,11 +267,12 @@ impl Session {
         let watched = &self.process().groups;
         loop {
             let told = watched.told.notified();
-            let now = watched.groups.lock().get(&id).and_then(|watch| watch.drained.clone());
-            match (&now, known) {
-                (None, None) => {}
-                (Some(now), Some(known)) if now.is_as(known) => {}
-                _ => return now,
+            // A group that is gone, or of which nobody will hear any more, is no group that stays where it is.
+            let now = watched.groups.lock().get(&id).map(|watch| watch.drained.clone());
+            match (now, known) {
+                (None, _) | (Some(None), None) => {}
+                (Some(Some(now)), Some(known)) if now.is_as(known) => {}
+                (Some(now), _) => return now,
             }
             told.await;
         }

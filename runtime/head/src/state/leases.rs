@@ -430,7 +430,8 @@ impl State {
 
     /// Ends whatever runs in a placement group that is gone, and refuses what waits for it. What the group had
     /// reserved goes back to the nodes, the part in use when it is free.
-    pub(super) fn evict(&mut self, group: PlacementGroupId, title: &str, why: &str) {
+    pub(super) fn evict(&mut self, group: PlacementGroupId, why: &str) {
+        let Some(title) = self.groups.get(group).map(|group| group.spec.title()) else { return };
         let inside = |lease: &Lease| lease.taken.bundle.is_some_and(|(of, _)| of == group);
         let nodes = self.groups.nodes_of(group);
         let here: BTreeSet<LeaseId> = nodes
@@ -440,7 +441,7 @@ impl State {
             .collect();
         let occupants: Vec<LeaseId> =
             here.into_iter().filter(|id| self.leases.leases.get(id).is_some_and(inside)).collect();
-        let gone = |what: String| Error::PlacementGroupGone { what, group: title.to_owned(), why: why.to_owned() };
+        let gone = |what: String| Error::PlacementGroupGone { what, group: title.clone(), why: why.to_owned() };
         for shape in self.shapes.in_group(group) {
             // Also those who have what they want: when their leases end, they would wait for what is gone.
             let asking = self.leases.in_groups.range((shape, ProcessId(0))..=(shape, ProcessId(u64::MAX)));

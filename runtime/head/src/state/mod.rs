@@ -324,7 +324,14 @@ impl State {
         self.now = now;
         self.idle_ticks = 0;
         let answer = self.new_group(spec);
-        (answer, self.act())
+        let actions = self.act();
+        // One that has its places was recorded with them.
+        if let Ok(spec) = &answer
+            && !self.placed(spec.id)
+        {
+            self.record_group(spec.id);
+        }
+        (answer, actions)
     }
 
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.

@@ -32,7 +32,6 @@ impl State {
             return Err(Error::PlacementGroupNameTaken { name: name.name.clone(), namespace: name.namespace.clone() });
         }
         self.insert_group(spec.clone());
-        self.record_group(spec.id);
         self.wait_for_places(spec.id);
         self.refuse_group_if_infeasible(spec.id);
         if let Some(cause) = self.groups.gone.get(&spec.id) {
@@ -120,7 +119,7 @@ impl State {
         self.announce_group(id);
     }
 
-    fn record_group(&mut self, id: PlacementGroupId) {
+    pub(in crate::state) fn record_group(&mut self, id: PlacementGroupId) {
         if self.keeps_facts
             && let Some(fact) = self.groups.groups.get(&id).map(|group| self.fact_of(group))
         {
@@ -232,9 +231,8 @@ impl State {
     /// already.
     pub(in crate::state) fn remove_group(&mut self, id: PlacementGroupId, cause: Error, why: &str) {
         let Some(group) = self.groups.groups.get(&id) else { return };
-        let title = group.spec.title();
         let job = group.spec.job;
-        self.evict(id, &title, why);
+        self.evict(id, why);
         let Some(group) = self.groups.groups.remove(&id) else { return };
         self.queue.remove(Waiter::Group(id));
         self.end_reservation(Waiter::Group(id));
@@ -268,9 +266,9 @@ impl State {
         if self.groups.by_job.get_mut(&job).is_some_and(forget) {
             self.groups.by_job.remove(&job);
         }
-        let state = PlacementGroupState::Gone { cause: Box::new(cause.clone()) };
         for watcher in group.watchers {
-            self.tell(watcher, HeadEvent::PlacementGroup { group: id, state: state.clone() });
+            let state = PlacementGroupState::Gone { cause: Box::new(cause.clone()) };
+            self.tell(watcher, HeadEvent::PlacementGroup { group: id, state });
         }
         self.groups.gone.insert(id, cause);
         self.groups.gone_order.push_back(id);
@@ -374,9 +372,15 @@ impl State {
     }
 
     fn group_impossible(&mut self, id: PlacementGroupId) -> Option<Error> {
+        let nearest = self.lacks_for_group(id)?;
+        let group = self.groups.groups.get(&id)?;
+        Some(Error::Infeasible { what: group.spec.title(), asked: gangs::shown(&group.spec), nearest })
+    }
+
+    /// What there is too little of for a group ever to be placed, in words.
+    fn lacks_for_group(&mut self, id: PlacementGroupId) -> Option<String> {
         let group = self.groups.groups.get(&id)?;
         let since = self.jobs.get(&group.spec.job).map_or(0, |job| job.began);
-        let (what, asked) = (group.spec.title(), gangs::shown(&group.spec));
         for (index, requirements) in group.requirements.iter().enumerate() {
             let possible: usize = requirements.iter().map(|id| self.nodes.possible(*id)).sum();
             if possible == 0 {
@@ -385,36 +389,32 @@ impl State {
                     return None;
                 }
                 let nearest = self.nodes.infeasible(&shape)?;
-                return Some(Error::Infeasible { what, asked, nearest: format!("for bundle {index}, {nearest}") });
+                return Some(format!("for bundle {index}, {nearest}"));
             }
         }
         let (nodes, count) = (self.nodes.len(), group.spec.bundles.len());
-        let nearest = match group.spec.strategy {
+        match group.spec.strategy {
             PlacementStrategy::StrictSpread if count > nodes => {
-                format!("there are {nodes} nodes for {count} bundles that each need one of their own")
+                Some(format!("there are {nodes} nodes for {count} bundles that each need one of their own"))
             }
             PlacementStrategy::StrictPack if self.nodes.possible(group.sum) == 0 => {
                 let sum = Shape::of(sum_of(&group.spec));
-                format!("all of it must be on one node, and {}", self.nodes.infeasible(&sum)?)
+                Some(format!("all of it must be on one node, and {}", self.nodes.infeasible(&sum)?))
             }
             _ => {
                 // More than the whole cluster has will not fit however it is spread.
-                let sum = sum_of(&group.spec);
-                let mut all = ResourceSet::new();
-                for node in self.nodes.iter() {
-                    all.add(&node.info.resources);
-                }
+                let (sum, all) = (sum_of(&group.spec), self.nodes.total());
                 match sum.iter().find(|(name, amount)| all.get(name) < *amount) {
                     Some((name, amount)) => {
-                        format!("all nodes together have {} {name} of the {amount}", all.get(name))
+                        Some(format!("all nodes together have {} {name} of the {amount}", all.get(name)))
                     }
-                    None if gangs::never_fits(group, &self.nodes) => "the nodes have as much in sum, but not in such \
-                         pieces: a bundle lies on one node, and a part of a GPU on one GPU"
-                        .into(),
-                    None => return None,
+                    None => gangs::never_fits(group, &self.nodes).then(|| {
+                        "the nodes have as much in sum, but not in such pieces: a bundle lies on one node, and a part of a \
+                         GPU on one GPU"
+                            .into()
+                    }),
                 }
             }
-        };
-        Some(Error::Infeasible { what, asked, nearest })
+        }
     }
 }
