@@ -368,11 +368,13 @@ pub(crate) fn show(is_stderr: bool, bytes: &[u8]) {
         IS_OPEN.store(*last != b'\n', Ordering::Relaxed);
     }
     let (written, left) = match is_stderr {
-        true => write_all(std::io::stderr(), bytes),
+        // Nobody writes into the middle of it.
+        true => write_all(std::io::stderr().lock(), bytes),
         false => {
+            let mut stdout = std::io::stdout().lock();
             // What this command itself has written comes before.
-            let _ = std::io::stdout().flush();
-            write_all(std::io::stdout(), bytes)
+            let _ = stdout.flush();
+            write_all(&stdout, bytes)
         }
     };
     // Training goes on when nobody reads any more, as under `| head`, and that is nobody's loss.

@@ -387,7 +387,7 @@ def test_nothing_of_a_run_stays_where_an_attempt_was(binary, run, write, own_clu
     assert list(copies.glob("run-*"))
     if how == "leaves":
         own_cluster.worker(cpus=1)
-        run("drain", node, "--within", "1s", env=own_cluster.env)
+        run("drain", node, "--within", "4s", env=own_cluster.env)
         running.until("starting again elsewhere")
     go.touch()
     assert running.end() == 0, running.said

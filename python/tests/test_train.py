@@ -518,9 +518,12 @@ def test_a_signal_s_handler_reports_in_the_middle_of_a_report(binary, write, clu
             os._exit(0)
         signal.signal(signal.SIGTERM, save)
         if rank == "0":
+            while not os.path.exists("ready"):
+                os.sched_yield()
             threading.Timer(0.5, os.write, (1, b"begun\\n")).start()
             report("first", "1")
         else:
+            open("ready", "x").close()
             while True:
                 signal.pause()
     """)
@@ -546,19 +549,19 @@ def test_what_a_rank_reported_and_gave_up_is_no_part_of_what_comes_next(run, wri
     script = write("given_up.py", REPORTS_STEPS + """
         if rank == "0":
             signal.signal(signal.SIGALRM, lambda *_: exec("raise KeyboardInterrupt"))
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
                 report(1)
             except KeyboardInterrupt:
                 open("given-up", "x").close()
             while not os.path.exists("1-2"):
                 time.sleep(0.01)
-            time.sleep(1)  # by then the other waits
+            time.sleep(2)  # by then the other waits
             report(2)
         else:
             while not os.path.exists("given-up"):
                 time.sleep(0.01)
-            time.sleep(1)  # by then it is heard that the first was given up
+            time.sleep(2)  # by then it is heard that the first was given up
             report(2)
     """)
     run("train", "-n", "2", "--storage", "stored", script, env=cluster, cwd=tmp_path)
@@ -632,7 +635,7 @@ def test_a_report_goes_on_after_a_signal_s_handler_has_reported(run, write, clus
         else:
             while not os.path.exists("0-99"):  # the other reports 1 and, in the middle of it, 99
                 time.sleep(0.01)
-            time.sleep(1)
+            time.sleep(2)
             report(99)
         report(1)
         report(2)

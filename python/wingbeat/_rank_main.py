@@ -212,6 +212,8 @@ def quoted(text):
     escaped = {unit: f"\\u{unit:04x}" for unit in [*range(0x20), ord('"'), ord("\\"), 0x7F]}
     if not text.isascii():
         utf16 = text.encode("utf-16-be", "surrogatepass")
+        # Half a pair, as of a name that is not UTF-8, is nothing that JSON may have.
+        utf16 = utf16.decode("utf-16-be", "replace").encode("utf-16-be")
         units = [utf16[at] << 8 | utf16[at + 1] for at in range(0, len(utf16), 2)]
         escaped.update((unit, f"\\u{unit:04x}") for unit in units if unit > 0x7F)
         text = "".join(map(chr, units))

@@ -24,6 +24,8 @@ const WARM_PAUSE: Duration = Duration::from_millis(50);
 const SILENT: Duration = Duration::from_secs(10);
 /// How long ranks may take to remove what was made for them.
 const CLEAN_LIMIT: Duration = Duration::from_secs(1);
+/// As [`CLEAN_LIMIT`], where a worker process must be started for it.
+const FORGET_LIMIT: Duration = Duration::from_secs(5);
 
 /// A rank that has been placed.
 pub(crate) struct Member {
@@ -60,7 +62,7 @@ impl Group {
                 match group.prepare(plan).await {
                     Ok(()) => Ok(group),
                     Err(error) => {
-                        group.release(&BTreeSet::new()).await;
+                        group.release(&BTreeSet::new(), &mut BTreeSet::new()).await;
                         Err(error)
                     }
                 }
@@ -109,9 +111,14 @@ impl Group {
                 described.await?
             }
         };
+        let silent: BTreeSet<&String> =
+            descriptions.iter().filter(|at| at.is_warm_silent).map(|at| &at.hostname).collect();
+        for node in silent {
+            (plan.on_notice)(&format!("ranks on {node} start cold: its warm Python says nothing"));
+        }
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
         let members = handles.into_iter().zip(descriptions).map(|(handle, at)| {
-            let warm = wanted.warm.then(|| at.kind.socket(at.node));
+            let warm = (wanted.warm && !at.is_warm_silent).then(|| at.kind.socket(at.node));
             Member { handle, at, warm }
         });
         let mut members: Vec<Option<Member>> = members.map(Some).collect();
@@ -171,19 +178,24 @@ impl Group {
         }
     }
 
-    /// Ends the ranks' actors, and gives back what was reserved for them. What was made for further attempts stays on these
-    /// nodes alone. Answers with the nodes where somebody is gone who would have removed it.
-    pub(crate) async fn release(self, returns_to: &BTreeSet<u64>) -> BTreeSet<u64> {
-        let mut left = BTreeSet::new();
+    /// Ends the ranks' actors, and gives back what was reserved for them. What was made for further attempts stays on the
+    /// nodes to which the run `returns`. `left`: the nodes with something of the run.
+    pub(crate) async fn release(self, returns_to: &BTreeSet<u64>, left: &mut BTreeSet<u64>) {
+        left.extend(returns_to);
         if self.left_something.into_inner() {
             let clean = |rank: &Member| rank.handle.clean_up(!returns_to.contains(&rank.at.node));
             let cleaning: Vec<_> = self.ranks.iter().map(clean).collect();
             let cleaned = join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
-            let nodes = self.ranks.iter().map(|rank| rank.at.node);
-            left.extend(nodes.zip(cleaned).filter(|(_, cleaned)| cleaned.is_err()).map(|(node, _)| node));
+            let nodes = || self.ranks.iter().map(|rank| rank.at.node).zip(&cleaned);
+            // One that had nothing says nothing of what earlier attempts have left.
+            for (node, _) in nodes().filter(|(node, cleaned)| !returns_to.contains(node) && matches!(cleaned, Ok(true)))
+            {
+                left.remove(&node);
+            }
+            // Where a rank's actor is gone, so is who would have removed what it has made.
+            left.extend(nodes().filter(|(_, cleaned)| cleaned.is_err()).map(|(node, _)| node));
         }
         self.reserved.release().await;
-        left
     }
 
     /// How many ranks it could have instead, if that is more.
@@ -236,7 +248,7 @@ fn forget(name: String) {
 pub(crate) async fn forget_run(run: &str, nodes: BTreeSet<u64>) {
     let options = |node| forget::options().num_cpus(0.0).max_retries(0).on_node(NodeId(node), false);
     let forgetting: Vec<_> = nodes.into_iter().map(|node| options(node).remote(shipping::of_run(run, node))).collect();
-    join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(CLEAN_LIMIT))).await;
+    join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(FORGET_LIMIT))).await;
 }
 
 /// Brings the run's working directory to the nodes that lack it.
@@ -268,6 +280,10 @@ async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<S
             // The rank asks it, too, and says why.
             Greeting::Refuses => return Some(rank.handle.version(plan.python.clone()).get().await.ok()?.0),
             // The one that was there is about to end, and its name with it.
+            Greeting::Silent => {
+                failed = "it says nothing".to_owned();
+                break;
+            }
             Greeting::Gone => tokio::time::sleep(WARM_PAUSE).await,
         }
     }

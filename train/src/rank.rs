@@ -38,6 +38,8 @@ pub(crate) struct Description {
     pub has_script: bool,
     /// Python's version, or why it does not run; none if the node's warm Python is not there yet to tell.
     pub python: Option<Result<String, String>>,
+    /// That its warm Python does not answer.
+    pub is_warm_silent: bool,
     /// What its warm Python is.
     pub kind: Kind,
     /// Its working directory.
@@ -98,7 +100,7 @@ impl Rank {
         let storage = process.and_then(|process| process.storage());
         let node = storage.map_or(0, |storage| storage.node().0);
         let kind = Kind::of(&wanted.python, &wanted.env.complete());
-        let warm = wanted.warm.then(|| kind.socket(node));
+        let greeting = wanted.warm.then(|| process::greet(&kind.socket(node)));
         let gpus = wingbeat::gpu_ids();
         Description {
             node,
@@ -114,15 +116,13 @@ impl Rank {
                 },
                 Target::Module(_) | Target::Program(_) | Target::Function(_) => true,
             },
-            python: match warm {
+            python: match &greeting {
                 _ if matches!(wanted.target, Target::Program(_)) => Some(Ok(String::new())),
-                Some(socket) => match process::greet(&socket) {
-                    Greeting::Ready(version) => Some(Ok(version)),
-                    Greeting::Refuses => Some(version_of(&wanted.python)),
-                    Greeting::Gone => None,
-                },
-                None => Some(version_of(&wanted.python)),
+                Some(Greeting::Ready(version)) => Some(Ok(version.clone())),
+                Some(Greeting::Gone) => None,
+                Some(Greeting::Refuses | Greeting::Silent) | None => Some(version_of(&wanted.python)),
             },
+            is_warm_silent: matches!(greeting, Some(Greeting::Silent)),
             kind,
             working_dir: std::env::current_dir().map(|dir| dir.display().to_string()).unwrap_or_default(),
         }
@@ -231,14 +231,16 @@ impl Rank {
         Ok(path)
     }
 
-    /// Removes what was made for its attempt, and if the run `ends`, for that.
-    pub(crate) async fn clean_up(&self, ends: bool) {
+    /// Removes what was made for its attempt, and if the run `ends` here, for that. Whether there was something of the run.
+    pub(crate) async fn clean_up(&self, ends: bool) -> bool {
         self.fetched.lock().await.drain(..).filter_map(|old| old.copy).for_each(OwnFolder::remove);
         let folders = std::mem::take(&mut *self.folders.lock().unwrap_or_else(PoisonError::into_inner));
+        let had_some = !folders.is_empty();
         match ends {
             true => folders.into_iter().for_each(OwnFolder::remove),
             false => folders.iter().for_each(OwnFolder::leave),
         }
+        had_some
     }
 
     /// What the process does now: the stacks of its threads.

@@ -32,12 +32,18 @@ impl Reports {
         Reports { waiting: BTreeMap::new(), ended: vec![false; ranks] }
     }
 
-    /// A rank has reported. If it waits with another report already, and this does not come from the middle of that, nobody
-    /// may: those are given back.
+    /// A rank has reported. If it waits with another report already, and neither comes from the middle of the other, nobody
+    /// may: that is given back.
     pub(crate) fn report(&mut self, rank: usize, report: Report) -> (Step, Vec<Report>) {
         let waiting = self.waiting.entry(rank).or_default();
-        let before = if report.is_nested { Vec::new() } else { std::mem::take(waiting) };
-        waiting.push(report);
+        let mut before = Vec::new();
+        if report.is_nested {
+            waiting.push(report);
+        } else {
+            before.extend(waiting.extract_if(.., |other| !other.is_nested));
+            // What came from the middle of it may be heard before it.
+            waiting.insert(0, report);
+        }
         (self.step(), before)
     }
 
@@ -147,6 +153,16 @@ mod tests {
         assert_eq!((step, before), (Step::Complete(BTreeMap::from([(0, nested(2)), (1, report(3))])), vec![]));
         assert_eq!(reports.step(), Step::Wait);
         assert_eq!(reports.missing(), [1]);
+        assert_eq!(reports.report(1, report(4)).0, Step::Complete(BTreeMap::from([(0, report(1)), (1, report(4))])));
+    }
+
+    #[test]
+    fn a_report_in_the_middle_of_another_may_be_heard_before_it() {
+        let nested = Report { is_nested: true, ..report(2) };
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, nested.clone()), (Step::Wait, vec![]));
+        assert_eq!(reports.report(0, report(1)), (Step::Wait, vec![]));
+        assert_eq!(reports.report(1, report(3)).0, Step::Complete(BTreeMap::from([(0, nested), (1, report(3))])));
         assert_eq!(reports.report(1, report(4)).0, Step::Complete(BTreeMap::from([(0, report(1)), (1, report(4))])));
     }
 

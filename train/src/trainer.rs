@@ -423,9 +423,6 @@ impl TorchTrainer {
             Some(url) => Some(Storage::open(url).map_err(TrainError::Storage)?),
             None => None,
         };
-        if let Some(storage) = &storage {
-            storage.probe().await.map_err(TrainError::Storage)?;
-        }
         let here = std::env::current_dir();
         if let Some(folder) = here.as_ref().ok().filter(|folder| folder.to_str().is_none()) {
             let why = format!(
@@ -440,12 +437,12 @@ impl TorchTrainer {
         let run_id = self.plan.run_id.clone().unwrap_or_else(|| format!("wingbeat-{:016x}", rand::random::<u64>()));
         let claim = match &storage {
             Some(storage) => {
-                let claimed = Claim::new(storage, &run_id, &*self.plan.on_notice, self.plan.stopper.stopped()).await;
-                let claimed = claimed.map_err(TrainError::Storage)?.ok_or_else(TrainError::stopped)?;
-                for damaged in storage.damaged().await.map_err(TrainError::Storage)? {
-                    (self.plan.on_notice)(&format!("passing over a checkpoint that cannot be read: {damaged}"));
-                }
-                Some(claimed)
+                let claimed = tokio::select! {
+                    claimed = self.claim(storage, &run_id) => claimed,
+                    // The storage stands still.
+                    () = self.stopped_for_a_while() => Err(TrainError::stopped()),
+                };
+                Some(claimed?)
             }
             None => None,
         };
@@ -477,15 +474,28 @@ impl TorchTrainer {
         outcome
     }
 
+    /// Checks the storage and has it for this run.
+    async fn claim(&self, storage: &Storage, run_id: &str) -> Result<Claim, TrainError> {
+        storage.probe().await.map_err(TrainError::Storage)?;
+        let claimed = Claim::new(storage, run_id, &*self.plan.on_notice, self.plan.stopper.stopped()).await;
+        let claimed = claimed.map_err(TrainError::Storage)?.ok_or_else(TrainError::stopped)?;
+        for damaged in storage.damaged().await.map_err(TrainError::Storage)? {
+            (self.plan.on_notice)(&format!("passing over a checkpoint that cannot be read: {damaged}"));
+        }
+        Ok(claimed)
+    }
+
+    /// Until it was stopped, and what waits for the storage has had a moment to hear of it.
+    async fn stopped_for_a_while(&self) {
+        self.plan.stopper.stopped().await;
+        tokio::time::sleep(STOPPED_LIMIT).await;
+    }
+
     /// The checkpoints that are there when all is done. That they cannot be told makes no training a failure.
     async fn listed(&self, claim: &Claim) -> Vec<Checkpoint> {
         let listed = tokio::select! {
             listed = tokio::time::timeout(STORAGE_LIMIT, claim.storage().checkpoints()) => listed,
-            // A stop while it waits; where it was stopped before, it waits for a moment.
-            () = async {
-                self.plan.stopper.stopped().await;
-                tokio::time::sleep(STOPPED_LIMIT).await;
-            } => return Vec::new(),
+            () = self.stopped_for_a_while() => return Vec::new(),
         };
         let why = match listed {
             Ok(Ok(checkpoints)) => return checkpoints,
@@ -582,10 +592,7 @@ impl TorchTrainer {
         if let Some(TrainError::Moves { node, .. }) = again {
             returns_to.remove(&node.0);
         }
-        so_far.left.retain(|node| !group.nodes().contains(node));
-        so_far.left.extend(&returns_to);
-        // Where a rank's actor is gone, so is who would have removed what it has made.
-        so_far.left.extend(group.release(&returns_to).await);
+        group.release(&returns_to, &mut so_far.left).await;
         outcome
     }
 }

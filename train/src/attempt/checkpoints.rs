@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use futures::future::join_all;
 use futures::stream::StreamExt;
 use wingbeat::{Error, get_all};
 
@@ -11,7 +12,6 @@ use crate::group::Group;
 use crate::process::{Answer, Report};
 use crate::rank::RankHandle;
 use crate::storage::{Listing, Place};
-use crate::trainer::Plan;
 
 impl Attempt<'_> {
     /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
@@ -28,7 +28,7 @@ impl Attempt<'_> {
     pub(super) fn saved(
         &mut self,
         reports: BTreeMap<usize, Report>,
-        saved: Result<Option<String>, String>,
+        saved: Result<(), String>,
     ) -> Result<(), TrainError> {
         if !self.leaves
             && let Some(held) = self.held.pop_front()
@@ -38,14 +38,38 @@ impl Attempt<'_> {
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
-                if let Ok(Some(complaint)) = &saved
-                    && self.complaints.insert(complaint.clone())
-                {
-                    (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
+                if saved.is_ok() {
+                    self.remove_outdated();
                 }
-                self.tell(reports, &Answer(saved.map(|_| None)));
+                self.tell(reports, &Answer(saved.map(|()| None)));
                 Ok(())
             }
+        }
+    }
+
+    /// Begins to remove what is not kept any more, one removal at a time: the new one is there, whatever becomes of older
+    /// ones.
+    fn remove_outdated(&mut self) {
+        self.is_outdated = !self.removals.is_empty();
+        let Some(claim) = self.storage.claim().cloned().filter(|_| !self.is_outdated) else { return };
+        let keep = self.plan.keep.clone();
+        self.removals.push(Box::pin(async move { claim.remove_outdated(&keep).await }));
+    }
+
+    pub(super) fn removed(&mut self, removed: Result<(), String>) {
+        if let Err(complaint) = removed
+            && self.complaints.insert(complaint.clone())
+        {
+            (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
+        }
+        if self.is_outdated {
+            self.remove_outdated();
+        }
+    }
+
+    pub(super) async fn finish_removals(&mut self) {
+        while let Some(removed) = self.removals.next().await {
+            self.removed(removed);
         }
     }
 
@@ -61,7 +85,7 @@ impl Attempt<'_> {
     pub(super) fn save(&mut self, reports: BTreeMap<usize, Report>) {
         let number = self.next;
         self.next += 1;
-        let save = save(self.plan, self.group, self.storage, number, &reports);
+        let save = save(self.group, self.storage, number, &reports);
         // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
         let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             reports.into_iter().partition(|(_, report)| report.waits);
@@ -116,13 +140,12 @@ fn own_words(error: Error) -> String {
 
 /// Writes a checkpoint of what ranks have reported. Of files with the same name, the lowest rank's is taken.
 fn save(
-    plan: &Plan,
     group: &Group,
     place: &Place,
     number: u64,
     reports: &BTreeMap<usize, Report>,
-) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
-    let (place, keep) = (place.clone(), plan.keep.clone());
+) -> impl Future<Output = Result<(), String>> + Send + use<> {
+    let place = place.clone();
     let metrics = reports.get(&0).map(|report| report.metrics.clone()).unwrap_or_default();
     let parts: Vec<(RankHandle, String)> = reports
         .iter()
@@ -139,9 +162,10 @@ fn save(
             let own = whole.take_in(listing);
             writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
         }
-        get_all(&writing).await.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
-        claim.complete(number, &metrics, whole).await?;
-        // It is there, whatever becomes of older ones.
-        Ok(claim.remove_outdated(&keep).await.err())
+        // Nobody writes there any more when it has failed: what is left of it may be removed.
+        let written = join_all(writing.iter().map(|written| written.get())).await;
+        let written: Result<(), Error> = written.into_iter().collect();
+        written.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
+        claim.complete(number, &metrics, whole).await
     }
 }

@@ -109,6 +109,9 @@ struct Attempt<'a> {
     leaves: bool,
     /// Why a checkpoint that ranks did not wait for could not be stored while they ended.
     not_stored: Option<String>,
+    /// Old checkpoints that are being removed, and whether there are more by now.
+    removals: FuturesUnordered<BoxFuture<'static, Result<(), String>>>,
+    is_outdated: bool,
     /// What was said of old checkpoints that cannot be removed.
     complaints: BTreeSet<String>,
 }
@@ -138,8 +141,8 @@ async fn or_stopped(plan: &Plan, work: impl Future<Output = Result<(), TrainErro
     }
 }
 
-/// What came of writing a checkpoint, or what is to be said of it, and the reports that are answered with it.
-type Saved = (BTreeMap<usize, Report>, Result<Option<String>, String>);
+/// What came of writing a checkpoint, and the reports that are answered with it.
+type Saved = (BTreeMap<usize, Report>, Result<(), String>);
 
 impl Group {
     /// Runs all ranks to their end. The first that fails ends the others, and is the error.
@@ -177,6 +180,8 @@ impl Group {
             records: FuturesUnordered::new(),
             has_complained: false,
             leaves: false,
+            removals: FuturesUnordered::new(),
+            is_outdated: false,
             complaints: BTreeSet::new(),
             not_stored: None,
             progress,
@@ -203,6 +208,7 @@ impl Group {
         };
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
+            attempt.stay();
             let given_up = async {
                 plan.stopper.stopped().await;
                 tokio::time::sleep(SAVE_LIMIT).await;
@@ -298,6 +304,7 @@ impl Attempt<'_> {
                     }
                 }
                 Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => self.looked_up(node, &answer),
+                Some(removed) = self.removals.next(), if !self.removals.is_empty() => self.removed(removed),
                 () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => {
                     or_stopped(self.plan, self.grow()).await?;
                 }
@@ -320,9 +327,15 @@ impl Attempt<'_> {
 
     /// How it ended, with how far it has come; what is left of the metrics is written.
     async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
-        let written = tokio::time::timeout(SAVE_LIMIT, self.record_all()).await;
+        let until = tokio::time::Instant::now() + SAVE_LIMIT;
+        let written = tokio::time::timeout_at(until, self.record_all()).await;
         if written.is_err() && !self.has_complained {
             (self.plan.on_notice)("the last metrics could not be stored in time");
+        }
+        if tokio::time::timeout_at(until, self.finish_removals()).await.is_err() {
+            (self.plan.on_notice)(
+                "old checkpoints could not be removed in time: the next run on this storage removes them",
+            );
         }
         if let Err(TrainError::Stopped { so_far }) = &mut ended {
             (so_far.ranks, so_far.attempts) = (self.finished.ranks, self.progress.attempt + 1);

@@ -40,6 +40,8 @@ pub(crate) enum Greeting {
     Ready(String),
     /// It is there, and forks no rank; ranks start cold, and say why.
     Refuses,
+    /// It is there, and says nothing: it is not asked again.
+    Silent,
     /// It is not there, or is about to end.
     Gone,
 }
@@ -55,7 +57,7 @@ static ANSWER_LIMIT: LazyLock<Duration> = LazyLock::new(|| {
 /// Greets the Python that listens there. Waits while it imports.
 pub(crate) fn greet(name: &str) -> Greeting {
     match Warm::connect(name).and_then(|mut warm| warm.hear_soon()) {
-        Err(error) if error.kind() == ErrorKind::TimedOut => Greeting::Refuses,
+        Err(error) if error.kind() == ErrorKind::TimedOut => Greeting::Silent,
         Ok(Said { python: Some(version), .. }) => Greeting::Ready(version),
         Ok(Said { refused: Some(_), retires: false, .. }) => Greeting::Refuses,
         _ => Greeting::Gone,
