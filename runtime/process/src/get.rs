@@ -70,7 +70,8 @@ enum Stage {
 
 /// See [`Session::value`].
 pub struct ValueFuture {
-    handle: Handle,
+    /// Given to the value when that is there.
+    handle: Option<Handle>,
     /// Among those that wait for the object.
     place: Option<Place>,
     stage: Stage,
@@ -83,21 +84,23 @@ impl Future for ValueFuture {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         loop {
+            // It was asked again after it had answered.
+            let Some(handle) = &this.handle else { return Poll::Ready(Err(Error::NoSession)) };
             match &mut this.stage {
                 Stage::Waiting => {
-                    let value = match this.handle.object().poll(&mut this.place, cx) {
+                    let value = match handle.object().poll(&mut this.place, cx) {
                         Poll::Ready(value) => value,
                         Poll::Pending => return this.wait(cx).map(Err),
                     };
                     this.waiting = None;
-                    match (value, this.handle.session()) {
+                    match (value, handle.session()) {
                         (ObjectValue::Inline(packed), _) => {
-                            return Poll::Ready(Ok(this.done(Bits::Inline(packed.bytes.0))));
+                            return Poll::Ready(this.done(Bits::Inline(packed.bytes.0)));
                         }
                         (ObjectValue::Failed(error), _) => return Poll::Ready(Err(*error)),
                         (ObjectValue::Stored(_), None) => return Poll::Ready(Err(Error::NoSession)),
                         (ObjectValue::Stored(stored), Some(session)) => {
-                            let (process, id) = (session.process().clone(), this.handle.id());
+                            let (process, id) = (session.process().clone(), handle.id());
                             let from = stored.nodes.iter().map(|holder| holder.node).collect();
                             let fetching = Box::pin(async move { process.fetch_on_io(id, stored).await });
                             this.stage = Stage::Fetching(from, fetching);
@@ -110,11 +113,11 @@ impl Future for ValueFuture {
                         // The owner knows other copies, or makes it again.
                         let from = std::mem::take(from);
                         this.stage = Stage::Waiting;
-                        if let Some(session) = this.handle.session() {
+                        if let Some(session) = handle.session() {
                             session.process().copies_lost(object, &from, &why);
                         }
                     }
-                    Poll::Ready(bits) => return Poll::Ready(bits.map(|bits| this.done(bits))),
+                    Poll::Ready(bits) => return Poll::Ready(bits.and_then(|bits| this.done(bits))),
                 },
             }
         }
@@ -124,20 +127,21 @@ impl Future for ValueFuture {
 impl ValueFuture {
     /// Waits for a value and brings it into reach of this process.
     pub fn new(handle: &Handle) -> ValueFuture {
-        ValueFuture { handle: handle.clone(), place: None, stage: Stage::Waiting, waiting: None }
+        ValueFuture { handle: Some(handle.clone()), place: None, stage: Stage::Waiting, waiting: None }
     }
 
-    fn done(&self, bits: Bits) -> Value {
-        Value { bits, handle: self.handle.clone() }
+    fn done(&mut self, bits: Bits) -> Result<Value, Error> {
+        self.handle.take().map(|handle| Value { bits, handle }).ok_or(Error::NoSession)
     }
 
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        let Some(handle) = &self.handle else { return Poll::Pending };
         // Also if it was asked before: the value may have come since, and been lost.
-        if let Some(session) = self.handle.session() {
-            session.process().subscribe(&self.handle);
+        if let Some(session) = handle.session() {
+            session.process().subscribe(handle);
         }
         if self.waiting.is_none() {
-            self.waiting = Waiting::begin(vec![(self.handle.id().task, self.handle.object().producer())]);
+            self.waiting = Waiting::begin(vec![(handle.id().task, handle.object().producer())]);
         }
         match &mut self.waiting {
             Some(waiting) => waiting.poll_interrupted(cx),
@@ -148,10 +152,10 @@ impl ValueFuture {
 
 impl Drop for ValueFuture {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take()
-            && !self.handle.is_ready()
+        if let (Some(handle), Some(place)) = (&self.handle, self.place.take())
+            && !handle.is_ready()
         {
-            self.handle.object().forget(place);
+            handle.object().forget(place);
         }
     }
 }
