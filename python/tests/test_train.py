@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import DEADLINE_SECONDS
 from wingbeat import train
 
 BASE = os.path.realpath(sys.executable)
@@ -625,6 +626,32 @@ def test_a_storage_that_does_not_answer_keeps_nobody_from_stopping(binary, write
             break
         except subprocess.TimeoutExpired:
             process.terminate()
+
+
+def test_a_run_ends_without_a_storage_that_does_not_answer(run, write, cluster, tmp_path):
+    (tmp_path / "stored").mkdir()
+    os.mkfifo(tmp_path / "stored" / "metrics.jsonl")  # whoever opens it waits
+    script = write("reports.py", "from wingbeat import train\ntrain.report({'step': 1})\n")
+    env = {**cluster, "WINGBEAT_STORAGE_LIMIT_MS": "500"}
+    done = run("train", "--storage", "stored", script, env=env, cwd=tmp_path)
+    assert "the last metrics could not be stored in time" in done.stderr, done.stderr
+
+
+def test_who_keeps_others_waiting_in_a_report_is_named_and_waited_for(binary, write, cluster, tmp_path):
+    script = write("late.py", """
+        import os
+        from wingbeat import train
+        while os.environ["RANK"] == "1" and not os.path.exists("go"):
+            os.sched_yield()
+        train.report({"step": 1})
+    """)
+    env = {**cluster, "WINGBEAT_REPORT_LIMIT_MS": "200"}
+    running = subprocess.Popen([binary, "train", "-n", "2", script], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    said = next(line for line in running.stderr if "have waited" in line)
+    assert "for the report of rank 1" in said
+    (tmp_path / "go").touch()
+    running.communicate(timeout=DEADLINE_SECONDS)
+    assert running.returncode == 0
 
 
 def test_a_report_goes_on_after_a_signal_s_handler_has_reported(run, write, cluster, tmp_path):

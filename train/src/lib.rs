@@ -34,6 +34,7 @@ mod hang;
 mod identity;
 mod interface;
 mod launch;
+mod limits;
 mod links;
 mod output;
 mod own_folder;

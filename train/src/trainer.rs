@@ -11,6 +11,7 @@ use crate::attempt::Finished;
 use crate::environment::Layout;
 use crate::error::TrainError;
 use crate::group::{self, Group};
+use crate::limits;
 use crate::output::{ByLine, Line, Prefixed, RankOutput};
 use crate::printer::{Message, Printer, Shared};
 use crate::process::{Stdin, Target};
@@ -29,10 +30,8 @@ const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
 
 /// How often a run looks for another port when rank 0 has found its own taken.
 const PORTS_LOST: u32 = 5;
-/// The same, for what it holds when the run was stopped.
+/// How long a storage may take when the run was stopped: at its beginning, and to say what it holds when it is over.
 const STOPPED_LIMIT: Duration = Duration::from_secs(5);
-/// How long a storage may take to say what it holds, and to be given back, when a run is over.
-const STORAGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
 ///
@@ -468,7 +467,7 @@ impl TorchTrainer {
         if let Err(TrainError::Stopped { so_far }) = &mut outcome {
             so_far.seconds = begun.elapsed().as_secs_f64();
         }
-        if tokio::time::timeout(STORAGE_LIMIT, place.release()).await.is_err() {
+        if tokio::time::timeout(*limits::STORAGE, place.release()).await.is_err() {
             (self.plan.on_notice)("the storage does not answer: others may use it in a minute");
         }
         outcome
@@ -494,13 +493,13 @@ impl TorchTrainer {
     /// The checkpoints that are there when all is done. That they cannot be told makes no training a failure.
     async fn listed(&self, claim: &Claim) -> Vec<Checkpoint> {
         let listed = tokio::select! {
-            listed = tokio::time::timeout(STORAGE_LIMIT, claim.storage().checkpoints()) => listed,
+            listed = tokio::time::timeout(*limits::STORAGE, claim.storage().checkpoints()) => listed,
             () = self.stopped_for_a_while() => return Vec::new(),
         };
         let why = match listed {
             Ok(Ok(checkpoints)) => return checkpoints,
             Ok(Err(why)) => why,
-            Err(_) => format!("the storage has said nothing for {} s", STORAGE_LIMIT.as_secs()),
+            Err(_) => format!("the storage has said nothing for {} s", limits::STORAGE.as_secs()),
         };
         (self.plan.on_notice)(&format!("the checkpoints cannot be listed: {why}"));
         Vec::new()

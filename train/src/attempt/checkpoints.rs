@@ -39,6 +39,7 @@ impl Attempt<'_> {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
                 if saved.is_ok() {
+                    self.has_stored = true;
                     self.remove_outdated();
                 }
                 self.tell(reports, &Answer(saved.map(|()| None)));
@@ -96,6 +97,10 @@ impl Attempt<'_> {
     /// A rank asks for the newest checkpoint. One at a time is looked for on a node: its ranks have only so many calls.
     pub(super) fn look_up(&mut self, rank: usize, id: u64) {
         let Some(node) = self.group.ranks.get(rank).map(|rank| rank.at.node) else { return };
+        if !self.has_stored {
+            // It was given it when it began.
+            return self.tell_one(rank, id, &Answer(Ok(None)));
+        }
         let [with, since] = self.asked.entry(node).or_default();
         match with.is_empty() {
             true => {

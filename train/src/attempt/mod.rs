@@ -20,6 +20,7 @@ use wingbeat::{Drained, Error};
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::launch::{Events, Heard};
+use crate::limits;
 use crate::printer::Message;
 use crate::process::{Answer, Event, Outcome, Report};
 use crate::progress::Progress;
@@ -35,8 +36,6 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 const UNREAD: Duration = Duration::from_secs(1);
 /// How long before its deadline a drained node is left.
 const KILL_TIME: Duration = Duration::from_millis(500);
-/// How long checkpoints that are being written may take once a rank has failed.
-const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// How often an elastic group that could be larger looks whether there is room.
 const GROWTH_LOOK: Duration = Duration::from_secs(2);
 /// After how long without more, what is held back of a line is shown.
@@ -77,6 +76,8 @@ struct Attempt<'a> {
     ras: Option<u16>,
     /// How far it was when nothing had been heard for half the time that makes a hang.
     nccl: Option<Status>,
+    /// Whether there is a newer checkpoint than the one that ranks began with.
+    has_stored: bool,
     /// The checkpoint that is being written, and who waits for it.
     saves: FuturesUnordered<BoxFuture<'static, Saved>>,
     /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
@@ -183,6 +184,7 @@ impl Group {
             removals: FuturesUnordered::new(),
             is_outdated: false,
             complaints: BTreeSet::new(),
+            has_stored: false,
             not_stored: None,
             progress,
             ras,
@@ -211,7 +213,7 @@ impl Group {
             attempt.stay();
             let given_up = async {
                 plan.stopper.stopped().await;
-                tokio::time::sleep(SAVE_LIMIT).await;
+                tokio::time::sleep(*limits::STORAGE).await;
             };
             let saved = tokio::select! {
                 biased;
@@ -232,11 +234,11 @@ impl Group {
         // What all have reported is worth having, and what they report in their grace.
         attempt.stay();
         attempt.stop(&mut events, grace).await;
-        let saved = tokio::time::timeout(SAVE_LIMIT, attempt.finish_saves()).await;
+        let saved = tokio::time::timeout(*limits::STORAGE, attempt.finish_saves()).await;
         // That it could not be stored is not why the run has failed.
         let lost = match saved {
             Ok(saved) => saved.err().map(|error| error.to_string()),
-            Err(_) => Some(format!("not within {} s", SAVE_LIMIT.as_secs())),
+            Err(_) => Some(format!("not within {} s", limits::STORAGE.as_secs())),
         };
         if let Some(why) = attempt.not_stored.take().or(lost) {
             (plan.on_notice)(&format!("what ranks reported last is not stored: {why}"));
@@ -327,7 +329,7 @@ impl Attempt<'_> {
 
     /// How it ended, with how far it has come; what is left of the metrics is written.
     async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
-        let until = tokio::time::Instant::now() + SAVE_LIMIT;
+        let until = tokio::time::Instant::now() + *limits::STORAGE;
         let written = tokio::time::timeout_at(until, self.record_all()).await;
         if written.is_err() && !self.has_complained {
             (self.plan.on_notice)("the last metrics could not be stored in time");

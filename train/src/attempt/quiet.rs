@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 use super::{Attempt, KILL_LIMIT};
 use crate::error::TrainError;
 use crate::ras::Status;
-use crate::{hang, shown};
-
-/// How long a rank may keep others waiting in a report before it is named.
-const REPORT_LIMIT: Duration = Duration::from_secs(60);
+use crate::{hang, limits, shown};
 
 impl Attempt<'_> {
     /// How long it may be quiet before somebody looks.
@@ -16,7 +13,7 @@ impl Attempt<'_> {
         const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
         let hang = if self.was_hanging { FOREVER } else { self.plan.hang_timeout };
         let is_named = self.reports.missing().is_empty() || self.was_named;
-        let report = if is_named { FOREVER } else { REPORT_LIMIT };
+        let report = if is_named { FOREVER } else { *limits::REPORT };
         // What NCCL does from then on shows whether it hangs.
         let nccl = if self.ras.is_some() && self.nccl.is_none() { self.plan.hang_timeout / 2 } else { FOREVER };
         hang.min(report).min(nccl)

@@ -5,8 +5,6 @@
 //! names. Who uses the storage now says so in another file, and says it again every ten seconds. A run that finds such a file
 //! waits until it has not changed for a minute, or its process is certainly gone, and otherwise refuses.
 
-use std::time::Duration;
-
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -16,21 +14,14 @@ use tokio::time::Instant;
 
 use super::{Result, Storage};
 use crate::identity::{Identity, Life};
+use crate::limits::STALE;
 
 const ID: &str = ".wingbeat-storage";
 const USER: &str = ".wingbeat-in-use";
 /// In a checkpoint: the id of the storage in which it was made.
 pub(super) const MARK: &str = ".wingbeat-made-in";
-/// What was not said again for so long is no longer true: a minute, `WINGBEAT_STORAGE_STALE_MS`.
-const STALE: Duration = Duration::from_secs(60);
-
 /// How often a file that is there may not be read: it is being written, or removed by another.
 const VANISHED: u32 = 10;
-
-fn stale() -> Duration {
-    let set = std::env::var("WINGBEAT_STORAGE_STALE_MS").ok().and_then(|text| text.parse().ok()).filter(|ms| *ms > 0);
-    set.map_or(STALE, Duration::from_millis)
-}
 
 /// Who uses a storage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,7 +107,7 @@ impl Claim {
         let mut stopped = std::pin::pin!(stopped);
         while !storage.create(&storage.at_root(USER), &encoded(&user)).await? {
             tokio::select! {
-                () = tokio::time::sleep(stale() / 60) => {}
+                () = tokio::time::sleep(*STALE / 60) => {}
                 () = &mut stopped => return Ok(None),
             }
             let Some(now) = storage.read(&storage.at_root(USER)).await? else {
@@ -139,11 +130,11 @@ impl Claim {
             match &seen {
                 _ if other.as_ref().is_some_and(User::is_gone) => storage.remove_user(&now).await?,
                 None => {
-                    notice(&format!("{}. If that is gone, this run goes on within {} s", in_use(), stale().as_secs()));
+                    notice(&format!("{}. If that is gone, this run goes on within {} s", in_use(), STALE.as_secs()));
                     seen = Some((now, Instant::now()));
                 }
                 Some((before, _)) if *before != now => return Err(in_use()),
-                Some((_, since)) if since.elapsed() > stale() => storage.remove_user(&now).await?,
+                Some((_, since)) if since.elapsed() > *STALE => storage.remove_user(&now).await?,
                 Some(_) => {}
             }
         }
@@ -191,14 +182,14 @@ impl Claim {
             match self.storage.user().await? {
                 Some(user) if user.is_same(&self.user) => return Ok(()),
                 Some(User { run, host, .. }) => {
-                    let (url, seconds) = (self.storage.url(), stale().as_secs());
+                    let (url, seconds) = (self.storage.url(), STALE.as_secs());
                     return Err(format!(
                         "{url} was taken over by the run {run} on {host}: this run had not been heard of for {seconds} s"
                     ));
                 }
                 // Somebody has removed it, or it is being written.
                 None if self.storage.create(&file, &encoded(&self.user)).await? => return Ok(()),
-                None => tokio::time::sleep(stale() / 60).await,
+                None => tokio::time::sleep(*STALE / 60).await,
             }
         }
         Err(format!("{USER} in {} cannot be understood; who has written it?", self.storage.url()))
@@ -213,7 +204,7 @@ async fn say_again(storage: Storage, mut user: User, mut ended: watch::Receiver<
     let file = storage.at_root(USER);
     loop {
         tokio::select! {
-            () = tokio::time::sleep(stale() / 6) => {}
+            () = tokio::time::sleep(*STALE / 6) => {}
             _ = ended.changed() => return,
         }
         // Not what another run says, which has taken over.
@@ -335,7 +326,7 @@ mod tests {
         let storage = Storage::open(&dir.path().display().to_string()).unwrap();
         let elsewhere = User { host: "elsewhere".into(), process: Identity::elsewhere(), ..User::this("lost") };
         std::fs::write(dir.path().join(USER), encoded(&elsewhere)).unwrap();
-        let stop = tokio::time::sleep(stale() / 10);
+        let stop = tokio::time::sleep(*STALE / 10);
         assert!(Claim::new(&storage, "next", &|_| (), stop).await.unwrap().is_none());
         assert_eq!(std::fs::read(dir.path().join(USER)).unwrap(), encoded(&elsewhere), "it was not touched");
     }
