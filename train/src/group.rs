@@ -114,7 +114,7 @@ impl Group {
         let silent: BTreeSet<&String> =
             descriptions.iter().filter(|at| at.is_warm_silent).map(|at| &at.hostname).collect();
         for node in silent {
-            (plan.on_notice)(&format!("ranks on {node} start cold: its warm Python says nothing"));
+            (plan.on_notice)(&starts_cold(node, SILENT_PYTHON));
         }
         let places: Vec<Place> = descriptions.iter().map(place_of).collect();
         let members = handles.into_iter().zip(descriptions).map(|(handle, at)| {
@@ -281,14 +281,20 @@ async fn start_warm(plan: &Plan, rank: &Member, socket: &str) -> Option<Result<S
             Greeting::Refuses => return Some(rank.handle.version(plan.python.clone()).get().await.ok()?.0),
             // The one that was there is about to end, and its name with it.
             Greeting::Silent => {
-                failed = "it says nothing".to_owned();
+                failed = SILENT_PYTHON.to_owned();
                 break;
             }
             Greeting::Gone => tokio::time::sleep(WARM_PAUSE).await,
         }
     }
-    (plan.on_notice)(&format!("ranks on {} start cold: no warm Python could be had: {failed}", rank.at.hostname));
+    (plan.on_notice)(&starts_cold(&rank.at.hostname, &failed));
     None
+}
+
+const SILENT_PYTHON: &str = "it says nothing";
+
+fn starts_cold(node: &str, why: &str) -> String {
+    format!("ranks on {node} start cold: no warm Python could be had: {why}")
 }
 
 fn place_of(description: &Description) -> Place {
