@@ -183,7 +183,8 @@ impl PlacementGroup {
     }
 
     /// As [`drained`](Self::drained), for those who know of a drain already: waits until something else is true. A nearer
-    /// deadline, another node, or none where the drain was taken back (`wingbeat drain --undo`).
+    /// deadline, another node, or none where the drain was taken back (`wingbeat drain --undo`). Nothing more is heard of a
+    /// group that is gone: wait for what uses it, too.
     pub async fn draining(&self, known: Option<&Drained>) -> Option<Drained> {
         self.session.placement_group_draining(self.spec.id, known).await
     }

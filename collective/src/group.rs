@@ -101,7 +101,7 @@ pub enum Call {
 /// After an error the group is of no use: every later operation is [`CollectiveError::Broken`], and the others find this
 /// member gone. What was refused before anything was sent ([`CollectiveError::Invalid`]) is no such error.
 ///
-/// Members that die are noticed at once, those behind a cut link within about ten seconds, and one that does nothing for
+/// Members that die are noticed at once (while others have not come yet, within about ten seconds), those behind a cut link within about ten seconds, and one that does nothing for
 /// half an hour is given up ([`Group::set_timeout`]).
 ///
 /// ```no_run

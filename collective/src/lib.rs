@@ -1,8 +1,9 @@
 //! Collective operations for groups of ranked actors.
 //!
 //! Every member calls the same operations in the same order, with the same type and length. Members on one machine meet
-//! in shared memory, others over TCP; a member that dies or leaves is an error at the others within a second, and an
-//! operation that does not match is one that names who does what.
+//! in shared memory, others over TCP; a member that dies or leaves is an error at the others within a second (within
+//! eleven, while they still wait for another one to come), and an operation that does not match is one that names who does
+//! what.
 //!
 //! - [`Meeting`]: where members find each other.
 //! - [`Group`]: the operations.

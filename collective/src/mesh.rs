@@ -436,13 +436,17 @@ impl Mesh {
     }
 
     /// As [`Mesh::recv_from`], where nothing is heard of one without all: fails also once somebody is gone of whom nothing
-    /// has been `heard` nor ever will be.
+    /// has been `heard` nor ever will be, and later once anybody is gone.
     pub(crate) fn recv_with_all(&self, from: u32, bytes: &mut [u8], heard: impl Fn(u32) -> bool) -> Result<()> {
         self.recv_by(from, bytes, |since| {
-            let is_missed = |rank: &u32| !self.member(*rank).is_some_and(&heard) && !self.has_more_of(*rank);
-            match self.gone().into_iter().find(is_missed) {
-                Some(rank) if since.elapsed() > STALL => Err(CollectiveError::PeerLost { rank }),
-                _ => self.wait(None, Some(from), since),
+            let waited = since.elapsed();
+            // One that has been heard has come so far; but when it is through, what is awaited is on its way.
+            let is_missed =
+                |rank: &u32| waited > GIVEN_UP || (!self.member(*rank).is_some_and(&heard) && !self.has_more_of(*rank));
+            let missed = if waited > STALL { self.gone().into_iter().find(is_missed) } else { None };
+            match missed {
+                Some(rank) => Err(CollectiveError::PeerLost { rank }),
+                None => self.wait(None, Some(from), since),
             }
         })
     }

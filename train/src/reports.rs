@@ -40,8 +40,10 @@ impl Reports {
         if report.is_nested {
             waiting.push(report);
         } else {
-            before.extend(waiting.extract_if(.., |other| !other.is_nested));
-            // What came from the middle of it may be heard before it.
+            // What came from the middle of it may be heard before it; what came from the middle of another goes with that.
+            if waiting.iter().any(|other| !other.is_nested) {
+                before = std::mem::take(waiting);
+            }
             waiting.insert(0, report);
         }
         (self.step(), before)
@@ -164,6 +166,16 @@ mod tests {
         assert_eq!(reports.report(0, report(1)), (Step::Wait, vec![]));
         assert_eq!(reports.report(1, report(3)).0, Step::Complete(BTreeMap::from([(0, nested), (1, report(3))])));
         assert_eq!(reports.report(1, report(4)).0, Step::Complete(BTreeMap::from([(0, report(1)), (1, report(4))])));
+    }
+
+    #[test]
+    fn what_came_from_the_middle_of_a_report_goes_with_it() {
+        let nested = Report { is_nested: true, ..report(2) };
+        let mut reports = Reports::of(2);
+        assert_eq!(reports.report(0, report(1)), (Step::Wait, vec![]));
+        assert_eq!(reports.report(0, nested.clone()), (Step::Wait, vec![]));
+        assert_eq!(reports.report(0, report(3)), (Step::Wait, vec![report(1), nested]));
+        assert_eq!(reports.report(1, report(4)).0, Step::Complete(BTreeMap::from([(0, report(3)), (1, report(4))])));
     }
 
     #[test]

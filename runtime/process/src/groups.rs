@@ -190,9 +190,10 @@ impl Session {
             Ok((made, unclaimed))
         });
         let (made, mut unclaimed) = made.await?;
-        let made = made?;
+        let answered: Result<PlacementGroupSpec, Error> = made;
+        // The head has made it, or has not.
         unclaimed.group = None;
-        Ok(made)
+        answered
     }
 
     /// As [`Session::remove_placement_group`], without waiting for it.

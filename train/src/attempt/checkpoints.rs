@@ -17,7 +17,15 @@ impl Attempt<'_> {
     /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
     pub(super) fn stay(&mut self) {
         self.leaves = false;
-        if self.saves.is_empty()
+        self.save_next();
+    }
+
+    /// Begins to store what is held, if it is its turn. Room is made for it first, unless the run is about to leave.
+    pub(super) fn save_next(&mut self) {
+        let makes_room = !self.removals.is_empty() && self.drained.is_none() && self.grows_to.is_none();
+        if !self.leaves
+            && self.saves.is_empty()
+            && !makes_room
             && let Some(held) = self.held.pop_front()
         {
             self.save(held);
@@ -30,18 +38,14 @@ impl Attempt<'_> {
         reports: BTreeMap<usize, Report>,
         saved: Result<(), String>,
     ) -> Result<(), TrainError> {
-        if !self.leaves
-            && let Some(held) = self.held.pop_front()
-        {
-            self.save(held);
+        if saved.is_ok() {
+            self.has_stored = true;
+            self.remove_outdated();
         }
+        self.save_next();
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
-                if saved.is_ok() {
-                    self.has_stored = true;
-                    self.remove_outdated();
-                }
                 self.tell(reports, &Answer(saved.map(|()| None)));
                 Ok(())
             }
@@ -66,6 +70,7 @@ impl Attempt<'_> {
         if self.is_outdated {
             self.remove_outdated();
         }
+        self.save_next();
     }
 
     pub(super) async fn finish_removals(&mut self) {
@@ -76,10 +81,18 @@ impl Attempt<'_> {
 
     pub(super) async fn finish_saves(&mut self) -> Result<(), TrainError> {
         let mut all = Ok(());
-        while let Some((reports, saved)) = self.saves.next().await {
-            all = all.and(self.saved(reports, saved));
+        loop {
+            tokio::select! {
+                Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
+                    all = all.and(self.saved(reports, saved));
+                }
+                // What is held waits for it.
+                Some(removed) = self.removals.next(), if !self.held.is_empty() && !self.removals.is_empty() => {
+                    self.removed(removed);
+                }
+                else => return all,
+            }
         }
-        all
     }
 
     /// Begins to store a checkpoint.

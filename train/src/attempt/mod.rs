@@ -387,6 +387,7 @@ impl Attempt<'_> {
                         Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
                             self.looked_up(node, &answer);
                         }
+                        Some(removed) = self.removals.next(), if !self.removals.is_empty() => self.removed(removed),
                         // Who does not read does not keep the ranks from their end.
                         room = tokio::time::timeout(UNREAD, output.reserve()), if self.unshown.is_some() => match room {
                             Ok(room) => drop(self.show(room)),
@@ -466,10 +467,9 @@ impl Attempt<'_> {
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     self.tell(reports, &Answer(Ok(None)));
-                } else if self.saves.is_empty() && !self.leaves {
-                    self.save(reports);
                 } else {
                     self.held.push_back(reports);
+                    self.save_next();
                 }
                 // Others may wait in the middle of which these came.
                 let next = self.reports.step();
