@@ -34,6 +34,7 @@ impl fmt::Display for QueueError {
 /// An item as it is queued: encoded, with what it refers to.
 #[derive(Serialize, Deserialize)]
 struct Item {
+    #[serde(with = "serde_bytes")]
     bytes: Vec<u8>,
     refs: Vec<KeptRef>,
 }

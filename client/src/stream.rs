@@ -8,7 +8,8 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
 use wingbeat_process::{StreamHandle, Value, block_on};
 
-/// The items of a task that is still running, in order. A failure of the task is the last item.
+/// The items of a task that is still running, in order. A failure of the task is the last item, and so is an `Err` of its
+/// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own).
 ///
 /// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken, and then waits.
 /// Dropping the stream cancels the task.

@@ -217,6 +217,20 @@ fn a_functions_error_comes_back_as_its_type() {
     assert_eq!(passed_on.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
 }
 
+#[wingbeat::remote]
+fn gives_up_with_another(asked: u64) -> Result<u64, Error> {
+    small_only::remote(asked).get_blocking()
+}
+
+#[test]
+fn an_error_that_a_task_passes_on_keeps_its_value() {
+    let _local = Local::start(1);
+    let error = gives_up_with_another::remote(11).get_blocking().unwrap_err();
+    assert_eq!(error.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
+    let passed_on = error.application::<Error>().unwrap();
+    assert!(matches!(&passed_on, Error::Application { task, .. } if task.contains("small_only")), "{passed_on}");
+}
+
 #[test]
 fn a_tuple_is_several_refs() {
     let _local = Local::start(1);

@@ -147,7 +147,8 @@ fn of_type(ty: &Type) -> syn::Result<Returns> {
                     [ok, error] => Ok(Returns::Fallible(Box::new(of_type(ok)?), error.clone())),
                     _ => Err(syn::Error::new_spanned(
                         ty,
-                        "write both types, Result<T, E>: the caller gets the error back as E, so E must be a serde type. \
+                        "write both types, Result<T, E>: the caller gets the error back as E, so E must be a serde type. That of \
+                         wingbeat::Result is wingbeat::Error. \
                          anyhow::Error is none: return Result<T, String>, with .map_err(|error| format!(\"{error:#}\"))",
                     )),
                 }

@@ -9,7 +9,7 @@
 //! in place.
 
 use std::any::{Any, TypeId};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -41,7 +41,8 @@ fn value_config() -> impl bincode::config::Config {
 #[error("{0}")]
 pub struct CodecError(pub String);
 
-/// Bytes that travel beside the encoded body and not through serde.
+/// Bytes that travel beside the body of a message, and not through serde. Inside a user's value (an error of Wingbeat's that
+/// a task returns) they are a part of it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Payload(pub Bytes);
 
@@ -69,10 +70,31 @@ thread_local! {
     static OUTGOING: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
     /// What is left of the payload bytes of the message that is being decoded.
     static INCOMING: RefCell<Bytes> = const { RefCell::new(Bytes::new()) };
+    /// Whether it is a message that this thread encodes or decodes.
+    static IS_MESSAGE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While this lives, payloads travel beside the body.
+struct InMessage;
+
+impl InMessage {
+    fn enter() -> Self {
+        IS_MESSAGE.set(true);
+        InMessage
+    }
+}
+
+impl Drop for InMessage {
+    fn drop(&mut self) {
+        IS_MESSAGE.set(false);
+    }
 }
 
 impl Serialize for Payload {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if !IS_MESSAGE.get() {
+            return serializer.serialize_bytes(&self.0);
+        }
         OUTGOING.with_borrow_mut(|out| out.push(self.0.clone()));
         serializer.serialize_u64(self.0.len() as u64)
     }
@@ -80,6 +102,9 @@ impl Serialize for Payload {
 
 impl<'de> Deserialize<'de> for Payload {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !IS_MESSAGE.get() {
+            return serde_bytes::ByteBuf::deserialize(deserializer).map(|bytes| Payload(bytes.into_vec().into()));
+        }
         let len = u64::deserialize(deserializer)? as usize;
         INCOMING.with_borrow_mut(|rest| {
             if len > rest.len() {
@@ -108,7 +133,10 @@ pub fn encode_message<T: Serialize>(message: &T, out: &mut BytesMut) -> Result<(
     let start = out.len();
     out.put_u32_le(0);
     OUTGOING.with_borrow_mut(Vec::clear);
-    let encoded = bincode::serde::encode_into_writer(message, BufWriter(out), body_config());
+    let encoded = {
+        let _within = InMessage::enter();
+        bincode::serde::encode_into_writer(message, BufWriter(out), body_config())
+    };
     let payloads = OUTGOING.with_borrow_mut(std::mem::take);
     let body = out.len() - start - 4;
     if let Err(error) = encoded {
@@ -145,7 +173,10 @@ pub fn decode_message<T: DeserializeOwned>(mut frame: Bytes) -> Result<T, CodecE
     }
     let body = frame.split_to(body_len);
     INCOMING.with_borrow_mut(|slot| *slot = frame);
-    let decoded = bincode::serde::seed_decode_from_slice(Checked(PhantomData::<T>), &body, body_config());
+    let decoded = {
+        let _within = InMessage::enter();
+        bincode::serde::seed_decode_from_slice(Checked(PhantomData::<T>), &body, body_config())
+    };
     INCOMING.with_borrow_mut(|slot| *slot = Bytes::new());
     decoded.map(|(message, _)| message).map_err(|error| CodecError(error.to_string()))
 }
@@ -386,6 +417,16 @@ mod tests {
         first: Payload,
         b: String,
         second: Payload,
+    }
+
+    #[test]
+    fn a_payload_in_a_value_is_a_part_of_it() {
+        let value = Some(Payload(Bytes::from_static(b"seven")));
+        let encoded = encode_value(&value).unwrap();
+        assert_eq!(decode_value::<Option<Payload>>(&encoded.into_bytes()).unwrap(), value);
+        let mut message = BytesMut::new();
+        encode_message(&value, &mut message).unwrap();
+        assert_eq!(decode_message::<Option<Payload>>(message.freeze()).unwrap(), value);
     }
 
     #[test]

@@ -334,12 +334,15 @@ pub struct ApplicationError {
 }
 
 impl Error {
-    /// The function's own error, if that is what this is and its type is `E`. The causes of an actor's
-    /// death are looked through.
+    /// The function's own error, if that is what this is and its type is `E`. The causes of an actor's death are looked
+    /// through, and so is an `Error` that a function returned because another had failed.
     pub fn application<E: DeserializeOwned + 'static>(&self) -> Option<E> {
         match self {
             Error::Application { error, .. } if error.type_name == std::any::type_name::<E>() => {
                 codec::decode_value(&error.payload).ok()
+            }
+            Error::Application { error, .. } if error.type_name == std::any::type_name::<Error>() => {
+                codec::decode_value::<Error>(&error.payload).ok()?.application()
             }
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.application(),
             _ => None,
