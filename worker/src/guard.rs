@@ -15,12 +15,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -487,9 +488,35 @@ fn orphans(workers: &BTreeMap<u32, ProcessId>) -> BTreeMap<ProcessId, Vec<u32>> 
 
 /// The worker process that started this process or an ancestor of it.
 fn mark_of(pid: u32) -> Option<ProcessId> {
-    let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let mark = |entry| std::str::from_utf8(entry).ok()?.strip_prefix(BELONGS)?.strip_prefix('=')?.parse().ok();
+    let mut environ = environ(pid)?;
+    for _ in 0..EXEC_LOOKS {
+        // It is empty, too, while a process becomes another program; the kernel's own and dead ones have no program.
+        if !environ.is_empty() || std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
+            break;
+        }
+        std::thread::sleep(EXEC_PAUSE);
+        environ = self::environ(pid)?;
+    }
     environ.split(|byte| *byte == 0).find_map(mark)
+}
+
+/// How often a process without any environment is looked at again, and after how long.
+const EXEC_LOOKS: u32 = 20;
+const EXEC_PAUSE: Duration = Duration::from_millis(1);
+
+/// The environment of a process: read at once, because it may be cut off between two reads as the process becomes another
+/// program. The rest of one of over a megabyte follows.
+fn environ(pid: u32) -> Option<Vec<u8>> {
+    let mut environ = vec![0; 1 << 20];
+    let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
+    let count = file.read(&mut environ).ok()?;
+    let is_whole = count < environ.len();
+    environ.truncate(count);
+    if !is_whole {
+        file.read_to_end(&mut environ).ok()?;
+    }
+    Some(environ)
 }
 
 /// Ends these worker processes and all that they have started, when there is no guard to do it: first what is below them,
@@ -582,6 +609,18 @@ fn end_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_becomes_another_program_keeps_its_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("again");
+        std::fs::write(&script, "exec sh \"$0\"\n").unwrap();
+        let mut child = Command::new("sh").arg(&script).env(BELONGS, ProcessId(7).to_string()).spawn().unwrap();
+        let marks: Vec<_> = (0..5_000).map(|_| mark_of(child.id())).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(marks.iter().filter(|mark| **mark != Some(ProcessId(7))).count(), 0);
+    }
 
     #[test]
     fn a_process_is_left_until_it_is_reaped_and_another_of_its_id_is_not_it() {
