@@ -189,11 +189,10 @@ impl Session {
             let made = head.create_placement_group(mux::within(limits().written), spec).await?;
             Ok((made, unclaimed))
         });
-        let (made, mut unclaimed) = made.await?;
-        let answered: Result<PlacementGroupSpec, Error> = made;
+        let (answer, mut unclaimed) = made.await?;
         // The head has made it, or has not.
         unclaimed.group = None;
-        answered
+        answer
     }
 
     /// As [`Session::remove_placement_group`], without waiting for it.
