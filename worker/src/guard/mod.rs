@@ -13,15 +13,16 @@
 //!
 //! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
 
+mod strays;
+
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -34,6 +35,8 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
+pub(crate) use self::strays::end_marked;
+use self::strays::{Ended, Orphans, end_all, end_tree, is_left};
 use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
 /// A worker process to start.
@@ -303,7 +306,7 @@ fn watch(child: Pid) -> io::Result<()> {
 fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     let exits = child_signals()?;
     let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
-    let mut leaving: Leaving = BTreeMap::new();
+    let (mut leaving, mut orphans) = (Leaving::new(), Orphans::default());
     loop {
         let mut ready = [
             PollFd::new(socket, PollFlags::IN),
@@ -325,7 +328,7 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
             let _ = rustix::io::read(&exits, &mut drained);
         }
         if exited || !leaving.is_empty() {
-            reap(&mut workers, &mut leaving, socket);
+            reap(&mut workers, &mut leaving, &mut orphans, socket);
         }
         if asked {
             match receive::<Request>(socket.as_fd()) {
@@ -428,15 +431,12 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
 /// Worker processes that have ended, and what they left behind and has been told to end.
 type Leaving = BTreeMap<ProcessId, Ended>;
 
-/// Processes that were told to end, by id, each with when it began if that is known: an id may be another's later.
-type Ended = BTreeMap<u32, Option<u64>>;
-
-fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &OwnedFd) {
+fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: &mut Orphans, socket: &OwnedFd) {
     // Everything that has ended is reaped, orphans too.
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
         let pid = pid.as_raw_nonzero().get() as u32;
-        for orphans in leaving.values_mut() {
-            orphans.remove(&pid);
+        for ended in leaving.values_mut() {
+            ended.remove(&pid);
         }
         if let Some(process) = workers.remove(&pid) {
             leaving.insert(process, Ended::new());
@@ -447,23 +447,25 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, socket: &
     }
     // Not everything falls to this process: the kernel reaps what was in a PID namespace, and the children of those that
     // ignore SIGCHLD, and a parent may have been faster than its end.
-    for orphans in leaving.values_mut() {
-        orphans.retain(|pid, began| is_left(*pid, *began));
+    for ended in leaving.values_mut() {
+        ended.retain(|pid, began| is_left(*pid, *began));
     }
-    if leaving.values().any(Ended::is_empty) {
-        // What was started while the others were being ended.
-        let mut left = orphans(workers);
-        for (process, orphans) in leaving.iter_mut().filter(|(_, orphans)| orphans.is_empty()) {
+    if !leaving.values().any(Ended::is_empty) {
+        return;
+    }
+    // What was started while the others were being ended.
+    let (mut left, is_in_doubt) = orphans.by_process(workers);
+    leaving.retain(|process, ended| {
+        if ended.is_empty() {
             for pid in left.remove(process).unwrap_or_default() {
-                end_tree(pid, orphans);
+                end_tree(pid, ended);
             }
         }
-    }
-    leaving.retain(|process, orphans| {
-        if orphans.is_empty() {
+        let is_gone = ended.is_empty() && !is_in_doubt;
+        if is_gone {
             let _ = send(socket.as_fd(), &Report::Gone { process: *process });
         }
-        !orphans.is_empty()
+        !is_gone
     });
 }
 
@@ -472,167 +474,5 @@ fn end(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
         let _ = rustix::process::kill_process(pid, Signal::KILL);
-    }
-}
-
-/// What dead worker processes started and left behind has fallen to this process; its environment says whose it was.
-fn orphans(workers: &BTreeMap<u32, ProcessId>) -> BTreeMap<ProcessId, Vec<u32>> {
-    let mut orphans: BTreeMap<ProcessId, Vec<u32>> = BTreeMap::new();
-    for pid in children_of(std::process::id()).into_iter().filter(|pid| !workers.contains_key(pid)) {
-        if let Some(process) = mark_of(pid) {
-            orphans.entry(process).or_default().push(pid);
-        }
-    }
-    orphans
-}
-
-/// The worker process that started this process or an ancestor of it.
-fn mark_of(pid: u32) -> Option<ProcessId> {
-    let mark = |entry| std::str::from_utf8(entry).ok()?.strip_prefix(BELONGS)?.strip_prefix('=')?.parse().ok();
-    let mut environ = environ(pid)?;
-    for _ in 0..EXEC_LOOKS {
-        // It is empty, too, while a process becomes another program; the kernel's own and dead ones have no program.
-        if !environ.is_empty() || std::fs::read_link(format!("/proc/{pid}/exe")).is_err() {
-            break;
-        }
-        std::thread::sleep(EXEC_PAUSE);
-        environ = self::environ(pid)?;
-    }
-    environ.split(|byte| *byte == 0).find_map(mark)
-}
-
-/// How often a process without any environment is looked at again, and after how long.
-const EXEC_LOOKS: u32 = 20;
-const EXEC_PAUSE: Duration = Duration::from_millis(1);
-
-/// The environment of a process: read at once, because it may be cut off between two reads as the process becomes another
-/// program. The rest of one of over a megabyte follows.
-fn environ(pid: u32) -> Option<Vec<u8>> {
-    let mut environ = vec![0; 1 << 20];
-    let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
-    let count = file.read(&mut environ).ok()?;
-    let is_whole = count < environ.len();
-    environ.truncate(count);
-    if !is_whole {
-        file.read_to_end(&mut environ).ok()?;
-    }
-    Some(environ)
-}
-
-/// Ends these worker processes and all that they have started, when there is no guard to do it: first what is below them,
-/// then what carries their mark. Only what threw away its environment and its parents is not found.
-pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
-    for pid in workers.values().filter(|pid| **pid != 0) {
-        // It may be gone, and its number somebody else's.
-        if mark_of(*pid).is_some_and(|process| workers.contains_key(&process)) {
-            end_tree(*pid, &mut Ended::new());
-        }
-    }
-    // What they start before they have ended is there the next time.
-    for _ in 0..ROUNDS {
-        let Ok(processes) = std::fs::read_dir("/proc") else { return };
-        let mut ended = Ended::new();
-        for pid in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
-            if mark_of(pid).is_some_and(|process| workers.contains_key(&process)) {
-                end_tree(pid, &mut ended);
-            }
-        }
-        if ended.is_empty() {
-            return;
-        }
-    }
-}
-
-/// How often [`end_marked`] looks. A process that keeps starting others faster than this ends them cannot be ended so.
-const ROUNDS: usize = 10;
-
-fn children_of(pid: u32) -> Vec<u32> {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    tasks
-        .flatten()
-        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>())
-        .collect()
-}
-
-/// When a process began, in ticks of the machine's clock.
-fn began(pid: u32) -> io::Result<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-    // The name before may contain anything.
-    let rest = stat.rsplit(|byte| *byte == b')').next().and_then(|rest| std::str::from_utf8(rest).ok());
-    let began = rest.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
-    began.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-fn means_gone(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
-}
-
-/// Whether the process that began then is there. One that cannot be looked at, because descriptors are short, is.
-fn is_left(pid: u32, since: Option<u64>) -> bool {
-    match began(pid) {
-        Ok(began) => since.is_none_or(|since| since == began),
-        Err(error) => !means_gone(&error),
-    }
-}
-
-fn end_tree(pid: u32, ended: &mut Ended) {
-    // Parents first: a stopped or dead parent starts no more.
-    let children = children_of(pid);
-    let began = began(pid);
-    if !began.as_ref().is_err_and(means_gone) {
-        ended.insert(pid, began.ok());
-        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
-        }
-    }
-    for child in children {
-        end_tree(child, ended);
-    }
-}
-
-/// Ends every descendant. What loses its parent falls to this process, so that going round until there are
-/// no children left reaches all.
-fn end_all() {
-    loop {
-        for pid in children_of(std::process::id()) {
-            end_tree(pid, &mut Ended::new());
-        }
-        match rustix::process::wait(WaitOptions::empty()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_becomes_another_program_keeps_its_mark() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("again");
-        std::fs::write(&script, "exec sh \"$0\"\n").unwrap();
-        let mut child = Command::new("sh").arg(&script).env(BELONGS, ProcessId(7).to_string()).spawn().unwrap();
-        let marks: Vec<_> = (0..5_000).map(|_| mark_of(child.id())).collect();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(marks.iter().filter(|mark| **mark != Some(ProcessId(7))).count(), 0);
-    }
-
-    #[test]
-    fn a_process_is_left_until_it_is_reaped_and_another_of_its_id_is_not_it() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = child.id();
-        let since = began(pid).unwrap();
-        assert!(is_left(pid, Some(since)) && is_left(pid, None));
-        assert!(!is_left(pid, Some(since + 1)));
-        let mut ended = Ended::new();
-        end_tree(pid, &mut ended);
-        assert_eq!(ended, Ended::from([(pid, Some(since))]));
-        child.wait().unwrap();
-        assert!(!is_left(pid, Some(since)) && !is_left(pid, None));
     }
 }

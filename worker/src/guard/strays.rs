@@ -1,0 +1,279 @@
+//! What worker processes have started and left behind: whose it is, and its end.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions};
+use wingbeat_core::ProcessId;
+
+use crate::start::BELONGS;
+
+/// Processes that were told to end, by id, each with when it began if that is known: an id may be another's later.
+pub(super) type Ended = BTreeMap<u32, Option<u64>>;
+
+/// For how long it may be unknown whose a process is. While it becomes another program it has no environment, which takes
+/// milliseconds; one that has thrown it away never has one again.
+const DOUBT: Duration = Duration::from_secs(2);
+
+/// What has fallen to this process because who started it is dead.
+#[derive(Default)]
+pub(super) struct Orphans {
+    /// Of whom it is not known yet: by id and beginning, since when.
+    doubtful: BTreeMap<(u32, Option<u64>), Instant>,
+}
+
+impl Orphans {
+    /// Those of each worker process, but for the worker processes themselves; none while it is unknown of some.
+    pub(super) fn by_process(&mut self, workers: &BTreeMap<u32, ProcessId>) -> (BTreeMap<ProcessId, Vec<u32>>, bool) {
+        let (mut orphans, mut doubtful) = (BTreeMap::<_, Vec<u32>>::new(), BTreeMap::new());
+        for pid in children_of(std::process::id()).into_iter().filter(|pid| !workers.contains_key(pid)) {
+            match mark_of(pid) {
+                Mark::Of(process) => orphans.entry(process).or_default().push(pid),
+                Mark::Nobodys => {}
+                Mark::Unknown => {
+                    let key = (pid, began(pid).ok());
+                    doubtful.insert(key, self.doubtful.get(&key).copied().unwrap_or_else(Instant::now));
+                }
+            }
+        }
+        self.doubtful = doubtful;
+        (orphans, self.doubtful.values().any(|since| since.elapsed() < DOUBT))
+    }
+}
+
+/// Whose a process is, as its environment says, which it has from its parent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mark {
+    /// This worker process has started it or an ancestor of it.
+    Of(ProcessId),
+    Nobodys,
+    /// Not now: it becomes another program, or descriptors are short.
+    Unknown,
+}
+
+fn mark_of(pid: u32) -> Mark {
+    let folder = format!("/proc/{pid}");
+    match environ(&folder) {
+        Ok(environ) if !environ.is_empty() => mark_in(&environ),
+        Ok(_) if std::fs::read_link(format!("{folder}/exe")).is_ok() => Mark::Unknown,
+        Ok(_) => mark_of_threads(&folder),
+        Err(error) if means_gone(&error) => mark_of_threads(&folder),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Mark::Nobodys,
+        Err(_) => Mark::Unknown,
+    }
+}
+
+/// One whose first thread has ended has an environment as long as another goes on.
+fn mark_of_threads(folder: &str) -> Mark {
+    let Ok(threads) = std::fs::read_dir(format!("{folder}/task")) else { return Mark::Nobodys };
+    let environs = threads.flatten().filter_map(|thread| environ(thread.path().to_str()?).ok());
+    environs.map(|environ| mark_in(&environ)).find(|mark| *mark != Mark::Nobodys).unwrap_or(Mark::Nobodys)
+}
+
+fn mark_in(environ: &[u8]) -> Mark {
+    let mark = |entry| std::str::from_utf8(entry).ok()?.strip_prefix(BELONGS)?.strip_prefix('=')?.parse().ok();
+    environ.split(|byte| *byte == 0).find_map(mark).map_or(Mark::Nobodys, Mark::Of)
+}
+
+/// The environment of a process or thread: read at once, because it may be cut off between two reads as the process becomes
+/// another program. The rest of one of over a megabyte follows.
+fn environ(folder: &str) -> io::Result<Vec<u8>> {
+    let mut environ = vec![0; 1 << 20];
+    let mut file = File::open(format!("{folder}/environ"))?;
+    let count = file.read(&mut environ)?;
+    let is_whole = count < environ.len();
+    environ.truncate(count);
+    if !is_whole {
+        file.read_to_end(&mut environ)?;
+    }
+    Ok(environ)
+}
+
+/// Whether a process is of one of these.
+fn is_of(pid: u32, workers: &BTreeMap<ProcessId, u32>) -> bool {
+    for _ in 0..EXEC_LOOKS {
+        match mark_of(pid) {
+            Mark::Of(process) => return workers.contains_key(&process),
+            Mark::Nobodys => return false,
+            Mark::Unknown => std::thread::sleep(EXEC_PAUSE),
+        }
+    }
+    false
+}
+
+/// How often [`is_of`] looks at a process of which it is unknown, and after how long again.
+const EXEC_LOOKS: u32 = 20;
+const EXEC_PAUSE: Duration = Duration::from_millis(1);
+
+/// Ends these worker processes and all that they have started, when there is no guard to do it: first what is below them,
+/// then what carries their mark. Only what threw away its environment and its parents is not found.
+pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
+    for pid in workers.values().filter(|pid| **pid != 0) {
+        // It may be gone, and its number somebody else's.
+        if is_of(*pid, workers) {
+            end_tree(*pid, &mut Ended::new());
+        }
+    }
+    // What they start before they have ended is there the next time.
+    for _ in 0..ROUNDS {
+        let Ok(processes) = std::fs::read_dir("/proc") else { return };
+        let mut ended = Ended::new();
+        for pid in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            if is_of(pid, workers) {
+                end_tree(pid, &mut ended);
+            }
+        }
+        if ended.is_empty() {
+            return;
+        }
+    }
+}
+
+/// How often [`end_marked`] looks. A process that keeps starting others faster than this ends them cannot be ended so.
+const ROUNDS: usize = 10;
+
+fn children_of(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>())
+        .collect()
+}
+
+/// When a process began, in ticks of the machine's clock.
+fn began(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    // The name before may contain anything.
+    let rest = stat.rsplit(|byte| *byte == b')').next().and_then(|rest| std::str::from_utf8(rest).ok());
+    let began = rest.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
+    began.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn means_gone(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
+}
+
+/// Whether the process that began then is there. One that cannot be looked at, because descriptors are short, is.
+pub(super) fn is_left(pid: u32, since: Option<u64>) -> bool {
+    match began(pid) {
+        Ok(began) => since.is_none_or(|since| since == began),
+        Err(error) => !means_gone(&error),
+    }
+}
+
+pub(super) fn end_tree(pid: u32, ended: &mut Ended) {
+    // Parents first: a stopped or dead parent starts no more.
+    let children = children_of(pid);
+    let began = began(pid);
+    if !began.as_ref().is_err_and(means_gone) {
+        ended.insert(pid, began.ok());
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+    for child in children {
+        end_tree(child, ended);
+    }
+}
+
+/// Ends every descendant. What loses its parent falls to this process, so that going round until there are
+/// no children left reaches all.
+pub(super) fn end_all() {
+    loop {
+        for pid in children_of(std::process::id()) {
+            end_tree(pid, &mut Ended::new());
+        }
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Names a process whose first thread ends at once, while another goes on.
+    const HEADLESS: &str = "WINGBEAT_TEST_HEADLESS";
+
+    #[used]
+    #[unsafe(link_section = ".init_array")]
+    static BEFORE: extern "C" fn() = end_first_thread;
+
+    extern "C" fn end_first_thread() {
+        if std::env::var_os(HEADLESS).is_some() {
+            std::thread::spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            });
+            // SAFETY: ends the calling thread, which holds nothing.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_keeps_its_mark() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut child = command.env(HEADLESS, "").env(BELONGS, ProcessId(7).to_string()).spawn().unwrap();
+        let has_ended = |stat: String| stat.rsplit(')').next().unwrap().trim_start().starts_with('Z');
+        while !has_ended(std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap()) {
+            std::thread::yield_now();
+        }
+        assert_eq!(mark_of(child.id()), Mark::Of(ProcessId(7)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(mark_of(child.id()), Mark::Nobodys);
+    }
+
+    #[test]
+    fn one_without_an_environment_is_doubtful_for_a_while_and_then_nobodys() {
+        let mut child = Command::new("sleep").arg("1000").env_clear().spawn().unwrap();
+        let mut orphans = Orphans::default();
+        let of_this = |orphans: &Orphans| orphans.doubtful.keys().any(|(pid, _)| *pid == child.id());
+        let none = BTreeMap::new();
+        assert!(orphans.by_process(&none).1 && of_this(&orphans));
+        for since in orphans.doubtful.values_mut() {
+            *since = since.checked_sub(DOUBT).unwrap();
+        }
+        assert!(!orphans.by_process(&none).1 || !of_this(&orphans));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        orphans.by_process(&none);
+        assert!(orphans.doubtful.keys().all(|(pid, _)| *pid != child.id()));
+    }
+
+    #[test]
+    fn a_process_that_becomes_another_program_keeps_its_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("again");
+        std::fs::write(&script, "exec sh \"$0\"\n").unwrap();
+        let mut child = Command::new("sh").arg(&script).env(BELONGS, ProcessId(7).to_string()).spawn().unwrap();
+        let marks: Vec<_> = (0..5_000).map(|_| mark_of(child.id())).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(marks.iter().filter(|mark| **mark == Mark::Nobodys).count(), 0);
+        assert!(marks.contains(&Mark::Of(ProcessId(7))));
+    }
+
+    #[test]
+    fn a_process_is_left_until_it_is_reaped_and_another_of_its_id_is_not_it() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let since = began(pid).unwrap();
+        assert!(is_left(pid, Some(since)) && is_left(pid, None));
+        assert!(!is_left(pid, Some(since + 1)));
+        let mut ended = Ended::new();
+        end_tree(pid, &mut ended);
+        assert_eq!(ended, Ended::from([(pid, Some(since))]));
+        child.wait().unwrap();
+        assert!(!is_left(pid, Some(since)) && !is_left(pid, None));
+    }
+}
