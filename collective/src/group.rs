@@ -7,8 +7,9 @@ use wingbeat::block_on;
 use crate::element::{Element, Op, bytes_of, bytes_of_mut};
 use crate::error::{CollectiveError, Result};
 use crate::header::{Header, Kind, SIZE};
+use crate::limits;
 use crate::machines::Machines;
-use crate::meeting::{Meeting, MeetingHandle, Told};
+use crate::meeting::{MeetingHandle, Told};
 use crate::mesh::{Card, Member, Mesh, Peers, own_ip};
 use crate::ring;
 use crate::shared::{Elsewhere, Shared};
@@ -141,7 +142,7 @@ impl Group {
                 missing: missing.len() as u32,
                 members,
                 first: missing.first().copied().unwrap_or_default(),
-                seconds: Meeting::LIMIT.as_secs(),
+                seconds: limits::MEETING.as_secs(),
             }),
         }
     }

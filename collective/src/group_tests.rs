@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::local::{ALL, On, members};
+use crate::local::{ALL, On, member, members};
 use crate::{bf16, f16};
 
 /// What member `rank` has at `index`.
@@ -353,6 +353,75 @@ fn a_member_that_leaves_is_named() {
         assert_eq!(errors[0], Some(CollectiveError::PeerLost { rank: 1 }));
         assert!(matches!(errors[2], Some(CollectiveError::PeerLost { .. })));
     }
+}
+
+#[test]
+fn a_member_that_never_connects_is_waited_for_as_long_as_the_limit_says() {
+    let (first, second) = (member(0, On::Each), member(1, On::Each));
+    let cards = [first.card(), second.card()];
+    let error = first.connect_within(Duration::from_millis(100), 0, &cards).map(drop).unwrap_err();
+    assert!(error.to_string().contains("rank 1 did not within 100ms"), "{error}");
+}
+
+/// Whether this is a process for one test with a short limit. If not, the test runs in one.
+fn with_gone_for_1500_ms(test: &str) -> bool {
+    // A process reads its limits once.
+    if std::env::var_os("WINGBEAT_PEER_GONE_MS").is_some() {
+        return true;
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let test = format!("group::tests::{test}");
+    let ended = again.args(["--exact", &test]).env("WINGBEAT_PEER_GONE_MS", "1500").output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"), "there is no {test}");
+    false
+}
+
+#[test]
+fn who_was_heard_and_is_gone_is_missed_after_a_while() {
+    if !with_gone_for_1500_ms("who_was_heard_and_is_gone_is_missed_after_a_while") {
+        return;
+    }
+    let told = std::sync::Barrier::new(2);
+    let errors = members(3, On::Each, |group| match group.rank() {
+        0 => {
+            let error = group.barrier().unwrap_err();
+            told.wait();
+            Some(error)
+        }
+        // It says what it calls, and leaves.
+        1 => {
+            group.set_timeout(Duration::from_millis(100));
+            drop(group.barrier().unwrap_err());
+            None
+        }
+        _ => {
+            told.wait();
+            None
+        }
+    });
+    assert_eq!(errors[0], Some(CollectiveError::PeerLost { rank: 1 }));
+}
+
+#[test]
+fn who_leaves_when_all_have_come_is_not_missed_however_late_they_came() {
+    if !with_gone_for_1500_ms("who_leaves_when_all_have_come_is_not_missed_however_late_they_came") {
+        return;
+    }
+    members(3, On::Each, |group| match group.rank() {
+        2 => {
+            std::thread::sleep(Duration::from_secs(3));
+            let header = group.header::<u8>(Kind::Barrier, 0, None, None).unwrap().to_bytes();
+            group.mesh.send_to(0, &header).unwrap();
+            while !group.mesh.gone().contains(&0) {
+                std::thread::yield_now();
+            }
+            // The other looks several times.
+            std::thread::sleep(Duration::from_millis(500));
+            group.mesh.send_to(1, &header).unwrap();
+        }
+        _ => group.barrier().unwrap(),
+    });
 }
 
 #[test]

@@ -46,6 +46,7 @@ mod error;
 mod group;
 mod halves;
 mod header;
+mod limits;
 #[cfg(test)]
 mod local;
 mod machines;

@@ -3,15 +3,12 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use crate::limits;
 use crate::mesh::Card;
-
-/// How long members wait for each other.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The actor that tells the members of one group about each other. Its handle goes to every member.
 ///
@@ -64,7 +61,7 @@ impl Meeting {
                 notified.await;
             }
         };
-        let in_time = tokio::time::timeout(LIMIT, all).await.is_ok();
+        let in_time = tokio::time::timeout(*limits::MEETING, all).await.is_ok();
         let cards = self.cards();
         match in_time {
             true => Told::All(cards.values().cloned().collect()),
@@ -81,8 +78,6 @@ impl Meeting {
     pub fn of(members: u32) -> MeetingHandle {
         Meeting::options().num_cpus(0.0).remote(members)
     }
-
-    pub(crate) const LIMIT: Duration = LIMIT;
 
     fn cards(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, Card>> {
         self.cards.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,6 @@
 //! A connection from every member to every other.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -16,17 +16,14 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, Result};
+use crate::limits;
 use crate::memory::Moves;
 
-/// How long the connections may take once all members are there.
-const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 /// For how long one may do nothing that is waited for, unless told otherwise: as long as gloo waits.
 const LIMIT: Duration = Duration::from_secs(1_800);
 /// After how long another machine is asked whether it is there, and how often again: it is given up after 11 s.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 const PROBE_AGAIN: Duration = Duration::from_secs(2);
-/// As long, for what is on its way.
-const GIVEN_UP: Duration = Duration::from_secs(11);
 /// What is kept at most of a member that sends while this one sends to another.
 const EARLY_LIMIT: usize = 256 << 20;
 /// What is taken in at a time while this member sends.
@@ -77,14 +74,23 @@ impl Member {
 
     /// Connects to all others: to those of lower rank, and from those of higher.
     pub(crate) fn connect(self, rank: u32, cards: &[Card]) -> Result<Mesh> {
-        let until = Instant::now() + CONNECT_LIMIT;
+        self.connect_within(*limits::CONNECT, rank, cards)
+    }
+
+    /// The same, with its time limit.
+    pub(crate) fn connect_within(self, limit: Duration, rank: u32, cards: &[Card]) -> Result<Mesh> {
+        let until = Instant::now() + limit;
         let mut peers: Vec<Option<OwnedFd>> = cards.iter().map(|_| None).collect();
         for (peer, card) in cards.iter().enumerate().take(rank as usize) {
-            peers[peer] = Some(self.call(card, rank)?);
+            peers[peer] = Some(self.call(card, rank, limit)?);
         }
         let mut awaited = cards.len().saturating_sub(rank as usize + 1);
         while awaited > 0 {
-            let (peer, stream) = self.answer(cards.len(), until)?;
+            let Some((peer, stream)) = self.answer(cards.len(), until)? else {
+                let missing = peers.iter().skip(rank as usize + 1).take_while(|peer| peer.is_some()).count();
+                let why = format!("rank {} did not within {limit:?}", rank as usize + 1 + missing);
+                return Err(CollectiveError::io("waiting for other members to connect", why));
+            };
             if peer as usize > rank as usize && peers[peer as usize].is_none() {
                 peers[peer as usize] = Some(stream);
                 awaited -= 1;
@@ -104,13 +110,13 @@ impl Member {
         Ok(Mesh { rank, members: (0..cards.len() as u32).collect(), whole: Arc::new(whole), moves: None })
     }
 
-    fn call(&self, card: &Card, rank: u32) -> Result<OwnedFd> {
+    fn call(&self, card: &Card, rank: u32, limit: Duration) -> Result<OwnedFd> {
         let io = |error: std::io::Error| CollectiveError::io("connecting to another member", error);
         let stream: OwnedFd = if card.machine.is_some() && card.machine == self.card.machine {
             let address = UnixAddr::from_abstract_name(&card.unix).map_err(io)?;
             UnixStream::connect_addr(&address).map_err(io)?.into()
         } else {
-            let stream = TcpStream::connect_timeout(&card.tcp, CONNECT_LIMIT).map_err(io)?;
+            let stream = TcpStream::connect_timeout(&card.tcp, limit).map_err(io)?;
             stream.set_nodelay(true).map_err(io)?;
             probe(&stream).map_err(io)?;
             stream.into()
@@ -126,13 +132,13 @@ impl Member {
         }
     }
 
-    /// The next member that connects.
-    fn answer(&self, members: usize, until: Instant) -> Result<(u32, OwnedFd)> {
+    /// The next member that connects; none if nobody does in time.
+    fn answer(&self, members: usize, until: Instant) -> Result<Option<(u32, OwnedFd)>> {
         loop {
             let mut fds = [PollFd::new(&self.unix, PollFlags::IN), PollFd::new(&self.tcp, PollFlags::IN)];
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(CollectiveError::io("waiting for other members to connect", "they did not in 20 s"));
+                return Ok(None);
             }
             match poll(&mut fds, Some(&timespec(left))) {
                 Err(Errno::INTR) | Ok(0) => continue,
@@ -151,7 +157,7 @@ impl Member {
             };
             let greeted = accepted.and_then(|stream| Some((self.greeted(&stream, left)?, stream)));
             if let Some((rank, stream)) = greeted.filter(|(rank, _)| (*rank as usize) < members) {
-                return Ok((rank, stream));
+                return Ok(Some((rank, stream)));
             }
         }
     }
@@ -197,7 +203,7 @@ fn is_cut(peer: &OwnedFd) -> bool {
         libc::getsockopt(peer.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
     // Of a socket of another kind there is no such thing.
-    told == 0 && info.tcpi_unacked > 0 && u128::from(info.tcpi_last_ack_recv) > GIVEN_UP.as_millis()
+    told == 0 && info.tcpi_unacked > 0 && u128::from(info.tcpi_last_ack_recv) > limits::GIVEN_UP.as_millis()
 }
 
 /// Names what shares memory and the names of unix sockets.
@@ -436,18 +442,19 @@ impl Mesh {
     }
 
     /// As [`Mesh::recv_from`], where nothing is heard of one without all: fails also once somebody is gone of whom nothing
-    /// has been `heard` nor ever will be, and later once anybody is gone.
+    /// has been `heard` nor ever will be, and later once anybody has been gone for a while.
     pub(crate) fn recv_with_all(&self, from: u32, bytes: &mut [u8], heard: impl Fn(u32) -> bool) -> Result<()> {
+        let mut gone_since = BTreeMap::new();
         self.recv_by(from, bytes, |since| {
-            let waited = since.elapsed();
-            // One that has been heard has come so far; but when it is through, what is awaited is on its way.
-            let is_missed =
-                |rank: &u32| waited > GIVEN_UP || (!self.member(*rank).is_some_and(&heard) && !self.has_more_of(*rank));
-            let missed = if waited > STALL { self.gone().into_iter().find(is_missed) } else { None };
-            match missed {
-                Some(rank) => Err(CollectiveError::PeerLost { rank }),
-                None => self.wait(None, Some(from), since),
+            for rank in if since.elapsed() > STALL { self.gone() } else { Vec::new() } {
+                let gone_for = gone_since.entry(rank).or_insert_with(Instant::now).elapsed();
+                // One that has been heard has come so far. It may be through: what is awaited is on its way then.
+                let may_be_through = self.member(rank).is_some_and(&heard) || self.has_more_of(rank);
+                if gone_for > *limits::GIVEN_UP || !may_be_through {
+                    return Err(CollectiveError::PeerLost { rank });
+                }
             }
+            self.wait(None, Some(from), since)
         })
     }
 

@@ -72,6 +72,21 @@ fn a_member_that_dies_is_an_error_at_the_others() {
     wingbeat::block_on(session.shutdown());
 }
 
+#[test]
+fn a_member_that_does_not_come_is_named_after_the_limit() {
+    let init = wingbeat::init().num_cpus(2).global(false).env("WINGBEAT_MEETING_MS", "300");
+    let session = wingbeat::block_on(init.into_future()).unwrap();
+    let _entered = session.enter();
+    let workers = [Worker::remote(), Worker::remote()];
+    let meeting = Meeting::of(3);
+    let came: Vec<_> = [0, 2].iter().zip(&workers).map(|(rank, own)| own.sum(meeting.clone(), *rank, false)).collect();
+    for told in came {
+        let error = told.get_timeout_blocking(LIMIT).unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "{error}");
+    }
+    wingbeat::block_on(session.shutdown());
+}
+
 /// Works with the others until that fails.
 struct Busy {
     group: Mutex<Group>,

@@ -7,6 +7,7 @@ pub mod codec;
 pub mod error;
 pub mod ids;
 pub mod labels;
+pub mod limits;
 pub mod names;
 pub mod resources;
 pub mod schema;

@@ -6,6 +6,8 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use wingbeat_core::limits::set_to;
+
 /// The limits of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -28,16 +30,6 @@ pub struct Limits {
     /// How long a driver or the head may take to give a megabyte of a program: 30 s, `WINGBEAT_CHUNK_MS`. Over the slowest
     /// links that anybody computes on it takes seconds.
     pub chunk: Duration,
-}
-
-/// What this variable of the environment says in milliseconds; `usual` if it says nothing, or no number above zero.
-pub fn limit(variable: &str, usual: Duration) -> Duration {
-    set_to(std::env::var(variable).ok(), usual)
-}
-
-fn set_to(text: Option<String>, usual: Duration) -> Duration {
-    let ms = text.and_then(|text| text.trim().parse().ok()).filter(|ms| *ms > 0);
-    ms.map_or(usual, Duration::from_millis)
 }
 
 impl Limits {

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use wingbeat_core::limits::limit;
 use wingbeat_core::{JobId, ProcessId};
-use wingbeat_net::limits::limit;
 use wingbeat_net::messages::HeadMessage;
 
 use super::Daemon;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 use wingbeat_core::error::Error;
+use wingbeat_core::limits::limit;
 use wingbeat_core::spec::JobSpec;
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, ProcessId};
-use wingbeat_net::limits::limit;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LeaseHolder, LogLine, RunningLease, WorkerCommand};
 

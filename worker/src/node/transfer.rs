@@ -25,11 +25,11 @@ use parking_lot::Mutex;
 use rand::seq::SliceRandom;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use wingbeat_core::error::Error;
+use wingbeat_core::limits::limit;
 use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
-use wingbeat_net::limits::limit;
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::Daemon;
