@@ -327,6 +327,27 @@ def test_what_cannot_be_kept_of_a_checkpoint_is_refused_by_name(run, write, clus
     assert "made/data is a link to /usr" in done.stderr and "leave it out" in done.stderr
 
 
+def test_room_is_made_before_the_first_checkpoint_and_what_is_left_of_one_that_failed_is_removed(run, write, cluster, tmp_path):
+    script = write("room.py", """
+        import os, pathlib, sys
+        from wingbeat import train
+        made = pathlib.Path("made")
+        made.mkdir(exist_ok=True)
+        for step in range(int(sys.argv[1])):
+            train.report({"step": step}, checkpoint=made)
+        (made / "data").symlink_to("/usr")
+        try:
+            train.report({}, checkpoint=made)
+        except train.ReportError:
+            (made / "data").unlink()
+    """)
+    stored = lambda: sorted(path.name for path in (tmp_path / "stored").glob("checkpoint_*"))  # noqa: E731
+    run("train", "--storage", "stored", "--keep", "9", script, "--", "4", env=cluster, cwd=tmp_path)
+    assert stored() == [f"checkpoint_00000{number}" for number in (1, 2, 3, 4)]
+    run("train", "--storage", "stored", "--keep", "2", script, "--", "0", env=cluster, cwd=tmp_path)
+    assert stored() == ["checkpoint_000003", "checkpoint_000004"]
+
+
 def test_many_checkpoints_that_nobody_waits_for_are_stored_one_after_the_other(run, write, cluster, tmp_path):
     script = write("eager.py", """
         import pathlib

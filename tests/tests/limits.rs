@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::Local;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use wingbeat::{Bundle, Error, get_all_blocking, placement_group};
 use wingbeat_tests::{TestCluster, wait_for_end};
 
@@ -91,6 +91,27 @@ impl Once {
     fn pid(&self) -> u32 {
         std::process::id()
     }
+}
+
+#[test]
+fn a_launch_without_descriptors_fails_after_a_while_and_says_so() {
+    let limits = [("WINGBEAT_DESCRIPTORS_MS", "300")];
+    let cluster = TestCluster::with_env(1, 1, &limits).unwrap();
+    let _driver = join(&cluster);
+    let first = Once::options().num_cpus(0.0).remote();
+    let before = first.pid().get_blocking().unwrap();
+    // What was started ahead of need is at work, so that the next needs a launch.
+    let busy = Once::options().num_cpus(1.0).remote();
+    busy.pid().get_blocking().unwrap();
+    let node = Pid::from_raw(cluster.node_pid(0).unwrap() as i32);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let set = |current| prlimit(node, Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    let usual = set(Some(3));
+    let error = Once::options().num_cpus(0.0).remote().pid().get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(error.to_string().contains("Too many open files"), "{error}");
+    set(usual.current);
+    assert_eq!(first.pid().get_blocking().unwrap(), before, "what lives is not disturbed");
+    Once::options().num_cpus(0.0).remote().pid().get_blocking().unwrap();
 }
 
 #[test]

@@ -13,19 +13,14 @@ use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
 use crate::reservation::{Patience, Reservation, resources};
-use crate::shipping;
 use crate::trainer::{Plan, Shipped};
-use crate::warm;
+use crate::{limits, shipping, warm};
 
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.
 const WARM_TRIES: u32 = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(50);
 /// How long nodes may take to say what is there before that is said.
 const SILENT: Duration = Duration::from_secs(10);
-/// How long ranks may take to remove what was made for them.
-const CLEAN_LIMIT: Duration = Duration::from_secs(1);
-/// As [`CLEAN_LIMIT`], where a worker process must be started for it.
-const FORGET_LIMIT: Duration = Duration::from_secs(5);
 
 /// A rank that has been placed.
 pub(crate) struct Member {
@@ -185,7 +180,7 @@ impl Group {
         if self.left_something.into_inner() {
             let clean = |rank: &Member| rank.handle.clean_up(!returns_to.contains(&rank.at.node));
             let cleaning: Vec<_> = self.ranks.iter().map(clean).collect();
-            let cleaned = join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(CLEAN_LIMIT))).await;
+            let cleaned = join_all(cleaning.iter().map(|cleaned| cleaned.get_timeout(*limits::CLEAN))).await;
             let nodes = || self.ranks.iter().map(|rank| rank.at.node).zip(&cleaned);
             // One that had nothing says nothing of what earlier attempts have left.
             for (node, _) in nodes().filter(|(node, cleaned)| !returns_to.contains(node) && matches!(cleaned, Ok(true)))
@@ -248,7 +243,7 @@ fn forget(name: String) {
 pub(crate) async fn forget_run(run: &str, nodes: BTreeSet<u64>) {
     let options = |node| forget::options().num_cpus(0.0).max_retries(0).on_node(NodeId(node), false);
     let forgetting: Vec<_> = nodes.into_iter().map(|node| options(node).remote(shipping::of_run(run, node))).collect();
-    join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(FORGET_LIMIT))).await;
+    join_all(forgetting.iter().map(|forgotten| forgotten.get_timeout(*limits::FORGET))).await;
 }
 
 /// Brings the run's working directory to the nodes that lack it.

@@ -7,10 +7,9 @@ use wingbeat::{Error, NodeId, PlacementGroup, Session, placement_group};
 use wingbeat_core::resources::ResourceSet;
 
 use crate::error::TrainError;
+use crate::limits;
 use crate::scaling::Scaling;
 
-/// How long an elastic group waits for what is not free now.
-const ELASTIC_WAIT: Duration = Duration::from_secs(3);
 const ELASTIC_PAUSE: Duration = Duration::from_millis(50);
 /// After how long it is said what a group waits for; and again each time that twice as long has passed, and at least once in
 /// [`SAID_AGAIN`].
@@ -123,7 +122,7 @@ async fn units(scaling: &Scaling) -> Result<u32, Error> {
         match scaling.choose(&free, &total) {
             Some(units) => return Ok(units),
             // The group waits for its least, and says for what.
-            None if begun.elapsed() > ELASTIC_WAIT => return Ok(scaling.fits(&free).max(scaling.least)),
+            None if begun.elapsed() > *limits::ELASTIC => return Ok(scaling.fits(&free).max(scaling.least)),
             None => tokio::time::sleep(ELASTIC_PAUSE).await,
         }
     }

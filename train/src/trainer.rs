@@ -30,8 +30,6 @@ const PYTHON_VARIABLE: &str = "WINGBEAT_PYTHON";
 
 /// How often a run looks for another port when rank 0 has found its own taken.
 const PORTS_LOST: u32 = 5;
-/// How long a storage may take when the run was stopped: at its beginning, and to say what it holds when it is over.
-const STOPPED_LIMIT: Duration = Duration::from_secs(5);
 
 /// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
 ///
@@ -487,7 +485,7 @@ impl TorchTrainer {
     /// Until it was stopped, and what waits for the storage has had a moment to hear of it.
     async fn stopped_for_a_while(&self) {
         self.plan.stopper.stopped().await;
-        tokio::time::sleep(STOPPED_LIMIT).await;
+        tokio::time::sleep(*limits::STOPPED).await;
     }
 
     /// The checkpoints that are there when all is done. That they cannot be told makes no training a failure.

@@ -1,6 +1,7 @@
 //! What ranks report is stored, and what is stored is found for them.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use futures::future::join_all;
 use futures::stream::StreamExt;
@@ -9,27 +10,41 @@ use wingbeat::{Error, get_all};
 use super::Attempt;
 use crate::error::TrainError;
 use crate::group::Group;
+use crate::limits;
 use crate::process::{Answer, Report};
 use crate::rank::RankHandle;
-use crate::storage::{Listing, Place};
+use crate::storage::{Claim, Listing, Place};
 
 impl Attempt<'_> {
-    /// Nothing is to be left, or everything at once: what all have reported is stored as usual.
-    pub(super) fn stay(&mut self) {
-        self.leaves = false;
-        self.save_next();
+    /// The attempt is about to end: what all have reported is stored now.
+    pub(super) fn hurry(&mut self) {
+        (self.leaves, self.is_ending) = (false, true);
     }
 
-    /// Begins to store what is held, if it is its turn. Room is made for it first, unless the run is about to leave.
+    /// Begins to store what is held, if it is its turn. Called whenever something has happened.
     pub(super) fn save_next(&mut self) {
-        let makes_room = !self.removals.is_empty() && self.drained.is_none() && self.grows_to.is_none();
-        if !self.leaves
-            && self.saves.is_empty()
-            && !makes_room
+        if self.leaves || !self.saves.is_empty() || self.held.is_empty() {
+            return;
+        }
+        if !self.has_made_room {
+            // An earlier run may have left more than is kept.
+            self.has_made_room = true;
+            self.remove_outdated();
+        }
+        if self.makes_room_until().is_none_or(|until| until <= Instant::now())
             && let Some(held) = self.held.pop_front()
         {
+            // A removal is no silence of ranks.
+            self.quiet_since = Instant::now();
             self.save(held);
         }
+    }
+
+    /// Until when the next checkpoint waits for the removal of old ones: a disk with room for one more is enough then. When
+    /// the run is about to leave or to end, there is no time for it.
+    pub(super) fn makes_room_until(&self) -> Option<Instant> {
+        let is_in_a_hurry = self.is_ending || self.drained.is_some() || self.grows_to.is_some();
+        self.removing_since.filter(|_| !is_in_a_hurry).map(|since| since + *limits::STORAGE)
     }
 
     /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
@@ -42,7 +57,6 @@ impl Attempt<'_> {
             self.has_stored = true;
             self.remove_outdated();
         }
-        self.save_next();
         match saved {
             Err(why) if reports.is_empty() => Err(TrainError::CheckpointLost(why)),
             saved => {
@@ -55,13 +69,15 @@ impl Attempt<'_> {
     /// Begins to remove what is not kept any more, one removal at a time: the new one is there, whatever becomes of older
     /// ones.
     fn remove_outdated(&mut self) {
-        self.is_outdated = !self.removals.is_empty();
+        self.is_outdated = self.removing_since.is_some();
         let Some(claim) = self.storage.claim().cloned().filter(|_| !self.is_outdated) else { return };
         let keep = self.plan.keep.clone();
+        self.removing_since = Some(Instant::now());
         self.removals.push(Box::pin(async move { claim.remove_outdated(&keep).await }));
     }
 
     pub(super) fn removed(&mut self, removed: Result<(), String>) {
+        (self.removing_since, self.quiet_since) = (None, Instant::now());
         if let Err(complaint) = removed
             && self.complaints.insert(complaint.clone())
         {
@@ -70,7 +86,6 @@ impl Attempt<'_> {
         if self.is_outdated {
             self.remove_outdated();
         }
-        self.save_next();
     }
 
     pub(super) async fn finish_removals(&mut self) {
@@ -81,18 +96,12 @@ impl Attempt<'_> {
 
     pub(super) async fn finish_saves(&mut self) -> Result<(), TrainError> {
         let mut all = Ok(());
-        loop {
-            tokio::select! {
-                Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
-                    all = all.and(self.saved(reports, saved));
-                }
-                // What is held waits for it.
-                Some(removed) = self.removals.next(), if !self.held.is_empty() && !self.removals.is_empty() => {
-                    self.removed(removed);
-                }
-                else => return all,
-            }
+        self.save_next();
+        while let Some((reports, saved)) = self.saves.next().await {
+            all = all.and(self.saved(reports, saved));
+            self.save_next();
         }
+        all
     }
 
     /// Begins to store a checkpoint.
@@ -171,19 +180,33 @@ fn save(
         .collect();
     async move {
         let claim = place.begin(number).await?;
-        let storage = claim.storage();
-        let listed: Vec<_> =
-            parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
-        let mut whole = Listing::default();
-        let mut writing = Vec::new();
-        for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
-            let own = whole.take_in(listing);
-            writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
+        let stored = store(&claim, number, &metrics, parts).await;
+        if stored.is_err() {
+            // It would keep room from the next one.
+            claim.give_up(number).await;
         }
-        // Nobody writes there any more when it has failed: what is left of it may be removed.
-        let written = join_all(writing.iter().map(|written| written.get())).await;
-        let written: Result<(), Error> = written.into_iter().collect();
-        written.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
-        claim.complete(number, &metrics, whole).await
+        stored
     }
+}
+
+/// Nobody writes there any more when this has failed: what is left of it may be removed.
+async fn store(
+    claim: &Claim,
+    number: u64,
+    metrics: &BTreeMap<String, f64>,
+    parts: Vec<(RankHandle, String)>,
+) -> Result<(), String> {
+    let storage = claim.storage();
+    let listed: Vec<_> =
+        parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
+    let mut whole = Listing::default();
+    let mut writing = Vec::new();
+    for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
+        let own = whole.take_in(listing);
+        writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
+    }
+    let written = join_all(writing.iter().map(|written| written.get())).await;
+    let written: Result<(), Error> = written.into_iter().collect();
+    written.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
+    claim.complete(number, metrics, whole).await
 }

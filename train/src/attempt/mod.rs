@@ -30,8 +30,6 @@ use crate::reports::{Reports, Step};
 use crate::storage::Place;
 use crate::trainer::Plan;
 
-/// How long ranks that were killed may take to be gone.
-const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// How long what ranks print while they are stopped waits for somebody to read it.
 const UNREAD: Duration = Duration::from_secs(1);
 /// How long before its deadline a drained node is left.
@@ -113,6 +111,12 @@ struct Attempt<'a> {
     /// Old checkpoints that are being removed, and whether there are more by now.
     removals: FuturesUnordered<BoxFuture<'static, Result<(), String>>>,
     is_outdated: bool,
+    /// Since when, while there are some.
+    removing_since: Option<Instant>,
+    /// Whether there was one before the first checkpoint of this attempt.
+    has_made_room: bool,
+    /// What is stored now is the last: there is no time to make room for it.
+    is_ending: bool,
     /// What was said of old checkpoints that cannot be removed.
     complaints: BTreeSet<String>,
 }
@@ -181,6 +185,9 @@ impl Group {
             records: FuturesUnordered::new(),
             has_complained: false,
             leaves: false,
+            removing_since: None,
+            has_made_room: false,
+            is_ending: false,
             removals: FuturesUnordered::new(),
             is_outdated: false,
             complaints: BTreeSet::new(),
@@ -210,7 +217,7 @@ impl Group {
         };
         let mut told = attempt.until_failure(&mut events).await;
         if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
-            attempt.stay();
+            attempt.hurry();
             let given_up = async {
                 plan.stopper.stopped().await;
                 tokio::time::sleep(*limits::STORAGE).await;
@@ -232,7 +239,7 @@ impl Group {
             _ => plan.grace,
         };
         // What all have reported is worth having, and what they report in their grace.
-        attempt.stay();
+        attempt.hurry();
         attempt.stop(&mut events, grace).await;
         let saved = tokio::time::timeout(*limits::STORAGE, attempt.finish_saves()).await;
         // That it could not be stored is not why the run has failed.
@@ -258,7 +265,9 @@ impl Attempt<'_> {
     ) -> Result<(), TrainError> {
         let output = self.output;
         while (self.left > 0 || self.unshown.is_some()) && self.failures.is_empty() && self.lost.is_empty() {
+            self.save_next();
             let stopped = self.plan.stopper.stopped();
+            let room_made = tokio::time::sleep_until(self.makes_room_until().unwrap_or_else(Instant::now).into());
             let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
             tokio::select! {
                 biased;
@@ -267,8 +276,7 @@ impl Attempt<'_> {
                     Some(drained) => self.leave(drained),
                     None => {
                         (self.plan.on_notice)("the drain was taken back: the run stays");
-                        self.drained = None;
-                        self.stay();
+                        (self.drained, self.leaves) = (None, false);
                     }
                 },
                 drained = due(self.drained.clone(), self.plan.grace), if self.drained.is_some() => {
@@ -296,6 +304,7 @@ impl Attempt<'_> {
                     let is_stored = saved.is_ok();
                     // What was held is begun: ranks may have been told that it will be stored.
                     self.saved(reports, saved)?;
+                    self.save_next();
                     self.leaves |= is_stored && (self.drained.is_some() || self.grows_to.is_some());
                     if self.leaves && self.saves.is_empty() {
                         match (self.drained.clone(), self.grows_to) {
@@ -307,6 +316,8 @@ impl Attempt<'_> {
                 }
                 Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => self.looked_up(node, &answer),
                 Some(removed) = self.removals.next(), if !self.removals.is_empty() => self.removed(removed),
+                // The next checkpoint waits no longer.
+                () = room_made, if !self.held.is_empty() && self.makes_room_until().is_some_and(|until| until > Instant::now()) => {}
                 () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => {
                     or_stopped(self.plan, self.grow()).await?;
                 }
@@ -336,7 +347,7 @@ impl Attempt<'_> {
         }
         if tokio::time::timeout_at(until, self.finish_removals()).await.is_err() {
             (self.plan.on_notice)(
-                "old checkpoints could not be removed in time: the next run on this storage removes them",
+                "old checkpoints could not be removed in time: the next run on this storage removes them before its first",
             );
         }
         if let Err(TrainError::Stopped { so_far }) = &mut ended {
@@ -367,7 +378,7 @@ impl Attempt<'_> {
     /// needs the same devices. What was on its way is heard, too: a rank that printed much may have failed first and be
     /// heard of last.
     async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
-        for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, KILL_LIMIT)] {
+        for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
             let output = self.output;
             let rest = async {
@@ -376,6 +387,7 @@ impl Attempt<'_> {
                     let _ = stopped.get().await;
                 }
                 while self.left > 0 || self.unshown.is_some() {
+                    self.save_next();
                     tokio::select! {
                         biased;
                         // What they report on their way out is stored, and answered.
@@ -398,8 +410,14 @@ impl Attempt<'_> {
                 }
             };
             if tokio::time::timeout(limit, rest).await.is_ok() {
-                break;
+                return;
             }
+        }
+        if self.left > 0 {
+            let (left, all) = (self.left, self.group.ranks.len());
+            (self.plan.on_notice)(&format!(
+                "{left} of {all} ranks have not said that they ended: their nodes end them"
+            ));
         }
     }
 
@@ -469,7 +487,6 @@ impl Attempt<'_> {
                     self.tell(reports, &Answer(Ok(None)));
                 } else {
                     self.held.push_back(reports);
-                    self.save_next();
                 }
                 // Others may wait in the middle of which these came.
                 let next = self.reports.step();

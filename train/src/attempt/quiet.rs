@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Attempt, KILL_LIMIT};
+use super::Attempt;
 use crate::error::TrainError;
 use crate::ras::Status;
 use crate::{hang, limits, shown};
@@ -47,7 +47,7 @@ impl Attempt<'_> {
         }
         self.was_hanging = true;
         let asked: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stacks()).collect();
-        let told = futures::future::join_all(asked.iter().map(|asked| asked.get_timeout(KILL_LIMIT))).await;
+        let told = futures::future::join_all(asked.iter().map(|asked| asked.get_timeout(*limits::KILLED))).await;
         let stacks: Vec<_> =
             told.into_iter().map(|told| told.unwrap_or_else(|error| format!("no stacks: {error}"))).collect();
         let described = hang::describe(&stacks, &missing, nccl.as_ref(), quiet);
@@ -61,6 +61,6 @@ impl Attempt<'_> {
     /// How far NCCL is, if ranks use it: one process gathers it from all. Empty if it does not answer.
     pub(super) async fn ask_nccl(&mut self) -> Option<Status> {
         let (port, first) = (self.ras?, self.group.ranks.first()?);
-        Some(first.handle.ras(port).get_timeout(KILL_LIMIT * 2).await.unwrap_or_default())
+        Some(first.handle.ras(port).get_timeout(*limits::KILLED * 2).await.unwrap_or_default())
     }
 }

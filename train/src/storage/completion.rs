@@ -42,6 +42,15 @@ impl Claim {
         }
     }
 
+    /// Removes a checkpoint that could not be stored, as far as that can be done: what is left is removed as outdated.
+    pub(crate) async fn give_up(&self, number: u64) {
+        let storage = self.storage();
+        let folders = storage.folders().await.unwrap_or_default();
+        if let Some(folder) = folders.into_iter().find(|folder| folder.number() == Some(number)) {
+            let _ = storage.remove(&folder).await;
+        }
+    }
+
     /// Says that a checkpoint is complete.
     pub(crate) async fn complete(&self, number: u64, metrics: &BTreeMap<String, f64>, listing: Listing) -> Result<()> {
         let storage = self.storage();

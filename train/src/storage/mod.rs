@@ -10,7 +10,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
@@ -315,15 +315,16 @@ impl Storage {
             return removed.await.map_err(|error| error.to_string())?;
         }
         // Its mark goes last: what is left without it would be nobody's.
-        let place = |file: &&Path| match file.filename() {
+        let place = |file: &Path| match file.filename() {
             Some(COMPLETE) => 0,
             Some(claim::MARK) => 2,
             _ => 1,
         };
-        let mut files: Vec<&Path> = folder.files.iter().collect();
-        files.sort_by_key(place);
-        for file in files {
-            self.delete(file).await?;
+        for turn in 0..=2 {
+            let mut files = folder.files.clone();
+            files.retain(|file| place(file) == turn);
+            let deleting = files.into_iter().map(|file| async move { self.delete(&file).await });
+            futures::stream::iter(deleting).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! How a lease gets its worker process: an idle one, one that is starting, or a new one.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use wingbeat_core::error::Error;
+use wingbeat_core::limits::limit;
 use wingbeat_core::spec::{Address, JobSpec};
 use wingbeat_core::{JobId, LeaseId, ProcessId};
 use wingbeat_net::link::Link;
@@ -21,8 +22,9 @@ use crate::start::{self, WorkerStartInfo};
 
 /// See [`wingbeat_net::limits::Limits::silence`].
 const SILENCE_VARIABLE: &str = "WINGBEAT_SILENCE_MS";
-/// How long a launch waits for descriptors before it fails, and how often it looks.
-const DESCRIPTORS_LIMIT: Duration = Duration::from_secs(10);
+/// How long a launch waits for descriptors before it fails: 10 s, `WINGBEAT_DESCRIPTORS_MS`. And how often it looks.
+static DESCRIPTORS_LIMIT: LazyLock<Duration> =
+    LazyLock::new(|| limit("WINGBEAT_DESCRIPTORS_MS", Duration::from_secs(10)));
 const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Daemon {
@@ -101,7 +103,7 @@ impl Daemon {
                 match daemon.clone().launch_process(process, &job, &gpus, &page).await {
                     Ok(()) => return,
                     // Connections and files come and go.
-                    Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < DESCRIPTORS_LIMIT => {
+                    Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < *DESCRIPTORS_LIMIT => {
                         tokio::time::sleep(DESCRIPTORS_PAUSE).await;
                     }
                     Err(error) => return daemon.forget_unstarted(process, &error),
