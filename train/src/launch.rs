@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+use futures::FutureExt;
 use futures::stream::{SelectAll, Stream, StreamExt};
+use tokio::sync::watch;
 use wingbeat::{ObjectRef, get_all};
 
 use crate::environment::{self, Shared};
@@ -177,7 +179,8 @@ impl Group {
         Ok(get_all(&of_ranks).await?)
     }
 
-    /// Starts every rank.
+    /// Starts every rank: the first before the others. It listens for them, and whoever comes too early tries again only
+    /// after a third of a second or more (torch's `TCPStore`).
     pub(crate) fn launch(
         &self,
         plan: &Plan,
@@ -186,6 +189,8 @@ impl Group {
         prepared: &Prepared,
     ) -> Events<impl Stream<Item = Heard> + Unpin + use<>> {
         let mut events = SelectAll::new();
+        let (begins, first_begins) = watch::channel(false);
+        let mut begins = Some(begins);
         let Some(first) = self.ranks.first() else { return events };
         let one_node = self.ranks.iter().all(|rank| rank.at.node == first.at.node);
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -229,7 +234,21 @@ impl Group {
             let shards = plan.datasets.iter().filter_map(|(dataset, shards)| {
                 Some(Shard { dataset: dataset.clone(), bytes: shards.get(index)?.clone() })
             });
-            events.push(rank.handle.run(launch, shards.collect::<Vec<_>>()).map(move |event| (index, event)));
+            let (handle, shards) = (rank.handle.clone(), shards.collect::<Vec<_>>());
+            let (begins, mut first_begins) = (begins.take(), first_begins.clone());
+            let run = async move {
+                if begins.is_none() {
+                    // It may also have ended.
+                    let _ = first_begins.wait_for(|begins| *begins).await;
+                }
+                handle.run(launch, shards).map(move |event| {
+                    if let Some(begins) = &begins {
+                        begins.send_replace(true);
+                    }
+                    (index, event)
+                })
+            };
+            events.push(run.flatten_stream().boxed());
         }
         events
     }

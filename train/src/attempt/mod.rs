@@ -430,6 +430,7 @@ impl Attempt<'_> {
         self.quiet_since = Instant::now();
         (self.was_named, self.was_hanging, self.nccl) = (false, false, None);
         match event {
+            Ok(Event::Begins) => {}
             Ok(Event::Printed(printed)) => {
                 self.unshown = Some(Message::Printed(rank as u32, printed));
                 if self.pauses == 0 {

@@ -79,8 +79,11 @@ impl Rank {
         env: &Environment,
         cwd: &Path,
         stdin: OwnedFd,
+        events: &mpsc::Sender<Event>,
     ) -> std::io::Result<Rank> {
         let mut warm = Warm::connect(name)?;
+        // Whoever connects from now on comes behind this rank.
+        let _ = events.blocking_send(Event::Begins);
         if let Some(why) = warm.hear_soon()?.refused {
             return Err(Error::other(why));
         }

@@ -161,6 +161,8 @@ impl Outcome {
 /// What happens to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Event {
+    /// Its process is there, or will be before that of any rank that is asked for now.
+    Begins,
     Printed(Printed),
     /// It waits for an answer to its report.
     Report(Report),
@@ -358,8 +360,10 @@ fn supervise(
     let folder = launch.folder()?;
     let kills = memory::kills();
     let exit = socket.serve(answers, events, || {
-        let warm =
-            launch.warm.as_deref().map(|name| forked::Rank::fork(name, &command, &env, &folder, launch.stdin()?));
+        let warm = launch
+            .warm
+            .as_deref()
+            .map(|name| forked::Rank::fork(name, &command, &env, &folder, launch.stdin()?, events));
         match warm {
             Some(Ok(rank)) => rank.follow(running, stacks, events),
             Some(Err(why)) => {

@@ -88,6 +88,7 @@ fn follow(
 ) -> std::io::Result<Exit> {
     let id = Pid::from_child(child);
     running.started(Reach::Group(id), stacks);
+    let _ = events.blocking_send(Event::Begins);
     output::follow(child.stdout.take(), child.stderr.take(), events, || {
         wait_unreaped(id)?;
         let ended_us = now_us();
