@@ -23,6 +23,7 @@ pub struct Hosts {
     pub names: Vec<String>,
     bridge: String,
     subnet: u8,
+    env: Vec<(&'static str, &'static str)>,
 }
 
 /// A process on a host. Dropping it kills it with SIGKILL.
@@ -78,6 +79,7 @@ impl Hosts {
             names: (0..count).map(|i| format!("wb{id}-{i}")).collect(),
             bridge: format!("wb{id}"),
             subnet: (id % 250) as u8,
+            env: Vec::new(),
         };
         let bridge = &hosts.bridge;
         if !ip(&format!("link add {bridge} type bridge")) || !ip(&format!("link set {bridge} up")) {
@@ -97,6 +99,12 @@ impl Hosts {
             }
         }
         Some(hosts)
+    }
+
+    /// Gives every process on them this variable.
+    pub fn env(mut self, variable: &'static str, value: &'static str) -> Hosts {
+        self.env.push((variable, value));
+        self
     }
 
     /// A host's address.
@@ -124,10 +132,26 @@ impl Hosts {
         ip(&format!("link set {} master {}", self.port(host), self.bridge))
     }
 
+    /// Cuts two off from each other and from nobody else.
+    pub fn cut_between(&self, one: usize, other: usize) -> bool {
+        self.between(one, other, "add")
+    }
+
+    /// The contrary.
+    pub fn mend_between(&self, one: usize, other: usize) -> bool {
+        self.between(one, other, "del")
+    }
+
+    fn between(&self, one: usize, other: usize, change: &str) -> bool {
+        [(one, other), (other, one)].iter().all(|(from, to)| {
+            ip(&format!("-n {} route {change} blackhole {}/32", self.names[*from], self.address(*to)))
+        })
+    }
+
     /// A command that runs on a host.
     pub fn on(&self, host: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(program);
+        command.args(["netns", "exec", &self.names[host]]).arg(program).envs(self.env.iter().copied());
         command
     }
 

@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use wingbeat::Error;
+use wingbeat_tests::hosts::Hosts;
 
 /// Runs inside the driver's namespace when the test starts itself again there.
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
@@ -167,6 +169,87 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         let _ = kill_process(self.0, Signal::CONT);
     }
+}
+
+/// Does a little, and leaves a byte.
+#[wingbeat::remote(max_retries = 0)]
+fn leave_a_byte(file: PathBuf) {
+    std::thread::sleep(Duration::from_millis(1));
+    std::fs::OpenOptions::new().append(true).open(file).unwrap().write_all(b"x").unwrap();
+}
+
+#[wingbeat::remote]
+fn numbers(count: u64) -> impl Iterator<Item = u64> {
+    (0..count).inspect(|_| std::thread::sleep(Duration::from_millis(1)))
+}
+
+struct Counter(u64);
+
+#[wingbeat::actor]
+impl Counter {
+    fn new() -> Self {
+        Counter(0)
+    }
+
+    fn count(&mut self) -> u64 {
+        std::thread::sleep(Duration::from_millis(1));
+        self.0 += 1;
+        self.0
+    }
+}
+
+#[test]
+fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none() {
+    const NAME: &str = "a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none";
+    if std::env::var_os(INSIDE).is_some() {
+        return across_a_cut();
+    }
+    let Some(hosts) = Hosts::new(3).unwrap() else { return };
+    let hosts = hosts.env("WINGBEAT_SILENCE_MS", "1000").env("WINGBEAT_CONTACT_MS", "60000");
+    let (address, _head) = hosts.head().unwrap();
+    let _nodes =
+        [(1, "far=1"), (2, "near=1")].map(|(host, has)| hosts.node(host, &address, &["--resource", has]).unwrap());
+    let mut driver = hosts.on(2, &std::env::current_exe().unwrap());
+    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").stdout(Stdio::piped());
+    hosts.join(&mut driver, &address);
+    let mut driver = driver.spawn().unwrap();
+    let mut said = BufReader::new(driver.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.ends_with("it is under way\n") {
+        assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    assert!(hosts.cut_between(1, 2));
+    // Longer than silence is borne: the connections end.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(hosts.mend_between(1, 2));
+    said.read_to_string(&mut text).unwrap();
+    assert!(driver.wait().unwrap().success(), "{text}");
+}
+
+fn across_a_cut() {
+    const COUNT: usize = 3_000;
+    wingbeat::init_blocking().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = dir.path().join("bytes");
+    std::fs::write(&bytes, "").unwrap();
+    let counter = Counter::options().num_cpus(0.0).resource("far", 0.1).remote();
+    let mut items = numbers::options().num_cpus(0.5).resource("far", 0.1).remote(COUNT as u64);
+    let calls: Vec<_> = (0..COUNT).map(|_| counter.count()).collect();
+    let left: Vec<_> =
+        (0..COUNT).map(|_| leave_a_byte::options().num_cpus(0.5).resource("far", 0.1).remote(bytes.clone())).collect();
+    assert_eq!(items.next_blocking().unwrap().unwrap(), 0);
+    left[0].get_blocking().unwrap();
+    calls[0].get_blocking().unwrap();
+    println!("it is under way");
+    let counted = wingbeat::get_all_blocking(&calls).unwrap();
+    assert_eq!(counted, (1..=COUNT as u64).collect::<Vec<_>>());
+    for number in 1..COUNT as u64 {
+        assert_eq!(items.next_blocking().unwrap().unwrap(), number);
+    }
+    assert!(items.next_blocking().is_none());
+    wingbeat::get_all_blocking(&left).unwrap();
+    assert_eq!(std::fs::read(&bytes).unwrap().len(), COUNT);
+    wingbeat::shutdown_blocking();
 }
 
 #[test]

@@ -370,7 +370,7 @@ mod tests {
     }
 
     impl Process for Giver {
-        async fn deliver(self, _: Context, _: Vec<PeerMessage>) {}
+        async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
         async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
         async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
         async fn logs(self, _: Context, _: Vec<LogLine>) {}

@@ -170,8 +170,8 @@ pub struct Hello {
     pub cluster: Option<ClusterId>,
     /// The release.
     pub version: String,
-    /// How often the dialler lost contact with this very process, as far as it knows. More than last time says that
-    /// connections which the acceptor still has are dead.
+    /// How often the dialler lost contact with this very process, as far as it knows. More than the acceptor knows of says
+    /// that connections which that still has are dead.
     pub losses: u64,
 }
 

@@ -16,6 +16,9 @@ pub struct Limits {
     /// A TCP connection on which nothing else was sent for so long carries a probe: a tenth of `silence`, so that ten in a
     /// row must be lost.
     pub probe: Duration,
+    /// A process that cannot be reached is looked for so long before what waits for it is told: four times `silence`, or
+    /// `WINGBEAT_CONTACT_MS`.
+    pub contact: Duration,
     /// Dialling and the handshake together: 10 s, `WINGBEAT_DIAL_MS`. A live peer answers in milliseconds; this allows for a
     /// loaded machine and a few lost packets.
     pub dial: Duration,
@@ -40,6 +43,7 @@ impl Limits {
         Limits {
             silence,
             probe: silence / 10,
+            contact: set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence),
             dial: of("WINGBEAT_DIAL_MS", 10_000),
             proof: of("WINGBEAT_PROOF_MS", 2_000),
             head,

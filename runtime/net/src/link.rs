@@ -6,6 +6,10 @@
 //! To the peer, a batch is an ordinary tarpc request. On this side there is no future for its answer: the
 //! request ids of links have their highest bit set, and the connection tells the link which were answered. So nothing
 //! is woken by an answer, and it can be late.
+//!
+//! A link may outlive its connections ([`Link::carry`]): batches are numbered and kept until they are answered, and what was
+//! not is sent again, under the same numbers, over the next connection. The peer passes over what it has taken in already,
+//! so that every message arrives once and in order, over any number of connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,6 +39,8 @@ const BATCH_BYTES: usize = 1 << 20;
 struct Shared<M> {
     state: Mutex<State<M>>,
     wake: Notify,
+    /// Held by what carries it: one connection at a time.
+    carrier: tokio::sync::Mutex<()>,
     acknowledged: watch::Sender<Progress>,
 }
 
@@ -46,9 +52,18 @@ struct State<M> {
     broken: bool,
     /// Whether somebody waits for one of those in the queue to be taken in.
     hurry: bool,
-    /// Ids and sizes of the batches that are not answered.
-    in_flight: VecDeque<(u64, u64)>,
+    /// Batches that are not answered.
+    in_flight: VecDeque<Batch<M>>,
+    /// Those that were sent over a connection which has ended.
+    again: VecDeque<Batch<M>>,
     next: u64,
+}
+
+struct Batch<M> {
+    id: u64,
+    count: u64,
+    /// As long as it may have to be sent again.
+    kept: Vec<M>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -83,9 +98,11 @@ impl<M: Weight + Send + 'static> Link<M> {
             broken: false,
             hurry: false,
             in_flight: VecDeque::new(),
+            again: VecDeque::new(),
             next: 0,
         };
-        let shared = Shared { state: Mutex::new(state), wake: Notify::new(), acknowledged: watch::Sender::default() };
+        let (wake, carrier, acknowledged) = Default::default();
+        let shared = Shared { state: Mutex::new(state), wake, carrier, acknowledged };
         Link { shared: Arc::new(shared) }
     }
 
@@ -150,21 +167,58 @@ impl<M: Weight + Send + 'static> Link<M> {
     pub fn broke(&self) {
         let mut state = self.shared.state.lock();
         state.broken = true;
-        let dropped = std::mem::take(&mut state.queue);
-        state.in_flight.clear();
+        let dropped =
+            (std::mem::take(&mut state.queue), std::mem::take(&mut state.in_flight), std::mem::take(&mut state.again));
         self.shared.acknowledged.send_modify(|progress| progress.broken = true);
         drop(state);
         drop(dropped);
         self.shared.wake.notify_one();
     }
 
+    /// How many messages were taken in.
+    pub fn taken_in(&self) -> u64 {
+        self.shared.acknowledged.borrow().count
+    }
+
     /// Sends over `connection`, as the tarpc request that `request` makes of a batch, until the connection ends or
-    /// [`Link::broke`] is called. A connection carries one link.
+    /// [`Link::broke`] is called; the link is broken then. A connection carries one link.
     pub async fn run<R, F>(&self, connection: &Connection, request: F)
     where
         R: Serialize,
         F: Fn(Vec<M>) -> R,
     {
+        self.send_over(connection, &|_, batch| request(batch), &|_| Vec::new()).await;
+        self.broke();
+    }
+
+    /// As [`Link::run`], for a link that goes on over the next connection when this one has ended, and first sends what was
+    /// not answered again. Waits while another connection carries it. `request` is told the number of a batch, and `kept`
+    /// takes the messages back from a request.
+    pub async fn carry<R, F, K>(&self, connection: &Connection, request: F, kept: K)
+    where
+        R: Serialize,
+        F: Fn(u64, Vec<M>) -> R,
+        K: Fn(R) -> Vec<M>,
+    {
+        let _carrier = tokio::select! {
+            carrier = self.shared.carrier.lock() => carrier,
+            () = connection.closed() => return,
+        };
+        {
+            let mut state = self.shared.state.lock();
+            let mut again = std::mem::take(&mut state.in_flight);
+            again.append(&mut state.again);
+            state.again = again;
+        }
+        self.send_over(connection, &request, &kept).await;
+    }
+
+    async fn send_over<R: Serialize>(
+        &self,
+        connection: &Connection,
+        request: &impl Fn(u64, Vec<M>) -> R,
+        kept: &impl Fn(R) -> Vec<M>,
+    ) {
         let outbox = connection.outbox().clone();
         outbox.tell(self.shared.clone());
         let sending = async {
@@ -180,8 +234,13 @@ impl<M: Weight + Send + 'static> Link<M> {
                     self.shared.wake.notified().await;
                     continue;
                 };
-                let request = Request { context: mux::no_deadline(), id, message: request(batch) };
-                match outbox.push(REQUEST, &ClientMessage::Request(request), Urgency::Soon) {
+                let message = request(id & !(LINK | HURRY), batch);
+                let asked = ClientMessage::Request(Request { context: mux::no_deadline(), id, message });
+                let pushed = outbox.push(REQUEST, &asked, Urgency::Soon);
+                if let ClientMessage::Request(asked) = asked {
+                    self.keep(id, kept(asked.message));
+                }
+                match pushed {
                     Ok(()) => {}
                     Err(PushError::Closed) => return tracing::debug!("a link broke"),
                     Err(PushError::Refused(why)) => {
@@ -196,12 +255,26 @@ impl<M: Weight + Send + 'static> Link<M> {
             () = sending => {}
             () = connection.closed() => {}
         }
-        self.broke();
+    }
+
+    /// Keeps a batch that was sent until it is answered.
+    fn keep(&self, id: u64, messages: Vec<M>) {
+        if messages.is_empty() {
+            return;
+        }
+        let mut state = self.shared.state.lock();
+        if let Some(batch) = state.in_flight.iter_mut().rev().find(|batch| batch.id == id) {
+            batch.kept = messages;
+        }
     }
 
     /// What goes next, if there is something and it may be sent.
     fn next_batch(&self) -> Option<(u64, Vec<M>)> {
         let mut state = self.shared.state.lock();
+        if let Some(Batch { id, count, kept }) = state.again.pop_front() {
+            state.in_flight.push_back(Batch { id, count, kept: Vec::new() });
+            return Some((id, kept));
+        }
         if state.queue.is_empty() || state.in_flight.len() >= BATCHES {
             return None;
         }
@@ -218,7 +291,7 @@ impl<M: Weight + Send + 'static> Link<M> {
             state.hurry = !state.queue.is_empty();
         }
         state.next += 1;
-        state.in_flight.push_back((id, count as u64));
+        state.in_flight.push_back(Batch { id, count: count as u64, kept: Vec::new() });
         Some((id, batch))
     }
 }
@@ -240,13 +313,18 @@ impl<M: Send> Answers for Shared<M> {
     fn answered(&self, id: u64, taken_in: bool) {
         let mut state = self.state.lock();
         let full = state.in_flight.len() >= BATCHES;
-        let Some(at) = state.in_flight.iter().position(|(sent, _)| *sent == id) else { return };
-        let Some((_, count)) = state.in_flight.remove(at) else { return };
+        let State { in_flight, again, .. } = &mut *state;
+        let answered = [in_flight, again].into_iter().find_map(|batches| {
+            let at = batches.iter().position(|batch| batch.id == id)?;
+            batches.remove(at)
+        });
+        let Some(Batch { count, kept, .. }) = answered else { return };
         self.acknowledged.send_modify(|progress| {
             progress.count += count;
             progress.broken |= !taken_in;
         });
         drop(state);
+        drop(kept);
         if full || !taken_in {
             self.wake.notify_one();
         }

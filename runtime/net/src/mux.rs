@@ -176,6 +176,11 @@ impl Connection {
         self.outbox.close();
     }
 
+    /// Whether this is the same connection.
+    pub fn is(&self, other: &Connection) -> bool {
+        Arc::ptr_eq(&self.outbox, &other.outbox)
+    }
+
     /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
         *self.ended.borrow()

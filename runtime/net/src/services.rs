@@ -36,6 +36,8 @@ pub trait Head {
     async fn settle_output(job: JobId);
     /// Whether the node is part of the cluster. Asked by its worker processes when its daemon is silent.
     async fn knows_node(node: NodeId) -> bool;
+    /// Whether a process has certainly ended. Asked by those who cannot reach it.
+    async fn has_ended(process: ProcessId) -> bool;
     /// A piece of a program that the head keeps for detached actors, from `offset`; empty at its end, and none if it is
     /// not kept.
     async fn read_program(hash: String, offset: u64) -> Result<Option<Payload>, Error>;
@@ -66,8 +68,8 @@ pub trait Node {
 /// Served by drivers and worker processes; called by each other, by the head and by node daemons.
 #[tarpc::service]
 pub trait Process {
-    /// One-way messages from another process, in order.
-    async fn deliver(messages: Vec<PeerMessage>);
+    /// One-way messages from another process, in order: a batch of this number in a contact of that. A batch may come again.
+    async fn deliver(contact: u64, number: u64, messages: Vec<PeerMessage>);
     /// What the head has to say, in order.
     async fn head_events(events: Vec<HeadEvent>);
     /// What the daemon has to say to its worker process, in order.

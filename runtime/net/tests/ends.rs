@@ -54,7 +54,7 @@ impl Counter {
 }
 
 impl Process for Counter {
-    async fn deliver(self, _: Context, messages: Vec<PeerMessage>) {
+    async fn deliver(self, _: Context, _: u64, _: u64, messages: Vec<PeerMessage>) {
         self.may_take.acquire().await.unwrap().forget();
         for message in messages {
             self.messages.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn end(stream: Stream, service: Counter) -> End {
     tokio::spawn(async move {
         tokio::select! {
             () = mux::serve(server, serving.serve()) => {}
-            () = running.run(&over, |messages| ProcessRequest::Deliver { messages }) => {}
+            () = running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }) => {}
         }
         over.close();
     });

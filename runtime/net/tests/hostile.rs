@@ -73,7 +73,7 @@ fn count_panics() {
 struct Polite;
 
 impl Process for Polite {
-    async fn deliver(self, _: Context, _: Vec<PeerMessage>) {}
+    async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
     async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
@@ -129,7 +129,7 @@ fn honest() -> Vec<Bytes> {
     let demand = HeadMessage::Demand { shape: Shape::default(), wanted: 3, name: "f".into() };
     let mut all = Vec::new();
     for (id, message) in [
-        ProcessRequest::Deliver { messages: peer },
+        ProcessRequest::Deliver { contact: 0, number: 0, messages: peer },
         ProcessRequest::ExplainTask { task },
         ProcessRequest::ReadExecutable { offset: 3 },
         ProcessRequest::Commands { commands: vec![WorkerCommand::Drain, WorkerCommand::Exit] },

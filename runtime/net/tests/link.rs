@@ -26,7 +26,7 @@ struct Peer {
 }
 
 impl Process for Peer {
-    async fn deliver(self, _: Context, messages: Vec<PeerMessage>) {
+    async fn deliver(self, _: Context, _: u64, _: u64, messages: Vec<PeerMessage>) {
         self.may_take.acquire().await.unwrap().forget();
         for message in messages {
             match message {
@@ -63,7 +63,9 @@ fn connected(here: Stream, there: Stream) -> Pair {
     tokio::spawn(mux::serve(server, peer.clone().serve()));
     let link = Link::new();
     let (running, over) = (link.clone(), ours.clone());
-    tokio::spawn(async move { running.run(&over, |messages| ProcessRequest::Deliver { messages }).await });
+    tokio::spawn(async move {
+        running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }).await
+    });
     Pair { link, ours, theirs, peer }
 }
 
@@ -128,6 +130,92 @@ async fn more_than_the_sockets_hold_arrives_all_the_same() {
         assert!(pair.link.flushed().await);
         assert_eq!(*pair.peer.got.lock(), (0..64).collect::<Vec<u64>>());
     }
+}
+
+/// Takes in each batch once, and answers as many as it may.
+#[derive(Clone)]
+struct Forgetful {
+    got: Arc<Mutex<Vec<u64>>>,
+    heard: Arc<Mutex<u64>>,
+    may_answer: Arc<Semaphore>,
+}
+
+impl Forgetful {
+    fn take_in(&self, number: u64, messages: Vec<PeerMessage>) {
+        let mut heard = self.heard.lock();
+        if number < *heard {
+            return;
+        }
+        *heard = number + 1;
+        let taken = messages.into_iter().map(|message| match message {
+            PeerMessage::Ready(lease) => lease.0,
+            other => panic!("{other:?}"),
+        });
+        self.got.lock().extend(taken);
+    }
+}
+
+impl Process for Forgetful {
+    async fn deliver(self, _: Context, _: u64, number: u64, messages: Vec<PeerMessage>) {
+        self.take_in(number, messages);
+        self.may_answer.acquire().await.unwrap().forget();
+    }
+    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
+    async fn logs(self, _: Context, _: Vec<LogLine>) {}
+    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
+        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
+    }
+    async fn read_executable(self, _: Context, _: u64) -> Result<Payload, Error> {
+        Ok(Payload(Vec::new().into()))
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_lost_or_taken_in_twice() {
+    let link = Link::new();
+    let (got, heard): (Arc<Mutex<Vec<u64>>>, Arc<Mutex<u64>>) = Default::default();
+    let mut sent = 0;
+    let kept = |request| match request {
+        ProcessRequest::Deliver { messages, .. } => messages,
+        _ => Vec::new(),
+    };
+    for round in 0..20 {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (ours, _, _) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+            Stream::Unix(here),
+            Waiting::Asleep,
+        );
+        let (theirs, _, server) = mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(
+            Stream::Unix(there),
+            Waiting::Asleep,
+        );
+        // So many batches are answered before the connection ends; the last one answers all.
+        let may_answer = Arc::new(Semaphore::new(if round == 19 { ALWAYS } else { round % 3 }));
+        let peer = Forgetful { got: got.clone(), heard: heard.clone(), may_answer };
+        tokio::spawn(mux::serve(server, peer.serve()));
+        let (running, over) = (link.clone(), ours.clone());
+        let carrying = tokio::spawn(async move {
+            let request = |number, messages| ProcessRequest::Deliver { contact: 0, number, messages };
+            running.carry(&over, request, kept).await;
+        });
+        for _ in 0..1_500 {
+            link.send(PeerMessage::Ready(LeaseId(sent)));
+            sent += 1;
+        }
+        if round == 19 {
+            assert!(link.flushed().await);
+            assert!(link.is_idle());
+        } else {
+            while *heard.lock() <= round as u64 {
+                tokio::task::yield_now().await;
+            }
+            theirs.close();
+            carrying.await.unwrap();
+            assert!(!link.is_broken());
+        }
+    }
+    assert_eq!(*got.lock(), (0..sent).collect::<Vec<u64>>());
 }
 
 #[tokio::test]

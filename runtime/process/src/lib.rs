@@ -21,6 +21,7 @@ mod borrowing;
 mod call_queue;
 mod calls;
 mod cluster;
+mod contact;
 pub mod context;
 mod deletions;
 mod dispatch;

@@ -1,28 +1,22 @@
-//! Connections to other processes: one a pair, dialled on first use, and watched for their end.
+//! What is said to other processes, and which refs of theirs are registered.
 
 use std::collections::{HashSet, VecDeque};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use futures::FutureExt;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ObjectId, ProcessId};
-use wingbeat_net::address::{self, DialError, Stream};
-use wingbeat_net::handshake::{Hello, Purpose};
 use wingbeat_net::link::{IDS_A_MESSAGE, Link};
 use wingbeat_net::messages::{PeerMessage, Registration};
-use wingbeat_net::mux::{self, Connection, Waiting};
-use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
 
 use crate::borrowing::{Borrowing, Ready};
+use crate::contact::Contact;
 use crate::object::{Handle, Object, Released};
 use crate::process::Process;
-use crate::service::PeerService;
 use crate::session::Session;
 
 /// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
@@ -35,23 +29,22 @@ pub(crate) type Confirmation = (ProcessId, PeerMessage);
 /// Everybody this process talks to, the head excepted.
 #[derive(Default)]
 pub(crate) struct Peers {
-    links: DashMap<ProcessId, Link<PeerMessage>>,
     addresses: DashMap<ProcessId, Address>,
-    contacts: DashMap<ProcessId, Contact>,
+    pub(crate) contacts: DashMap<ProcessId, Contact>,
     /// Processes of which it is certain that they are gone.
-    gone: RwLock<Gone>,
+    pub(crate) gone: RwLock<Gone>,
     /// What is borrowed from others, and what waits until it is registered with them.
-    borrowing: Mutex<Borrowing<Confirmation>>,
+    pub(crate) borrowing: Mutex<Borrowing<Confirmation>>,
     /// Objects of each owner whose values it was asked for.
     asked: DashMap<ProcessId, HashSet<ObjectId>>,
     /// Says that nothing waits in `borrowing`.
     confirmed: tokio::sync::Notify,
-    looks: Looks,
+    pub(crate) looks: Looks,
 }
 
 /// Who is lost is looked for, so that nothing is kept of the dead; where nobody waits for that, so many at a time: each
 /// look is a connection, and a node can be lost with thousands.
-struct Looks(Semaphore);
+pub(crate) struct Looks(pub Semaphore);
 
 const LOOKS: usize = 64;
 
@@ -63,7 +56,7 @@ impl Default for Looks {
 
 /// Ids are never used again, so that who is gone stays gone.
 #[derive(Default)]
-struct Gone {
+pub(crate) struct Gone {
     known: HashSet<ProcessId>,
     /// The longest gone first.
     order: VecDeque<ProcessId>,
@@ -82,23 +75,9 @@ impl Gone {
         }
     }
 
-    fn remove(&mut self, process: ProcessId) {
+    pub(crate) fn remove(&mut self, process: ProcessId) {
         self.known.remove(&process);
     }
-}
-
-/// What this process knows of its connections with another. A broken connection is a loss of contact and not of the
-/// process: who has something to say afterwards dials again.
-#[derive(Default)]
-struct Contact {
-    /// How often contact was lost. What belongs to an earlier contact does not end a later one.
-    losses: u64,
-    /// The same as far as the other side is known to count. When it says more, this side's connections are dead and it has
-    /// not noticed. Too high a number only means that the limit for silence has to find that out.
-    theirs: u64,
-    /// Those of the present contact: two when both sides dialled at once. Each carries what its dialler says, so that the
-    /// end of either is a loss.
-    connections: Vec<Connection>,
 }
 
 impl Peers {
@@ -143,19 +122,13 @@ impl Peers {
 
     /// Whether there is a contact with a process, or there can be one.
     pub(crate) fn can_reach(&self, process: ProcessId) -> bool {
-        self.links.contains_key(&process) || (self.addresses.contains_key(&process) && !self.is_gone(process))
+        self.is_in_contact(process) || (self.addresses.contains_key(&process) && !self.is_gone(process))
     }
 
     /// Remembers that a process is certainly gone.
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
         self.gone.write().insert(process);
         self.addresses.remove(&process);
-    }
-
-    /// Keeps nothing of a contact that is over. One that somebody is dialling is not: its loss must be told.
-    fn forget_contact(&self, process: ProcessId) {
-        let is_over = |contact: &Contact| contact.connections.is_empty() && !self.links.contains_key(&process);
-        self.contacts.remove_if(&process, |_, contact| is_over(contact));
     }
 
     /// Waits until everything that was queued was taken in, or its receiver is gone.
@@ -167,7 +140,7 @@ impl Peers {
             }
             confirmed.await;
         }
-        let links: Vec<Link<PeerMessage>> = self.links.iter().map(|link| link.value().clone()).collect();
+        let links: Vec<Link<PeerMessage>> = self.contacts.iter().filter_map(|contact| contact.link.clone()).collect();
         for link in links {
             link.flushed().await;
         }
@@ -175,41 +148,17 @@ impl Peers {
 
     /// Waits until everything that was queued for one process was taken in. False when contact with it was lost first.
     pub(crate) async fn flushed_to(&self, process: ProcessId) -> bool {
-        let link = self.links.get(&process).map(|link| link.clone());
-        match link {
+        match self.link(process) {
             Some(link) => link.flushed().await,
             None => false,
         }
-    }
-
-    pub(crate) fn close(&self) {
-        for contact in &self.contacts {
-            for connection in &contact.connections {
-                connection.close();
-            }
-        }
-    }
-
-    /// The link of the present contact with `peer`, whether it is new, and how many contacts were lost before it.
-    fn link(&self, peer: ProcessId) -> (Link<PeerMessage>, bool, u64) {
-        // Held until the link is entered, so that no loss comes between.
-        let contact = self.contacts.entry(peer).or_default();
-        let mut new = false;
-        let link = self.links.entry(peer).or_insert_with(|| {
-            new = true;
-            Link::new()
-        });
-        (link.clone(), new, contact.losses)
     }
 }
 
 impl Process {
     /// Queues a message to a process whose address is known. False when it is gone.
     pub(crate) fn send(self: &Arc<Self>, to: &Address, message: PeerMessage) -> bool {
-        if let Some(link) = self.peers.links.get(&to.process) {
-            link.send(message);
-            return true;
-        }
+        let Err(message) = self.peers.say(to.process, message) else { return true };
         if self.peers.is_gone(to.process) {
             if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
                 // Somebody waits for their results.
@@ -219,161 +168,23 @@ impl Process {
             return false;
         }
         self.peers.learn(to);
-        let (link, new, losses) = self.peers.link(to.process);
+        let (link, contact, is_new) = self.peers.link_or_new(to.process);
         link.send(message);
-        if new {
-            let (process, to) = (self.clone(), to.clone());
-            self.io.spawn(async move { process.dial_peer(to, link, losses).await });
+        if is_new {
+            let (process, peer) = (self.clone(), to.process);
+            self.io.spawn(async move { process.dial_peer(peer, contact).await });
         }
         true
     }
 
     /// Queues a message to a process by id. False when nobody knows where it is, or it is gone.
     pub(crate) fn send_to(self: &Arc<Self>, to: ProcessId, message: PeerMessage) -> bool {
-        if let Some(link) = self.peers.links.get(&to) {
-            link.send(message);
-            return true;
-        }
+        let Err(message) = self.peers.say(to, message) else { return true };
         self.peers.address(to).is_some_and(|address| self.send(&address, message))
     }
 
-    async fn dial_peer(self: Arc<Self>, to: Address, link: Link<PeerMessage>, losses: u64) {
-        let hello = Hello { losses, ..self.hello(Purpose::Control) };
-        match address::dial_known(&to, "a process of the job", &self.token, hello).await {
-            Ok(stream) => self.see_peer_through(stream, to.process, Some(link), losses).await,
-            Err(error) => {
-                tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
-                if matches!(error, DialError::Gone(_)) {
-                    self.peers.certainly_gone(to.process);
-                }
-                link.broke();
-            }
-        }
-        self.contact_lost(to.process, losses);
-    }
-
-    /// Serves a connection that another process opened.
-    pub(crate) async fn accept_peer(self: Arc<Self>, stream: Stream, hello: &Hello) {
-        let process = hello.address.process;
-        // Whoever connects lives.
-        self.peers.gone.write().remove(process);
-        self.peers.learn(&hello.address);
-        let dead = {
-            let contact = self.peers.contacts.entry(process).or_default();
-            let more = hello.losses > contact.theirs;
-            let has_any = !contact.connections.is_empty() || self.peers.links.contains_key(&process);
-            (more && has_any).then_some(contact.losses)
-        };
-        if let Some(losses) = dead {
-            self.contact_lost(process, losses);
-        }
-        if let Some(mut contact) = self.peers.contacts.get_mut(&process) {
-            contact.theirs = contact.theirs.max(hello.losses);
-        }
-        let (link, first, losses) = self.peers.link(process);
-        // If we are dialling it at the same time, our own connection carries what we say.
-        self.see_peer_through(stream, process, first.then_some(link), losses).await;
-        self.contact_lost(process, losses);
-    }
-
-    /// Serves a connection until it ends; a panic while a message is taken in ends it, so that nobody waits for the peer.
-    async fn see_peer_through(
-        self: &Arc<Self>,
-        stream: Stream,
-        peer: ProcessId,
-        link: Option<Link<PeerMessage>>,
-        losses: u64,
-    ) {
-        if AssertUnwindSafe(self.run_peer(stream, peer, link, losses)).catch_unwind().await.is_err() {
-            tracing::error!(%peer, "a message of a peer could not be taken in; its connection is closed");
-        }
-    }
-
-    async fn run_peer(self: &Arc<Self>, stream: Stream, peer: ProcessId, link: Option<Link<PeerMessage>>, losses: u64) {
-        let (connection, _, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Awake);
-        let is_present = {
-            let mut contact = self.peers.contacts.entry(peer).or_default();
-            let is_present = contact.losses == losses;
-            if is_present {
-                contact.connections.push(connection.clone());
-            }
-            is_present
-        };
-        if !is_present {
-            // Contact was lost while this was dialled or introduced itself, and its link is broken.
-            return connection.close();
-        }
-        let service = PeerService::new(self.clone(), peer);
-        let serving = mux::serve(server, service.serve());
-        let sending = async {
-            match link {
-                Some(link) => link.run(&connection, |messages| ProcessRequest::Deliver { messages }).await,
-                None => connection.closed().await,
-            }
-        };
-        tokio::select! {
-            () = serving => {}
-            () = sending => {}
-        }
-        connection.close();
-    }
-
-    /// Contact with a process was lost, after so many losses before: everything that waits for it must know. The process may
-    /// be gone, or may be reached again.
-    fn contact_lost(self: &Arc<Self>, peer: ProcessId, losses: u64) {
-        let connections = {
-            let Some(mut contact) = self.peers.contacts.get_mut(&peer) else { return };
-            if contact.losses != losses {
-                return;
-            }
-            contact.losses += 1;
-            // The other side sees the end of a connection too, and both may dial next.
-            contact.theirs += u64::from(!contact.connections.is_empty());
-            if let Some((_, link)) = self.peers.links.remove(&peer) {
-                link.broke();
-            }
-            std::mem::take(&mut contact.connections)
-        };
-        for connection in connections {
-            connection.close();
-        }
-        if self.is_shut_down() {
-            return;
-        }
-        for id in self.objects.forget_borrower(peer) {
-            self.free_if_unneeded(id);
-        }
-        let pending = self.borrowed_pending(peer);
-        let process = self.clone();
-        self.io.spawn(async move {
-            let _turn = match pending.is_empty() {
-                true => process.peers.looks.0.acquire().await.ok(),
-                false => None,
-            };
-            process.look_for(peer).await;
-            process.fail_pending(peer, pending);
-        });
-        self.submission.connection_lost(self, peer);
-        if let Some(executor) = self.executor() {
-            executor.peer_lost(peer);
-        }
-    }
-
-    /// Finds out whether a process contact with which was lost is gone. Of one that is, nothing is kept.
-    async fn look_for(self: &Arc<Self>, peer: ProcessId) {
-        if let Some(address) = self.peers.address(peer)
-            && address::is_gone(&address).await
-        {
-            self.peers.certainly_gone(peer);
-        }
-        if self.peers.is_gone(peer) {
-            self.peers.forget_contact(peer);
-        }
-    }
-
     /// Fails what was asked of an owner contact with which was lost.
-    fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
+    pub(crate) fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
         let is_gone = self.peers.is_gone(owner);
         for object in pending {
             let error = if is_gone {
@@ -398,7 +209,7 @@ impl Process {
     }
 
     /// Nothing waits for registrations with `owner` any more. Answers with its objects whose values are awaited here.
-    fn borrowed_pending(self: &Arc<Self>, owner: ProcessId) -> Vec<Arc<Object>> {
+    pub(crate) fn borrowed_pending(self: &Arc<Self>, owner: ProcessId) -> Vec<Arc<Object>> {
         let mut ready = Vec::new();
         let borrowed = self.peers.borrowing.lock().gone(owner, &mut ready);
         // What was registered over an earlier contact can still be asked for.
@@ -475,7 +286,7 @@ impl Process {
             let sent = registrations.chunks(IDS_A_MESSAGE).all(|batch| {
                 let message = PeerMessage::Borrow(batch.to_vec());
                 // Somebody will wait for the answer.
-                match self.peers.links.get(&owner) {
+                match self.peers.link(owner) {
                     Some(link) => {
                         link.send_in_a_hurry(message);
                         true
@@ -483,8 +294,7 @@ impl Process {
                     None => self.send_to(owner, message),
                 }
             });
-            let link = self.peers.links.get(&owner).map(|link| link.clone());
-            match link {
+            match self.peers.link(owner) {
                 Some(link) if sent => {
                     if let Some(number) = borrowing.ask(owner) {
                         self.io.spawn(self.clone().see_registered(owner, link, number));

@@ -15,7 +15,7 @@ pub(crate) fn start() -> Session {
     start_in(Token::random(), ClusterId::random())
 }
 
-fn start_in(token: Token, cluster: ClusterId) -> Session {
+pub(crate) fn start_in(token: Token, cluster: ClusterId) -> Session {
     let io = Arc::new(Io::start().unwrap());
     let job = JobId::random();
     let config = Config { id: ProcessId::random(), token, role: Role::Driver(job), listen: None };

@@ -100,7 +100,10 @@ impl PeerService {
 }
 
 impl wingbeat_net::services::Process for PeerService {
-    async fn deliver(self, _: Context, messages: Vec<PeerMessage>) {
+    async fn deliver(self, _: Context, contact: u64, number: u64, messages: Vec<PeerMessage>) {
+        if !self.process.hears(self.peer, contact, number) {
+            return;
+        }
         for message in messages {
             self.take_in(message);
         }

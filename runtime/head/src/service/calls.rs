@@ -263,6 +263,10 @@ impl wingbeat_net::services::Head for Service {
         self.shell.inside.lock().state.has_node(node)
     }
 
+    async fn has_ended(self, _: Context, process: ProcessId) -> bool {
+        self.shell.inside.lock().state.has_ended(process)
+    }
+
     async fn read_program(self, _: Context, hash: String, offset: u64) -> Result<Option<Payload>, Error> {
         self.shell.programs.read(&hash, offset)
     }

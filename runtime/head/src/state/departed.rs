@@ -31,6 +31,11 @@ impl Departed {
 }
 
 impl State {
+    /// Whether a process has certainly ended: a driver, or a worker process.
+    pub(crate) fn has_ended(&self, process: ProcessId) -> bool {
+        self.departed.known.contains(&process)
+    }
+
     /// A node has objects of these processes in its store, made for these jobs.
     pub(super) fn owners_on(&mut self, node: NodeId, owners: BTreeMap<JobId, BTreeSet<ProcessId>>) {
         if self.recovering.is_some() {

@@ -1,0 +1,91 @@
+//! Two processes whose connections break.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use wingbeat_core::ClusterId;
+use wingbeat_core::error::Error;
+use wingbeat_net::handshake::Token;
+
+use crate::object::Handle;
+use crate::process::tests::start_in;
+use crate::session::Session;
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// An owner, and a process that knows where it is.
+fn two() -> (Session, Session) {
+    let (token, cluster) = (Token::random(), ClusterId::random());
+    let (owner, borrower) = (start_in(token.clone(), cluster), start_in(token, cluster));
+    borrower.process().know(owner.process().address());
+    (owner, borrower)
+}
+
+fn value(session: &Session, borrowed: &Handle) -> Result<(), Error> {
+    let waiting = session.value(borrowed);
+    let waited = session.process().io().spawn(async move { tokio::time::timeout(LIMIT, waiting).await });
+    session.block_on(waited).unwrap().expect("it waits for ever").map(drop)
+}
+
+fn end(sessions: [&Session; 2]) {
+    for session in sessions {
+        session.process().shut_down("the test is over");
+    }
+}
+
+#[test]
+fn connections_that_break_again_and_again_lose_nothing_and_free_nothing_too_early() {
+    let (owner, borrower) = two();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                owner.process().peers.close();
+                std::thread::yield_now();
+                borrower.process().peers.close();
+                std::thread::yield_now();
+            }
+        });
+        for round in 0..60 {
+            let own: Vec<Handle> = (0..50).map(|number| owner.put(&(round * 50 + number)).unwrap()).collect();
+            let ids: Vec<_> = own.iter().map(Handle::id).collect();
+            let borrowed = borrower.process().borrow_all(&borrower, &ids);
+            for handle in &borrowed {
+                value(&borrower, handle).unwrap();
+            }
+            // From now on they live because they are borrowed.
+            drop(own);
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
+        std::thread::yield_now();
+    }
+    end([&owner, &borrower]);
+}
+
+#[test]
+fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_works() {
+    let (owner, borrower) = two();
+    let first = owner.put(&1).unwrap();
+    let borrowed = borrower.process().borrow(&borrower, first.id());
+    value(&borrower, &borrowed).unwrap();
+    let never = owner.process().objects.insert(&owner, owner.process().next_task().output(0), None);
+    let awaited = borrower.process().borrow(&borrower, never.id());
+    let waiting = std::thread::spawn({
+        let (borrower, awaited) = (borrower.clone(), awaited.clone());
+        move || value(&borrower, &awaited)
+    });
+    let peer = borrower.process().id();
+    owner.process().contact_over(peer, 0, 1, false);
+    // It says something, and is told in turn.
+    let second = owner.put(&2).unwrap();
+    let again = borrower.process().borrow(&borrower, second.id());
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::ContactLost { .. }), "{error}");
+    let _ = value(&borrower, &again);
+    let third = owner.put(&3).unwrap();
+    value(&borrower, &borrower.process().borrow(&borrower, third.id())).unwrap();
+    end([&owner, &borrower]);
+}
