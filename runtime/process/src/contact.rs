@@ -33,9 +33,6 @@ use crate::service::PeerService;
 /// The first pause before a process is looked for again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// Connections in a row over which nothing is answered, though something was sent: the next would end as they did.
-const FRUITLESS: u32 = 5;
-
 /// What this process knows of its contact with another. Entries stay while the other may live.
 #[derive(Default)]
 pub(crate) struct Contact {
@@ -47,8 +44,17 @@ pub(crate) struct Contact {
     heard: u64,
     /// Those that live: two if both sides dialled at once, and none while the other side is looked for.
     connections: Vec<Connection>,
-    /// See [`FRUITLESS`].
-    fruitless: u32,
+    /// Connections in a row over which nothing was heard. The next is not dialled at once.
+    flaps: u32,
+    /// Since when connections have ended without any answer to what was sent: the next may end as they did.
+    fruitless_since: Option<Instant>,
+}
+
+impl Contact {
+    /// After so many losses.
+    fn after(number: u64) -> Contact {
+        Contact { number, ..Contact::default() }
+    }
 }
 
 impl Peers {
@@ -88,9 +94,17 @@ impl Peers {
         }
     }
 
-    /// Keeps nothing of a contact that is over. One that somebody is dialling is not: its loss must be told.
+    /// Keeps nothing of a contact with a process that is gone but its number, for a while: it might come back after all. One
+    /// that somebody is dialling is not over: its loss must be told.
     fn forget_contact(&self, process: ProcessId) {
-        self.contacts.remove_if(&process, |_, contact| contact.link.is_none() && contact.connections.is_empty());
+        let is_over = |_: &ProcessId, contact: &Contact| contact.link.is_none() && contact.connections.is_empty();
+        if let Some((_, contact)) = self.contacts.remove_if(&process, is_over) {
+            self.gone.write().insert(process, contact.number);
+        }
+    }
+
+    fn is_connected(&self, process: ProcessId) -> bool {
+        self.contacts.get(&process).is_some_and(|contact| !contact.connections.is_empty())
     }
 
     /// Enters a connection of the contact of this number; false if that is over.
@@ -113,11 +127,13 @@ impl Peers {
     }
 
     /// A connection has ended. Answers with the contact that has none any more, if it is not over.
-    fn disconnected(&self, process: ProcessId, connection: &Connection, was_fruitless: bool) -> Option<u64> {
+    fn disconnected(&self, process: ProcessId, connection: &Connection, life: Life) -> Option<u64> {
         let mut contact = self.contacts.get_mut(&process)?;
         let at = contact.connections.iter().position(|other| other.is(connection))?;
         contact.connections.swap_remove(at);
-        contact.fruitless = if was_fruitless { contact.fruitless + 1 } else { 0 };
+        contact.flaps = if life.was_silent { contact.flaps.saturating_add(1) } else { 0 };
+        let since = contact.fruitless_since.unwrap_or_else(Instant::now);
+        contact.fruitless_since = life.was_fruitless.then_some(since);
         contact.connections.is_empty().then_some(contact.number)
     }
 
@@ -127,15 +143,34 @@ impl Peers {
         contact.is_some_and(|contact| contact.number == number && contact.connections.is_empty())
     }
 
-    fn is_fruitless(&self, process: ProcessId) -> bool {
-        self.contacts.get(&process).is_some_and(|contact| contact.fruitless >= FRUITLESS)
+    /// How many messages were answered in this contact, and how many batches heard.
+    fn progress(&self, process: ProcessId) -> (u64, u64) {
+        let contact = self.contacts.get(&process);
+        contact.map_or((0, 0), |contact| (contact.link.as_ref().map_or(0, Link::taken_in), contact.heard))
+    }
+
+    /// How many connections have ended in silence, and since when without fruit.
+    fn flaps(&self, process: ProcessId) -> (u32, Option<Instant>) {
+        self.contacts.get(&process).map(|contact| (contact.flaps, contact.fruitless_since)).unwrap_or_default()
     }
 }
 
+/// How a connection ended.
+struct Life {
+    /// Nothing was answered, or said by the other side.
+    was_silent: bool,
+    /// Something was sent over it, and nothing was answered.
+    was_fruitless: bool,
+}
+
 /// What is to be done with a batch.
-enum Heard {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
     TakeIn,
-    PassOver,
+    /// It was taken in before.
+    Again,
+    /// It is of a contact that is over, which the other side does not know yet. It is not answered: it is not taken in.
+    Stale,
     /// The other side has lost this contact.
     Lost(u64),
 }
@@ -174,12 +209,12 @@ impl Process {
     /// Serves a connection that another process opened.
     pub(crate) async fn accept_peer(self: Arc<Self>, stream: Stream, hello: &Hello) {
         let process = hello.address.process;
-        // Whoever connects lives.
-        self.peers.gone.write().remove(process);
+        // Whoever connects lives. One that was taken for gone does not know that contact with it was lost.
+        let lost = self.peers.gone.write().remove(process).unwrap_or_default();
         self.peers.learn(&hello.address);
-        let number = self.peers.contacts.entry(process).or_default().number;
+        let number = self.peers.contacts.entry(process).or_insert_with(|| Contact::after(lost)).number;
         if hello.losses > number {
-            self.contact_over(process, number, hello.losses, true);
+            self.contact_over(process, number, hello.losses);
         }
         let (link, number, _) = self.peers.link_or_new(process);
         if hello.losses < number {
@@ -187,6 +222,18 @@ impl Process {
             link.send(PeerMessage::Borrow(Vec::new()));
         }
         self.see_peer_through(stream, process, number).await;
+    }
+
+    /// Serves a connection of somebody who only asks: a daemon, or the head.
+    pub(crate) async fn serve_asker(self: Arc<Self>, stream: Stream, asker: ProcessId) {
+        let (connection, _, server) =
+            mux::connect::<ProcessRequest, ProcessResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        let service = PeerService::new(self.clone(), asker);
+        tokio::select! {
+            () = mux::serve(server, service.serve()) => {}
+            () = self.over() => {}
+        }
+        connection.close();
     }
 
     /// Serves a connection until it ends, and looks for the other side then. A panic while a message is taken in ends the
@@ -217,7 +264,7 @@ impl Process {
             return None;
         }
         let service = PeerService::new(self.clone(), peer);
-        let before = self.peers.link(peer).map(|link| link.taken_in());
+        let before = self.peers.progress(peer);
         let sending = async {
             // The contact may be lost, and the next one go over the same connection.
             while let Some((link, contact)) = self.peers.carried_by(peer, &connection) {
@@ -233,25 +280,34 @@ impl Process {
             () = sending => {}
         }
         connection.close();
-        let after = self.peers.link(peer);
-        let was_fruitless = after.is_some_and(|link| !link.is_idle() && Some(link.taken_in()) == before);
-        self.peers.disconnected(peer, &connection, was_fruitless)
+        let (after, is_idle) = (self.peers.progress(peer), self.peers.link(peer).is_none_or(|link| link.is_idle()));
+        let life = Life { was_silent: after == before, was_fruitless: !is_idle && after.0 == before.0 };
+        self.peers.disconnected(peer, &connection, life)
     }
 
     /// A contact has no connection: the process is looked for, until it has come by itself or contact is lost.
     async fn look_for(self: &Arc<Self>, peer: ProcessId, number: u64) -> Option<Stream> {
-        let (since, (mut pause, longest)) = (Instant::now(), PAUSES);
+        let (mut pause, longest) = PAUSES;
+        let (flaps, fruitless_since) = self.peers.flaps(peer);
+        let since = fruitless_since.unwrap_or_else(Instant::now);
+        if flaps > 1 {
+            pause = (pause * 2u32.saturating_pow(flaps - 1)).min(longest);
+            tokio::time::sleep(pause).await;
+        }
         loop {
-            // Of one that is gone nobody knows where it is any more.
+            if since.elapsed() > limits().contact && self.peers.is_away(peer, number) {
+                self.contact_lost(peer, number);
+                return None;
+            }
             if let Some(stream) = self.find(peer, number, longest).await {
                 return Some(stream);
             }
             if !self.peers.is_away(peer, number) || self.is_shut_down() {
                 return None;
             }
-            let cannot_be_found = self.peers.address(peer).is_none() || self.peers.is_fruitless(peer);
-            let is_over = cannot_be_found || self.peers.is_gone(peer) || since.elapsed() > limits().contact;
-            if is_over || self.head_says_that_it_ended(peer).await {
+            // It may come back while the head is asked.
+            let is_over = self.cannot_be_found(peer) || self.head_says_that_it_ended(peer, number).await;
+            if is_over && self.peers.is_away(peer, number) {
                 self.contact_lost(peer, number);
                 return None;
             }
@@ -260,55 +316,63 @@ impl Process {
         }
     }
 
-    /// Dials a process that is away, when it is its turn within this time: a node can be lost with thousands of processes, and
-    /// each look is a connection.
+    /// Whether looking for a process is in vain.
+    fn cannot_be_found(&self, peer: ProcessId) -> bool {
+        let can_be_dialled = |address: Address| address.tcp.is_some() || address.machine == self.address().machine;
+        self.peers.is_gone(peer) || !self.peers.address(peer).is_some_and(can_be_dialled)
+    }
+
+    /// Dials a process that is away; one of another machine when it is its turn within this time: a node can be lost with
+    /// thousands of processes, and each look is a connection.
     async fn find(self: &Arc<Self>, peer: ProcessId, number: u64, limit: Duration) -> Option<Stream> {
         let address = self.peers.address(peer)?;
-        let _turn = tokio::time::timeout(limit, self.peers.looks.0.acquire()).await.ok()?;
+        let _turn = match address.machine == self.address().machine {
+            true => None,
+            false => Some(tokio::time::timeout(limit, self.peers.looks.0.acquire()).await.ok()?),
+        };
         match self.peers.is_away(peer, number) && !self.is_shut_down() {
             true => self.reach(&address, number).await,
             false => None,
         }
     }
 
-    async fn head_says_that_it_ended(self: &Arc<Self>, peer: ProcessId) -> bool {
+    async fn head_says_that_it_ended(self: &Arc<Self>, peer: ProcessId, number: u64) -> bool {
         let Ok(head) = self.head_client().await else { return false };
         let has_ended = matches!(head.has_ended(mux::within(limits().silence), peer).await, Ok(true));
-        if has_ended {
+        if has_ended && self.peers.is_away(peer, number) {
             self.peers.certainly_gone(peer);
         }
         has_ended
     }
 
-    /// Whether a batch that has come is to be taken in.
-    pub(crate) fn hears(self: &Arc<Self>, peer: ProcessId, contact: u64, number: u64) -> bool {
+    /// What is to be done with a batch that has come.
+    pub(crate) fn hears(self: &Arc<Self>, peer: ProcessId, contact: u64, number: u64) -> Heard {
         loop {
             match self.peers.hear(peer, contact, number) {
-                Heard::TakeIn => return true,
-                Heard::PassOver => return false,
-                Heard::Lost(present) => self.contact_over(peer, present, contact, false),
+                // The connection has carried what was said in the old contact, and ends with it. The other side dials.
+                Heard::Lost(present) => self.contact_over(peer, present, contact),
+                heard => return heard,
             }
         }
     }
 
     /// Contact with a process was lost: the one of this number, if it is not over already.
     fn contact_lost(self: &Arc<Self>, peer: ProcessId, number: u64) {
-        self.contact_over(peer, number, number + 1, true);
+        self.contact_over(peer, number, number + 1);
     }
 
     /// The contact of this number is over, and the next one has that number: everything that waits for the process must know.
-    /// It may be gone, or may be reached again. Its connections are closed if they are dead.
-    fn contact_over(self: &Arc<Self>, peer: ProcessId, number: u64, next: u64, are_dead: bool) {
-        let (link, dead) = {
+    /// It may be gone, or may be reached again.
+    fn contact_over(self: &Arc<Self>, peer: ProcessId, number: u64, next: u64) {
+        let (link, connections) = {
             let Some(mut contact) = self.peers.contacts.get_mut(&peer).filter(|contact| contact.number == number)
             else {
                 return;
             };
-            (contact.number, contact.heard, contact.fruitless) = (next, 0, 0);
-            let dead = if are_dead { std::mem::take(&mut contact.connections) } else { Vec::new() };
-            (contact.link.take(), dead)
+            let over = std::mem::replace(&mut *contact, Contact::after(next));
+            (over.link, over.connections)
         };
-        for connection in dead {
+        for connection in connections {
             connection.close();
         }
         let Some(link) = link else { return };
@@ -329,6 +393,7 @@ impl Process {
                 };
                 if let Some(address) = process.peers.address(peer)
                     && address::is_gone(&address).await
+                    && !process.peers.is_connected(peer)
                 {
                     process.peers.certainly_gone(peer);
                 }
@@ -357,11 +422,11 @@ impl Peers {
             if let Some(link) = &contact.link {
                 link.send(PeerMessage::Borrow(Vec::new()));
             }
-            return Heard::PassOver;
+            return Heard::Stale;
         }
-        contact.fruitless = 0;
+        contact.fruitless_since = None;
         if batch < contact.heard {
-            return Heard::PassOver;
+            return Heard::Again;
         }
         contact.heard = batch + 1;
         Heard::TakeIn

@@ -1,6 +1,5 @@
 //! Two processes whose connections break.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use wingbeat_core::ClusterId;
@@ -37,36 +36,28 @@ fn end(sessions: [&Session; 2]) {
 #[test]
 fn connections_that_break_again_and_again_lose_nothing_and_free_nothing_too_early() {
     let (owner, borrower) = two();
-    let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::Relaxed) {
-                owner.process().peers.close();
-                std::thread::yield_now();
-                borrower.process().peers.close();
-                std::thread::yield_now();
+    for round in 0..100 {
+        let own: Vec<Handle> = (0..50).map(|number| owner.put(&(round * 50 + number)).unwrap()).collect();
+        let ids: Vec<_> = own.iter().map(Handle::id).collect();
+        let borrowed = borrower.process().borrow_all(&borrower, &ids);
+        for (at, handle) in borrowed.iter().enumerate() {
+            match at % 10 {
+                0 => owner.process().peers.close(),
+                5 => borrower.process().peers.close(),
+                _ => {}
             }
-        });
-        for round in 0..60 {
-            let own: Vec<Handle> = (0..50).map(|number| owner.put(&(round * 50 + number)).unwrap()).collect();
-            let ids: Vec<_> = own.iter().map(Handle::id).collect();
-            let borrowed = borrower.process().borrow_all(&borrower, &ids);
-            for handle in &borrowed {
-                value(&borrower, handle).unwrap();
-            }
-            // From now on they live because they are borrowed.
-            drop(own);
+            value(&borrower, handle).unwrap();
         }
-        is_done.store(true, Ordering::Relaxed);
-    });
+        // From now on they live because they are borrowed.
+        drop(own);
+    }
     while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
         std::thread::yield_now();
     }
     end([&owner, &borrower]);
 }
 
-#[test]
-fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_works() {
+fn a_loss_that_one_side_notices(is_taken_for_gone: bool) {
     let (owner, borrower) = two();
     let first = owner.put(&1).unwrap();
     let borrowed = borrower.process().borrow(&borrower, first.id());
@@ -77,15 +68,38 @@ fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_wor
         let (borrower, awaited) = (borrower.clone(), awaited.clone());
         move || value(&borrower, &awaited)
     });
-    let peer = borrower.process().id();
-    owner.process().contact_over(peer, 0, 1, false);
-    // It says something, and is told in turn.
-    let second = owner.put(&2).unwrap();
-    let again = borrower.process().borrow(&borrower, second.id());
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    if is_taken_for_gone {
+        process.peers.certainly_gone(peer);
+    }
+    process.contact_lost(peer, 0);
     let error = waiting.join().unwrap().unwrap_err();
     assert!(matches!(error, Error::ContactLost { .. }), "{error}");
-    let _ = value(&borrower, &again);
-    let third = owner.put(&3).unwrap();
-    value(&borrower, &borrower.process().borrow(&borrower, third.id())).unwrap();
+    // More than a link has on its way at a time.
+    for number in 0..200 {
+        let own = owner.put(&number).unwrap();
+        value(&borrower, &borrower.process().borrow(&borrower, own.id())).unwrap();
+    }
+    drop((first, borrowed, awaited, never));
+    for session in [&owner, &borrower] {
+        let process = session.process().clone();
+        let flushed = process.io().clone().spawn(async move {
+            tokio::time::timeout(LIMIT, process.peers.flushed()).await.expect("what was said is not answered");
+        });
+        session.block_on(flushed).unwrap();
+    }
+    while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
+        std::thread::yield_now();
+    }
     end([&owner, &borrower]);
+}
+
+#[test]
+fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_works() {
+    a_loss_that_one_side_notices(false);
+}
+
+#[test]
+fn who_was_taken_for_gone_learns_of_it_and_the_next_contact_works() {
+    a_loss_that_one_side_notices(true);
 }

@@ -1,6 +1,6 @@
 //! What is said to other processes, and which refs of theirs are registered.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -57,16 +57,19 @@ impl Default for Looks {
 /// Ids are never used again, so that who is gone stays gone.
 #[derive(Default)]
 pub(crate) struct Gone {
-    known: HashSet<ProcessId>,
+    /// Each with how often contact with it was lost.
+    known: HashMap<ProcessId, u64>,
     /// The longest gone first.
     order: VecDeque<ProcessId>,
 }
 
 impl Gone {
-    fn insert(&mut self, process: ProcessId) {
-        if !self.known.insert(process) {
+    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) {
+        if let Some(known) = self.known.get_mut(&process) {
+            *known = losses.max(*known);
             return;
         }
+        self.known.insert(process, losses);
         self.order.push_back(process);
         if self.order.len() > GONE
             && let Some(oldest) = self.order.pop_front()
@@ -75,8 +78,8 @@ impl Gone {
         }
     }
 
-    pub(crate) fn remove(&mut self, process: ProcessId) {
-        self.known.remove(&process);
+    pub(crate) fn remove(&mut self, process: ProcessId) -> Option<u64> {
+        self.known.remove(&process)
     }
 }
 
@@ -105,7 +108,7 @@ impl Peers {
     }
 
     pub(crate) fn is_gone(&self, process: ProcessId) -> bool {
-        self.gone.read().known.contains(&process)
+        self.gone.read().known.contains_key(&process)
     }
 
     /// The owner of `id` is asked for its value: if contact with it is lost first, nobody may wait for that any more.
@@ -127,7 +130,7 @@ impl Peers {
 
     /// Remembers that a process is certainly gone.
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
-        self.gone.write().insert(process);
+        self.gone.write().insert(process, 0);
         self.addresses.remove(&process);
     }
 

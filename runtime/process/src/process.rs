@@ -219,7 +219,14 @@ impl Process {
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
-                process.io.clone().spawn(async move { process.accept_peer(stream, &hello).await });
+                process.io.clone().spawn(async move {
+                    match hello.role {
+                        Role::Driver(_) | Role::Worker => process.accept_peer(stream, &hello).await,
+                        Role::Node(_) | Role::Head | Role::Tool => {
+                            process.serve_asker(stream, hello.address.process).await;
+                        }
+                    }
+                });
             });
             tokio::select! {
                 () = serving => {}

@@ -9,6 +9,7 @@ use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
+use crate::contact::Heard;
 use crate::process::{Process, Work};
 use crate::session::Session;
 
@@ -101,8 +102,10 @@ impl PeerService {
 
 impl wingbeat_net::services::Process for PeerService {
     async fn deliver(self, _: Context, contact: u64, number: u64, messages: Vec<PeerMessage>) {
-        if !self.process.hears(self.peer, contact, number) {
-            return;
+        match self.process.hears(self.peer, contact, number) {
+            Heard::TakeIn => {}
+            Heard::Stale => return std::future::pending().await,
+            Heard::Again | Heard::Lost(_) => return,
         }
         for message in messages {
             self.take_in(message);
