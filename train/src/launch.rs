@@ -237,8 +237,8 @@ impl Group {
             let (handle, shards) = (rank.handle.clone(), shards.collect::<Vec<_>>());
             let (begins, mut first_begins) = (begins.take(), first_begins.clone());
             let run = async move {
-                if begins.is_none() {
-                    // It may also have ended.
+                if begins.is_none() && shards.is_empty() {
+                    // It may also have ended. Shards are fetched by all ranks at once: that takes longer than the wait saves.
                     let _ = first_begins.wait_for(|begins| *begins).await;
                 }
                 handle.run(launch, shards).map(move |event| {

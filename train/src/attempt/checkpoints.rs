@@ -181,32 +181,55 @@ fn save(
     async move {
         let claim = place.begin(number).await?;
         let stored = store(&claim, number, &metrics, parts).await;
-        if stored.is_err() {
-            // It would keep room from the next one.
-            claim.give_up(number).await;
+        match stored {
+            Err(Failure { why, is_over }) => {
+                if is_over {
+                    // It would keep room from the next one.
+                    claim.give_up(number).await;
+                }
+                Err(why)
+            }
+            Ok(()) => Ok(()),
         }
-        stored
     }
 }
 
-/// Nobody writes there any more when this has failed: what is left of it may be removed.
+/// Why a checkpoint was not stored.
+struct Failure {
+    why: String,
+    /// Whether nobody writes there any more. A rank that cannot be reached may.
+    is_over: bool,
+}
+
+impl Failure {
+    fn of(error: Error) -> Failure {
+        let is_over = matches!(error, Error::Application { .. });
+        Failure { why: own_words(error), is_over }
+    }
+}
+
+/// Has the ranks write what they have reported.
 async fn store(
     claim: &Claim,
     number: u64,
     metrics: &BTreeMap<String, f64>,
     parts: Vec<(RankHandle, String)>,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let storage = claim.storage();
     let listed: Vec<_> =
         parts.iter().map(|(handle, path)| handle.listing(path.clone(), storage.url().to_owned())).collect();
     let mut whole = Listing::default();
     let mut writing = Vec::new();
-    for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(own_words)?) {
+    for ((handle, path), listing) in parts.iter().zip(get_all(&listed).await.map_err(Failure::of)?) {
         let own = whole.take_in(listing);
         writing.push(handle.upload(storage.url().to_owned(), number, path.clone(), own));
     }
     let written = join_all(writing.iter().map(|written| written.get())).await;
+    let is_over = written.iter().all(|written| matches!(written, Ok(()) | Err(Error::Application { .. })));
     let written: Result<(), Error> = written.into_iter().collect();
-    written.map_err(|error| format!("the checkpoint could not be stored: {}", own_words(error)))?;
-    claim.complete(number, metrics, whole).await
+    written.map_err(|error| {
+        let why = format!("the checkpoint could not be stored: {}", own_words(error));
+        Failure { why, is_over }
+    })?;
+    claim.complete(number, metrics, whole).await.map_err(|why| Failure { why, is_over: true })
 }

@@ -44,9 +44,16 @@ impl Claim {
 
     /// Removes a checkpoint that could not be stored, as far as that can be done: what is left is removed as outdated.
     pub(crate) async fn give_up(&self, number: u64) {
+        // Another run may have taken the storage over, and stored its own under this number.
+        if self.check().await.is_err() {
+            return;
+        }
         let storage = self.storage();
         let folders = storage.folders().await.unwrap_or_default();
-        if let Some(folder) = folders.into_iter().find(|folder| folder.number() == Some(number)) {
+        let unfinished = folders.into_iter().find(|folder| folder.number() == Some(number) && !folder.has(COMPLETE));
+        if let Some(folder) = unfinished
+            && self.has_made(&folder.name).await == Ok(true)
+        {
             let _ = storage.remove(&folder).await;
         }
     }

@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -36,7 +37,7 @@ use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
 pub(crate) use self::strays::end_marked;
-use self::strays::{Ended, Orphans, end_all, end_tree, is_left};
+use self::strays::{DOUBT, Ended, Orphans, end_all, end_tree, is_left};
 use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
 /// A worker process to start.
@@ -429,17 +430,17 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
 }
 
 /// Worker processes that have ended, and what they left behind and has been told to end.
-type Leaving = BTreeMap<ProcessId, Ended>;
+type Leaving = BTreeMap<ProcessId, (Ended, Instant)>;
 
 fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: &mut Orphans, socket: &OwnedFd) {
     // Everything that has ended is reaped, orphans too.
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
         let pid = pid.as_raw_nonzero().get() as u32;
-        for ended in leaving.values_mut() {
+        for (ended, _) in leaving.values_mut() {
             ended.remove(&pid);
         }
         if let Some(process) = workers.remove(&pid) {
-            leaving.insert(process, Ended::new());
+            leaving.insert(process, (Ended::new(), Instant::now()));
             let status = std::process::ExitStatus::from_raw(status.as_raw());
             let report = Report::Exited { process, code: status.code(), signal: status.signal() };
             let _ = send(socket.as_fd(), &report);
@@ -447,21 +448,22 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: 
     }
     // Not everything falls to this process: the kernel reaps what was in a PID namespace, and the children of those that
     // ignore SIGCHLD, and a parent may have been faster than its end.
-    for ended in leaving.values_mut() {
+    for (ended, _) in leaving.values_mut() {
         ended.retain(|pid, began| is_left(*pid, *began));
     }
-    if !leaving.values().any(Ended::is_empty) {
+    if !leaving.values().any(|(ended, _)| ended.is_empty()) {
         return;
     }
     // What was started while the others were being ended.
     let (mut left, is_in_doubt) = orphans.by_process(workers);
-    leaving.retain(|process, ended| {
+    leaving.retain(|process, (ended, since)| {
         if ended.is_empty() {
             for pid in left.remove(process).unwrap_or_default() {
                 end_tree(pid, ended);
             }
         }
-        let is_gone = ended.is_empty() && !is_in_doubt;
+        // Others may leave new ones behind for ever, of which it is unknown whose they are.
+        let is_gone = ended.is_empty() && (!is_in_doubt || since.elapsed() > DOUBT);
         if is_gone {
             let _ = send(socket.as_fd(), &Report::Gone { process: *process });
         }

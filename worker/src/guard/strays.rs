@@ -16,7 +16,7 @@ pub(super) type Ended = BTreeMap<u32, Option<u64>>;
 
 /// For how long it may be unknown whose a process is. While it becomes another program it has no environment, which takes
 /// milliseconds; one that has thrown it away never has one again.
-const DOUBT: Duration = Duration::from_secs(2);
+pub(super) const DOUBT: Duration = Duration::from_secs(2);
 
 /// What has fallen to this process because who started it is dead.
 #[derive(Default)]
