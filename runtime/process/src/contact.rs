@@ -44,6 +44,8 @@ pub(crate) struct Contact {
     heard: u64,
     /// Those that live: two if both sides dialled at once, and none while the other side is looked for.
     connections: Vec<Connection>,
+    /// Whether the other side has dialled. It may be one that nobody else can dial.
+    has_come: bool,
     /// Connections in a row over which nothing was heard. The next is not dialled at once.
     flaps: u32,
     /// Since when connections have ended without any answer to what was sent: the next may end as they did.
@@ -101,6 +103,14 @@ impl Peers {
         if let Some((_, contact)) = self.contacts.remove_if(&process, is_over) {
             self.gone.write().insert(process, contact.number);
         }
+    }
+
+    fn comes_by_itself(&self, process: ProcessId) {
+        self.contacts.entry(process).or_default().has_come = true;
+    }
+
+    fn has_come(&self, process: ProcessId) -> bool {
+        self.contacts.get(&process).is_some_and(|contact| contact.has_come)
     }
 
     fn is_connected(&self, process: ProcessId) -> bool {
@@ -199,8 +209,10 @@ impl Process {
             Err(error) => error,
         };
         tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
-        // One that has come by itself lives, whatever stands between.
-        if matches!(error, DialError::Gone(_)) && self.peers.is_away(to.process, number) {
+        // On another machine, something between may refuse to let anybody in who comes from here: of one that has come by
+        // itself, the head knows.
+        let is_certain = to.machine == self.address().machine || !self.peers.has_come(to.process);
+        if matches!(error, DialError::Gone(_)) && is_certain && self.peers.is_away(to.process, number) {
             self.peers.certainly_gone(to.process);
         }
         None
@@ -216,6 +228,7 @@ impl Process {
         if hello.losses > number {
             self.contact_over(process, number, hello.losses);
         }
+        self.peers.comes_by_itself(process);
         let (link, number, _) = self.peers.link_or_new(process);
         if hello.losses < number {
             // It learns of the loss with the first word.
