@@ -79,6 +79,10 @@ pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Sessi
 ///
 /// Options: `num_cpus`, `num_gpus`, `max_restarts`, `max_concurrency`, `concurrency_groups(io = 2)`; a method takes
 /// `#[method(group = "io")]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+///
+/// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
+/// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a
+/// time.
 pub use wingbeat_macros::actor;
 /// Runs an `async fn main` on a tokio runtime, and leaves the cluster at its end, so that nothing is left behind.
 pub use wingbeat_macros::main;

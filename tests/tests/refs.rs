@@ -233,7 +233,8 @@ fn an_actor_keeps_refs_of_others_and_gives_them_to_others() {
 #[test]
 fn the_same_ref_passed_to_an_actor_thousands_of_times_is_still_there() {
     let local = Local::start(2);
-    let keeper = Cell::remote(0);
+    // With more than one call at a time, they would not run in order.
+    let keeper = Cell::options().max_concurrency(1).remote(0);
     let mine = put(&5u64).unwrap();
     for _ in 0..3_000 {
         drop(keeper.keep(vec![mine.clone()]));
