@@ -61,7 +61,7 @@ def main():
     print("listening", flush=True)
     # Connections wait from here on: whoever is served first has waited for the imports, not for a way to ask.
     load(modules)
-    serve(listener, idle, fingerprint())
+    serve(listener, idle)
 
 
 def load(modules):
@@ -77,9 +77,11 @@ def load(modules):
                 print(f"not imported: {name}: {error}", file=sys.stderr, flush=True)
 
 
-def serve(listener, idle, made_of):
+def serve(listener, idle):
     import gc
 
+    imported = origins()
+    made_of = fingerprint(imported)
     gc.collect()
     gc.freeze()  # a collection in a rank would write to, and so copy, what it shares
     later = list(LATER) if "torch" in sys.modules else []
@@ -91,12 +93,13 @@ def serve(listener, idle, made_of):
                 if has_children():
                     continue
                 return
-            if fingerprint() != made_of:
+            if fingerprint(imported) != made_of:
                 break
             signal.signal(signal.SIGCHLD, children)
             load(later)
             later = []
-            made_of = fingerprint()
+            imported = origins()
+            made_of = fingerprint(imported)
             gc.collect()
             gc.freeze()
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -105,7 +108,7 @@ def serve(listener, idle, made_of):
         with connection:
             if not is_ours(connection):
                 continue
-            changed = fingerprint() != made_of
+            changed = fingerprint(imported) != made_of
             refused = "its interpreter or its packages have changed" if changed else why_not_fork()
             try:
                 answer = {"refused": refused, "retires": changed} if refused else {"python": "%d.%d" % sys.version_info[:2]}
@@ -147,16 +150,24 @@ def is_ours(connection):
     return struct.unpack("3i", ucred)[1] == os.geteuid()
 
 
-def fingerprint():
+def origins():
+    """The folders that modules come from, each with whether something was imported from it, and the names of those modules.
+    They change only when something is imported: looking at every module again would copy the pages that forks share."""
+    files = [file for file in (getattr(module, "__file__", None) for module in list(sys.modules.values())) if file]
+    below = [(path, os.path.join(path, "")) for path in sys.path[1:]]
+    folders = [(path, any(file.startswith(prefix) for file in files)) for path, prefix in below]
+    return folders, {name.partition(".")[0] for name in sys.modules}
+
+
+def fingerprint(imported):
     """Changes with the interpreter, with the folders that something was imported from, and when a file that would be imported
     in place of that appears in another. Other files of a project come and go."""
-    loaded = {name.partition(".")[0] for name in sys.modules}
-    files = [file for file in (getattr(module, "__file__", None) for module in list(sys.modules.values())) if file]
+    folders, modules = imported
     marks = []
-    for path in [sys.executable, *sys.path[1:]]:
+    for path, has_imported in [(sys.executable, True), *folders]:
         try:
-            if os.path.isdir(path) and not any(file.startswith(os.path.join(path, "")) for file in files):
-                marks.append((path, sorted(name for name in os.listdir(path) if name.partition(".")[0] in loaded)))
+            if not has_imported and os.path.isdir(path):
+                marks.append((path, sorted(name for name in os.listdir(path) if name.partition(".")[0] in modules)))
             else:
                 stat = os.stat(path)
                 marks.append((path, stat.st_ino, stat.st_mtime_ns))
