@@ -302,6 +302,7 @@ pub async fn dial(address: &Address, what: &str, token: &Token, hello: Hello) ->
 /// As [`dial`].
 pub async fn dial_known(address: &Address, what: &str, token: &Token, hello: Hello) -> Result<Stream, DialError> {
     let unreachable = |address: String, why: String| Error::Unreachable { what: what.into(), address, why };
+    let hello = Hello { to: Some(address.process), ..hello };
     let attempt = || async {
         let stream = open(address).await.map_err(|(shown, error)| {
             let (gone, passing) = (means_gone(&error), is_passing(&error));

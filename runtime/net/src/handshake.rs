@@ -22,7 +22,7 @@ use wingbeat_core::codec;
 use wingbeat_core::error::Error;
 use wingbeat_core::schema::fold;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ClusterId, JobId, NodeId};
+use wingbeat_core::{ClusterId, JobId, NodeId, ProcessId};
 
 use crate::address::Stream;
 
@@ -173,15 +173,18 @@ pub struct Hello {
     /// How often the dialler lost contact with this very process, as far as it knows. More than the acceptor knows of says
     /// that connections which that still has are dead.
     pub losses: u64,
+    /// Whom it is for, if that is known: another process may listen where that did.
+    pub to: Option<ProcessId>,
 }
 
 impl Hello {
     /// Of a tool: somebody who only asks, and is not asked.
     pub fn of_tool() -> Hello {
         let machine = crate::address::this_machine();
-        let nobody = Address { process: wingbeat_core::ProcessId::random(), machine, unix: String::new(), tcp: None };
+        let nobody = Address { process: ProcessId::random(), machine, unix: String::new(), tcp: None };
         let version = RELEASE.into();
-        Hello { address: nobody, role: Role::Tool, purpose: Purpose::Control, cluster: None, version, losses: 0 }
+        let (role, purpose) = (Role::Tool, Purpose::Control);
+        Hello { address: nobody, role, purpose, cluster: None, version, losses: 0, to: None }
     }
 }
 
@@ -328,9 +331,14 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
     {
         return refuse(stream, format!("this process belongs to {}, not to {theirs}", welcome.cluster)).await;
     }
+    let this = welcome.address.process;
     let proof = token.proof("acceptor", &peer_nonce, &nonce);
     send(&mut stream, &[], &Answer::Welcome { welcome, proof }).await?;
-    Ok((stream, hello))
+    match hello.to {
+        // It learns from the welcome that whom it looked for is gone.
+        Some(wanted) if wanted != this => Err(io::Error::other(format!("it looked for {wanted}, and this is {this}"))),
+        _ => Ok((stream, hello)),
+    }
 }
 
 /// Why a dialler was not let in.

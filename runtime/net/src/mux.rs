@@ -130,7 +130,7 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
     type Error = io::Error;
 
     fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.outbox.poll_room(cx)
+        self.poll_room(cx)
     }
 
     fn start_send(self: Pin<&mut Self>, message: Out) -> io::Result<()> {
@@ -143,6 +143,7 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
                 Some(instead) => Ok(self.outbox.push(self.tag, &instead, urgency)?),
                 None => Err(PushError::Refused(why).into()),
             },
+            Err(PushError::Closed) if self.tag == RESPONSE => Ok(()),
             pushed => Ok(pushed?),
         }
     }
@@ -150,11 +151,22 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
     /// Pending exactly while [`Sink::poll_ready`] is: tarpc alternates between the two until that is ready, within one
     /// poll, in which the writer cannot run.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.outbox.poll_room(cx)
+        self.poll_room(cx)
     }
 
     fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
+    }
+}
+
+impl<In, Out> Half<In, Out> {
+    /// Ready while there is room. Nobody needs answers once the connection has ended, but what was said before that is still
+    /// to be taken in: results, above all.
+    fn poll_room(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.outbox.poll_room(cx) {
+            Poll::Ready(Err(_)) if self.tag == RESPONSE => Poll::Ready(Ok(())),
+            room => room,
+        }
     }
 }
 
@@ -251,10 +263,10 @@ where
     let closing = outbox.clone();
     // The socket is this task's alone, so that it is closed with it.
     tokio::spawn(async move {
-        let reading = read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence);
+        let mut reading = std::pin::pin!(read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence));
         let writing = closing.write_loop(&socket, probe);
         let closed_here = tokio::select! {
-            ended = reading => {
+            ended = &mut reading => {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "a connection ended while reading");
                 }
@@ -263,6 +275,9 @@ where
             ended = writing => {
                 if let Err(error) = &ended {
                     tracing::debug!(%error, "a connection ended while writing");
+                    // What the other side has said before it went is still there.
+                    closing.close();
+                    let _ = tokio::time::timeout(LINGER, &mut reading).await;
                 }
                 ended.is_ok()
             }

@@ -81,6 +81,7 @@ struct End {
     client: ProcessClient,
     service: Counter,
     connection: Connection,
+    running: tokio::task::JoinHandle<()>,
 }
 
 /// Everything of one end: its link, its client and what it serves.
@@ -91,14 +92,15 @@ fn end(stream: Stream, service: Counter) -> End {
     let link = Link::new();
     let (serving, running, over) = (service.clone(), link.clone(), connection.clone());
     // One task serves and sends, as in every process.
-    tokio::spawn(async move {
+    let running = tokio::spawn(async move {
         tokio::select! {
+            biased;
             () = mux::serve(server, serving.serve()) => {}
             () = running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages }) => {}
         }
         over.close();
     });
-    End { link, client, service, connection }
+    End { link, client, service, connection, running }
 }
 
 fn unix() -> (Stream, Stream) {
@@ -139,6 +141,38 @@ fn sixty_four_mebibytes_arrive_one_way() {
             assert_eq!(theirs.service.bytes.load(Ordering::Relaxed), 64 << 20);
         }
     });
+}
+
+#[test]
+fn what_the_dead_have_said_is_taken_in() {
+    for is_spoken_to in [false, true] {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        there.set_nonblocking(true).unwrap();
+        const BATCHES: u64 = 50;
+        on_one_thread(move || async move {
+            let dying = end(Stream::Unix(UnixStream::from_std(here).unwrap()), Counter::new(ALWAYS));
+            for _ in 0..BATCHES {
+                dying.link.send(value(100));
+                while dying.link.queued() > 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            // Each is in the socket once the writer has had its turn.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        });
+        on_one_thread(move || async move {
+            let left = end(Stream::Unix(UnixStream::from_std(there).unwrap()), Counter::new(ALWAYS));
+            if is_spoken_to {
+                // Writing fails before anything is read.
+                left.link.send(value(1 << 20));
+            }
+            left.running.await.unwrap();
+            assert_eq!(left.service.messages.load(Ordering::Relaxed), BATCHES);
+        });
+    }
 }
 
 #[test]

@@ -26,7 +26,15 @@ async fn listener(cluster: ClusterId) -> Address {
 fn hello(cluster: Option<ClusterId>) -> Hello {
     let address =
         Address { process: ProcessId::random(), machine: address::this_machine(), unix: String::new(), tcp: None };
-    Hello { address, role: Role::Tool, purpose: Purpose::Control, cluster, version: RELEASE.into(), losses: 0 }
+    Hello {
+        address,
+        role: Role::Tool,
+        purpose: Purpose::Control,
+        cluster,
+        version: RELEASE.into(),
+        losses: 0,
+        to: None,
+    }
 }
 
 async fn dial(to: &Address, token: &str, cluster: Option<ClusterId>) -> Result<(), Error> {

@@ -262,11 +262,11 @@ impl Calls {
         target.end_if_done(actor, out);
     }
 
-    /// A result arrived from `worker`. Answers with the call and its actor, unless nobody waits for it.
-    pub(crate) fn finished(&mut self, worker: ProcessId, id: TaskId) -> Option<(ActorId, Call)> {
+    /// The result of an attempt arrived from `worker`. Answers with the call and its actor, unless nobody waits for it.
+    pub(crate) fn finished(&mut self, worker: ProcessId, id: TaskId, attempt: u32) -> Option<(ActorId, Call)> {
         let actor = *self.by_worker.get(&worker)?;
         let target = self.targets.get_mut(&actor)?;
-        let at = target.in_flight.iter().position(|call| call.spec.id == id)?;
+        let at = target.in_flight.iter().position(|call| call.spec.id == id && call.spec.attempt == attempt)?;
         let call = target.in_flight.remove(at)?;
         target.bytes = target.bytes.saturating_sub(call.spec.weight());
         Some((actor, call))

@@ -148,7 +148,7 @@ fn calls_keep_their_order_when_the_arguments_of_the_first_come_last_and_many_lea
     while bench.returned.len() < expected.len() {
         assert!(!bench.running.is_empty(), "{} of {} were sent", bench.returned.len(), expected.len());
         for seq in std::mem::take(&mut bench.running) {
-            assert!(bench.calls.finished(address(0).process, task(seq)).is_some());
+            assert!(bench.calls.finished(address(0).process, task(seq), 0).is_some());
             bench.returned.push(seq);
         }
         bench.with(|_, _| {});
@@ -182,7 +182,7 @@ proptest! {
                 Step::Return(which) if !bench.running.is_empty() => {
                     let seq = bench.running.swap_remove(which % bench.running.len());
                     let worker = address(bench.life).process;
-                    if bench.calls.finished(worker, task(seq)).is_some() {
+                    if bench.calls.finished(worker, task(seq), 0).is_some() {
                         bench.returned.push(seq);
                     }
                     bench.with(|_, _| {});
@@ -266,8 +266,10 @@ fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reac
     bench.take_in(out);
     // The one with a retry goes again, and before the later one.
     assert_eq!(bench.running, [2, 3]);
-    for seq in [2, 3] {
-        assert!(bench.calls.finished(worker, task(seq)).is_some());
+    // What the attempt that was given up ends with is not its result.
+    assert!(bench.calls.finished(worker, task(2), 0).is_none());
+    for (seq, attempt) in [(2, 1), (3, 0)] {
+        assert!(bench.calls.finished(worker, task(seq), attempt).is_some());
     }
 }
 
@@ -276,7 +278,7 @@ fn results_that_arrive_over_the_next_connection_count() {
     let mut bench = alive_with(&[(1, 0)]);
     let worker = address(0).process;
     bench.with(|calls, _| calls.connection_lost(worker, 100));
-    assert!(bench.calls.finished(worker, task(1)).is_some());
+    assert!(bench.calls.finished(worker, task(1), 0).is_some());
 }
 
 #[test]
@@ -315,7 +317,7 @@ fn calls_in_flight_are_bounded_by_bytes_and_each_is_sent_in_the_end() {
     while !bench.running.is_empty() {
         assert!(bench.running.len() * (95 << 10) <= IN_FLIGHT_BYTES);
         let seq = bench.running.remove(0);
-        assert!(bench.calls.finished(worker, task(seq)).is_some());
+        assert!(bench.calls.finished(worker, task(seq), 0).is_some());
         done += 1;
         bench.with(|_, _| {});
     }
@@ -355,7 +357,7 @@ fn calls_in_flight_are_bounded_by_their_bytes_and_keep_their_order() {
     bench.with(|calls, out| calls.submit(ACTOR, &class, call_of(11, IN_FLIGHT_BYTES * 2), out));
     let worker = address(0).process;
     for seq in 1..=10 {
-        assert!(bench.calls.finished(worker, task(seq)).is_some());
+        assert!(bench.calls.finished(worker, task(seq), 0).is_some());
         bench.running.retain(|running| *running != seq);
         bench.with(|_, _| {});
         let most = if seq == 10 { 1 } else { 3 };
@@ -375,7 +377,7 @@ fn a_call_over_the_limit_of_pending_ones_fails_and_the_others_go_on() {
     }
     bench.alive();
     assert_eq!((&bench.running[..], &bench.failed[..]), (&[1, 2][..], &[3][..]));
-    assert!(bench.calls.finished(address(0).process, task(1)).is_some());
+    assert!(bench.calls.finished(address(0).process, task(1), 0).is_some());
     let call = Call { limit: Some(2), ..call(4, true, 0) };
     bench.with(|calls, out| calls.submit(ACTOR, &class, call, out));
     assert_eq!(bench.sent[0], [1, 2, 4]);

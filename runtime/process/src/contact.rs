@@ -44,8 +44,12 @@ pub(crate) struct Contact {
     heard: u64,
     /// Those that live: two if both sides dialled at once, and none while the other side is looked for.
     connections: Vec<Connection>,
-    /// Whether the other side has dialled. It may be one that nobody else can dial.
+    /// Whether the other side has dialled, in this contact or an earlier one. It may be one that nobody else can dial.
     has_come: bool,
+    /// Whether there was a connection. Before that nothing can have been heard, and the end of a contact is no loss.
+    was_connected: bool,
+    /// Somebody looks for the other side.
+    is_looked_for: bool,
     /// Connections in a row over which nothing was heard. The next is not dialled at once.
     flaps: u32,
     /// Since when connections have ended without any answer to what was sent: the next may end as they did.
@@ -119,12 +123,18 @@ impl Peers {
 
     /// Enters a connection of the contact of this number; false if that is over.
     fn connected(&self, process: ProcessId, number: u64, connection: &Connection) -> bool {
-        let mut contact = self.contacts.entry(process).or_default();
-        let is_present = contact.number == number;
-        if is_present {
-            contact.connections.push(connection.clone());
-        }
-        is_present
+        let Some(mut contact) = self.contacts.get_mut(&process).filter(|contact| contact.number == number) else {
+            return false;
+        };
+        contact.connections.push(connection.clone());
+        contact.was_connected = true;
+        true
+    }
+
+    /// Somebody begins to look for the process of this contact, or ends that; false if somebody does already, or it is over.
+    fn looks_for(&self, process: ProcessId, number: u64, begins: bool) -> bool {
+        let contact = self.contacts.get_mut(&process).filter(|contact| contact.number == number);
+        contact.is_some_and(|mut contact| std::mem::replace(&mut contact.is_looked_for, begins) != begins)
     }
 
     /// What is said over a connection, and in which contact; none if it belongs to none any more.
@@ -209,13 +219,17 @@ impl Process {
             Err(error) => error,
         };
         tracing::debug!(%error, peer = %to.process, "cannot reach a peer");
-        // On another machine, something between may refuse to let anybody in who comes from here: of one that has come by
-        // itself, the head knows.
-        let is_certain = to.machine == self.address().machine || !self.peers.has_come(to.process);
-        if matches!(error, DialError::Gone(_)) && is_certain && self.peers.is_away(to.process, number) {
+        if matches!(error, DialError::Gone(_)) && self.refusal_is_certain(to) && self.peers.is_away(to.process, number)
+        {
             self.peers.certainly_gone(to.process);
         }
         None
+    }
+
+    /// Whether a process is gone if nobody listens where it did. On another machine, something between may refuse to let
+    /// anybody in who comes from here: of one that has come by itself, the head knows.
+    fn refusal_is_certain(&self, address: &Address) -> bool {
+        address.machine == self.address().machine || !self.peers.has_come(address.process)
     }
 
     /// Serves a connection that another process opened.
@@ -288,7 +302,9 @@ impl Process {
                 }
             }
         };
+        // What the other side has said before its end is taken in before that is noticed.
         tokio::select! {
+            biased;
             () = mux::serve(server, service.serve()) => {}
             () = sending => {}
         }
@@ -298,8 +314,18 @@ impl Process {
         self.peers.disconnected(peer, &connection, life)
     }
 
-    /// A contact has no connection: the process is looked for, until it has come by itself or contact is lost.
+    /// A contact has no connection: the process is looked for, until it has come by itself or contact is lost. One at a time
+    /// does so.
     async fn look_for(self: &Arc<Self>, peer: ProcessId, number: u64) -> Option<Stream> {
+        if !self.peers.looks_for(peer, number, true) {
+            return None;
+        }
+        let found = self.look_until_it_is_clear(peer, number).await;
+        self.peers.looks_for(peer, number, false);
+        found
+    }
+
+    async fn look_until_it_is_clear(self: &Arc<Self>, peer: ProcessId, number: u64) -> Option<Stream> {
         let (mut pause, longest) = PAUSES;
         let (flaps, fruitless_since) = self.peers.flaps(peer);
         let since = fruitless_since.unwrap_or_else(Instant::now);
@@ -312,8 +338,13 @@ impl Process {
                 self.contact_lost(peer, number);
                 return None;
             }
-            if let Some(stream) = self.find(peer, number, longest).await {
-                return Some(stream);
+            // A machine that is gone does not answer for as long as dialling may take. The head knows sooner.
+            let found = tokio::select! {
+                found = self.find(peer, number, longest) => found,
+                () = self.until_the_head_says_that_it_ended(peer, number) => None,
+            };
+            if found.is_some() {
+                return found;
             }
             if !self.peers.is_away(peer, number) || self.is_shut_down() {
                 return None;
@@ -341,11 +372,21 @@ impl Process {
         let address = self.peers.address(peer)?;
         let _turn = match address.machine == self.address().machine {
             true => None,
-            false => Some(tokio::time::timeout(limit, self.peers.looks.0.acquire()).await.ok()?),
+            false => Some(tokio::time::timeout(limit, self.peers.looks.away.acquire()).await.ok()?),
         };
         match self.peers.is_away(peer, number) && !self.is_shut_down() {
             true => self.reach(&address, number).await,
             false => None,
+        }
+    }
+
+    async fn until_the_head_says_that_it_ended(self: &Arc<Self>, peer: ProcessId, number: u64) {
+        let (_, pause) = PAUSES;
+        loop {
+            tokio::time::sleep(pause).await;
+            if self.head_says_that_it_ended(peer, number).await {
+                return;
+            }
         }
     }
 
@@ -362,8 +403,17 @@ impl Process {
     pub(crate) fn hears(self: &Arc<Self>, peer: ProcessId, contact: u64, number: u64) -> Heard {
         loop {
             match self.peers.hear(peer, contact, number) {
-                // The connection has carried what was said in the old contact, and ends with it. The other side dials.
-                Heard::Lost(present) => self.contact_over(peer, present, contact),
+                // The connection has carried what was said in the old contact, and ends with it. The new contact must have
+                // one: nobody would notice that the other side is gone.
+                Heard::Lost(present) => {
+                    self.contact_over(peer, present, contact);
+                    let (link, number, is_new) = self.peers.link_or_new(peer);
+                    if is_new {
+                        link.send(PeerMessage::Borrow(Vec::new()));
+                        let process = self.clone();
+                        self.io.spawn(async move { process.dial_peer(peer, number).await });
+                    }
+                }
                 heard => return heard,
             }
         }
@@ -371,7 +421,8 @@ impl Process {
 
     /// Contact with a process was lost: the one of this number, if it is not over already.
     fn contact_lost(self: &Arc<Self>, peer: ProcessId, number: u64) {
-        self.contact_over(peer, number, number + 1);
+        let was_connected = self.peers.contacts.get(&peer).is_some_and(|contact| contact.was_connected);
+        self.contact_over(peer, number, number + u64::from(was_connected));
     }
 
     /// The contact of this number is over, and the next one has that number: everything that waits for the process must know.
@@ -382,7 +433,8 @@ impl Process {
             else {
                 return;
             };
-            let over = std::mem::replace(&mut *contact, Contact::after(next));
+            let new = Contact { has_come: contact.has_come, ..Contact::after(next) };
+            let over = std::mem::replace(&mut *contact, new);
             (over.link, over.connections)
         };
         for connection in connections {
@@ -401,14 +453,17 @@ impl Process {
         self.io.spawn(async move {
             if !process.peers.is_gone(peer) {
                 let _turn = match pending.is_empty() {
-                    true => process.peers.looks.0.acquire().await.ok(),
+                    true => process.peers.looks.lost.acquire().await.ok(),
                     false => None,
                 };
                 if let Some(address) = process.peers.address(peer)
                     && address::is_gone(&address).await
                     && !process.peers.is_connected(peer)
                 {
-                    process.peers.certainly_gone(peer);
+                    match process.refusal_is_certain(&address) {
+                        true => process.peers.certainly_gone(peer),
+                        false => drop(process.head_says_that_it_ended(peer, next).await),
+                    }
                 }
             }
             // Of one that is gone, nothing is kept.
@@ -426,7 +481,8 @@ impl Process {
 
 impl Peers {
     fn hear(&self, peer: ProcessId, number: u64, batch: u64) -> Heard {
-        let mut contact = self.contacts.entry(peer).or_default();
+        // Nothing is kept of one that is gone: this came over a connection that ended with the contact.
+        let Some(mut contact) = self.contacts.get_mut(&peer) else { return Heard::Stale };
         if number > contact.number {
             return Heard::Lost(contact.number);
         }

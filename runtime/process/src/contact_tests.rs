@@ -95,6 +95,51 @@ fn a_loss_that_one_side_notices(is_taken_for_gone: bool) {
 }
 
 #[test]
+fn who_hears_of_a_loss_is_in_the_contact_after_it_and_notices_the_end_of_the_other() {
+    let (owner, borrower) = two();
+    let owned = owner.put(&1).unwrap();
+    let borrowed = borrower.process().borrow(&borrower, owned.id());
+    value(&borrower, &borrowed).unwrap();
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    borrower.process().contact_lost(process.id(), 0);
+    // It looks for who broke the connection, and hears so.
+    let is_next =
+        || process.peers.contacts.get(&peer).is_some_and(|contact| contact.number == 1 && contact.link.is_some());
+    let begun = std::time::Instant::now();
+    while !is_next() {
+        assert!(begun.elapsed() < LIMIT, "it is in no contact");
+        std::thread::yield_now();
+    }
+    drop(borrowed);
+    borrower.process().shut_down("the test is over");
+    while process.peers.has_contact(peer) {
+        assert!(begun.elapsed() < LIMIT, "it does not notice that the other has ended");
+        std::thread::yield_now();
+    }
+    end([&owner, &borrower]);
+}
+
+#[test]
+fn an_address_that_cannot_be_dialled_is_no_loss_for_one_that_dials_itself() {
+    let (owner, borrower) = two();
+    let mut nowhere = borrower.process().address().clone();
+    nowhere.unix = "wingbeat-nobody-listens-here".into();
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    process.know(&nowhere);
+    // It is said to nobody, and that is noticed.
+    process.send_to(peer, wingbeat_net::messages::PeerMessage::Borrow(Vec::new()));
+    while !process.peers.is_gone(peer) {
+        std::thread::yield_now();
+    }
+    let owned = owner.put(&1).unwrap();
+    let borrowed = borrower.process().borrow(&borrower, owned.id());
+    value(&borrower, &borrowed).unwrap();
+    assert_eq!(borrower.process().peers.link_or_new(owner.process().id()).1, 0, "its first words were lost");
+    drop((owned, borrowed));
+    end([&owner, &borrower]);
+}
+
+#[test]
 fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_works() {
     a_loss_that_one_side_notices(false);
 }

@@ -40,6 +40,8 @@ pub struct Execution {
 #[derive(Default)]
 struct Asked {
     cancelled: bool,
+    /// Contact with its caller was lost, which counts it as failed.
+    disowned: bool,
     /// The wait for this task can never end.
     deadlock: Option<(TaskId, Error)>,
     /// Those who listen, by their number.
@@ -117,6 +119,16 @@ impl Execution {
     /// Asks the run to stop.
     pub fn cancel(&self) {
         self.tell(|asked| asked.cancelled = true);
+    }
+
+    /// Contact with its caller was lost: it is to stop, and its result is nobody's.
+    pub fn disown(&self) {
+        self.tell(|asked| (asked.cancelled, asked.disowned) = (true, true));
+    }
+
+    /// Whether contact with its caller was lost, which counts it as failed.
+    pub fn is_disowned(&self) -> bool {
+        self.asked.lock().disowned
     }
 
     /// Whether it was asked to stop.

@@ -80,7 +80,9 @@ impl HeadLink {
             let client = HeadClient::new(mux::client_config(), client).spawn();
             let _ = ready.send(client);
             let service = PeerService::new(process.clone(), this.shared.address.process);
+            // What the head has said before its end is taken in before that is noticed.
             tokio::select! {
+                biased;
                 () = mux::serve(server, service.serve()) => {}
                 () = this.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages }) => {}
             }

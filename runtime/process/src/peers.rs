@@ -42,15 +42,19 @@ pub(crate) struct Peers {
     pub(crate) looks: Looks,
 }
 
-/// Who is lost is looked for, so that nothing is kept of the dead; where nobody waits for that, so many at a time: each
-/// look is a connection, and a node can be lost with thousands.
-pub(crate) struct Looks(pub Semaphore);
+/// Looks for processes, so many at a time: each is a connection, and a node can be lost with thousands.
+pub(crate) struct Looks {
+    /// For those on other machines with whom there is contact.
+    pub away: Semaphore,
+    /// For those with whom contact was lost, so that nothing is kept of the dead. The others do not wait for these.
+    pub lost: Semaphore,
+}
 
 const LOOKS: usize = 64;
 
 impl Default for Looks {
     fn default() -> Looks {
-        Looks(Semaphore::new(LOOKS))
+        Looks { away: Semaphore::new(LOOKS), lost: Semaphore::new(LOOKS) }
     }
 }
 
@@ -79,7 +83,9 @@ impl Gone {
     }
 
     pub(crate) fn remove(&mut self, process: ProcessId) -> Option<u64> {
-        self.known.remove(&process)
+        let losses = self.known.remove(&process)?;
+        self.order.retain(|other| *other != process);
+        Some(losses)
     }
 }
 
@@ -314,7 +320,13 @@ impl Process {
     async fn see_registered(self: Arc<Self>, owner: ProcessId, link: Link<PeerMessage>, mut number: Registration) {
         while link.flushed().await {
             let mut ready = Vec::new();
-            let next = self.peers.borrowing.lock().acknowledged(owner, number, &mut ready);
+            let mut borrowing = self.peers.borrowing.lock();
+            if link.is_broken() {
+                // What is registered by now goes over the next link, and that is waited for by another.
+                return;
+            }
+            let next = borrowing.acknowledged(owner, number, &mut ready);
+            drop(borrowing);
             self.send_ready(ready);
             match next {
                 Some(next) => number = next,

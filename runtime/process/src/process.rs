@@ -160,6 +160,7 @@ impl Prepared {
             cluster: None,
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
+            to: None,
         }
     }
 
@@ -307,6 +308,7 @@ impl Process {
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
+            to: None,
         }
     }
 

@@ -190,7 +190,7 @@ impl Submission {
                 if let Some(refs) = refs_of(&result.outcome) {
                     received.push((result.id, refs));
                 }
-                if let Some((actor, call)) = core.calls.finished(from, result.id) {
+                if let Some((actor, call)) = core.calls.finished(from, result.id, result.attempt) {
                     core.calls.settle(actor, &mut todo.calls);
                     finished.push(call.held);
                     done.push((call.spec, result.outcome));

@@ -267,11 +267,7 @@ impl Queue {
         let process = self.session.process();
         let mut result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
         if let Some(error) = Process::too_large(&result) {
-            match std::mem::replace(&mut result.outcome, Outcome::Failed(Box::new(error))) {
-                Outcome::One(output) => process.discard(spec, &[output]),
-                Outcome::Many(outputs) => process.discard(spec, &outputs),
-                Outcome::StreamEnded(_) | Outcome::Failed(_) => {}
-            }
+            self.discard(spec, std::mem::replace(&mut result.outcome, Outcome::Failed(Box::new(error))));
             held = Vec::new();
         }
         let holds = !held.is_empty();
@@ -283,6 +279,16 @@ impl Queue {
             // It will never say that it has them.
             let unwanted = self.returned.remove(&spec.id);
             drop(unwanted);
+        }
+    }
+
+    /// Nothing is kept of what a call gave.
+    pub(crate) fn discard(&self, spec: &TaskSpec, outcome: Outcome) {
+        let process = self.session.process();
+        match outcome {
+            Outcome::One(output) => process.discard(spec, &[output]),
+            Outcome::Many(outputs) => process.discard(spec, &outputs),
+            Outcome::StreamEnded(_) | Outcome::Failed(_) => {}
         }
     }
 
@@ -459,7 +465,7 @@ impl Executor for Queue {
         drop(state);
         for execution in running {
             self.session.process().cancel_children(execution.task);
-            execution.cancel();
+            execution.disown();
         }
         let gone: Vec<TaskId> =
             self.returned.iter().map(|entry| *entry.key()).filter(|task| task.owner == peer).collect();

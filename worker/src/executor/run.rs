@@ -142,7 +142,11 @@ impl<'a> Call<'a> {
     fn answer(&self, begun: Instant, (outcome, held): Ended) {
         // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
         let _ = std::io::stdout().flush();
-        self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held);
+        match self.execution.is_disowned() {
+            // Its caller may have made it again: this is not the result of that.
+            true => self.queue.discard(&self.spec, outcome),
+            false => self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held),
+        }
         self.queue.done(self.spec.id);
     }
 

@@ -448,7 +448,11 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: 
     }
     // Not everything falls to this process: the kernel reaps what was in a PID namespace, and the children of those that
     // ignore SIGCHLD, and a parent may have been faster than its end.
-    for (ended, _) in leaving.values_mut() {
+    for (ended, since) in leaving.values_mut() {
+        if !ended.is_empty() {
+            // What these have started is in doubt from now on, and not from the end of the worker process.
+            *since = Instant::now();
+        }
         ended.retain(|pid, began| is_left(*pid, *began));
     }
     if !leaving.values().any(|(ended, _)| ended.is_empty()) {
@@ -459,6 +463,7 @@ fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: 
     leaving.retain(|process, (ended, since)| {
         if ended.is_empty() {
             for pid in left.remove(process).unwrap_or_default() {
+                *since = Instant::now();
                 end_tree(pid, ended);
             }
         }

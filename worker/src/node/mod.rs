@@ -246,6 +246,7 @@ impl Daemon {
             cluster: Some(self.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
+            to: None,
         }
     }
 
