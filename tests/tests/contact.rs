@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use wingbeat::Error;
+use wingbeat::{CallOptions, Error};
 use wingbeat_tests::hosts::Hosts;
 
 /// Runs inside the driver's namespace when the test starts itself again there.
@@ -38,7 +38,7 @@ fn double(number: u64) -> u64 {
 
 struct Holder;
 
-#[wingbeat::actor]
+#[wingbeat::actor(max_concurrency = 4)]
 impl Holder {
     fn new() -> Self {
         Holder
@@ -46,6 +46,16 @@ impl Holder {
 
     fn hold(&self, dir: PathBuf) {
         hold_here(&dir);
+    }
+
+    /// As [`Holder::hold`], and can be interrupted.
+    async fn hold_later(&self, dir: PathBuf) -> u64 {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos();
+        std::fs::write(dir.join(format!("began-{now}")), "").unwrap();
+        while !dir.join("go").exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        7
     }
 
     fn pid(&self) -> u32 {
@@ -286,5 +296,31 @@ fn a_call_of_an_actor_that_falls_silent_fails_by_name_and_later_calls_reach_it()
         drop(stopped);
         // The same life of it.
         assert_eq!(holder.pid().get_blocking().unwrap(), pid);
+    });
+}
+
+#[test]
+fn a_call_that_is_made_again_after_a_loss_of_contact_is_not_answered_by_what_the_loss_interrupted() {
+    const NAME: &str = "a_call_that_is_made_again_after_a_loss_of_contact_is_not_answered_by_what_the_loss_interrupted";
+    driven(3, NAME, || {
+        let dir = tempfile::tempdir().unwrap();
+        let began = || std::fs::read_dir(dir.path()).unwrap().count();
+        let holder = Holder::remote();
+        let pid = Pid::from_raw(holder.pid().get_blocking().unwrap() as i32).unwrap();
+        let held = holder.with(CallOptions::new().max_retries(1)).hold_later(dir.path().to_owned());
+        while began() < 1 {
+            std::thread::yield_now();
+        }
+        let stopped = Stopped::new(pid);
+        // It fails when the other is made again.
+        assert!(holder.pid().get_blocking().is_err());
+        drop(stopped);
+        while began() < 2 {
+            std::thread::yield_now();
+        }
+        // The first attempt was interrupted before the second could begin.
+        assert_eq!(holder.pid().get_blocking().unwrap() as i32, pid.as_raw_nonzero().get());
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        assert_eq!(held.get_blocking().unwrap(), 7);
     });
 }
