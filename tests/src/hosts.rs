@@ -29,6 +29,12 @@ pub struct Hosts {
 /// A process on a host. Dropping it kills it with SIGKILL.
 pub struct HostProcess(Child);
 
+impl From<Child> for HostProcess {
+    fn from(child: Child) -> HostProcess {
+        HostProcess(child)
+    }
+}
+
 impl HostProcess {
     /// Starts a command of [`Hosts::on`].
     ///

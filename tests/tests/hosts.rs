@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 use std::future::IntoFuture;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use wingbeat::{Bundle, PlacementStrategy, placement_group};
 use wingbeat_collective::{Group, Meeting, MeetingHandle, Op};
-use wingbeat_tests::hosts::{Hosts, ip};
+use wingbeat_tests::hosts::{HostProcess, Hosts, ip};
 
 /// Runs inside the driver's namespace when the test starts itself again there.
 const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
@@ -222,6 +224,45 @@ fn code_is_shipped_to_machines_that_lack_it() {
         assert!(told.starts_with("shipped ['train.py', 'x', 'y'] ") && told.contains("/wingbeat/run-"), "{told}");
     }
     assert_ne!(cold, forked, "each run has a folder of its own");
+}
+
+#[test]
+fn a_driver_that_stands_still_while_it_gives_its_program_is_asked_again() {
+    const NAME: &str = "a_driver_that_stands_still_while_it_gives_its_program_is_asked_again";
+    if std::env::var_os(INSIDE).is_some() {
+        wingbeat::init_blocking().unwrap();
+        assert!(!machine::remote().get_blocking().unwrap().is_empty());
+        return wingbeat::shutdown_blocking();
+    }
+    let Some(hosts) = Hosts::new(2).unwrap() else { return };
+    let hosts = hosts.env("WINGBEAT_CHUNK_MS", "1000");
+    let (address, _head) = hosts.head().unwrap();
+    let mut worker = hosts.on(1, &wingbeat_tests::binary().unwrap());
+    worker.args(["worker", "--num-cpus", "1", "--object-store-memory", "128MiB"]).stderr(Stdio::piped());
+    hosts.join(&mut worker, &address);
+    let mut worker = worker.spawn().unwrap();
+    let logged = BufReader::new(worker.stderr.take().unwrap());
+    let mut fetches = logged.lines().map_while(Result::ok).filter(|line| line.contains("fetching the executable"));
+    let worker = HostProcess::from(worker);
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", NAME]).env(INSIDE, "1");
+    hosts.join(&mut driver, &address);
+    let mut driver = HostProcess::spawn(&mut driver).unwrap();
+    let pid = rustix::process::Pid::from_raw(driver.pid() as i32).unwrap();
+    assert!(fetches.next().unwrap().contains("from the driver"));
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    // Nobody else has it.
+    assert!(fetches.next().unwrap().contains("from the head"));
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert!(fetches.any(|line| line.contains("from the driver")));
+    let status = loop {
+        match driver.exit_status().unwrap() {
+            Some(status) => break status,
+            None => std::thread::yield_now(),
+        }
+    };
+    assert!(status.success());
+    drop(worker);
 }
 
 /// One of two members, on the machine that has what `Member::options` asks for.

@@ -188,6 +188,29 @@ impl Transfers {
         }
     }
 
+    /// Waits until something is done about an object that another process writes or still reads, since when it is waited
+    /// for. An error says what that does, when it takes too long.
+    async fn others_settle(
+        &self,
+        state: AlreadyExists,
+        since: Instant,
+        settled: impl Future<Output = ()>,
+    ) -> Result<(), String> {
+        let limit = self.limits.writer;
+        let left = limit.saturating_sub(since.elapsed());
+        // Nobody says that it has come to or from the disk. At the end of the limit it is looked at once more.
+        let look = if state == AlreadyExists::Deleting { left.min(GOING_LOOK) } else { left };
+        let _ = tokio::time::timeout(look, settled).await;
+        if !left.is_zero() {
+            return Ok(());
+        }
+        let doing = match state {
+            AlreadyExists::Different | AlreadyExists::Deleting => "reading another value of it",
+            _ => "writing it",
+        };
+        Err(format!("another process has been {doing} for {limit:?}"))
+    }
+
     async fn until_dead(&self, node: NodeId) {
         let mut dead = self.dead.subscribe();
         // The sender lives as long as this.
@@ -294,20 +317,9 @@ impl Daemon {
                 Ok(extent) => return Ok(extent),
                 Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
                 Err(CreateError::AlreadyExists { state, .. }) => {
-                    let (limit, since) =
-                        (self.transfers.limits.writer, *waiting_since.get_or_insert_with(Instant::now));
-                    let left = limit.saturating_sub(since.elapsed());
-                    // Nobody says that it has come to or from the disk. At the end of the limit it is looked at once more.
-                    let look = if state == AlreadyExists::Deleting { left.min(GOING_LOOK) } else { left };
-                    let _ = tokio::time::timeout(look, settled).await;
-                    if left.is_zero() {
-                        let doing = match state {
-                            AlreadyExists::Different | AlreadyExists::Deleting => "reading another value of it",
-                            _ => "writing it",
-                        };
-                        let why = format!("{}: another process has been {doing} for {limit:?}", self.id);
-                        return Err(Error::ObjectUnavailable { object, why });
-                    }
+                    let since = *waiting_since.get_or_insert_with(Instant::now);
+                    let in_time = self.transfers.others_settle(state, since, settled).await;
+                    in_time.map_err(|why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.id) })?;
                 }
                 Err(error) => return Err(create_error(object, &error)),
             }
@@ -655,6 +667,26 @@ mod tests {
         assert!(matches!(first, Err(Error::ObjectLost { .. })));
         assert!(matches!(same, Err(Error::ObjectLost { .. })));
         assert!(other.is_ok(), "{other:?}");
+    }
+
+    #[tokio::test]
+    async fn a_writer_of_an_object_is_waited_for_until_the_limit_and_then_named() {
+        let transfers = Transfers {
+            limits: Limits { writer: Duration::from_millis(50), ..Limits::default() },
+            ..Transfers::default()
+        };
+        let begun = Instant::now();
+        let settled = transfers.settled.notified();
+        transfers.object_settled();
+        transfers.others_settle(AlreadyExists::Unsealed, begun, settled).await.unwrap();
+        let why = loop {
+            let waited = transfers.others_settle(AlreadyExists::Unsealed, begun, transfers.settled.notified());
+            if let Err(why) = waited.await {
+                break why;
+            }
+        };
+        assert!(begun.elapsed() >= transfers.limits.writer);
+        assert!(why.contains("has been writing it for 50ms"), "{why}");
     }
 
     async fn answered(answer: &[u8]) -> Result<(), Failure> {
