@@ -43,8 +43,8 @@ pub(crate) struct HeadArgs {
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
 #[derive(Args)]
 pub(crate) struct WorkerArgs {
-    /// The head, as host:port.
-    #[arg(long, env = join::ADDRESS_VARIABLE)]
+    /// The head, as host:port; also --address, as everywhere else.
+    #[arg(long, alias = "address", env = join::ADDRESS_VARIABLE)]
     head: String,
     /// Address to listen on for other machines; the one on the way to the head if nothing is said.
     #[arg(long)]
