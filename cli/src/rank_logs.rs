@@ -61,17 +61,49 @@ impl FromStr for Streams {
     }
 }
 
+/// Texts with commas between; two commas are one in a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Texts(Vec<String>);
+
+impl FromStr for Texts {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // No command line has a byte 0.
+        let parts = text.replace(",,", "\0");
+        Ok(Texts(parts.split(',').map(|part| part.replace('\0', ",")).collect()))
+    }
+}
+
+/// What is to be written and shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    pub redirects: Streams,
+    pub tee: Streams,
+    /// Local ranks whose output alone is shown; all if there are none.
+    pub only: Vec<u32>,
+    /// Of what is teed and shown, lines of standard output with one of these texts are written once more.
+    pub stdout_filters: Option<Texts>,
+    /// The same of standard error.
+    pub stderr_filters: Option<Texts>,
+}
+
+impl Wanted {
+    fn filters(&self, is_stderr: bool) -> Option<&Texts> {
+        if is_stderr { self.stderr_filters.as_ref() } else { self.stdout_filters.as_ref() }
+    }
+}
+
 /// Writes and shows what ranks print.
 pub(crate) struct RankLogs {
     /// The run's folder, if anything is written.
     dir: Option<PathBuf>,
     prefix: Prefix,
-    redirects: Streams,
-    tee: Streams,
-    only: Vec<u32>,
+    wanted: Wanted,
     attempt: u32,
     errors: ErrorFiles,
     files: BTreeMap<(u32, bool), (PathBuf, File)>,
+    /// What passes the filters of a stream, of all ranks.
+    filtered: BTreeMap<bool, (PathBuf, File)>,
     /// Of those that are shown with their ranks.
     lines: Lines,
     /// Of the others, whose bytes are shown as they are.
@@ -101,13 +133,11 @@ impl RankLogs {
         dir: Option<&Path>,
         run_id: &str,
         per_node: u32,
-        redirects: Streams,
-        tee: Streams,
-        only: Vec<u32>,
+        wanted: Wanted,
         role: String,
     ) -> Result<RankLogs> {
         let template = std::env::var(TEMPLATE).unwrap_or_else(|_| "[${role_name}${local_rank}]:".into());
-        let parent = match (redirects.is_empty() && tee.is_empty(), dir) {
+        let parent = match (wanted.redirects.is_empty() && wanted.tee.is_empty(), dir) {
             (_, Some(dir)) => Some(dir.to_owned()),
             (true, None) => None,
             (false, None) => Some(own_folder()),
@@ -123,12 +153,11 @@ impl RankLogs {
         Ok(RankLogs {
             dir,
             prefix: Prefix { template, role, per_node },
-            redirects,
-            tee,
-            only,
+            wanted,
             attempt: 0,
             errors: ErrorFiles::default(),
             files: BTreeMap::new(),
+            filtered: BTreeMap::new(),
             lines: Lines::new(),
             begun: BTreeMap::new(),
         })
@@ -146,7 +175,7 @@ impl RankLogs {
 
     /// Whether what some rank prints is written.
     pub(crate) fn has_files(&self) -> bool {
-        !(self.redirects.is_empty() && self.tee.is_empty())
+        !(self.wanted.redirects.is_empty() && self.wanted.tee.is_empty())
     }
 
     fn local_rank(&self, rank: u32) -> u32 {
@@ -154,7 +183,7 @@ impl RankLogs {
     }
 
     fn is_written(&self, local_rank: u32, stream: u8) -> bool {
-        self.redirects.has(local_rank, stream) || self.tee.has(local_rank, stream)
+        self.wanted.redirects.has(local_rank, stream) || self.wanted.tee.has(local_rank, stream)
     }
 
     fn write(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) -> Result<()> {
@@ -163,10 +192,46 @@ impl RankLogs {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let name = if is_stderr { "stderr.log" } else { "stdout.log" };
-                entry.insert(create(dir, self.attempt, rank, name)?)
+                entry.insert(create(&rank_dir(dir, self.attempt, rank), name)?)
             }
         };
         file.1.write_all(bytes).with_context(|| format!("writing {}", file.0.display()))
+    }
+
+    /// Begins the files of an attempt in which lines of all ranks come together.
+    fn begin_filtered(&mut self) {
+        self.filtered.clear();
+        let Some(dir) = &self.dir else { return };
+        for (is_stderr, name) in [(false, "filtered_stdout.log"), (true, "filtered_stderr.log")] {
+            if self.wanted.filters(is_stderr).is_some() {
+                match create(&attempt_dir(dir, self.attempt), name) {
+                    Ok(file) => drop(self.filtered.insert(is_stderr, file)),
+                    Err(error) => Self::complain(Err(error), 0),
+                }
+            }
+        }
+    }
+
+    /// Shows lines of a rank, and writes those that pass a filter once more.
+    fn show_lines(&mut self, rank: u32, lines: &[Line]) {
+        for is_stderr in [false, true] {
+            let (mut shown, mut filtered) = (Vec::new(), Vec::new());
+            let filters = self.wanted.filters(is_stderr);
+            for line in lines.iter().filter(|line| line.is_stderr == is_stderr) {
+                let begin = shown.len();
+                self.prefix.add(&mut shown, rank, line);
+                if filters.is_some_and(|Texts(texts)| texts.iter().any(|text| line.text.contains(text))) {
+                    filtered.extend_from_slice(&shown[begin..]);
+                }
+            }
+            if !shown.is_empty() {
+                show(is_stderr, &shown);
+            }
+            if let Some((path, file)) = self.filtered.get_mut(&is_stderr).filter(|_| !filtered.is_empty()) {
+                let written = file.write_all(&filtered).with_context(|| format!("writing {}", path.display()));
+                Self::complain(written, filtered.len());
+            }
+        }
     }
 
     fn complain(written: Result<()>, bytes: usize) {
@@ -200,24 +265,25 @@ impl RankOutput for RankLogs {
             self.files.clear();
             self.errors.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
+        self.begin_filtered();
     }
 
     fn printed(&mut self, rank: u32, is_stderr: bool, bytes: &[u8]) {
         let local_rank = self.local_rank(rank);
         let stream = if is_stderr { STDERR } else { STDOUT };
-        let (redirected, teed) = (self.redirects.has(local_rank, stream), self.tee.has(local_rank, stream));
+        let Wanted { redirects, tee, only, .. } = &self.wanted;
+        let (redirected, teed) = (redirects.has(local_rank, stream), tee.has(local_rank, stream));
+        let is_shown = (teed || !redirected) && (only.is_empty() || only.contains(&local_rank));
         if self.is_written(local_rank, stream) {
             Self::complain(self.write(rank, is_stderr, bytes), bytes.len());
         }
-        let is_shown = (teed || !redirected) && (self.only.is_empty() || self.only.contains(&local_rank));
         match (is_shown, teed) {
             (false, _) => {}
             (true, false) => self.show_whole(rank, is_stderr, bytes),
             (true, true) => {
-                let mut shown = Vec::new();
-                let prefix = &self.prefix;
-                self.lines.take_in(rank, is_stderr, bytes, |line| prefix.add(&mut shown, rank, &line));
-                show(is_stderr, &shown);
+                let mut lines = Vec::new();
+                self.lines.take_in(rank, is_stderr, bytes, |line| lines.push(line));
+                self.show_lines(rank, &lines);
             }
         }
     }
@@ -243,12 +309,9 @@ impl RankOutput for RankLogs {
                 show(is_stderr, &begun.bytes);
             }
         }
-        let prefix = &self.prefix;
-        self.lines.end(rank, |line| {
-            let mut shown = Vec::new();
-            prefix.add(&mut shown, rank, &line);
-            show(line.is_stderr, &shown);
-        });
+        let mut last = Vec::new();
+        self.lines.end(rank, |line| last.push(line));
+        self.show_lines(rank, &last);
         for (is_stderr, stream) in [(false, STDOUT), (true, STDERR)] {
             // Who looks for a file finds one, also of a rank that has printed nothing.
             if self.is_written(self.local_rank(rank), stream) {
@@ -260,7 +323,7 @@ impl RankOutput for RankLogs {
     fn failed(&mut self, rank: u32, error_file: &str) {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, error_file.to_owned());
         if let Some(dir) = &self.dir {
-            let file = create(dir, self.attempt, rank, "error.json");
+            let file = create(&rank_dir(dir, self.attempt, rank), "error.json");
             let written = file.and_then(|(path, mut file)| {
                 file.write_all(error_file.as_bytes()).with_context(|| format!("writing {}", path.display()))
             });
@@ -269,10 +332,17 @@ impl RankOutput for RankLogs {
     }
 }
 
-/// Makes a file of a rank. Ranks of several nodes write here, and local ranks alone would collide.
-fn create(dir: &Path, attempt: u32, rank: u32, name: &str) -> Result<(PathBuf, File)> {
-    let dir = dir.join(format!("attempt_{attempt}")).join(rank.to_string());
-    std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+fn attempt_dir(run: &Path, attempt: u32) -> PathBuf {
+    run.join(format!("attempt_{attempt}"))
+}
+
+/// Ranks of several nodes write here, and local ranks alone would collide.
+fn rank_dir(run: &Path, attempt: u32, rank: u32) -> PathBuf {
+    attempt_dir(run, attempt).join(rank.to_string())
+}
+
+fn create(dir: &Path, name: &str) -> Result<(PathBuf, File)> {
+    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     let path = dir.join(name);
     let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
     Ok((path, file))
@@ -427,8 +497,8 @@ mod tests {
     fn what_is_redirected_is_in_files_by_attempt_and_rank() {
         let dir = tempfile::tempdir().unwrap();
         let streams = |text: &str| text.parse().unwrap();
-        let mut logs =
-            RankLogs::new(Some(dir.path()), "run", 2, streams("1"), streams("0"), vec![], "default".into()).unwrap();
+        let wanted = Wanted { redirects: streams("1"), ..Wanted::default() };
+        let mut logs = RankLogs::new(Some(dir.path()), "run", 2, wanted, "default".into()).unwrap();
         logs.printed(1, false, b"\xff\r1%\ron");
         logs.printed(1, false, b"e");
         logs.begun(1);
@@ -437,5 +507,12 @@ mod tests {
         let read = |path: &str| std::fs::read(at.join(path)).unwrap();
         assert_eq!(read("attempt_0/1/stdout.log"), b"\xff\r1%\rone", "byte by byte");
         assert_eq!(read("attempt_1/1/stdout.log"), b"two\n");
+    }
+
+    #[test]
+    fn texts_have_commas_between_and_two_commas_are_one() {
+        let texts = |text: &str| text.parse::<Texts>().unwrap().0;
+        assert_eq!(texts("apple,a,,b"), ["apple", "a,b"]);
+        assert_eq!(texts(""), [""], "which is in every line");
     }
 }

@@ -12,7 +12,7 @@ use wingbeat_train::{Layout, Scaling, TorchTrainer, TrainError};
 use wingbeat_worker::join;
 
 use crate::aside::Aside;
-use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams};
+use crate::rank_logs::{self, ErrorFiles, RankLogs, Streams, Texts, Wanted};
 use crate::say::note;
 use crate::signals::{self, Heard};
 use crate::sizes;
@@ -118,12 +118,25 @@ pub(crate) struct TorchrunArgs {
     /// Only `default`, which is what --log-dir, --redirects and --tee say.
     #[arg(long, alias = "logs_specs", value_parser = ["default"])]
     logs_specs: Option<String>,
-    /// Not honoured.
-    #[arg(long, alias = "duplicate_stdout_filters", hide = true, value_parser = not_honoured)]
-    duplicate_stdout_filters: Option<String>,
-    /// Not honoured.
-    #[arg(long, alias = "duplicate_stderr_filters", hide = true, value_parser = not_honoured)]
-    duplicate_stderr_filters: Option<String>,
+    /// Of what --tee shows of stdout, the lines with one of these texts (with commas between; ,, is a comma) are written to
+    /// DIR/RUN/attempt_N/filtered_stdout.log, too.
+    #[arg(
+        long,
+        alias = "duplicate_stdout_filters",
+        value_name = "TEXTS",
+        env = "PET_DUPLICATE_STDOUT_FILTERS",
+        hide_env = true
+    )]
+    duplicate_stdout_filters: Option<Texts>,
+    /// The same of stderr, in filtered_stderr.log.
+    #[arg(
+        long,
+        alias = "duplicate_stderr_filters",
+        value_name = "TEXTS",
+        env = "PET_DUPLICATE_STDERR_FILTERS",
+        hide_env = true
+    )]
+    duplicate_stderr_filters: Option<Texts>,
     /// Not honoured.
     #[arg(long, alias = "numa_binding", hide = true, value_parser = not_honoured)]
     numa_binding: Option<String>,
@@ -216,15 +229,14 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         _ => TorchTrainer::script(script),
     };
     let run_id = args.rdzv_id.clone().unwrap_or_else(|| format!("{:016x}", std::process::id()));
-    let logs = RankLogs::new(
-        args.log_dir.as_deref(),
-        &run_id,
-        per_node.ranks,
-        args.redirects.clone(),
-        args.tee.clone(),
-        args.local_ranks_filter.clone(),
-        args.role.clone(),
-    )?;
+    let wanted = Wanted {
+        redirects: args.redirects.clone(),
+        tee: args.tee.clone(),
+        only: args.local_ranks_filter.clone(),
+        stdout_filters: args.duplicate_stdout_filters.clone(),
+        stderr_filters: args.duplicate_stderr_filters.clone(),
+    };
+    let logs = RankLogs::new(args.log_dir.as_deref(), &run_id, per_node.ranks, wanted, args.role.clone())?;
     let errors = logs.errors();
     let dir = logs.dir().filter(|_| logs.has_files()).map(Path::to_owned);
     let notices = Aside::start(|text: String| note!("wingbeat: {text}"))?;

@@ -48,6 +48,27 @@ def test_flags_may_be_short_and_those_that_change_nothing_are_taken(run, write, 
     assert len(ranks(run("torchrun", *flags, write("dump.py", DUMP), env=cluster))) == 2
 
 
+def test_lines_with_one_of_some_texts_are_written_once_more_as_by_torchrun(run, write, cluster, tmp_path):
+    script = write("fruit.py", """
+        import os, sys
+        for line in ("an apple", "a pear", "an orange, a plum", "no fruit"):
+            print(line, flush=True)
+            print(line, "said", file=sys.stderr, flush=True)
+    """)
+    flags = [
+        "--nproc-per-node", "2", "--tee", "3", "--local-ranks-filter", "1",
+        "--duplicate-stdout-filters", "apple,orange,, a", "--duplicate-stderr-filters", "nothing of that",
+    ]
+    env = {**cluster, "TMPDIR": str(tmp_path)}
+    run("torchrun", *flags, "--log-dir", "ours", script, env=env, cwd=tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *flags, "--log-dir", "theirs", script]
+    subprocess.run(torchrun, env=env, cwd=tmp_path, capture_output=True, check=True)
+    written = [
+        {file.name: file.read_text() for file in tmp_path.glob(f"{logs}/*/attempt_0/filtered_*.log")} for logs in ("ours", "theirs")
+    ]
+    assert written[0] == written[1] and written[0]["filtered_stdout.log"].count("[default1]:") == 2, written
+
+
 def test_flags_for_agents_elsewhere_say_what_to_do_instead(run, write, cluster):
     script = write("dump.py", DUMP)
     for flags in (["--master-addr", "10.1.2.3"], ["--node-rank", "1"], ["--rdzv-endpoint", "elsewhere:1"]):
