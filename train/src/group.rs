@@ -9,11 +9,11 @@ use wingbeat::{Drained, Error, NodeId, get_all};
 
 use crate::environment::{self, Environment, Place};
 use crate::error::TrainError;
+use crate::plan::{Plan, Shipped};
 use crate::process::{Greeting, Target};
 use crate::progress::RankProgress;
 use crate::rank::{Description, Rank, RankHandle, Version, Wanted};
 use crate::reservation::{Patience, Reservation, resources};
-use crate::trainer::{Plan, Shipped};
 use crate::{limits, shipping, warm};
 
 /// How often, and how fast, a warm Python is asked for in place of one that is about to end.

@@ -13,12 +13,12 @@ use wingbeat::{ObjectRef, get_all};
 use crate::environment::{self, Shared};
 use crate::error::TrainError;
 use crate::group::Group;
+use crate::plan::{Backend, Plan, Shipped};
 use crate::preflight::{self, Finding};
 use crate::process::{Event, Launch, Shard, Target};
 use crate::progress::{Progress, RankProgress};
 use crate::rank::RankHandle;
 use crate::storage::{Place, Storage};
-use crate::trainer::{Backend, Plan, Shipped};
 
 /// Tells NCCL that ranks may share a device.
 const MAY_SHARE: &str = "NCCL_MULTI_RANK_GPU_ENABLE";

@@ -21,6 +21,7 @@ use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::launch::{Events, Heard};
 use crate::limits;
+use crate::plan::Plan;
 use crate::printer::Message;
 use crate::process::{Answer, Event, Outcome, Report};
 use crate::progress::Progress;
@@ -28,7 +29,6 @@ use crate::ras::Status;
 use crate::recorder::{Recorded, Recorder};
 use crate::reports::{Reports, Step};
 use crate::storage::Place;
-use crate::trainer::Plan;
 
 /// How long what ranks print while they are stopped waits for somebody to read it.
 const UNREAD: Duration = Duration::from_secs(1);

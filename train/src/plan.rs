@@ -1,0 +1,86 @@
+//! What a run is to do: what a [`TorchTrainer`](crate::TorchTrainer) was told, for those who do it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_bytes::ByteBuf;
+use wingbeat::ObjectRef;
+
+use crate::environment::Layout;
+use crate::printer::Shared;
+use crate::process::{Stdin, Target};
+use crate::progress::Progress;
+use crate::scaling::Scaling;
+use crate::shipping::Shipment;
+use crate::stopper::Stopper;
+use crate::storage::Keep;
+
+/// What carries tensors between ranks. Told to the script as `WINGBEAT_BACKEND`.
+///
+/// ```
+/// use wingbeat_train::{Backend, TorchTrainer};
+/// let on_cpus = TorchTrainer::script("train.py").backend(Backend::Gloo);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// NCCL where GPUs were assigned, gloo otherwise.
+    #[default]
+    Auto,
+    /// NCCL.
+    Nccl,
+    /// gloo.
+    Gloo,
+}
+
+type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
+type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
+
+/// A working directory that was shipped.
+#[derive(Clone)]
+pub(crate) struct Shipped {
+    pub hash: String,
+    pub content: ObjectRef<Shipment>,
+    /// By which the run's own copies of it are found again.
+    pub run: String,
+}
+
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub target: Target,
+    pub args: Vec<String>,
+    pub scaling: Scaling,
+    pub python: String,
+    pub env: BTreeMap<String, String>,
+    pub role: String,
+    pub run_id: Option<String>,
+    pub working_dir: Option<PathBuf>,
+    pub shipment: Option<Shipped>,
+    pub master_port: Option<u16>,
+    pub warm: bool,
+    pub max_failures: u32,
+    pub retry_exceptions: bool,
+    pub grace: Duration,
+    pub hang_timeout: Duration,
+    pub restart_on_hang: bool,
+    pub backend: Backend,
+    pub datasets: BTreeMap<String, Vec<ObjectRef<Vec<u8>>>>,
+    /// Of every rank, by name.
+    pub files: BTreeMap<String, ByteBuf>,
+    pub storage: Option<String>,
+    pub keep: Keep,
+    pub stopper: Stopper,
+    /// Makes what shows what the ranks of a run print.
+    pub output: Arc<dyn Fn() -> Shared + Send + Sync>,
+    pub wait_for_room: Option<Duration>,
+    pub layout: Layout,
+    /// What rank 0 reads.
+    pub stdin: Option<Stdin>,
+    /// Whether there is a standard input that no rank can open.
+    pub stdin_is_lost: bool,
+    /// The script as it was given: what `sys.argv[0]` is where it leads to the same.
+    pub as_given: Option<PathBuf>,
+    pub on_notice: OnNotice,
+    pub on_progress: OnProgress,
+}
