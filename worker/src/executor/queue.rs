@@ -219,9 +219,12 @@ impl Queue {
     }
 
     /// What a thread took out is done.
-    pub(crate) fn done(&self, task: TaskId) {
+    pub(crate) fn done(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
-        state.running.remove(&task);
+        // A later attempt may have begun since.
+        if state.running.get(&execution.task).is_some_and(|running| Arc::ptr_eq(running, execution)) {
+            state.running.remove(&execution.task);
+        }
         let busy = self.busy.fetch_sub(1, Ordering::Relaxed) - 1;
         if busy == state.running.len() {
             state.cancelled_early.clear();

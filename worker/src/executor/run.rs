@@ -147,7 +147,7 @@ impl<'a> Call<'a> {
             true => self.queue.discard(&self.spec, outcome),
             false => self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held),
         }
-        self.queue.done(self.spec.id);
+        self.queue.done(&self.execution);
     }
 
     /// Calls the function. An error is the end: that of a function that was done at once.
