@@ -12,7 +12,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -85,13 +85,17 @@ pub struct Half<In, Out> {
     incoming: mpsc::Receiver<In>,
     outbox: Arc<Outbox>,
     tag: u8,
+    /// Whether all that has come was taken out, and nothing more comes.
+    is_read: bool,
     sends: PhantomData<fn(Out)>,
 }
 
 impl<In, Out> FuturesStream for Half<In, Out> {
     type Item = io::Result<In>;
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.incoming.poll_recv(cx).map(|message| message.map(Ok))
+        let next = self.incoming.poll_recv(cx);
+        self.is_read |= matches!(next, Poll::Ready(None));
+        next.map(|message| message.map(Ok))
     }
 }
 
@@ -161,10 +165,10 @@ impl<In, Out: Outgoing> Sink<Out> for Half<In, Out> {
 
 impl<In, Out> Half<In, Out> {
     /// Ready while there is room. Nobody needs answers once the connection has ended, but what was said before that is still
-    /// to be taken in: results, above all.
+    /// to be taken in: results, above all. Then it is an error, which ends who serves whatever it still waits for.
     fn poll_room(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.outbox.poll_room(cx) {
-            Poll::Ready(Err(_)) if self.tag == RESPONSE => Poll::Ready(Ok(())),
+            Poll::Ready(Err(_)) if self.tag == RESPONSE && !self.is_read => Poll::Ready(Ok(())),
             room => room,
         }
     }
@@ -263,23 +267,26 @@ where
     let closing = outbox.clone();
     // The socket is this task's alone, so that it is closed with it.
     tokio::spawn(async move {
-        let mut reading = std::pin::pin!(read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence));
-        let writing = closing.write_loop(&socket, probe);
-        let closed_here = tokio::select! {
-            ended = &mut reading => {
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended while reading");
+        // When this is over, nothing more is handed to who serves and asks.
+        let closed_here = {
+            let mut reading = pin!(read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence));
+            let writing = closing.write_loop(&socket, probe);
+            tokio::select! {
+                ended = &mut reading => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a connection ended while reading");
+                    }
+                    false
                 }
-                false
-            }
-            ended = writing => {
-                if let Err(error) = &ended {
-                    tracing::debug!(%error, "a connection ended while writing");
-                    // What the other side has said before it went is still there.
-                    closing.close();
-                    let _ = tokio::time::timeout(LINGER, &mut reading).await;
+                ended = writing => {
+                    if let Err(error) = &ended {
+                        tracing::debug!(%error, "a connection ended while writing");
+                        // What the other side has said before it went is still there.
+                        closing.close();
+                        let _ = tokio::time::timeout(LINGER, &mut reading).await;
+                    }
+                    ended.is_ok()
                 }
-                ended.is_ok()
             }
         };
         closing.close();
@@ -289,8 +296,9 @@ where
         }
     });
     let connection = Connection { outbox: outbox.clone(), ended, silence: noted };
-    let client = Half { incoming: from_server, outbox: outbox.clone(), tag: REQUEST, sends: PhantomData };
-    let server = Half { incoming: from_client, outbox, tag: RESPONSE, sends: PhantomData };
+    let client =
+        Half { incoming: from_server, outbox: outbox.clone(), tag: REQUEST, is_read: false, sends: PhantomData };
+    let server = Half { incoming: from_client, outbox, tag: RESPONSE, is_read: false, sends: PhantomData };
     (connection, client, server)
 }
 
@@ -421,6 +429,28 @@ where
             }
             Some(_) = waiting.next(), if !waiting.is_empty() => {}
         }
+    }
+}
+
+/// As [`serve`], with something else that goes on meanwhile, such as sending, and whose end is not the connection's: what the
+/// other side has said is taken in to the last word.
+pub async fn serve_beside<S>(half: ServerHalf<S::Req, S::Resp>, service: S, beside: impl Future<Output = ()>)
+where
+    S: Serve + Clone + Send + 'static,
+    S::Req: tarpc::RequestName + Send + 'static,
+    S::Resp: Serialize + Send + 'static,
+    ServerHalf<S::Req, S::Resp>: tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>,
+    <ServerHalf<S::Req, S::Resp> as tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>>::TransportError:
+        std::error::Error + Send + Sync + 'static,
+{
+    let beside = async {
+        beside.await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        () = serve(half, service) => {}
+        () = beside => {}
     }
 }
 

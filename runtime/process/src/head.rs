@@ -80,12 +80,8 @@ impl HeadLink {
             let client = HeadClient::new(mux::client_config(), client).spawn();
             let _ = ready.send(client);
             let service = PeerService::new(process.clone(), this.shared.address.process);
-            // What the head has said before its end is taken in before that is noticed.
-            tokio::select! {
-                biased;
-                () = mux::serve(server, service.serve()) => {}
-                () = this.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages }) => {}
-            }
+            let sending = this.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages });
+            mux::serve_beside(server, service.serve(), sending).await;
             connection.close();
             this.shared.link.broke();
             process.head_lost();
