@@ -110,7 +110,8 @@ impl CallOptions {
         self
     }
 
-    /// Attempts after the first that restarts of the actor may cost; none if nothing is said.
+    /// Attempts after the first that restarts of the actor, or losses of contact with it, may cost; none if nothing is said. A call
+    /// that is made again may have been carried out before, by the same actor if it was contact that was lost.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.options.max_retries = Some(retries);
         self

@@ -186,7 +186,8 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// queue only if there was room already.
     ///
     /// # Errors
-    /// The item cannot be encoded, or the queue's actor is gone.
+    /// The item cannot be encoded, or the queue's actor is gone; or
+    /// [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost: then the item may be in the queue.
     pub async fn put(&self, item: &T) -> Result<()> {
         self.putting(item, None).await
     }
@@ -221,7 +222,8 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     /// back to the front of the queue.
     ///
     /// # Errors
-    /// The queue's actor is gone.
+    /// The queue's actor is gone; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
+    /// more than 40 s): then an item that was on its way is lost with it.
     pub async fn get(&self) -> Result<T> {
         self.getting(None).await
     }

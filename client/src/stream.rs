@@ -9,7 +9,8 @@ use wingbeat_core::error::Result;
 use wingbeat_process::{StreamHandle, Value, block_on};
 
 /// The items of a task that is still running, in order. A failure of the task is the last item, and so is an `Err` of its
-/// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own).
+/// iterator: where an error is one item among others, wrap it (`Item = MyItem`, an enum of one's own). An item that is there and
+/// cannot be fetched now is [`Error::ObjectUnavailable`](crate::Error::ObjectUnavailable); the next call tries the same one again.
 ///
 /// The task runs at most `stream_ahead` items (16 unless told otherwise) ahead of what was taken, and then waits.
 /// Dropping the stream cancels the task.

@@ -299,6 +299,29 @@ fn a_call_of_an_actor_that_falls_silent_fails_by_name_and_later_calls_reach_it()
     });
 }
 
+/// Has the cluster do something before it holds, and after.
+#[wingbeat::remote(max_retries = 1)]
+fn ask_twice(dir: PathBuf) -> u64 {
+    let first = double::remote(1).get_blocking().unwrap();
+    hold_here(&dir);
+    first + double::remote(2).get_blocking().unwrap()
+}
+
+#[test]
+fn a_task_whose_process_the_head_has_given_up_is_tried_again_though_user_code_has_failed() {
+    const NAME: &str = "a_task_whose_process_the_head_has_given_up_is_tried_again_though_user_code_has_failed";
+    driven(4, NAME, || {
+        let dir = tempfile::tempdir().unwrap();
+        let asking = ask_twice::remote(dir.path().to_owned());
+        let stopped = Stopped::new(holding(dir.path()));
+        // Longer than the head bears silence, and shorter than its owner does.
+        std::thread::sleep(Duration::from_secs(6));
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        drop(stopped);
+        assert_eq!(asking.get_blocking().unwrap(), 6);
+    });
+}
+
 #[test]
 fn a_call_that_is_made_again_after_a_loss_of_contact_is_not_answered_by_what_the_loss_interrupted() {
     const NAME: &str = "a_call_that_is_made_again_after_a_loss_of_contact_is_not_answered_by_what_the_loss_interrupted";

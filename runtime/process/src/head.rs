@@ -10,6 +10,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::address;
 use wingbeat_net::handshake::Purpose;
+use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Connection, Waiting};
@@ -128,6 +129,11 @@ impl Process {
         }
         let address = self.head.get().map(|head| head.address().clone());
         let at = address.and_then(|address| address.tcp).map_or_else(String::new, |tcp| format!(" at {tcp}"));
-        self.end(&Error::SessionEnded { why: format!("the head{at} is gone; what was running may be lost") });
+        let silence = limits().silence;
+        self.end(&Error::SessionEnded {
+            why: format!(
+                "the head{at} is gone, or has heard nothing from this process for {silence:?}; what was running may be lost"
+            ),
+        });
     }
 }

@@ -165,6 +165,8 @@ pub struct StreamHandle {
     task: TaskId,
     producer: Option<ActorId>,
     cell: Arc<Cell>,
+    /// An item that was not lost, and could not be fetched: it is still the next.
+    again: Option<Handle>,
 }
 
 impl StreamHandle {
@@ -174,7 +176,7 @@ impl StreamHandle {
         if let Some(error) = session.process().ended() {
             session.process().streams.failed(task, error.clone());
         }
-        StreamHandle { session: Ok(session.clone()), task, producer, cell }
+        StreamHandle { session: Ok(session.clone()), task, producer, cell, again: None }
     }
 
     /// A stream that is nothing but an error.
@@ -185,6 +187,7 @@ impl StreamHandle {
             task,
             producer: None,
             cell: Arc::new(Cell { state: Mutex::default() }),
+            again: None,
         }
     }
 
@@ -194,20 +197,31 @@ impl StreamHandle {
     }
 
     #[allow(clippy::should_implement_trait, clippy::manual_async_fn, reason = "it is asynchronous, and must be Send")]
-    /// The next item, when it is there; none after the last. An error is the last item.
+    /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
+    /// cannot be fetched now: the next call tries again.
     pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
         async move {
             let session = match &mut self.session {
                 Ok(session) => session.clone(),
                 Err(error) => return error.take().map(Err),
             };
-            let mut waiting = None;
-            let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
-            drop(waiting);
-            match next? {
-                Ok(handle) => Some(session.value(&handle).await),
-                Err(error) => Some(Err(error)),
+            let handle = match self.again.take() {
+                Some(handle) => handle,
+                None => {
+                    let mut waiting = None;
+                    let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
+                    drop(waiting);
+                    match next? {
+                        Ok(handle) => handle,
+                        Err(error) => return Some(Err(error)),
+                    }
+                }
+            };
+            let value = session.value(&handle).await;
+            if matches!(value, Err(Error::ObjectUnavailable { .. })) {
+                self.again = Some(handle);
             }
+            Some(value)
         }
     }
 

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_net::address;
 use wingbeat_net::handshake::{Purpose, Role, Token};
+use wingbeat_net::limits::limits;
 use wingbeat_net::messages::WorkerStart;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
@@ -102,7 +103,10 @@ async fn join(
         watched.over().await;
         // Without the head nothing can be submitted or waited for here: another process is of more use. What runs is
         // finished, and its results can still reach their owners.
-        eprintln!("wingbeat: this worker process takes no more work, because it has lost its connection to the head");
+        eprintln!(
+            "wingbeat: this worker process takes no more work, because it has lost the head, which is gone or has heard nothing from it for {:?}",
+            limits().silence
+        );
         ending.end();
     });
     tokio::spawn(async move {

@@ -16,6 +16,7 @@ use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
 use wingbeat_core::value::ObjectValue;
+use wingbeat_net::limits::limits;
 use wingbeat_process::arguments::Incoming;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{Finished, Item, OutputValues, Running};
@@ -73,6 +74,10 @@ fn shorten(backtrace: &str) -> String {
     // Each frame has a line that says where it is.
     let first = first + lines[first..].iter().take_while(|line| line.trim_start().starts_with("at ")).count();
     let rest = &lines[first..];
+    if !rest.is_empty() && rest.iter().all(|line| line.ends_with("<unknown>")) {
+        return "without names: this machine has fetched the program, and only the driver's machine has its symbols"
+            .to_owned();
+    }
     let last = rest.iter().position(|line| line.contains("wingbeat_worker::executor")).unwrap_or(rest.len());
     rest[..last].iter().take(FRAMES * 2).copied().collect::<Vec<_>>().join("\n")
 }
@@ -139,7 +144,13 @@ impl<'a> Call<'a> {
         }))
     }
 
-    fn answer(&self, begun: Instant, (outcome, held): Ended) {
+    fn answer(&self, begun: Instant, (mut outcome, held): Ended) {
+        if let Outcome::Failed(error) = &mut outcome
+            && !matches!(**error, Error::Cancelled { .. })
+            && self.queue.session.process().is_over()
+        {
+            **error = self.without_head(error);
+        }
         // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
         let _ = std::io::stdout().flush();
         match self.execution.is_disowned() {
@@ -187,6 +198,19 @@ impl<'a> Call<'a> {
             Running::Items(items) => self.stream(Items::Iterator(items)).await,
             Running::ItemsOfActor(items) => self.stream(Items::OfActor(items)).await,
             Running::Stream(items) => self.stream(Items::Stream(items)).await,
+        }
+    }
+
+    /// What it asked the cluster for has failed since this process lost the head, and it may have failed of that: it is no
+    /// fault of the user's, and may be tried again.
+    fn without_head(&self, error: &Error) -> Error {
+        Error::ContactLost {
+            what: self.execution.name.to_string(),
+            who: format!("the head, in its worker process (pid {})", std::process::id()),
+            why: format!(
+                "the head is gone, or heard nothing from the process for {:?}, and the task then failed: {error}",
+                limits().silence
+            ),
         }
     }
 
