@@ -276,20 +276,21 @@ where
                     if let Err(error) = ended {
                         tracing::debug!(%error, "a connection ended while reading");
                     }
+                    // Before who serves sees that nothing more comes.
+                    closing.close();
                     false
                 }
                 ended = writing => {
+                    closing.close();
                     if let Err(error) = &ended {
                         tracing::debug!(%error, "a connection ended while writing");
                         // What the other side has said before it went is still there.
-                        closing.close();
                         let _ = tokio::time::timeout(LINGER, &mut reading).await;
                     }
                     ended.is_ok()
                 }
             }
         };
-        closing.close();
         let _ = ended_tx.send(true);
         if closed_here {
             let _ = tokio::time::timeout(LINGER, read_to_end(&socket)).await;

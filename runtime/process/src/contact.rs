@@ -493,6 +493,8 @@ impl Peers {
             return Heard::Again;
         }
         contact.heard = batch + 1;
+        // It may have come over a connection that ended with the contact before.
+        contact.was_connected = true;
         Heard::TakeIn
     }
 }

@@ -525,7 +525,7 @@ impl Process {
     }
 
     /// Why nothing is taken any more, once the session is over.
-    pub(crate) fn ended(&self) -> Option<&Error> {
+    pub fn ended(&self) -> Option<&Error> {
         self.objects.ended()
     }
 

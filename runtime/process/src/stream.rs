@@ -165,8 +165,9 @@ pub struct StreamHandle {
     task: TaskId,
     producer: Option<ActorId>,
     cell: Arc<Cell>,
-    /// An item that was not lost, and could not be fetched: it is still the next.
-    again: Option<Handle>,
+    /// An item that was taken, and whose value is not here: nobody has waited for it to the end, or it cannot be fetched now.
+    /// It is still the next.
+    next: Option<Handle>,
 }
 
 impl StreamHandle {
@@ -176,7 +177,7 @@ impl StreamHandle {
         if let Some(error) = session.process().ended() {
             session.process().streams.failed(task, error.clone());
         }
-        StreamHandle { session: Ok(session.clone()), task, producer, cell, again: None }
+        StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None }
     }
 
     /// A stream that is nothing but an error.
@@ -187,7 +188,7 @@ impl StreamHandle {
             task,
             producer: None,
             cell: Arc::new(Cell { state: Mutex::default() }),
-            again: None,
+            next: None,
         }
     }
 
@@ -205,21 +206,18 @@ impl StreamHandle {
                 Ok(session) => session.clone(),
                 Err(error) => return error.take().map(Err),
             };
-            let handle = match self.again.take() {
-                Some(handle) => handle,
-                None => {
-                    let mut waiting = None;
-                    let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
-                    drop(waiting);
-                    match next? {
-                        Ok(handle) => handle,
-                        Err(error) => return Some(Err(error)),
-                    }
+            if self.next.is_none() {
+                let mut waiting = None;
+                let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
+                drop(waiting);
+                match next? {
+                    Ok(handle) => self.next = Some(handle),
+                    Err(error) => return Some(Err(error)),
                 }
-            };
-            let value = session.value(&handle).await;
-            if matches!(value, Err(Error::ObjectUnavailable { .. })) {
-                self.again = Some(handle);
+            }
+            let value = session.value(self.next.as_ref()?).await;
+            if !matches!(value, Err(Error::ObjectUnavailable { .. })) {
+                self.next = None;
             }
             Some(value)
         }

@@ -270,7 +270,11 @@ impl Queue {
         let process = self.session.process();
         let mut result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
         if let Some(error) = Process::too_large(&result) {
-            self.discard(spec, std::mem::replace(&mut result.outcome, Outcome::Failed(Box::new(error))));
+            match std::mem::replace(&mut result.outcome, Outcome::Failed(Box::new(error))) {
+                Outcome::One(output) => process.discard(spec, &[output]),
+                Outcome::Many(outputs) => process.discard(spec, &outputs),
+                Outcome::StreamEnded(_) | Outcome::Failed(_) => {}
+            }
             held = Vec::new();
         }
         let holds = !held.is_empty();
@@ -282,16 +286,6 @@ impl Queue {
             // It will never say that it has them.
             let unwanted = self.returned.remove(&spec.id);
             drop(unwanted);
-        }
-    }
-
-    /// Nothing is kept of what a call gave.
-    pub(crate) fn discard(&self, spec: &TaskSpec, outcome: Outcome) {
-        let process = self.session.process();
-        match outcome {
-            Outcome::One(output) => process.discard(spec, &[output]),
-            Outcome::Many(outputs) => process.discard(spec, &outputs),
-            Outcome::StreamEnded(_) | Outcome::Failed(_) => {}
         }
     }
 

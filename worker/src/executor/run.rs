@@ -146,17 +146,16 @@ impl<'a> Call<'a> {
 
     fn answer(&self, begun: Instant, (mut outcome, held): Ended) {
         if let Outcome::Failed(error) = &mut outcome
-            && !matches!(**error, Error::Cancelled { .. })
-            && self.queue.session.process().is_over()
+            && self.is_without_head(error)
         {
             **error = self.without_head(error);
         }
         // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
         let _ = std::io::stdout().flush();
-        match self.execution.is_disowned() {
-            // Its caller may have made it again: this is not the result of that.
-            true => self.queue.discard(&self.spec, outcome),
-            false => self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held),
+        // What an interrupted call fails with is not the result of the one that its caller may have made again. A value is told
+        // with its attempt, and its owner sees to what lies in the store.
+        if !(self.execution.is_disowned() && matches!(outcome, Outcome::Failed(_))) {
+            self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held);
         }
         self.queue.done(&self.execution);
     }
@@ -201,8 +200,16 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What it asked the cluster for has failed since this process lost the head, and it may have failed of that: it is no
-    /// fault of the user's, and may be tried again.
+    /// Whether it has failed of what it asked the cluster for since this process lost the head.
+    fn is_without_head(&self, error: &Error) -> bool {
+        match self.queue.session.process().ended() {
+            // However user code has passed it on.
+            Some(Error::SessionEnded { why }) => error.to_string().contains(why),
+            _ => false,
+        }
+    }
+
+    /// That is no fault of the user's, and may be tried again.
     fn without_head(&self, error: &Error) -> Error {
         Error::ContactLost {
             what: self.execution.name.to_string(),
@@ -220,6 +227,10 @@ impl<'a> Call<'a> {
 
     /// Encodes what the function gave, and drops it: both may call user code.
     fn pack(&self, finished: Finished) -> Ended {
+        if self.execution.is_disowned() {
+            // Stored now, it would take the place of what another attempt has given.
+            return failed(self.cancelled());
+        }
         let name = &self.execution.name;
         let (mut outputs, mut held) = (Vec::new(), Vec::new());
         let packed = caught(name, || {
@@ -275,6 +286,9 @@ impl<'a> Call<'a> {
         loop {
             self.consumer(&registered.0, index, ahead).await?;
             let Some(item) = items.next(&self.execution).await else { return Ok(index) };
+            if self.execution.is_disowned() {
+                return Err(self.cancelled());
+            }
             let pack = || self.pack_item(index, item);
             let (value, refs) = if items.is_asynchronous() { pack() } else { outside(pack).await }?;
             self.queue.send_item(self.spec.id, index, value, refs);
@@ -395,6 +409,7 @@ impl<'a> Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        self.1.streams.remove(&self.2);
+        // A later attempt may have one by now.
+        self.1.streams.remove_if(&self.2, |_, credit| Arc::ptr_eq(credit, &self.0));
     }
 }
