@@ -433,25 +433,17 @@ where
     }
 }
 
-/// As [`serve`], with something else that goes on meanwhile, such as sending, and whose end is not the connection's: what the
+/// Serves ([`serve`]) with something else that goes on meanwhile, such as sending, and whose end is not the connection's: what the
 /// other side has said is taken in to the last word.
-pub async fn serve_beside<S>(half: ServerHalf<S::Req, S::Resp>, service: S, beside: impl Future<Output = ()>)
-where
-    S: Serve + Clone + Send + 'static,
-    S::Req: tarpc::RequestName + Send + 'static,
-    S::Resp: Serialize + Send + 'static,
-    ServerHalf<S::Req, S::Resp>: tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>,
-    <ServerHalf<S::Req, S::Resp> as tarpc::Transport<Response<S::Resp>, ClientMessage<S::Req>>>::TransportError:
-        std::error::Error + Send + Sync + 'static,
-{
-    let beside = async {
-        beside.await;
+pub async fn beside(serving: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let other = async {
+        other.await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
         biased;
-        () = serve(half, service) => {}
-        () = beside => {}
+        () = serving => {}
+        () = other => {}
     }
 }
 

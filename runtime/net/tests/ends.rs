@@ -97,7 +97,7 @@ fn end(stream: Stream, service: Counter) -> End {
     // One task serves and sends, as in every process.
     let running = tokio::spawn(async move {
         let sending = running.run(&over, |messages| ProcessRequest::Deliver { contact: 0, number: 0, messages });
-        mux::serve_beside(server, serving.serve(), sending).await;
+        mux::beside(mux::serve(server, serving.serve()), sending).await;
         over.close();
     });
     End { link, client, service, connection, running }

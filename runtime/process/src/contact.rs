@@ -302,7 +302,7 @@ impl Process {
                 }
             }
         };
-        mux::serve_beside(server, service.serve(), sending).await;
+        mux::beside(mux::serve(server, service.serve()), sending).await;
         connection.close();
         let (after, is_idle) = (self.peers.progress(peer), self.peers.link(peer).is_none_or(|link| link.is_idle()));
         let life = Life { was_silent: after == before, was_fruitless: !is_idle && after.0 == before.0 };

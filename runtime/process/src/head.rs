@@ -82,7 +82,7 @@ impl HeadLink {
             let _ = ready.send(client);
             let service = PeerService::new(process.clone(), this.shared.address.process);
             let sending = this.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages });
-            mux::serve_beside(server, service.serve(), sending).await;
+            mux::beside(mux::serve(server, service.serve()), sending).await;
             connection.close();
             this.shared.link.broke();
             process.head_lost();
