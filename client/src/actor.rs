@@ -6,7 +6,7 @@ use wingbeat_core::ActorId;
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
 use wingbeat_process::registry::Class;
-use wingbeat_process::{ActorHandle, CallArgs, Session, options, refs};
+use wingbeat_process::{ActorHandle, CallArgs, Session, actor, options};
 
 use crate::placement::placement_options;
 use crate::shape::arities;
@@ -81,17 +81,17 @@ impl ActorRef {
 
     #[doc(hidden)]
     pub fn serialize_for<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        refs::serialize_actor(&self.handle, serializer)
+        actor::serialize_actor(&self.handle, serializer)
     }
 
     #[doc(hidden)]
     pub fn deserialize_as<'de, D: Deserializer<'de>>(deserializer: D, class: &'static Class) -> Result<Self, D::Error> {
-        refs::deserialize_actor(deserializer, class).map(ActorRef::new)
+        actor::deserialize_actor(deserializer, class).map(ActorRef::new)
     }
 
     /// The session, or why the actor could not even be asked for.
     pub(crate) fn session_or_error(&self) -> Result<Session> {
-        self.handle.session().cloned().ok_or_else(|| self.handle.failure())
+        self.handle.session().ok_or_else(|| self.handle.failure())
     }
 }
 

@@ -165,7 +165,7 @@ impl<A, T: DeserializeOwned + 'static> PoolWork<A, T> {
         let mut member = self.free().await?;
         let object = call(&member.actor);
         let handle = object.handle();
-        member.called = handle.session().cloned().zip(handle.producer());
+        member.called = handle.session().zip(handle.producer());
         self.busy.push((self.submitted, member, object));
         self.submitted += 1;
         Ok(())

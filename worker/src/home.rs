@@ -13,7 +13,7 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::messages::NodeInfo;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
-use wingbeat_process::storage::NodeLink;
+use wingbeat_process::NodeLink;
 use wingbeat_process::{PeerService, Session};
 use wingbeat_store::Mapping;
 

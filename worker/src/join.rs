@@ -17,8 +17,8 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
 use wingbeat_net::silence::Probing;
+use wingbeat_process::HeadLink;
 use wingbeat_process::Prepared;
-use wingbeat_process::head::HeadLink;
 use wingbeat_process::{Config, Io, Session};
 
 use crate::environment;

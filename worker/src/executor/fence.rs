@@ -37,7 +37,7 @@ pub(super) async fn keep(queue: Arc<Queue>, connection: Connection, node: NodeId
 }
 
 /// Waits until the head says that it does not know the node.
-async fn given_up(process: &Arc<Process>, node: NodeId) {
+async fn given_up(process: &Process, node: NodeId) {
     let pause: Duration = limits().silence / QUESTIONS;
     loop {
         if let Ok(head) = process.head_client().await
@@ -50,7 +50,7 @@ async fn given_up(process: &Arc<Process>, node: NodeId) {
 }
 
 /// Tells the daemon when this process has lost the head, so that it gives it no further leases.
-pub(super) async fn report_loss_of_head(process: Arc<Process>) {
+pub(super) async fn report_loss_of_head(process: Process) {
     process.over().await;
     process.tell_node(NodeMessage::LostHead);
 }

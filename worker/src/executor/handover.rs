@@ -9,7 +9,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use libc::c_int;
@@ -39,7 +39,7 @@ static DONE: AtomicBool = AtomicBool::new(false);
 static BEFORE: OnceLock<[libc::sigaction; FATAL.len()]> = OnceLock::new();
 
 /// Has the results of `process` handed over when this process ends. Called once, on the IO thread.
-pub(super) fn install(process: Arc<Process>) -> io::Result<()> {
+pub(super) fn install(process: Process) -> io::Result<()> {
     let (woken, wake) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let woken = pipe::Receiver::from_owned_fd(woken)?;
     // It stays open until the process is gone.

@@ -30,8 +30,8 @@ use wingbeat_net::messages::WorkerStart;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
 use wingbeat_net::silence::Probing;
-use wingbeat_process::head::HeadLink;
-use wingbeat_process::storage::NodeLink;
+use wingbeat_process::HeadLink;
+use wingbeat_process::NodeLink;
 use wingbeat_process::{Config, Io, PeerService, Session};
 use wingbeat_store::Mapping;
 

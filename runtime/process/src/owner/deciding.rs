@@ -1,0 +1,210 @@
+//! The shell around [`Dispatch`](crate::owner::dispatch::Dispatch) and [`Calls`](crate::owner::calls::Calls): what happens is
+//! decided under their lock, and done after it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Arg, Outcome, Outputs};
+use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
+
+use crate::owner::Owner;
+use crate::owner::calls;
+use crate::owner::dispatch::{self, Grant, Task};
+use crate::owner::locality::near_data;
+use crate::owner::submission::{Cancel, Core, Request, Todo};
+
+impl Owner {
+    pub(super) fn with_core<R>(self: &Arc<Self>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
+        let mut todo = Todo::default();
+        let mut core = self.submission.core.lock();
+        let now_ms = self.outside.now_ms();
+        let result = change(&mut core, now_ms, &mut todo);
+        core.dispatch.settle(now_ms, &mut todo.dispatch);
+        drop(core);
+        self.perform(todo);
+        // A timer may be needed now.
+        self.submission.wake.notify_one();
+        result
+    }
+
+    /// Takes in what user threads have asked for, and lets time pass. Answers in how many milliseconds it wants to be called
+    /// again if nobody asks for anything.
+    pub(crate) fn take_requests(self: &Arc<Self>) -> Option<u64> {
+        let requests = self.submission.take();
+        let unresolved = &self.submission.unresolved;
+        let mut todo = Todo::default();
+        let mut core = self.submission.core.lock();
+        let now_ms = self.outside.now_ms();
+        let mut cancels = Vec::new();
+        for request in requests {
+            match request {
+                Request::Cancel(cancel) => cancels.push(cancel),
+                other => {
+                    core.cancel(std::mem::take(&mut cancels), unresolved, &mut todo);
+                    core.take_in(other, unresolved, &mut todo);
+                }
+            }
+        }
+        core.cancel(cancels, unresolved, &mut todo);
+        let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+        if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
+            next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
+        }
+        core.dispatch.settle(now_ms, &mut todo.dispatch);
+        drop(core);
+        self.perform(todo);
+        next_tick
+    }
+
+    fn perform(self: &Arc<Self>, todo: Todo) {
+        for action in todo.dispatch {
+            match action {
+                dispatch::Action::Push { worker, lease, first, tasks } => {
+                    self.outside.send(self, &worker, PeerMessage::Tasks { lease, first, tasks });
+                }
+                dispatch::Action::Demand { shape, wanted, name } => {
+                    let shape = (*shape).clone();
+                    self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
+                }
+                dispatch::Action::Left { task, outputs, at } => {
+                    // Of a stream, at most the item that was not announced: nobody knows which.
+                    let Outputs::Fixed(count) = outputs else { continue };
+                    for index in 0..count {
+                        self.left_over(task.output(index), &at);
+                    }
+                }
+                dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
+                dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
+                dispatch::Action::TakeBack { worker, lease, most } => {
+                    self.send_to(worker, PeerMessage::TakeBack { lease, most });
+                }
+                dispatch::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                }
+                dispatch::Action::Fail { task, error } => {
+                    self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
+                }
+            }
+        }
+        for unresolved in todo.unresolved {
+            self.cancel_unresolved(&unresolved);
+        }
+        for action in todo.calls {
+            match action {
+                calls::Action::Push { worker, actor, incarnation, calls } => {
+                    self.outside.send(self, &worker, PeerMessage::Calls { actor, incarnation, calls });
+                }
+                calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
+                calls::Action::Terminate(actor) => {
+                    self.tell_head(HeadMessage::TerminateActor { actor, by: "terminate".into() });
+                }
+                calls::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                }
+                calls::Action::Fail { call, error } => {
+                    if let Some((_, unresolved)) = self.submission.unresolved.remove(&call.spec.id) {
+                        unresolved.give_up();
+                    }
+                    self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
+                }
+                calls::Action::Answer { spec, error } => {
+                    self.settle_outputs(&spec, Outcome::Failed(Box::new(error)), None);
+                }
+            }
+        }
+        for (recipe, why) in todo.lost {
+            self.make_again(recipe, &why);
+        }
+        for request in todo.not_found {
+            match request {
+                Request::Cancel(Cancel { task, outputs, again: true, .. }) => {
+                    let error = Error::Cancelled { task: task.to_string() };
+                    self.fail_outputs(task, outputs, &error);
+                }
+                request => self.submission.request(request),
+            }
+        }
+    }
+
+    pub(crate) fn gave_back(self: &Arc<Self>, lease: LeaseId, tasks: &[TaskId], waiting: bool) {
+        self.with_core(|core, now, todo| {
+            core.dispatch.gave_back(lease, tasks, waiting, now, &mut todo.dispatch);
+        });
+    }
+
+    pub(crate) fn lease_ready(self: &Arc<Self>, lease: LeaseId) {
+        self.with_core(|core, _, _| core.dispatch.ready(lease));
+    }
+
+    pub(crate) fn connection_lost(self: &Arc<Self>, peer: ProcessId) {
+        self.with_core(|core, now, todo| {
+            core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
+            core.calls.connection_lost(peer, now);
+        });
+    }
+
+    /// A node is gone with everything in its store, and with its worker processes.
+    pub(crate) fn node_died(self: &Arc<Self>, node: NodeId, why: &str) {
+        self.copies_lost_with(node, why);
+        self.with_core(|core, _, todo| core.dispatch.node_died(node, why, &mut todo.dispatch));
+    }
+
+    /// Takes in what the head says of leases, worker processes, actors and nodes.
+    pub(crate) fn hears_head(self: &Arc<Self>, event: HeadEvent) {
+        self.with_core(|core, now, todo| match event {
+            HeadEvent::Granted { shape, lease, worker, node, pid } => {
+                let grant = Grant { shape, lease, worker, node, pid };
+                core.dispatch.granted(grant, now, &mut todo.dispatch);
+            }
+            HeadEvent::Recall(lease) => core.dispatch.recalled(lease, &mut todo.dispatch),
+            HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
+            HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
+            HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
+            HeadEvent::Nodes(count) => self.submission.nodes.store(count, Ordering::Relaxed),
+            HeadEvent::NodeDied { .. } | HeadEvent::Deadlock { .. } | HeadEvent::PlacementGroup { .. } => {}
+        });
+    }
+
+    /// Fails all tasks and calls that are not done.
+    pub(super) fn end_submissions(self: &Arc<Self>, error: &Error) {
+        self.with_core(|core, _, todo| {
+            core.dispatch.end(error, &mut todo.dispatch);
+            core.calls.end(error, &mut todo.calls);
+        });
+    }
+
+    /// Submits a task whose arguments are all there, or fails it.
+    pub(crate) fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
+        match args {
+            Ok(args) => {
+                let nodes = self.submission.nodes.load(Ordering::Relaxed);
+                if let Some(near) = near_data(&task.shape, &args, nodes) {
+                    task.shape = near;
+                }
+                // Nobody else has seen the spec yet, so that nothing is copied here.
+                Arc::make_mut(&mut task.spec).args = args;
+                self.submission.request(Request::Task(task));
+            }
+            Err(error) => {
+                self.submission.timeouts.end(task.spec.id);
+                self.fail_outputs(task.spec.id, task.spec.outputs, &error);
+            }
+        }
+    }
+
+    /// Cancels the task or call that makes an object of ours.
+    pub(crate) fn cancel_object(&self, object: ObjectId, force: bool) {
+        // A ref that is not counted here has been freed, and nobody waits for it.
+        if self.objects.get(object).is_some_and(|object| !object.is_ready()) {
+            let outputs = Outputs::Fixed(object.index + 1);
+            self.cancel(Cancel { task: object.task, outputs, force, again: false });
+        }
+    }
+
+    /// Asks for a task or call to be cancelled with everything that it submitted here.
+    pub(crate) fn cancel_children(&self, parent: TaskId) {
+        self.submission.request(Request::CancelChildren { parent, again: false });
+    }
+}

@@ -1,0 +1,729 @@
+//! Which task goes to which lease: a deterministic state machine without IO.
+//!
+//! The owner keeps one queue a shape. The head grants leases for it, and tasks are pushed straight to the
+//! worker processes behind them. While tasks are short, several are pushed ahead of need, about
+//! [`AHEAD_NANOS`] of work; while they are long, or of unknown length, one at a time. A lease that runs dry
+//! while another has unstarted tasks gets half of those.
+//!
+//! ```text
+//!            submit                 push                      result
+//!   caller ─────────▶ ready queue ────────▶ in flight (lease) ───────▶ done
+//!                        ▲                      │
+//!                        └── given back, lost ──┘
+//! ```
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Address, Outputs, Shape, TaskSpec};
+use wingbeat_core::value::StoreNode;
+use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
+use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
+
+use crate::owner::name::Name;
+use crate::owner::object::Held;
+use crate::owner::recipe::Remaking;
+use crate::owner::wanted::Wanted;
+
+/// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
+/// waits for its next short task, and little enough to be dealt again when another lease appears.
+const AHEAD_NANOS: f64 = 2_000_000.0;
+/// Tasks that take longer on average are pushed one at a time.
+const LONG_NANOS: f64 = 20_000_000.0;
+/// And at most so many tasks, which bounds the memory of a worker process.
+const AHEAD_TASKS: usize = 2_048;
+/// And at most so many bytes of arguments, unless one task alone has more: enough for a fast network's round trip, and a
+/// bound of the memory of a worker process that does not get to its tasks.
+const AHEAD_BYTES: usize = 8 << 20;
+/// What has run for so long is no short task, whatever others of its shape take: a stream may wait for its consumer, and that
+/// for what stands behind it. Nothing more goes there, and for what does another lease is asked for.
+const STUCK_MS: u64 = 20;
+/// Leases wanted for one shape at most; the head grants what there is.
+const WANTED_LIMIT: usize = 4_096;
+/// An idle lease is kept so long, since the next task often comes at once. The head can recall it earlier.
+pub(crate) const IDLE_KEEP_MS: u64 = 300;
+/// What a task costs beside its user code; keeps the depth of no-op tasks within bounds.
+const OVERHEAD_NANOS: f64 = 1_000.0;
+/// When contact with a worker process is lost and no exit is reported within this time, the connection broke and the process
+/// may live: its lease is returned, and its tasks are tried again elsewhere.
+pub(crate) const CAUSE_LIMIT_MS: u64 = 5_000;
+
+/// A task that this process submitted and that is not done.
+pub(crate) struct Task {
+    pub spec: Arc<TaskSpec>,
+    pub shape: Arc<Shape>,
+    /// Name for messages.
+    pub name: Name,
+    /// Attempts that a system failure may still cost.
+    pub retries: u32,
+    pub retry_errors: bool,
+    pub cancelled: bool,
+    /// Handles of argument objects and of refs inside arguments: they live until the task is done.
+    pub held: Held,
+    /// Set when lost outputs are made again.
+    pub remaking: Option<Remaking>,
+}
+
+/// What is to be done.
+pub(crate) enum Action {
+    Push {
+        worker: Address,
+        lease: LeaseId,
+        first: u64,
+        tasks: Vec<Arc<TaskSpec>>,
+    },
+    Demand {
+        shape: Arc<Shape>,
+        wanted: u32,
+        name: Name,
+    },
+    Return {
+        lease: LeaseId,
+    },
+    /// As `Return`, of a lease whose worker process may still run something.
+    Abandon {
+        lease: LeaseId,
+    },
+    TakeBack {
+        worker: ProcessId,
+        lease: LeaseId,
+        most: u32,
+    },
+    Cancel {
+        worker: ProcessId,
+        task: TaskId,
+        force: bool,
+    },
+    /// An attempt that may have stored some of its outputs there does not count any more.
+    Left {
+        task: TaskId,
+        outputs: Outputs,
+        at: StoreNode,
+    },
+    Fail {
+        task: Task,
+        error: Error,
+    },
+}
+
+/// A lease as the head grants it.
+pub(crate) struct Grant {
+    pub shape: Arc<Shape>,
+    pub lease: LeaseId,
+    pub worker: Address,
+    pub node: StoreNode,
+    pub pid: u32,
+}
+
+#[derive(PartialEq, Clone, Copy, Debug)]
+enum Phase {
+    Open,
+    /// The worker process waits in user code, and takes no tasks.
+    Waiting,
+    /// The head wants it back; what runs finishes.
+    Recalled,
+    /// The connection to the worker process ended; its cause is not known yet.
+    Lost {
+        since_ms: u64,
+    },
+}
+
+struct Lease {
+    id: LeaseId,
+    shape: Arc<Shape>,
+    worker: Address,
+    node: StoreNode,
+    pid: u32,
+    phase: Phase,
+    /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
+    in_flight: VecDeque<(u64, Task)>,
+    /// What those weigh.
+    bytes: usize,
+    next: u64,
+    taking_back: bool,
+    idle_since_ms: u64,
+    /// When it last delivered, or got its first task.
+    last_result_ms: u64,
+    /// The news of its end, if it came before the end of the connection.
+    death: Option<WorkerDeath>,
+}
+
+impl Lease {
+    fn is_stuck(&self, now_ms: u64) -> bool {
+        !self.in_flight.is_empty() && now_ms >= self.last_result_ms + STUCK_MS
+    }
+}
+
+struct Queue {
+    ready: VecDeque<Task>,
+    leases: Vec<LeaseId>,
+    /// Smoothed run time of a task; none before the first result.
+    average_nanos: Option<f64>,
+    announced: u32,
+    name: Name,
+}
+
+impl Queue {
+    fn new(name: Name) -> Queue {
+        Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name }
+    }
+}
+
+/// The state.
+#[derive(Default)]
+pub(crate) struct Dispatch {
+    queues: BTreeMap<Arc<Shape>, Queue>,
+    leases: HashMap<LeaseId, Lease>,
+    by_worker: HashMap<ProcessId, LeaseId>,
+    /// Set at the end of the session: nothing is queued any more.
+    session_over: Option<Error>,
+}
+
+/// What became of a result.
+pub(crate) enum Settled {
+    /// The task is done, with this result.
+    Done(Task),
+    /// It will be tried again.
+    Retried,
+    /// Nobody waits for it: a result of an attempt that was given up.
+    Unknown,
+}
+
+/// Where a task is; see [`Dispatch::standing`].
+pub(crate) enum DispatchStanding {
+    /// It is on no lease yet.
+    Ready { before: usize, shape: Shape },
+    /// It was pushed to a worker process.
+    Pushed { before: usize, lease: LeaseId, pid: u32 },
+}
+
+impl Dispatch {
+    /// Where a task that is not done is, with its name.
+    pub(crate) fn standing(&self, id: TaskId) -> Option<(String, DispatchStanding)> {
+        for (shape, queue) in &self.queues {
+            if let Some(before) = queue.ready.iter().position(|task| task.spec.id == id) {
+                let standing = DispatchStanding::Ready { before, shape: (**shape).clone() };
+                return Some((queue.ready[before].name.to_string(), standing));
+            }
+        }
+        self.leases.values().find_map(|lease| {
+            let before = lease.in_flight.iter().position(|(_, task)| task.spec.id == id)?;
+            let standing = DispatchStanding::Pushed { before, lease: lease.id, pid: lease.pid };
+            Some((lease.in_flight[before].1.name.to_string(), standing))
+        })
+    }
+
+    /// A task whose arguments are all there.
+    pub(crate) fn submit(&mut self, task: Task, out: &mut Vec<Action>) {
+        if let Some(error) = &self.session_over {
+            out.push(Action::Fail { task, error: error.clone() });
+            return;
+        }
+        if let Some(error) = too_large(&task.spec, &task.name) {
+            out.push(Action::Fail { task, error });
+            return;
+        }
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
+        queue.ready.push_back(task);
+    }
+
+    /// Pushes what can be pushed and says how many leases are wanted. Called once after a round of events.
+    pub(crate) fn settle(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        let shapes: Vec<Arc<Shape>> = self.queues.keys().cloned().collect();
+        for shape in shapes {
+            self.fill(&shape, now_ms, out);
+            self.rebalance(&shape, now_ms, out);
+            self.announce(&shape, now_ms, out);
+        }
+    }
+
+    fn fill(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
+        let Some(queue) = self.queues.get_mut(shape) else { return };
+        if queue.ready.is_empty() {
+            return;
+        }
+        let depth = match queue.average_nanos {
+            None => 1,
+            Some(nanos) => {
+                // The next ones wait at hand, unless a round trip is nothing beside a task: among longer ones there
+                // may be some that take no time at all.
+                let least = if nanos < LONG_NANOS { 4 } else { 1 };
+                ((AHEAD_NANOS / (nanos + OVERHEAD_NANOS)) as usize).clamp(least, AHEAD_TASKS)
+            }
+        };
+        let mut open: Vec<(usize, LeaseId)> = queue
+            .leases
+            .iter()
+            .filter_map(|id| self.leases.get(id))
+            .filter(|lease| lease.phase == Phase::Open && !lease.is_stuck(now_ms))
+            // Refilled at half, so that tasks go in batches.
+            .filter(|lease| lease.in_flight.len() * 2 <= depth || lease.in_flight.is_empty())
+            .map(|lease| (lease.in_flight.len(), lease.id))
+            .filter(|(in_flight, _)| *in_flight < depth)
+            .collect();
+        open.sort_unstable();
+        if open.is_empty() {
+            return;
+        }
+        // Filled up to one level, so that who has less gets more.
+        let all = queue.ready.len() + open.iter().map(|(in_flight, _)| in_flight).sum::<usize>();
+        let level = all.div_ceil(open.len()).min(depth);
+        for (in_flight, id) in open {
+            let share = level.saturating_sub(in_flight).min(queue.ready.len());
+            let Some(lease) = self.leases.get_mut(&id) else { continue };
+            if share == 0 {
+                continue;
+            }
+            if lease.in_flight.is_empty() {
+                lease.last_result_ms = now_ms;
+            }
+            let first = lease.next;
+            let mut tasks = Vec::with_capacity(share);
+            while tasks.len() < share {
+                let Some(weight) = queue.ready.front().map(|task| task.spec.weight()) else { break };
+                if lease.bytes > 0 && lease.bytes + weight > AHEAD_BYTES {
+                    break;
+                }
+                let Some(task) = queue.ready.pop_front() else { break };
+                tasks.push(task.spec.clone());
+                lease.bytes += weight;
+                lease.in_flight.push_back((lease.next, task));
+                lease.next += 1;
+            }
+            if tasks.is_empty() {
+                continue;
+            }
+            out.push(Action::Push { worker: lease.worker.clone(), lease: id, first, tasks });
+        }
+    }
+
+    /// An idle lease gets half of what the fullest one has not started.
+    fn rebalance(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
+        let Some(queue) = self.queues.get(shape) else { return };
+        if !queue.ready.is_empty() || queue.leases.len() < 2 {
+            return;
+        }
+        let leases = || queue.leases.iter().filter_map(|id| self.leases.get(id));
+        if !leases().any(|lease| lease.phase == Phase::Open && lease.in_flight.is_empty()) {
+            return;
+        }
+        let fullest = leases()
+            .filter(|lease| matches!(lease.phase, Phase::Open | Phase::Waiting) && !lease.taking_back)
+            // One that delivers is about to be done by itself.
+            .filter(|lease| lease.in_flight.len() >= 2 && now_ms > lease.last_result_ms + 1)
+            .max_by_key(|lease| (lease.in_flight.len(), std::cmp::Reverse(lease.id)))
+            .map(|lease| lease.id);
+        if let Some(lease) = fullest.and_then(|id| self.leases.get_mut(&id)) {
+            lease.taking_back = true;
+            let most = (lease.in_flight.len() / 2).max(1) as u32;
+            out.push(Action::TakeBack { worker: lease.worker.process, lease: lease.id, most });
+        }
+    }
+
+    fn announce(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
+        let Some(queue) = self.queues.get_mut(shape) else { return };
+        let mut busy = 0;
+        let mut waiting = 0;
+        for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
+            match lease.phase {
+                Phase::Waiting => waiting += 1,
+                _ => busy += usize::from(!lease.in_flight.is_empty()),
+            }
+        }
+        // A task in flight on each busy lease, and those that could start elsewhere. Leases whose process
+        // waits are held but of no use.
+        let short = queue.average_nanos.is_some_and(|nanos| nanos < 20_000.0);
+        let (mut soon_done, mut could_start) = (0, queue.ready.len());
+        for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
+            let unstarted = lease.in_flight.len().saturating_sub(1);
+            if short && !lease.is_stuck(now_ms) {
+                soon_done += unstarted;
+            } else {
+                could_start += unstarted;
+            }
+        }
+        let could_use = could_start + soon_done / 64;
+        let held = queue.leases.len();
+        // In steps, so that the head hears of real changes only: none, what is held, or the next power of two.
+        let wanted = match (busy + could_use).min(WANTED_LIMIT) + waiting {
+            wanted if wanted <= held => held as u32,
+            wanted => wanted.next_power_of_two() as u32,
+        };
+        if wanted != queue.announced {
+            queue.announced = wanted;
+            out.push(Action::Demand { shape: shape.clone(), wanted, name: queue.name.clone() });
+        }
+        if queue.ready.is_empty() && queue.leases.is_empty() && wanted == 0 {
+            self.queues.remove(shape);
+        }
+    }
+
+    /// The head granted a lease.
+    pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
+        let Grant { shape, lease: id, worker, node, pid } = grant;
+        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == shape) else {
+            // Nothing of the shape is left to do.
+            out.push(Action::Return { lease: id });
+            return;
+        };
+        queue.leases.push(id);
+        self.by_worker.insert(worker.process, id);
+        let lease = Lease {
+            id,
+            shape: shape.clone(),
+            worker,
+            node,
+            pid,
+            phase: Phase::Open,
+            in_flight: VecDeque::new(),
+            bytes: 0,
+            next: 0,
+            taking_back: false,
+            idle_since_ms: now_ms,
+            last_result_ms: now_ms,
+            death: None,
+        };
+        self.leases.insert(id, lease);
+    }
+
+    /// The head says that the shape can never be had.
+    pub(crate) fn refused(&mut self, shape: &Shape, error: &Error, out: &mut Vec<Action>) {
+        let Some((_, queue)) = self.queues.iter_mut().find(|(known, _)| ***known == *shape) else { return };
+        queue.announced = 0;
+        for task in queue.ready.drain(..) {
+            out.push(Action::Fail { task, error: error.clone() });
+        }
+    }
+
+    /// The head wants a lease back.
+    pub(crate) fn recalled(&mut self, id: LeaseId, out: &mut Vec<Action>) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if matches!(lease.phase, Phase::Open | Phase::Waiting) {
+            lease.phase = Phase::Recalled;
+            if lease.in_flight.len() > 1 && !lease.taking_back {
+                lease.taking_back = true;
+                let most = lease.in_flight.len() as u32;
+                out.push(Action::TakeBack { worker: lease.worker.process, lease: id, most });
+            }
+        }
+        self.return_if_done(id, out);
+    }
+
+    fn return_if_done(&mut self, id: LeaseId, out: &mut Vec<Action>) {
+        let done =
+            self.leases.get(&id).is_some_and(|lease| lease.phase == Phase::Recalled && lease.in_flight.is_empty());
+        if done {
+            self.give_up(id);
+            out.push(Action::Return { lease: id });
+        }
+    }
+
+    fn give_up(&mut self, id: LeaseId) -> Option<Lease> {
+        let lease = self.leases.remove(&id)?;
+        self.by_worker.remove(&lease.worker.process);
+        if let Some(queue) = self.queues.get_mut(&lease.shape) {
+            queue.leases.retain(|other| *other != id);
+            // What was announced included it.
+            queue.announced = u32::MAX;
+        }
+        Some(lease)
+    }
+
+    /// A result arrived from `worker`.
+    pub(crate) fn finished(
+        &mut self,
+        worker: ProcessId,
+        task: TaskId,
+        failed: Option<&Error>,
+        ran_nanos: u64,
+        now_ms: u64,
+        out: &mut Vec<Action>,
+    ) -> Settled {
+        let Some(id) = self.by_worker.get(&worker).copied() else { return Settled::Unknown };
+        let Some(lease) = self.leases.get_mut(&id) else { return Settled::Unknown };
+        let Some(at) = lease.in_flight.iter().position(|(_, flying)| flying.spec.id == task) else {
+            return Settled::Unknown;
+        };
+        let Some((_, task)) = lease.in_flight.remove(at) else { return Settled::Unknown };
+        lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
+        lease.last_result_ms = now_ms;
+        if lease.in_flight.is_empty() {
+            lease.idle_since_ms = now_ms;
+        }
+        let shape = lease.shape.clone();
+        if let Some(queue) = self.queues.get_mut(&shape) {
+            let ran = ran_nanos as f64;
+            queue.average_nanos = Some(match queue.average_nanos {
+                None => ran,
+                // Quick to believe that tasks are long, slow to believe that they are short.
+                Some(average) if ran > average => average + (ran - average) * 0.3,
+                Some(average) => average + (ran - average) * 0.05,
+            });
+        }
+        self.return_if_done(id, out);
+        match failed {
+            Some(error) if self.may_retry(&task, error) => {
+                self.again(task, true);
+                Settled::Retried
+            }
+            _ => Settled::Done(task),
+        }
+    }
+
+    fn may_retry(&self, task: &Task, error: &Error) -> bool {
+        // A lost argument must be there again first; that costs no attempt.
+        let lost = matches!(error, Error::ObjectLost { .. });
+        let retriable = (error.is_system_failure() && !lost) || (task.retry_errors && is_users(error));
+        retriable && task.retries > 0 && !task.cancelled && self.session_over.is_none()
+    }
+
+    /// Puts a task at the front of its queue.
+    fn again(&mut self, mut task: Task, charged: bool) {
+        if charged {
+            task.retries = task.retries.saturating_sub(1);
+            Arc::make_mut(&mut task.spec).attempt += 1;
+        }
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
+        queue.ready.push_front(task);
+    }
+
+    /// A worker process gave unstarted tasks back.
+    pub(crate) fn gave_back(
+        &mut self,
+        id: LeaseId,
+        tasks: &[TaskId],
+        waiting: bool,
+        now_ms: u64,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        lease.taking_back = false;
+        if waiting && lease.phase == Phase::Open {
+            lease.phase = Phase::Waiting;
+        }
+        let mut returned = Vec::new();
+        lease.in_flight = std::mem::take(&mut lease.in_flight)
+            .into_iter()
+            .filter_map(|(seq, task)| {
+                if tasks.contains(&task.spec.id) {
+                    lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
+                    returned.push(task);
+                    None
+                } else {
+                    Some((seq, task))
+                }
+            })
+            .collect();
+        if lease.in_flight.is_empty() {
+            lease.idle_since_ms = now_ms;
+        }
+        for task in returned.into_iter().rev() {
+            if task.cancelled {
+                let error = Error::Cancelled { task: task.name.to_string() };
+                out.push(Action::Fail { task, error });
+            } else {
+                self.again(task, false);
+            }
+        }
+        self.return_if_done(id, out);
+    }
+
+    /// A worker process takes tasks again.
+    pub(crate) fn ready(&mut self, id: LeaseId) {
+        if let Some(lease) = self.leases.get_mut(&id)
+            && lease.phase == Phase::Waiting
+        {
+            lease.phase = Phase::Open;
+        }
+    }
+
+    /// The user wants these tasks not to run; those that are found are taken out of `wanted`.
+    pub(crate) fn cancel(&mut self, wanted: &mut Wanted, out: &mut Vec<Action>) {
+        for queue in self.queues.values_mut() {
+            for task in wanted.take_from(&mut queue.ready, |task| task.spec.id) {
+                let error = Error::Cancelled { task: task.name.to_string() };
+                out.push(Action::Fail { task, error });
+            }
+        }
+        for lease in self.leases.values_mut() {
+            if wanted.is_empty() {
+                return;
+            }
+            for (_, task) in &mut lease.in_flight {
+                let id = task.spec.id;
+                if let Some(force) = wanted.take(id) {
+                    task.cancelled = true;
+                    out.push(Action::Cancel { worker: lease.worker.process, task: id, force });
+                }
+            }
+        }
+    }
+
+    /// Tasks that `parent` submitted.
+    pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
+        let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
+        let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
+        ready.chain(flying).filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
+    }
+
+    /// The connection to a process ended.
+    pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64, out: &mut Vec<Action>) {
+        let Some(id) = self.by_worker.get(&worker).copied() else { return };
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if !matches!(lease.phase, Phase::Lost { .. }) {
+            lease.phase = Phase::Lost { since_ms: now_ms };
+        }
+        if let Some(death) = lease.death.take() {
+            self.bury(id, Some(death), out);
+        }
+    }
+
+    /// The head says how a worker process ended. Acted upon once the connection has ended too, so that
+    /// results which are still on their way count.
+    pub(crate) fn worker_died(&mut self, death: WorkerDeath, out: &mut Vec<Action>) {
+        let Some(id) = self.by_worker.get(&death.process).copied() else { return };
+        let Some(lease) = self.leases.get_mut(&id) else { return };
+        if matches!(lease.phase, Phase::Lost { .. }) {
+            self.bury(id, Some(death), out);
+        } else {
+            lease.death = Some(death);
+        }
+    }
+
+    /// Settles all tasks in flight on a lost lease: unstarted ones are queued again for free, the others cost a retry or
+    /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned, and where
+    /// something may still run there, the process is to end, or the next owner's tasks would wait behind that.
+    fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, out: &mut Vec<Action>) {
+        let Some(lease) = self.give_up(id) else { return };
+        if death.is_none() {
+            out.push(match lease.in_flight.is_empty() {
+                true => Action::Return { lease: id },
+                false => Action::Abandon { lease: id },
+            });
+        }
+        let started = death.as_ref().map_or(u64::MAX, |death| death.started);
+        for (seq, task) in lease.in_flight.into_iter().rev() {
+            if seq < started {
+                out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.node.clone() });
+            }
+            if task.cancelled {
+                let error = Error::Cancelled { task: task.name.to_string() };
+                out.push(Action::Fail { task, error });
+                continue;
+            }
+            if seq >= started && self.session_over.is_none() {
+                self.again(task, false);
+                continue;
+            }
+            let error = match &death {
+                Some(death) => Error::WorkerCrashed {
+                    task: task.name.to_string(),
+                    process: death.process,
+                    pid: death.pid,
+                    exit: death.exit.clone(),
+                },
+                None => Error::ContactLost {
+                    what: task.name.to_string(),
+                    who: format!("worker process {} on {}", lease.pid, lease.node.node),
+                    why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
+                },
+            };
+            if self.may_retry(&task, &error) {
+                self.again(task, true);
+            } else {
+                out.push(Action::Fail { task, error });
+            }
+        }
+    }
+
+    /// A node is gone with all its leases.
+    pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
+        let lost: Vec<LeaseId> =
+            self.leases.values().filter(|lease| lease.node.node == node).map(|lease| lease.id).collect();
+        for id in lost {
+            let Some(lease) = self.give_up(id) else { continue };
+            for (_, task) in lease.in_flight.into_iter().rev() {
+                let error = match task.cancelled {
+                    true => Error::Cancelled { task: task.name.to_string() },
+                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
+                };
+                if self.may_retry(&task, &error) {
+                    self.again(task, true);
+                } else {
+                    out.push(Action::Fail { task, error });
+                }
+            }
+        }
+    }
+
+    /// Time passes. Answers in how many milliseconds it wants to be called again.
+    pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
+        let mut idle = Vec::new();
+        let mut unexplained = Vec::new();
+        for lease in self.leases.values() {
+            match lease.phase {
+                Phase::Lost { since_ms } if now_ms >= since_ms + CAUSE_LIMIT_MS => unexplained.push(lease.id),
+                Phase::Lost { since_ms } => sooner(since_ms + CAUSE_LIMIT_MS - now_ms),
+                Phase::Open if lease.in_flight.is_empty() => {
+                    if now_ms >= lease.idle_since_ms + IDLE_KEEP_MS {
+                        idle.push(lease.id);
+                    } else {
+                        sooner(lease.idle_since_ms + IDLE_KEEP_MS - now_ms);
+                        // Somebody else's unstarted tasks may be worth taking in a moment.
+                        if self.leases.values().any(|other| other.shape == lease.shape && other.in_flight.len() > 1) {
+                            sooner(2);
+                        }
+                    }
+                }
+                // What stands behind a task that turns out to be long is to start elsewhere.
+                Phase::Open if lease.in_flight.len() > 1 && !lease.is_stuck(now_ms) => {
+                    sooner(lease.last_result_ms + STUCK_MS - now_ms);
+                }
+                _ => {}
+            }
+        }
+        for id in unexplained {
+            self.bury(id, None, out);
+        }
+        for id in idle {
+            if self.give_up(id).is_some() {
+                out.push(Action::Return { lease: id });
+            }
+        }
+        next
+    }
+
+    /// The session is over: nothing will run any more.
+    pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
+        self.session_over = Some(error.clone());
+        let queues = std::mem::take(&mut self.queues);
+        let leases = std::mem::take(&mut self.leases);
+        self.by_worker.clear();
+        let ready = queues.into_values().flat_map(|queue| queue.ready);
+        let flying = leases.into_values().flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
+        for task in ready.chain(flying) {
+            out.push(Action::Fail { task, error: error.clone() });
+        }
+    }
+}
+
+/// Why a task or call cannot be sent to anybody, if it cannot.
+pub(crate) fn too_large(spec: &TaskSpec, name: &Name) -> Option<Error> {
+    let weight = spec.weight();
+    (weight > MESSAGE_LIMIT).then(|| Error::InvalidArgument {
+        what: format!(
+            "the arguments of {name} need {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; put large values and long lists of refs into the store with `put`, and pass their refs"
+        ),
+    })
+}
+
+fn is_users(error: &Error) -> bool {
+    matches!(error, Error::Application { .. } | Error::Panicked { .. })
+}
+
+#[cfg(test)]
+#[path = "dispatch_tests.rs"]
+mod tests;

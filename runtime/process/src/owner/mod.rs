@@ -1,0 +1,213 @@
+//! What a process owns and waits for: a state machine without connections, clocks or threads of its own.
+//!
+//! An [`Owner`] counts objects and refs, decides which task goes to which lease and which call to which actor, makes lost
+//! objects again, and keeps the items of streams. Whatever it wants done beyond its own memory it asks of an [`Outside`]:
+//! a process does that over connections, and a test or a simulation writes it down.
+//!
+//! Many threads use one owner at once: users' threads submit and drop handles, and the IO thread takes in what others say. So
+//! it has no single entrance, but small locks of its own, none of which is held while somebody else's code runs.
+//!
+//! - Objects: [`object`], [`table`], `waiters`, `worklist` (freeing what is nested deeply); `objects` and `borrows` (what becomes of
+//!   them), `borrowing` (the protocol that counts refs across processes), `leftovers`.
+//! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
+//!   `dispatch`, `calls` (the decisions), `deciding` (their shell), `results`; `recipe`, `lineage` (making lost objects again);
+//!   `streams`, `items`; `locality` (tasks go to their data).
+//! - `messages`: what other processes say; `standing`: what a task waits for.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::value::{ObjectValue, StoreNode};
+use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
+
+use crate::owner::leftovers::Leftovers;
+use crate::owner::object::{Handle, Home, Object};
+use crate::owner::recipe::Lineage;
+use crate::owner::registrations::Registrations;
+use crate::owner::streams::Streams;
+use crate::owner::submission::Submission;
+use crate::owner::table::{ObjectTable, Released};
+
+mod borrowing;
+mod borrows;
+mod call_queue;
+pub(crate) mod calls;
+mod deciding;
+pub(crate) mod dispatch;
+mod items;
+mod leftovers;
+mod lineage;
+pub(crate) mod locality;
+mod messages;
+pub(crate) mod name;
+pub(crate) mod object;
+pub(crate) mod objects;
+pub(crate) mod outbound;
+mod recipe;
+mod registrations;
+mod resolving;
+mod results;
+mod standing;
+pub(crate) mod streams;
+pub(crate) mod submission;
+pub(crate) mod table;
+mod timeouts;
+mod unresolved;
+pub(crate) mod waiters;
+mod wanted;
+mod worklist;
+
+/// What an [`Owner`] has others do. Nothing here may wait, or call the owner back before it has answered.
+pub(crate) trait Outside: Any + Send + Sync {
+    /// Milliseconds of a clock that only goes forward.
+    fn now_ms(&self) -> u64;
+    /// Remembers where a process is.
+    fn learn(&self, address: &Address);
+    /// Where a process is, as far as anybody has said.
+    fn address_of(&self, process: ProcessId) -> Option<Address>;
+    /// Whether it is certain that a process has ended.
+    fn is_gone(&self, process: ProcessId) -> bool;
+    /// Says something to a process, after all that was said to it before. False when it is gone.
+    fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool;
+    /// The same by id; false also when nobody knows where it is. In a hurry, somebody waits for the answer.
+    fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, in_a_hurry: bool) -> bool;
+    /// Has [`Owner::registered`] called when a process has taken in all that was said to it so far. False when there is no
+    /// contact with it.
+    fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool;
+    /// Whether there is contact with a process.
+    fn is_in_contact(&self, process: ProcessId) -> bool;
+    /// Says something to the head.
+    fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage);
+    /// Has a node delete its copy of an object.
+    fn delete_at(&self, owner: &Arc<Owner>, at: &StoreNode, object: ObjectId);
+    /// Many objects were freed, and the rest of them will be in a moment: memory can be given back then.
+    fn has_ebbed(&self, owner: &Arc<Owner>);
+}
+
+/// What one process owns, has borrowed, and has asked others for. After [`Owner::end`] nothing waits, and after [`Owner::clear`]
+/// nothing is held.
+pub(crate) struct Owner {
+    pub id: ProcessId,
+    pub cluster: ClusterId,
+    /// Does what is decided here.
+    pub outside: Arc<dyn Outside>,
+    /// Owned and borrowed objects, until nobody needs them.
+    pub objects: ObjectTable,
+    /// What is registered with other owners, until its release is sent.
+    pub registrations: Registrations,
+    /// Tasks and calls, until they are done.
+    pub submission: Submission,
+    /// Streams that are consumed here, until their handles are dropped.
+    pub streams: Streams,
+    /// Actors by their handle object, whether that is ours or borrowed, until that is freed.
+    pub actors: DashMap<ObjectId, ActorId>,
+    /// What all recipes hold together.
+    lineage: Lineage,
+    /// Copies that do not count, until they are deleted.
+    leftovers: Leftovers,
+    /// Borrowed objects that nobody here holds any more, until [`Owner::release`] has reported them.
+    released: UnboundedSender<Released>,
+    /// The number of the next task or put.
+    next: AtomicU64,
+}
+
+impl Owner {
+    /// An owner of nothing. Whoever made it is to call [`Owner::release`] with what the answer's second half receives, and
+    /// [`Owner::take_requests`] when [`Submission::wake`] is notified or time has passed.
+    pub(crate) fn new(
+        id: ProcessId,
+        cluster: ClusterId,
+        outside: Arc<dyn Outside>,
+    ) -> (Arc<Owner>, UnboundedReceiver<Released>) {
+        let (released, to_release) = unbounded_channel();
+        let owner = Owner {
+            id,
+            cluster,
+            outside,
+            objects: ObjectTable::default(),
+            registrations: Registrations::default(),
+            submission: Submission::default(),
+            streams: Streams::default(),
+            actors: DashMap::new(),
+            lineage: Lineage::default(),
+            leftovers: Leftovers::default(),
+            released,
+            next: AtomicU64::new(1),
+        };
+        (Arc::new(owner), to_release)
+    }
+
+    /// Whose object this handle counts; none for a call that failed before it had a session.
+    pub(crate) fn of(handle: &Handle) -> Option<Arc<Owner>> {
+        let home: Arc<dyn Any + Send + Sync> = handle.home()?.clone();
+        home.downcast().ok()
+    }
+
+    /// The next number of this process, for a task or a put.
+    pub(crate) fn next_task(&self) -> TaskId {
+        TaskId { owner: self.id, seq: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// A new object of ours, with its first handle.
+    pub(crate) fn new_object(self: &Arc<Self>, id: ObjectId, producer: Option<ActorId>) -> Handle {
+        self.objects.insert(self.clone(), id, producer)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_no_leftovers(&self) -> bool {
+        self.leftovers.is_empty()
+    }
+
+    /// Why nothing is taken any more, once the session is over.
+    pub(crate) fn ended(&self) -> Option<&Error> {
+        self.objects.ended()
+    }
+
+    /// Why nothing is taken any more; to be asked when it is over.
+    pub(crate) fn over_error(&self) -> Error {
+        self.ended().cloned().unwrap_or_else(|| Error::SessionEnded { why: "it was shut down".into() })
+    }
+
+    /// Fails everything that is pending; nothing new is taken. Only the first reason counts.
+    pub(crate) fn end(self: &Arc<Self>, error: &Error) {
+        // First, so that what another thread is submitting right now fails too: whatever it enters from here on fails at
+        // once, and what it has entered before is found below.
+        self.objects.end(error);
+        let error = self.over_error();
+        self.end_submissions(&error);
+        self.streams.end(&error);
+        for object in self.objects.pending() {
+            self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+        }
+    }
+
+    /// Lets go of everything, after the end. Small values that are here can still be read.
+    pub(crate) fn clear(&self) {
+        self.submission.close();
+        self.objects.clear(&self.over_error());
+    }
+
+    fn send_to(self: &Arc<Self>, to: ProcessId, message: PeerMessage) -> bool {
+        self.outside.send_to(self, to, message, false)
+    }
+
+    fn tell_head(self: &Arc<Self>, message: HeadMessage) {
+        self.outside.tell_head(self, message);
+    }
+
+    fn delete_at(self: &Arc<Self>, at: &StoreNode, id: ObjectId) {
+        self.outside.delete_at(self, at, id);
+    }
+}
+
+impl Home for Owner {
+    fn unreferenced(self: Arc<Self>, object: &Object) {
+        self.free_if_unneeded(object.id());
+    }
+}

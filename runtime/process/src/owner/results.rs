@@ -1,0 +1,177 @@
+//! Results of tasks and calls, and what they mean for their outputs.
+
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Arg, Outcome, Outputs, TaskResult, TaskSpec};
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::PeerMessage;
+
+use crate::owner::Owner;
+use crate::owner::dispatch::{Settled, Task};
+use crate::owner::object::Held;
+use crate::owner::recipe::Recipe;
+
+impl Owner {
+    /// Results have come from a worker process.
+    pub(super) fn results(self: &Arc<Self>, from: ProcessId, results: Vec<TaskResult>) {
+        let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
+        // Those of which more than the spec is needed.
+        let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
+        // Results whose sender holds refs, and those refs.
+        let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
+        // What an attempt has stored that counts no more.
+        let mut late: Vec<(TaskId, Outcome)> = Vec::new();
+        // Dropped after the lock: handles may free objects.
+        let mut finished: Vec<Held> = Vec::new();
+        self.with_core(|core, now, todo| {
+            for result in results {
+                if let Some(refs) = refs_of(&result.outcome) {
+                    received.push((result.id, refs));
+                }
+                if let Some((actor, call)) = core.calls.finished(from, result.id, result.attempt) {
+                    core.calls.settle(actor, &mut todo.calls);
+                    finished.push(call.held);
+                    done.push((call.spec, result.outcome));
+                    continue;
+                }
+                let failed = match &result.outcome {
+                    Outcome::Failed(error) => Some(&**error),
+                    _ => None,
+                };
+                match core.dispatch.finished(from, result.id, failed, result.ran_nanos, now, &mut todo.dispatch) {
+                    Settled::Done(task) if has_stored(&result.outcome) || argument_lost(&task, &result.outcome) => {
+                        stored_or_lost.push((task, result.outcome));
+                    }
+                    Settled::Done(task) => {
+                        finished.push(task.held);
+                        done.push((task.spec, result.outcome));
+                    }
+                    Settled::Unknown if has_stored(&result.outcome) => late.push((result.id, result.outcome)),
+                    Settled::Retried | Settled::Unknown => {}
+                }
+            }
+        });
+        for (spec, outcome) in done {
+            self.settle_outputs(&spec, outcome, None);
+        }
+        for (task, outcome) in stored_or_lost {
+            if let Outcome::Failed(error) = &outcome
+                && let Error::ObjectLost { object, why } = &**error
+            {
+                self.argument_lost(task, *object, why);
+            } else {
+                let recipe = self.recipe(&task);
+                self.settle_outputs(&task.spec, outcome, recipe.as_ref());
+            }
+        }
+        drop(finished);
+        for (task, outcome) in late {
+            self.discard_late(task, outcome);
+        }
+        for (task, refs) in received {
+            // The sender holds the refs until they are registered with their owners.
+            self.confirm(from, &refs, PeerMessage::Received(vec![task]));
+        }
+    }
+
+    /// Gives a task's outputs their values, and those in shared memory the recipe for making them again.
+    pub(super) fn settle_outputs(self: &Arc<Self>, spec: &TaskSpec, outcome: Outcome, recipe: Option<&Arc<Recipe>>) {
+        self.submission.timeouts.end(spec.id);
+        if let Outputs::Stream { .. } = spec.outputs {
+            match outcome {
+                Outcome::StreamEnded(count) => self.streams.ended(spec.id, count),
+                Outcome::Failed(error) => self.streams.failed(spec.id, *error),
+                Outcome::One(_) | Outcome::Many(_) => {}
+            }
+            return;
+        }
+        match outcome {
+            Outcome::One(value) => self.settle_output(spec.id, 0, value, recipe),
+            Outcome::Many(values) => {
+                for (index, value) in values.into_iter().enumerate() {
+                    self.settle_output(spec.id, index as u32, value, recipe);
+                }
+            }
+            Outcome::Failed(error) => {
+                let Outputs::Fixed(count) = spec.outputs else { return };
+                for index in 0..count {
+                    self.settle_output(spec.id, index, ObjectValue::Failed(error.clone()), None);
+                }
+            }
+            Outcome::StreamEnded(_) => {}
+        }
+    }
+
+    fn settle_output(self: &Arc<Self>, task: TaskId, index: u32, value: ObjectValue, recipe: Option<&Arc<Recipe>>) {
+        let id = task.output(index);
+        match self.objects.get(id) {
+            Some(object) => {
+                if let (ObjectValue::Stored(stored), Some(current)) = (&value, object.value()) {
+                    // Another attempt's: the first value stands.
+                    self.delete_other_copies(id, stored, &current);
+                    return;
+                }
+                if let (ObjectValue::Stored(_), Some(recipe)) = (&value, recipe) {
+                    object.set_recipe(recipe.clone());
+                }
+                let contained = match value.refs() {
+                    None => Vec::new(),
+                    refs => self.hold_refs(refs),
+                };
+                self.resolve_object(&object, value, contained);
+            }
+            // Nobody holds a ref any more.
+            None => {
+                if let ObjectValue::Stored(stored) = &value {
+                    self.delete_stored(id, stored);
+                }
+            }
+        }
+    }
+
+    /// Gives a task's outputs an error instead of values.
+    pub(crate) fn fail_outputs(self: &Arc<Self>, task: TaskId, outputs: Outputs, error: &Error) {
+        match outputs {
+            Outputs::Stream { .. } => self.streams.failed(task, error.clone()),
+            Outputs::Fixed(count) => {
+                for index in 0..count {
+                    if let Some(object) = self.objects.get(task.output(index)) {
+                        self.resolve_object(&object, ObjectValue::Failed(Box::new(error.clone())), Vec::new());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn has_stored(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::One(value) => matches!(value, ObjectValue::Stored(_)),
+        Outcome::Many(values) => values.iter().any(|value| matches!(value, ObjectValue::Stored(_))),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+    }
+}
+
+/// Whether the task could not begin, because the copies of an argument that it was told of are gone.
+fn argument_lost(task: &Task, outcome: &Outcome) -> bool {
+    let Outcome::Failed(error) = outcome else { return false };
+    let Error::ObjectLost { object, .. } = &**error else { return false };
+    let known =
+        task.spec.args.iter().any(|arg| matches!(arg, Arg::Stored(id, at) if id == object && !at.nodes.is_empty()));
+    known && !task.cancelled
+}
+
+/// The refs in a result, if its sender waits to hear that they arrived.
+fn refs_of(outcome: &Outcome) -> Option<Vec<ObjectId>> {
+    let of = |value: &ObjectValue| value.refs().map(|refs| refs.ids.clone());
+    match outcome {
+        Outcome::One(value) => of(value),
+        Outcome::Many(values) => values.iter().filter_map(of).reduce(|mut all, more| {
+            all.extend(more);
+            all
+        }),
+        Outcome::StreamEnded(_) | Outcome::Failed(_) => None,
+    }
+}

@@ -1,0 +1,40 @@
+//! How threads of users wait.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use wingbeat_net::spin::Resting;
+
+use crate::session::context;
+use crate::session::session::Session;
+
+/// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
+/// runtime's thread goes on meanwhile: a `future` that waits for a timer or task of the same thread never ends.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    // Inside of a runtime, tokio gives a task a budget of 128 steps, and then has it yield. Nothing renews the budget while
+    // this thread blocks, so that the 129th wait would never end.
+    let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
+    loop {
+        if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut cx) {
+            return done;
+        }
+        let resting = context::current().map(|_| Resting::begin());
+        std::thread::park();
+        drop(resting);
+    }
+}
+
+impl Session {
+    /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        block_on(future)
+    }
+}

@@ -1,0 +1,273 @@
+//! The execution that the current thread or future belongs to.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use wingbeat_core::error::Error;
+use wingbeat_core::{ActorId, LeaseId, TaskId};
+use wingbeat_net::spin::Working;
+
+use crate::session::session::Session;
+use crate::session::waiting::{Waiting, Waits};
+use crate::wire::executor::Interrupt;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
+}
+
+/// One run of a task or an actor call in a worker process.
+pub struct Execution {
+    /// The task.
+    pub task: TaskId,
+    /// Its name, for people.
+    pub name: Cow<'static, str>,
+    /// The actor it runs in, and how many calls that runs at a time.
+    pub actor: Option<(ActorId, u32)>,
+    /// The lease under which the process works.
+    pub lease: Option<LeaseId>,
+    /// The session of the process.
+    pub session: Session,
+    /// What it waits for.
+    pub(crate) waits: Mutex<Waits>,
+    asked: Mutex<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    cancelled: bool,
+    /// Contact with its caller was lost, which counts it as failed.
+    disowned: bool,
+    /// The wait for this task can never end.
+    deadlock: Option<(TaskId, Error)>,
+    /// Those who listen, by their number.
+    wakers: BTreeMap<u64, Waker>,
+    latest: u64,
+}
+
+/// Hears what an execution is asked. Forgotten when dropped, since an execution may wait millions of times.
+pub(crate) struct Listener {
+    execution: Arc<Execution>,
+    /// None until it has something to wait for.
+    number: Option<u64>,
+}
+
+impl Listener {
+    pub(crate) fn new(execution: Arc<Execution>) -> Listener {
+        Listener { execution, number: None }
+    }
+
+    pub(crate) fn execution(&self) -> &Arc<Execution> {
+        &self.execution
+    }
+
+    /// What `heard` makes of what was asked; otherwise `cx` is woken when something else is asked.
+    fn poll<T>(&mut self, cx: &Context<'_>, heard: impl FnOnce(&mut Asked) -> Option<T>) -> Poll<T> {
+        let mut asked = self.execution.asked.lock();
+        if let Some(answer) = heard(&mut asked) {
+            return Poll::Ready(answer);
+        }
+        let number = *self.number.get_or_insert_with(|| {
+            asked.latest += 1;
+            asked.latest
+        });
+        let waker = asked.wakers.get(&number);
+        let old = match waker.is_some_and(|waker| waker.will_wake(cx.waker())) {
+            true => None,
+            false => asked.wakers.insert(number, cx.waker().clone()),
+        };
+        drop(asked);
+        drop(old);
+        Poll::Pending
+    }
+
+    /// Why a wait for these tasks must end, if it must.
+    pub(crate) fn poll_interrupted(&mut self, on: &[(TaskId, Option<ActorId>)], cx: &Context<'_>) -> Poll<Error> {
+        let execution = self.execution.clone();
+        self.poll(cx, |asked| {
+            let hopeless = asked.deadlock.take_if(|(hopeless, _)| on.iter().any(|(task, _)| task == hopeless));
+            let cancelled = || asked.cancelled.then(|| Error::Cancelled { task: execution.name.to_string() });
+            hopeless.map(|(_, error)| error).or_else(cancelled)
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let forgotten = self.number.and_then(|number| self.execution.asked.lock().wakers.remove(&number));
+        drop(forgotten);
+    }
+}
+
+impl Execution {
+    /// A run that begins now.
+    pub fn new(
+        task: TaskId,
+        name: Cow<'static, str>,
+        actor: Option<(ActorId, u32)>,
+        lease: Option<LeaseId>,
+        session: Session,
+    ) -> Arc<Self> {
+        let (waits, asked) = (Mutex::default(), Mutex::default());
+        Arc::new(Execution { task, name, actor, lease, session, waits, asked })
+    }
+
+    /// Asks the run to stop.
+    pub fn cancel(&self) {
+        self.tell(|asked| asked.cancelled = true);
+    }
+
+    /// Contact with its caller was lost: it is to stop, and its result is nobody's.
+    pub fn disown(&self) {
+        self.tell(|asked| (asked.cancelled, asked.disowned) = (true, true));
+    }
+
+    /// Whether contact with its caller was lost, which counts it as failed.
+    pub fn is_disowned(&self) -> bool {
+        self.asked.lock().disowned
+    }
+
+    /// Whether it was asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.asked.lock().cancelled
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Asked)) {
+        let mut asked = self.asked.lock();
+        change(&mut asked);
+        let wakers = std::mem::take(&mut asked.wakers);
+        drop(asked);
+        wakers.into_values().for_each(Waker::wake);
+    }
+
+    /// While the answer lives, the execution waits for somebody who is no task: its CPUs are free for others.
+    pub fn waits_for_others(self: &Arc<Self>) -> Option<Waiting> {
+        self.run(|| Waiting::begin(Vec::new()))
+    }
+
+    /// Runs `body` as part of this execution.
+    pub fn run<R>(self: &Arc<Self>, body: impl FnOnce() -> R) -> R {
+        let _entered = self.session.enter();
+        let _working = Working::begin();
+        let outer = CURRENT.replace(Some(self.clone()));
+        let restore = Restore(outer);
+        let result = body();
+        drop(restore);
+        result
+    }
+
+    /// A future all of whose polls are part of this execution.
+    pub fn scope<F: Future>(self: &Arc<Self>, future: F) -> InExecution<F> {
+        InExecution { execution: self.clone(), future: Box::pin(future) }
+    }
+}
+
+impl Interrupt for Execution {
+    fn deadlocked(&self, on: TaskId, error: Error) {
+        // One that is over must not end a later one.
+        if self.waits.lock().is_for(on) {
+            self.tell(|asked| asked.deadlock = Some((on, error)));
+        }
+    }
+}
+
+struct Restore(Option<Arc<Execution>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}
+
+/// See [`Execution::scope`].
+pub struct InExecution<F> {
+    execution: Arc<Execution>,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for InExecution<F> {
+    type Output = F::Output;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let execution = self.execution.clone();
+        execution.run(|| self.future.as_mut().poll(cx))
+    }
+}
+
+pub(crate) fn current() -> Option<Arc<Execution>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Whether the running task was asked to stop. Long computations should look now and then.
+pub fn is_cancelled() -> bool {
+    current().is_some_and(|execution| execution.is_cancelled())
+}
+
+/// Waits until the running task is asked to stop; for ever outside of a task.
+pub async fn cancelled() {
+    let Some(execution) = current() else { return std::future::pending().await };
+    let mut listener = Listener::new(execution);
+    std::future::poll_fn(|cx| listener.poll(cx, |asked| asked.cancelled.then_some(()))).await;
+}
+
+/// The running task.
+pub fn current_task() -> Option<TaskId> {
+    current().map(|execution| execution.task)
+}
+
+/// The actor that this code runs in.
+pub fn current_actor() -> Option<ActorId> {
+    current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::{ClusterId, JobId, ProcessId};
+    use wingbeat_net::handshake::{Role, Token};
+
+    use super::*;
+    use crate::wire::io::Io;
+    use crate::wire::process::{Config, Prepared};
+
+    fn session() -> Session {
+        let io = Arc::new(Io::start().unwrap());
+        let id = ProcessId::random();
+        let config = Config { id, token: Token::new("a token of a test"), role: Role::Worker, listen: None };
+        let prepared = io.run(Prepared::bind(config)).unwrap().unwrap();
+        prepared.start(&io, JobId::random(), String::new(), ClusterId::random())
+    }
+
+    #[test]
+    fn an_execution_that_has_waited_often_keeps_no_wakers() {
+        let session = session();
+        let task = TaskId { owner: ProcessId::random(), seq: 1 };
+        let execution = Execution::new(task, "f".into(), None, None, session.clone());
+        for _ in 0..1_000 {
+            // Each wait of a blocked thread has a waker of its own, and each future among several, too.
+            let waker = Waker::from(Arc::new(Woken));
+            let mut cx = Context::from_waker(&waker);
+            let mut waiting = std::pin::pin!(execution.scope(cancelled()));
+            let mut interrupted = Listener::new(execution.clone());
+            for _ in 0..3 {
+                assert!(waiting.as_mut().poll(&mut cx).is_pending());
+                assert!(interrupted.poll_interrupted(&[], &cx).is_pending());
+            }
+            assert_eq!(execution.asked.lock().wakers.len(), 2);
+        }
+        assert!(execution.asked.lock().wakers.is_empty());
+        execution.cancel();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(std::pin::pin!(execution.scope(cancelled())).as_mut().poll(&mut cx).is_ready());
+        session.process().shut_down("the test is over");
+    }
+
+    struct Woken;
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {}
+    }
+}

@@ -1,0 +1,164 @@
+//! A process's membership in a cluster, as users hold it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use wingbeat_core::error::Error;
+use wingbeat_core::{ClusterId, JobId};
+use wingbeat_net::handshake::Role;
+use wingbeat_net::mux;
+use wingbeat_net::services::HeadClient;
+
+use crate::owner::Owner;
+use crate::owner::object::Handle;
+use crate::wire::io::Io;
+use crate::wire::process::{Prepared, Process};
+
+/// A process's membership in a cluster. Cheap to clone; refs and handles carry it.
+#[derive(Clone)]
+pub struct Session {
+    process: Process,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({}, {})", self.process.wire.who.job, self.process.id())
+    }
+}
+
+static GLOBAL: RwLock<Option<Session>> = RwLock::new(None);
+
+thread_local! {
+    static ENTERED: RefCell<Vec<Session>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, its session is the one that this thread's calls use.
+pub struct Entered {
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        ENTERED.with_borrow_mut(Vec::pop);
+    }
+}
+
+impl Session {
+    /// The innermost entered session of this thread, else the one of the whole process.
+    ///
+    /// # Errors
+    /// [`Error::NoSession`].
+    pub fn current() -> Result<Session, Error> {
+        if let Some(session) = ENTERED.with_borrow(|entered| entered.last().cloned()) {
+            return Ok(session);
+        }
+        GLOBAL.read().clone().ok_or(Error::NoSession)
+    }
+
+    /// Makes this the session of this thread until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        ENTERED.with_borrow_mut(|entered| entered.push(self.clone()));
+        Entered { _not_send: std::marker::PhantomData }
+    }
+
+    /// Makes `session` the one of the whole process.
+    pub fn set_global(session: Option<Session>) {
+        let old = std::mem::replace(&mut *GLOBAL.write(), session);
+        drop(old);
+    }
+
+    pub(crate) fn from_process(process: Process) -> Session {
+        Session { process }
+    }
+
+    /// The process behind the session, for Wingbeat's own crates.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// What the process owns.
+    pub(crate) fn owner(&self) -> &Arc<Owner> {
+        &self.process.owner
+    }
+
+    /// The namespace of the actors that this job names.
+    pub fn namespace(&self) -> &str {
+        &self.process.wire.who.namespace
+    }
+
+    /// The devices that were assigned to this worker process.
+    pub fn gpu_ids(&self) -> Vec<u32> {
+        self.process.wire.assigned.gpus.read().clone()
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.process.wire.who.job
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.process.cluster()
+    }
+
+    /// Asks the head something, on the IO thread.
+    pub(crate) async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
+    where
+        Q: FnOnce(HeadClient) -> F + Send,
+        F: Future<Output = Result<T, tarpc::client::RpcError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let head = self.process.head_client().await?;
+        let asking = self.process.io().spawn(question(head));
+        let answer = asking.await.map_err(|_| self.process.owner.over_error())?;
+        mux::answered(answer, "the head").map_err(|error| self.process.ended().cloned().unwrap_or(error))
+    }
+
+    /// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read. Every other
+    /// ref, stream and call of the session, also a pending one, fails with [`Error::SessionEnded`].
+    pub async fn shutdown(&self) {
+        let process = self.process.clone();
+        let mine = GLOBAL.read().as_ref().is_some_and(|global| Arc::ptr_eq(global.owner(), &process.owner));
+        if mine {
+            Session::set_global(None);
+        }
+        if matches!(process.wire.who.role, Role::Driver(_)) && !process.is_over() {
+            self.last_output().await;
+        }
+        // Joining threads blocks; the caller's runtime must not.
+        let (done, finished) = tokio::sync::oneshot::channel();
+        let spawned = std::thread::Builder::new().name("wingbeat-shutdown".into()).spawn(move || {
+            process.shut_down("it was shut down");
+            let _ = done.send(());
+        });
+        match spawned {
+            Ok(_) => drop(finished.await),
+            Err(_) => self.process.shut_down("it was shut down"),
+        }
+    }
+
+    /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
+    async fn last_output(&self) {
+        let Ok(head) = self.process.head_client().await else { return };
+        // Output that takes longer than this is lost; leaving must not depend on it.
+        let limit = Duration::from_secs(2);
+        let _ = head.settle_output(mux::within(limit), self.job()).await;
+    }
+}
+
+impl Prepared {
+    /// Takes part from now on, as a process of `job`. The head and the node are attached afterwards.
+    pub fn start(self, io: &Arc<Io>, job: JobId, namespace: String, cluster: ClusterId) -> Session {
+        Session { process: self.start_process(io, job, namespace, cluster) }
+    }
+}
+
+impl Handle {
+    /// The session that the object belongs to; none for a call that failed before it had one.
+    pub fn session(&self) -> Option<Session> {
+        Process::of(&Owner::of(self)?).map(Session::from_process)
+    }
+}

@@ -1,0 +1,133 @@
+//! Streams: the items of a task that is still running, as its consumer sees them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Outputs;
+use wingbeat_core::{ActorId, ProcessId, TaskId};
+use wingbeat_net::messages::PeerMessage;
+
+use crate::owner::object::Handle;
+use crate::owner::streams::Cell;
+use crate::owner::submission::Cancel;
+use crate::session::get::Value;
+use crate::session::session::Session;
+use crate::session::waiting::Waiting;
+
+/// The consumer's end of a stream. Dropping it cancels the task.
+pub struct StreamHandle {
+    session: Result<Session, Option<Error>>,
+    task: TaskId,
+    producer: Option<ActorId>,
+    cell: Arc<Cell>,
+    /// An item that was taken, and whose value is not here: nobody has waited for it to the end, or it cannot be fetched now.
+    /// It is still the next.
+    next: Option<Handle>,
+}
+
+impl StreamHandle {
+    pub(crate) fn new(session: &Session, task: TaskId, producer: Option<ActorId>) -> Self {
+        let owner = session.owner();
+        let cell = owner.streams.begin(task);
+        if let Some(error) = owner.ended() {
+            owner.streams.failed(task, error.clone());
+        }
+        StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None }
+    }
+
+    /// A stream that is nothing but an error.
+    pub fn failed(error: Error) -> Self {
+        let task = TaskId { owner: ProcessId(0), seq: 0 };
+        StreamHandle { session: Err(Some(error)), task, producer: None, cell: Arc::default(), next: None }
+    }
+
+    /// The task that makes the items.
+    pub fn task(&self) -> TaskId {
+        self.task
+    }
+
+    #[allow(clippy::should_implement_trait, clippy::manual_async_fn, reason = "it is asynchronous, and must be Send")]
+    /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
+    /// cannot be fetched now: the next call tries again.
+    pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
+        async move {
+            let session = match &mut self.session {
+                Ok(session) => session.clone(),
+                Err(error) => return error.take().map(Err),
+            };
+            if self.next.is_none() {
+                let mut waiting = None;
+                let next = std::future::poll_fn(|cx| self.poll_next(&session, &mut waiting, cx)).await;
+                drop(waiting);
+                match next? {
+                    Ok(handle) => self.next = Some(handle),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            let value = session.value(self.next.as_ref()?).await;
+            if !matches!(value, Err(Error::ObjectUnavailable { .. })) {
+                self.next = None;
+            }
+            Some(value)
+        }
+    }
+
+    fn poll_next(
+        &self,
+        session: &Session,
+        waiting: &mut Option<Waiting>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Handle, Error>>> {
+        let mut state = self.cell.lock();
+        let index = state.taken;
+        if let Some(handle) = state.items.remove(&index) {
+            state.taken += 1;
+            if let Some(worker) = state.worker {
+                session.process().send_to(worker, PeerMessage::StreamTaken { task: self.task, count: state.taken });
+            }
+            return Poll::Ready(Some(Ok(handle)));
+        }
+        if state.count.is_some_and(|count| index >= count) {
+            return Poll::Ready(None);
+        }
+        if state.failed {
+            return Poll::Ready(state.error.take().map(Err));
+        }
+        let old = state.waker.replace(cx.waker().clone());
+        drop(state);
+        // Outside of the lock: it may be the last that holds this very stream.
+        drop(old);
+        if waiting.is_none() {
+            *waiting = Waiting::begin(vec![(self.task, self.producer)]);
+        }
+        match waiting.as_mut().map(|waiting| waiting.poll_interrupted(cx)) {
+            Some(Poll::Ready(error)) => Poll::Ready(Some(Err(error))),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Asks the task to stop.
+    pub fn cancel(&self, force: bool) {
+        if let Ok(session) = &self.session {
+            let outputs = Outputs::Stream { ahead: 0 };
+            session.owner().cancel(Cancel { task: self.task, outputs, force, again: false });
+        }
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        let Ok(session) = &self.session else { return };
+        session.owner().streams.forget(self.task);
+        let (over, items) = {
+            let mut state = self.cell.lock();
+            (state.failed || state.count.is_some(), std::mem::take(&mut state.items))
+        };
+        drop(items);
+        if !over && !session.process().is_shut_down() {
+            self.cancel(false);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What a worker process does with a [`Process`]: arguments in, results out.
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Arg, TaskResult, TaskSpec};
+use wingbeat_core::value::{ObjectValue, Stored};
+use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
+
+use crate::owner::object::Handle;
+use crate::owner::objects::too_many;
+use crate::session::arguments::Incoming;
+use crate::session::get::Value;
+use crate::session::outgoing::Outgoing;
+use crate::session::refs::PackError;
+use crate::session::session::Session;
+use crate::session::values::pack_output;
+use crate::wire::process::Process;
+use crate::wire::view::Bits;
+
+impl Session {
+    /// Brings the arguments of a task into reach, in order. For arguments of actors (`patient`), whose place in the
+    /// queue must be kept, it waits until what was lost is made again; a task goes back to its owner instead.
+    ///
+    /// # Errors
+    /// When one cannot be read: [`Error::ObjectLost`], [`Error::StoreFull`] and the like, or the error that the task
+    /// which makes it ended with.
+    pub async fn bring_in(&self, args: &[Arg], patient: bool) -> Result<Vec<Incoming>, Error> {
+        let process = self.process();
+        let mut incoming = Vec::with_capacity(args.len());
+        for arg in args {
+            incoming.push(match arg {
+                Arg::Value(packed) => Incoming {
+                    held: process.owner.hold_refs(packed.refs.as_deref()),
+                    bits: Bits::Inline(packed.bytes.0.clone()),
+                },
+                Arg::Stored(id, stored) => match process.fetch_argument(*id, stored).await {
+                    Ok(bits) => Incoming { held: process.owner.hold_refs(stored.refs.as_deref()), bits },
+                    Err(Error::ObjectLost { why, .. }) if patient && process.address_of(id.owner()).is_some() => {
+                        let at: Vec<_> = stored.nodes.iter().map(|holder| holder.node).collect();
+                        process.owner.copies_lost(*id, &at, &why);
+                        let handle = process.owner.borrow(*id);
+                        let value: Value = self.value(&handle).await?;
+                        Incoming { bits: value.bits().clone(), held: vec![handle] }
+                    }
+                    Err(error) => return Err(error),
+                },
+                Arg::Ref(id, owner) => {
+                    process.know(owner);
+                    let handle = process.owner.borrow(*id);
+                    let value: Value = self.value(&handle).await?;
+                    Incoming { bits: value.bits().clone(), held: vec![handle] }
+                }
+            });
+        }
+        Ok(incoming)
+    }
+
+    /// Whether [`Session::bring_in`] needs nobody else: then it is done in one poll.
+    pub fn is_at_hand(args: &[Arg]) -> bool {
+        args.iter().all(|arg| matches!(arg, Arg::Value(_)))
+    }
+
+    /// Encodes an output of a task. The handles are of the refs inside; they must live until the owner says
+    /// that it received the result. What an earlier attempt left in the store is kept, unless this `replaces` it.
+    ///
+    /// # Errors
+    /// [`Error::Encode`], or what the store answers.
+    pub fn pack_output(
+        &self,
+        id: ObjectId,
+        value: &dyn Outgoing,
+        replaces: bool,
+        what: &str,
+    ) -> Result<(ObjectValue, Vec<Handle>), Error> {
+        let packed = pack_output(self.process(), id, value, replaces).map_err(|error| match error {
+            PackError::Codec(error) => Error::Encode { what: format!("the result of {what}"), why: error.0 },
+            PackError::Other(error) => error.about(|| format!("the result of {what}")),
+        })?;
+        match too_many(&packed.0, || format!("the result of {what}")) {
+            Some(error) => {
+                if let ObjectValue::Stored(stored) = &packed.0
+                    && replaces
+                {
+                    self.owner().delete_stored(id, stored);
+                }
+                Err(error)
+            }
+            None => Ok(packed),
+        }
+    }
+}
+
+/// The objects that an argument refers to, itself included.
+fn refs_of(arg: &Arg) -> impl Iterator<Item = &ObjectId> {
+    let (itself, refs) = match arg {
+        Arg::Value(packed) => (None, packed.refs.as_deref()),
+        Arg::Stored(id, stored) => (Some(id), stored.refs.as_deref()),
+        Arg::Ref(id, _) => (Some(id), None),
+    };
+    itself.into_iter().chain(refs.into_iter().flat_map(|refs| &refs.ids))
+}
+
+impl Process {
+    async fn fetch_argument(&self, id: ObjectId, stored: &Stored) -> Result<Bits, Error> {
+        for owner in stored.refs.iter().flat_map(|refs| &refs.owners) {
+            self.know(owner);
+        }
+        self.fetch(id, stored.clone()).await
+    }
+
+    /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
+    /// owner holds them until then.
+    pub fn send_result(&self, args: &[Arg], result: TaskResult) {
+        let owner = result.id.owner;
+        let message = PeerMessage::Results(vec![result]);
+        if args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
+            self.send_to(owner, message);
+            return;
+        }
+        self.owner.confirm(owner, args.iter().flat_map(refs_of), message);
+    }
+
+    /// Why a result cannot be sent, if it cannot.
+    pub fn too_large(result: &TaskResult) -> Option<Error> {
+        let weight = result.weight();
+        (weight > MESSAGE_LIMIT).then(|| Error::InvalidArgument {
+            what: format!(
+                "the result of {} needs {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; return fewer outputs or refs at a time",
+                result.id
+            ),
+        })
+    }
+
+    /// Deletes the outputs of a task that fails after it has stored them. A task that makes lost outputs again may have
+    /// found them, and its owner has them then.
+    pub fn discard(&self, spec: &TaskSpec, outputs: &[ObjectValue]) {
+        for (index, value) in (0..).zip(outputs) {
+            if let ObjectValue::Stored(stored) = value
+                && !spec.remakes
+            {
+                self.owner.delete_stored(spec.id.output(index), stored);
+            }
+        }
+    }
+
+    /// Whether a message could be sent to a process now.
+    pub fn can_reach(&self, process: ProcessId) -> bool {
+        self.wire.peers.can_reach(process)
+    }
+
+    /// Waits until every result so far, and whatever else was queued for other processes, was taken in.
+    pub async fn results_taken_in(&self) {
+        self.owner.registrations.settled().await;
+        self.wire.peers.flushed().await;
+    }
+
+    /// Sends an item of a stream to its consumer.
+    pub fn send_item(&self, task: TaskId, index: u32, value: ObjectValue) {
+        self.send_to(task.owner, PeerMessage::StreamItem { task, index, value });
+    }
+
+    /// Gives unstarted tasks back to their owner.
+    pub fn give_back(&self, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>, waiting: bool) {
+        self.send_to(owner, PeerMessage::GaveBack { lease, tasks, waiting });
+    }
+
+    /// Tells the owner of a lease that this process takes tasks again.
+    pub fn say_ready(&self, owner: ProcessId, lease: LeaseId) {
+        self.send_to(owner, PeerMessage::Ready(lease));
+    }
+
+    /// Tells the daemon.
+    pub fn tell_node(&self, message: NodeMessage) {
+        if let Some(storage) = self.storage() {
+            storage.send(message);
+        }
+    }
+
+    /// The objects that this process owns or has borrowed.
+    pub fn live_objects(&self) -> usize {
+        self.owner.objects.len()
+    }
+
+    /// Asks for a task or call to be cancelled with everything that it submitted here.
+    pub fn cancel_children(&self, parent: TaskId) {
+        self.owner.cancel_children(parent);
+    }
+}

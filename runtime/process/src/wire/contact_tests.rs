@@ -1,0 +1,150 @@
+//! Two processes whose connections break.
+
+use std::time::Duration;
+
+use wingbeat_core::ClusterId;
+use wingbeat_core::error::Error;
+use wingbeat_net::handshake::Token;
+
+use crate::owner::object::Handle;
+use crate::session::session::Session;
+use crate::wire::process::tests::start_in;
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// An owner, and a process that knows where it is.
+fn two() -> (Session, Session) {
+    let (token, cluster) = (Token::random(), ClusterId::random());
+    let (owner, borrower) = (start_in(token.clone(), cluster), start_in(token, cluster));
+    borrower.process().know(owner.process().address());
+    (owner, borrower)
+}
+
+fn value(session: &Session, borrowed: &Handle) -> Result<(), Error> {
+    let waiting = session.value(borrowed);
+    let waited = session.process().io().spawn(async move { tokio::time::timeout(LIMIT, waiting).await });
+    session.block_on(waited).unwrap().expect("it waits for ever").map(drop)
+}
+
+fn end(sessions: [&Session; 2]) {
+    for session in sessions {
+        session.process().shut_down("the test is over");
+    }
+}
+
+#[test]
+fn connections_that_break_again_and_again_lose_nothing_and_free_nothing_too_early() {
+    let (owner, borrower) = two();
+    for round in 0..100 {
+        let own: Vec<Handle> = (0..50).map(|number| owner.put(&(round * 50 + number)).unwrap()).collect();
+        let ids: Vec<_> = own.iter().map(Handle::id).collect();
+        let borrowed = borrower.owner().borrow_all(&ids);
+        for (at, handle) in borrowed.iter().enumerate() {
+            match at % 10 {
+                0 => owner.process().wire.peers.close(),
+                5 => borrower.process().wire.peers.close(),
+                _ => {}
+            }
+            value(&borrower, handle).unwrap();
+        }
+        // From now on they live because they are borrowed.
+        drop(own);
+    }
+    while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
+        std::thread::yield_now();
+    }
+    end([&owner, &borrower]);
+}
+
+fn a_loss_that_one_side_notices(is_taken_for_gone: bool) {
+    let (owner, borrower) = two();
+    let first = owner.put(&1).unwrap();
+    let borrowed = borrower.owner().borrow(first.id());
+    value(&borrower, &borrowed).unwrap();
+    let never = owner.owner().new_object(owner.owner().next_task().output(0), None);
+    let awaited = borrower.owner().borrow(never.id());
+    let waiting = std::thread::spawn({
+        let (borrower, awaited) = (borrower.clone(), awaited.clone());
+        move || value(&borrower, &awaited)
+    });
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    if is_taken_for_gone {
+        process.wire.peers.certainly_gone(peer);
+    }
+    process.contact_lost(peer, 0);
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::ContactLost { .. }), "{error}");
+    // More than a link has on its way at a time.
+    for number in 0..200 {
+        let own = owner.put(&number).unwrap();
+        value(&borrower, &borrower.owner().borrow(own.id())).unwrap();
+    }
+    drop((first, borrowed, awaited, never));
+    for session in [&owner, &borrower] {
+        let process = session.process().clone();
+        let flushed = process.io().clone().spawn(async move {
+            tokio::time::timeout(LIMIT, process.wire.peers.flushed()).await.expect("what was said is not answered");
+        });
+        session.block_on(flushed).unwrap();
+    }
+    while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
+        std::thread::yield_now();
+    }
+    end([&owner, &borrower]);
+}
+
+#[test]
+fn who_hears_of_a_loss_is_in_the_contact_after_it_and_notices_the_end_of_the_other() {
+    let (owner, borrower) = two();
+    let owned = owner.put(&1).unwrap();
+    let borrowed = borrower.owner().borrow(owned.id());
+    value(&borrower, &borrowed).unwrap();
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    borrower.process().contact_lost(process.id(), 0);
+    // It looks for who broke the connection, and hears so.
+    let is_next =
+        || process.wire.peers.contacts.get(&peer).is_some_and(|contact| contact.number == 1 && contact.link.is_some());
+    let begun = std::time::Instant::now();
+    while !is_next() {
+        assert!(begun.elapsed() < LIMIT, "it is in no contact");
+        std::thread::yield_now();
+    }
+    drop(borrowed);
+    borrower.process().shut_down("the test is over");
+    while process.wire.peers.has_contact(peer) {
+        assert!(begun.elapsed() < LIMIT, "it does not notice that the other has ended");
+        std::thread::yield_now();
+    }
+    end([&owner, &borrower]);
+}
+
+#[test]
+fn an_address_that_cannot_be_dialled_is_no_loss_for_one_that_dials_itself() {
+    let (owner, borrower) = two();
+    let mut nowhere = borrower.process().address().clone();
+    nowhere.unix = "wingbeat-nobody-listens-here".into();
+    let (process, peer) = (owner.process().clone(), borrower.process().id());
+    process.know(&nowhere);
+    // It is said to nobody, and that is noticed.
+    process.send_to(peer, wingbeat_net::messages::PeerMessage::Borrow(Vec::new()));
+    while !process.wire.peers.is_gone(peer) {
+        std::thread::yield_now();
+    }
+    let owned = owner.put(&1).unwrap();
+    let borrowed = borrower.owner().borrow(owned.id());
+    value(&borrower, &borrowed).unwrap();
+    assert_eq!(borrower.process().wire.peers.link_or_new(owner.process().id()).1, 0, "its first words were lost");
+    drop((owned, borrowed));
+    end([&owner, &borrower]);
+}
+
+#[test]
+fn who_has_not_noticed_that_a_contact_was_lost_learns_of_it_and_the_next_one_works() {
+    a_loss_that_one_side_notices(false);
+}
+
+#[test]
+fn who_was_taken_for_gone_learns_of_it_and_the_next_contact_works() {
+    a_loss_that_one_side_notices(true);
+}

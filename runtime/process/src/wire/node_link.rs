@@ -1,0 +1,101 @@
+//! The connection to this process's node.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tokio::sync::watch;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::value::{StoreNode, Stored};
+use wingbeat_core::{NodeId, ObjectId, ProcessId};
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::{Fetch, Located, NodeMessage};
+use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::services::{NodeClient, NodeRequest};
+use wingbeat_store::Mapping;
+
+/// The connection to the daemon of this process's node, and its mapped memory.
+#[derive(Clone)]
+pub struct NodeLink {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node: NodeId,
+    daemon: Address,
+    client: NodeClient,
+    link: Link<NodeMessage>,
+    mapping: Arc<Mapping>,
+    connection: Connection,
+}
+
+/// The node of this process. A driver moves to another one when the first dies.
+#[derive(Default)]
+pub(crate) struct HomeNode {
+    pub link: watch::Sender<Option<NodeLink>>,
+    /// Somebody attaches another node when this one dies.
+    pub moves: AtomicBool,
+}
+
+impl NodeLink {
+    /// Starts the queue of one-way messages on the current (IO) runtime.
+    pub fn start(
+        node: NodeId,
+        daemon: Address,
+        client: NodeClient,
+        mapping: Arc<Mapping>,
+        connection: Connection,
+    ) -> Self {
+        let link = Link::new();
+        let (sending, over) = (link.clone(), connection.clone());
+        tokio::spawn(async move { sending.run(&over, |messages| NodeRequest::Deliver { messages }).await });
+        NodeLink { shared: Arc::new(Shared { node, daemon, client, link, mapping, connection }) }
+    }
+
+    /// The node.
+    pub fn node(&self) -> NodeId {
+        self.shared.node
+    }
+
+    pub(crate) fn daemon(&self) -> ProcessId {
+        self.shared.daemon.process
+    }
+
+    /// Queues a message to the daemon.
+    pub fn send(&self, message: NodeMessage) {
+        self.shared.link.send(message);
+    }
+
+    pub(crate) fn unpin(&self, object: ObjectId) {
+        self.send(NodeMessage::Unpin(vec![object]));
+    }
+
+    /// The connection to the daemon.
+    pub fn connection(&self) -> &Connection {
+        &self.shared.connection
+    }
+
+    pub(super) fn here(&self) -> StoreNode {
+        StoreNode { node: self.shared.node, address: self.shared.daemon.clone() }
+    }
+
+    /// The node's shared memory.
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.shared.mapping
+    }
+
+    /// None if it is there already.
+    pub(super) async fn create(&self, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
+        let answer = self.shared.client.create(mux::no_deadline(), object, size, replaces).await;
+        mux::answered(answer, "the node's store")?
+    }
+
+    pub(super) async fn seal(&self, object: ObjectId) -> Result<(), Error> {
+        mux::answered(self.shared.client.seal(mux::no_deadline(), object).await, "the node's store")?
+    }
+
+    pub(super) async fn fetch(&self, object: ObjectId, stored: Stored) -> Result<(Located, bool), Error> {
+        let answer = self.shared.client.fetch(mux::no_deadline(), Fetch { object, stored }).await;
+        mux::answered(answer, "the node's store")?
+    }
+}

@@ -1,0 +1,111 @@
+//! How a process does what its owner has decided: over its connections.
+
+use std::sync::Arc;
+
+use wingbeat_core::spec::Address;
+use wingbeat_core::value::StoreNode;
+use wingbeat_core::{ObjectId, ProcessId};
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
+
+use crate::owner::{Outside, Owner};
+use crate::wire::process::{Process, Wire};
+
+impl Outside for Wire {
+    fn now_ms(&self) -> u64 {
+        self.io.now_ms()
+    }
+
+    fn learn(&self, address: &Address) {
+        self.peers.learn(address);
+    }
+
+    fn address_of(&self, process: ProcessId) -> Option<Address> {
+        match process == self.who.address.process {
+            true => Some(self.who.address.clone()),
+            false => self.peers.address(process),
+        }
+    }
+
+    fn is_gone(&self, process: ProcessId) -> bool {
+        self.peers.is_gone(process)
+    }
+
+    fn is_in_contact(&self, process: ProcessId) -> bool {
+        self.peers.is_in_contact(process)
+    }
+
+    fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool {
+        let Err(message) = self.peers.say(to.process, message) else { return true };
+        let Some(process) = Process::of(owner) else { return false };
+        let peer = to.process;
+        if self.peers.is_gone(peer) {
+            if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
+                // Somebody waits for their results.
+                process.io().clone().spawn(async move { process.owner.connection_lost(peer) });
+            }
+            return false;
+        }
+        self.peers.learn(to);
+        let (link, contact, is_new) = self.peers.link_or_new(peer);
+        link.send(message);
+        if is_new {
+            process.io().clone().spawn(async move { process.dial_peer(peer, contact).await });
+        }
+        true
+    }
+
+    fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, in_a_hurry: bool) -> bool {
+        if in_a_hurry && let Some(link) = self.peers.link(to) {
+            link.send_in_a_hurry(message);
+            return true;
+        }
+        let Err(message) = self.peers.say(to, message) else { return true };
+        self.peers.address(to).is_some_and(|address| self.send(owner, &address, message))
+    }
+
+    fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
+        let (Some(link), Some(process)) = (self.peers.link(by), Process::of(owner)) else { return false };
+        process.io().clone().spawn(process.see_registered(by, link, number));
+        true
+    }
+
+    fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage) {
+        let Some(head) = self.head.get() else { return };
+        if head.say(message)
+            && let Some(process) = Process::of(owner)
+        {
+            process.reach_head(head);
+        }
+    }
+
+    fn delete_at(&self, owner: &Arc<Owner>, at: &StoreNode, object: ObjectId) {
+        if let Some(process) = Process::of(owner) {
+            process.delete_at(at, object);
+        }
+    }
+
+    fn has_ebbed(&self, owner: &Arc<Owner>) {
+        if let Some(process) = Process::of(owner) {
+            process.give_memory_back();
+        }
+    }
+}
+
+impl Process {
+    /// Queues a message to a process by id. False when nobody knows where it is, or it is gone.
+    pub(crate) fn send_to(&self, to: ProcessId, message: PeerMessage) -> bool {
+        self.wire.send_to(&self.owner, to, message, false)
+    }
+
+    /// Waits until an owner has taken in the registrations that were sent to it. If contact is lost first, whoever sees to
+    /// that sees to the rest.
+    async fn see_registered(self, with: ProcessId, link: Link<PeerMessage>, mut number: Registration) {
+        while link.flushed().await {
+            match self.owner.registered(with, number, || !link.is_broken()) {
+                Some(next) => number = next,
+                None => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What is known of other processes: where they are, and the contact with each.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use dashmap::DashMap;
+use parking_lot::RwLock;
+use tokio::sync::Semaphore;
+use wingbeat_core::ProcessId;
+use wingbeat_core::spec::Address;
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::mux::Connection;
+
+/// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
+/// still names it makes this process dial it, and find it gone again.
+const GONE: usize = 4_096;
+
+/// Everybody this process talks to, the head excepted.
+#[derive(Default)]
+pub(crate) struct Peers {
+    addresses: DashMap<ProcessId, Address>,
+    pub(crate) contacts: DashMap<ProcessId, Contact>,
+    /// Processes of which it is certain that they are gone.
+    pub(crate) gone: RwLock<Gone>,
+    pub(crate) looks: Looks,
+}
+
+/// Looks for processes, so many at a time: each is a connection, and a node can be lost with thousands.
+pub(crate) struct Looks {
+    /// For those on other machines with whom there is contact.
+    pub away: Semaphore,
+    /// For those with whom contact was lost, so that nothing is kept of the dead. The others do not wait for these.
+    pub lost: Semaphore,
+}
+
+const LOOKS: usize = 64;
+
+impl Default for Looks {
+    fn default() -> Looks {
+        Looks { away: Semaphore::new(LOOKS), lost: Semaphore::new(LOOKS) }
+    }
+}
+
+/// Ids are never used again, so that who is gone stays gone.
+#[derive(Default)]
+pub(crate) struct Gone {
+    /// Each with how often contact with it was lost.
+    known: HashMap<ProcessId, u64>,
+    /// The longest gone first.
+    order: VecDeque<ProcessId>,
+}
+
+impl Gone {
+    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) {
+        if let Some(known) = self.known.get_mut(&process) {
+            *known = losses.max(*known);
+            return;
+        }
+        self.known.insert(process, losses);
+        self.order.push_back(process);
+        if self.order.len() > GONE
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, process: ProcessId) -> Option<u64> {
+        let losses = self.known.remove(&process)?;
+        self.order.retain(|other| *other != process);
+        Some(losses)
+    }
+}
+
+impl Peers {
+    /// Remembers where a process is.
+    pub(crate) fn learn(&self, address: &Address) {
+        if !self.addresses.contains_key(&address.process) && !self.is_gone(address.process) {
+            self.addresses.insert(address.process, address.clone());
+        }
+    }
+
+    pub(crate) fn address(&self, process: ProcessId) -> Option<Address> {
+        self.addresses.get(&process).map(|address| address.clone())
+    }
+
+    /// Numbers of addresses that are known, and of processes that are known to be gone.
+    #[cfg(test)]
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.addresses.len(), self.gone.read().known.len())
+    }
+
+    /// Whether anything is kept of connections with a process.
+    #[cfg(test)]
+    pub(crate) fn has_contact(&self, process: ProcessId) -> bool {
+        self.contacts.contains_key(&process)
+    }
+
+    pub(crate) fn is_gone(&self, process: ProcessId) -> bool {
+        self.gone.read().known.contains_key(&process)
+    }
+
+    /// Whether there is a contact with a process, or there can be one.
+    pub(crate) fn can_reach(&self, process: ProcessId) -> bool {
+        self.is_in_contact(process) || (self.addresses.contains_key(&process) && !self.is_gone(process))
+    }
+
+    /// Remembers that a process is certainly gone.
+    pub(crate) fn certainly_gone(&self, process: ProcessId) {
+        self.gone.write().insert(process, 0);
+        self.addresses.remove(&process);
+    }
+
+    /// Waits until everything that was said was taken in, or its receiver is gone.
+    pub(crate) async fn flushed(&self) {
+        let links: Vec<Link<PeerMessage>> = self.contacts.iter().filter_map(|contact| contact.link.clone()).collect();
+        for link in links {
+            link.flushed().await;
+        }
+    }
+
+    /// Waits until everything that was queued for one process was taken in. False when contact with it was lost first.
+    pub(crate) async fn flushed_to(&self, process: ProcessId) -> bool {
+        match self.link(process) {
+            Some(link) => link.flushed().await,
+            None => false,
+        }
+    }
+}
+
+/// What this process knows of its contact with another. Entries stay while the other may live.
+#[derive(Default)]
+pub(crate) struct Contact {
+    /// How often contact was lost before, as far as either side has said.
+    pub number: u64,
+    /// What is said in it; none before anything was, and after a loss.
+    pub link: Option<Link<PeerMessage>>,
+    /// The number of the next batch of the other side.
+    pub heard: u64,
+    /// Those that live: two if both sides dialled at once, and none while the other side is looked for.
+    pub connections: Vec<Connection>,
+    /// Whether the other side has dialled, in this contact or an earlier one. It may be one that nobody else can dial.
+    pub has_come: bool,
+    /// Whether there was a connection. Before that nothing can have been heard, and the end of a contact is no loss.
+    pub was_connected: bool,
+    /// Somebody looks for the other side.
+    pub is_looked_for: bool,
+    /// Connections in a row over which nothing was heard. The next is not dialled at once.
+    pub flaps: u32,
+    /// Since when connections have ended without any answer to what was sent: the next may end as they did.
+    pub fruitless_since: Option<Instant>,
+}
+
+impl Contact {
+    /// After so many losses.
+    pub(super) fn after(number: u64) -> Contact {
+        Contact { number, ..Contact::default() }
+    }
+}
+
+impl Peers {
+    /// Says something to a process with which there is contact, or gives the message back.
+    pub(crate) fn say(&self, process: ProcessId, message: PeerMessage) -> Result<(), PeerMessage> {
+        match self.contacts.get(&process).as_ref().and_then(|contact| contact.link.as_ref()) {
+            Some(link) => {
+                link.send(message);
+                Ok(())
+            }
+            None => Err(message),
+        }
+    }
+
+    /// What is said to a process with which there is contact.
+    pub(crate) fn link(&self, process: ProcessId) -> Option<Link<PeerMessage>> {
+        self.contacts.get(&process)?.link.clone()
+    }
+
+    pub(crate) fn is_in_contact(&self, process: ProcessId) -> bool {
+        self.contacts.get(&process).is_some_and(|contact| contact.link.is_some())
+    }
+
+    /// The same, in a new contact if there is none: with its number, and whether it is new.
+    pub(crate) fn link_or_new(&self, process: ProcessId) -> (Link<PeerMessage>, u64, bool) {
+        let mut contact = self.contacts.entry(process).or_default();
+        let is_new = contact.link.is_none();
+        let link = contact.link.get_or_insert_with(Link::new).clone();
+        (link, contact.number, is_new)
+    }
+
+    pub(crate) fn close(&self) {
+        for contact in &self.contacts {
+            for connection in &contact.connections {
+                connection.close();
+            }
+        }
+    }
+
+    /// Keeps nothing of a contact with a process that is gone but its number, for a while: it might come back after all. One
+    /// that somebody is dialling is not over: its loss must be told.
+    pub(super) fn forget_contact(&self, process: ProcessId) {
+        let is_over = |_: &ProcessId, contact: &Contact| contact.link.is_none() && contact.connections.is_empty();
+        if let Some((_, contact)) = self.contacts.remove_if(&process, is_over) {
+            self.gone.write().insert(process, contact.number);
+        }
+    }
+
+    pub(super) fn comes_by_itself(&self, process: ProcessId) {
+        self.contacts.entry(process).or_default().has_come = true;
+    }
+
+    pub(super) fn has_come(&self, process: ProcessId) -> bool {
+        self.contacts.get(&process).is_some_and(|contact| contact.has_come)
+    }
+
+    pub(super) fn is_connected(&self, process: ProcessId) -> bool {
+        self.contacts.get(&process).is_some_and(|contact| !contact.connections.is_empty())
+    }
+
+    /// Enters a connection of the contact of this number; false if that is over.
+    pub(super) fn connected(&self, process: ProcessId, number: u64, connection: &Connection) -> bool {
+        let Some(mut contact) = self.contacts.get_mut(&process).filter(|contact| contact.number == number) else {
+            return false;
+        };
+        contact.connections.push(connection.clone());
+        contact.was_connected = true;
+        true
+    }
+
+    /// Somebody begins to look for the process of this contact, or ends that; false if somebody does already, or it is over.
+    pub(super) fn looks_for(&self, process: ProcessId, number: u64, begins: bool) -> bool {
+        let contact = self.contacts.get_mut(&process).filter(|contact| contact.number == number);
+        contact.is_some_and(|mut contact| std::mem::replace(&mut contact.is_looked_for, begins) != begins)
+    }
+
+    /// What is said over a connection, and in which contact; none if it belongs to none any more.
+    pub(super) fn carried_by(&self, process: ProcessId, connection: &Connection) -> Option<(Link<PeerMessage>, u64)> {
+        let mut contact = self.contacts.get_mut(&process)?;
+        contact.connections.iter().any(|other| other.is(connection)).then(|| {
+            let link = contact.link.get_or_insert_with(Link::new).clone();
+            (link, contact.number)
+        })
+    }
+
+    /// A connection has ended. Answers with the contact that has none any more, if it is not over.
+    pub(super) fn disconnected(&self, process: ProcessId, connection: &Connection, life: Life) -> Option<u64> {
+        let mut contact = self.contacts.get_mut(&process)?;
+        let at = contact.connections.iter().position(|other| other.is(connection))?;
+        contact.connections.swap_remove(at);
+        contact.flaps = if life.was_silent { contact.flaps.saturating_add(1) } else { 0 };
+        let since = contact.fruitless_since.unwrap_or_else(Instant::now);
+        contact.fruitless_since = life.was_fruitless.then_some(since);
+        contact.connections.is_empty().then_some(contact.number)
+    }
+
+    /// Whether a process must be looked for: its contact goes on, and has no connection.
+    pub(super) fn is_away(&self, process: ProcessId, number: u64) -> bool {
+        let contact = self.contacts.get(&process);
+        contact.is_some_and(|contact| contact.number == number && contact.connections.is_empty())
+    }
+
+    /// How many messages were answered in this contact, and how many batches heard.
+    pub(super) fn progress(&self, process: ProcessId) -> (u64, u64) {
+        let contact = self.contacts.get(&process);
+        contact.map_or((0, 0), |contact| (contact.link.as_ref().map_or(0, Link::taken_in), contact.heard))
+    }
+
+    /// How many connections have ended in silence, and since when without fruit.
+    pub(super) fn flaps(&self, process: ProcessId) -> (u32, Option<Instant>) {
+        self.contacts.get(&process).map(|contact| (contact.flaps, contact.fruitless_since)).unwrap_or_default()
+    }
+}
+
+impl Peers {
+    pub(super) fn hear(&self, peer: ProcessId, number: u64, batch: u64) -> Heard {
+        // Nothing is kept of one that is gone: this came over a connection that ended with the contact.
+        let Some(mut contact) = self.contacts.get_mut(&peer) else { return Heard::Stale };
+        if number > contact.number {
+            return Heard::Lost(contact.number);
+        }
+        if number < contact.number {
+            // It does not know yet that this contact is over.
+            if let Some(link) = &contact.link {
+                link.send(PeerMessage::Borrow(Vec::new()));
+            }
+            return Heard::Stale;
+        }
+        contact.fruitless_since = None;
+        if batch < contact.heard {
+            return Heard::Again;
+        }
+        contact.heard = batch + 1;
+        // It may have come over a connection that ended with the contact before.
+        contact.was_connected = true;
+        Heard::TakeIn
+    }
+}
+
+/// How a connection ended.
+pub(super) struct Life {
+    /// Nothing was answered, or said by the other side.
+    pub was_silent: bool,
+    /// Something was sent over it, and nothing was answered.
+    pub was_fruitless: bool,
+}
+
+/// What is to be done with a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    TakeIn,
+    /// It was taken in before.
+    Again,
+    /// It is of a contact that is over, which the other side does not know yet. It is not answered: it is not taken in.
+    Stale,
+    /// The other side has lost this contact.
+    Lost(u64),
+}

@@ -1,0 +1,455 @@
+//! A process that takes part in a cluster: what it is, what it holds, and how it ends.
+//!
+//! A [`Process`] owns one IO thread (a private tokio runtime), on which every connection, timer and queue
+//! lives. User code never runs there, and what it calls from its own threads only encodes, queues and waits.
+//!
+//! It ends by [`Session::shutdown`], by the loss of the head (a driver), or with its daemon (a worker process).
+//! Then everything that is pending fails with the reason, connections close after what was queued is
+//! written, and the IO thread is joined.
+
+use std::any::Any;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use futures::FutureExt;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::mpsc::UnboundedReceiver;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::{ClusterId, JobId, PlacementGroupId, ProcessId, TaskId};
+use wingbeat_net::address::Listener;
+use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
+use wingbeat_net::messages::{HeadEvent, LogLine};
+
+use crate::owner::Owner;
+use crate::owner::table::Released;
+use crate::wire::executor::{Executor, Interrupt};
+use crate::wire::head_link::HeadLink;
+use crate::wire::io::Io;
+use crate::wire::node_link::HomeNode;
+use crate::wire::peers::Peers;
+use crate::wire::to_delete::Deletions;
+use crate::wire::watched::{Watched, ready_value};
+
+/// How long freed memory is kept, since it may be needed again at once.
+const EBB_KEEP: Duration = Duration::from_secs(1);
+
+/// What a process must know to take part.
+pub struct Config {
+    /// Its id.
+    pub id: ProcessId,
+    /// The token of the cluster.
+    pub token: Token,
+    /// What it is.
+    pub role: Role,
+    /// Where to listen for other machines, if at all.
+    pub listen: Option<SocketAddr>,
+}
+
+/// Who a process is. Nothing of it changes.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub job: JobId,
+    pub namespace: String,
+    pub token: Token,
+    pub role: Role,
+    pub address: Address,
+    pub cluster: ClusterId,
+}
+
+/// How a process ends.
+pub(crate) struct Life {
+    shut_down: AtomicBool,
+    over: tokio::sync::watch::Sender<bool>,
+    /// What must outlive the session, such as an embedded head and node.
+    keep: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+/// What a worker process was assigned with its lease.
+#[derive(Default)]
+pub(crate) struct Assigned {
+    /// Devices that user code may use.
+    pub gpus: RwLock<Vec<u32>>,
+    /// The placement group in which what is submitted here runs, unless told otherwise.
+    pub captures: RwLock<Option<PlacementGroupId>>,
+}
+
+/// A function that shows what user code has printed.
+type LogSink = Box<dyn Fn(Vec<LogLine>) + Send + Sync>;
+
+/// The connections of a process, and what runs beside them. All of it lives until the process is shut down.
+pub(crate) struct Wire {
+    pub who: Identity,
+    /// The thread on which all connections live.
+    pub(super) io: Arc<Io>,
+    /// Other processes, while they may live.
+    pub peers: Peers,
+    /// What nodes are yet to delete, while they live.
+    pub(super) deletions: Deletions,
+    /// Set once, when the head is known.
+    pub(super) head: OnceLock<HeadLink>,
+    /// The node whose store this process uses, if it has joined one.
+    pub(super) home: HomeNode,
+    /// Set once, in a worker process.
+    executor: OnceLock<Arc<dyn Executor>>,
+    /// What waits, by task, so that the head's word of a deadlock finds it; until it goes on.
+    pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
+    /// Placement groups that somebody here waits for, until they are gone.
+    pub groups: Watched,
+    pub assigned: Assigned,
+    /// Set once, in a driver.
+    log_sink: OnceLock<LogSink>,
+    life: Life,
+}
+
+/// One participating process: what it owns, and its connections. Cheap to clone. Users hold it as a session.
+#[derive(Clone)]
+pub struct Process {
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) wire: Arc<Wire>,
+}
+
+/// A process that listens already and has not joined yet: whoever it asks to join learns where it listens, and
+/// connections that come early wait in the kernel's queue.
+pub struct Prepared {
+    config: Config,
+    listener: Listener,
+}
+
+impl Prepared {
+    /// Starts listening. Must be called on the IO runtime.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub async fn bind(config: Config) -> Result<Prepared, Error> {
+        let listener = Listener::bind(config.id, config.listen).await?;
+        Ok(Prepared { config, listener })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        self.listener.address()
+    }
+
+    /// How it introduces itself before it knows its cluster.
+    pub fn hello(&self, purpose: Purpose) -> Hello {
+        Hello {
+            address: self.address().clone(),
+            role: self.config.role,
+            purpose,
+            cluster: None,
+            version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
+            to: None,
+        }
+    }
+
+    /// Takes part from now on, as a process of `job`. The head and the node are attached afterwards.
+    pub(crate) fn start_process(self, io: &Arc<Io>, job: JobId, namespace: String, cluster: ClusterId) -> Process {
+        let Prepared { config, listener } = self;
+        let address = listener.address().clone();
+        let wire = Arc::new(Wire {
+            who: Identity { job, namespace, token: config.token, role: config.role, address, cluster },
+            io: io.clone(),
+            peers: Peers::default(),
+            deletions: Deletions::default(),
+            head: OnceLock::new(),
+            home: HomeNode::default(),
+            executor: OnceLock::new(),
+            waits: DashMap::new(),
+            groups: Watched::default(),
+            assigned: Assigned::default(),
+            log_sink: OnceLock::new(),
+            life: Life {
+                shut_down: AtomicBool::new(false),
+                over: tokio::sync::watch::Sender::new(false),
+                keep: Mutex::default(),
+            },
+        });
+        let (owner, to_release) = Owner::new(config.id, cluster, wire.clone());
+        let process = Process { owner, wire };
+        process.know(process.address());
+        process.vital("its releases", process.clone().release_loop(to_release));
+        process.vital("its submissions", process.clone().submission_loop());
+        process.accept_peers(listener);
+        process
+    }
+}
+
+impl Process {
+    /// The process of an owner; none if that is part of no process.
+    pub(crate) fn of(owner: &Arc<Owner>) -> Option<Process> {
+        let outside: Arc<dyn Any + Send + Sync> = owner.outside.clone();
+        let wire = outside.downcast().ok()?;
+        Some(Process { owner: owner.clone(), wire })
+    }
+
+    /// The cluster is known by the time that anybody asks.
+    fn accept_peers(&self, listener: Listener) {
+        let accepting = self.clone();
+        self.io().spawn(async move {
+            let mut over = accepting.wire.life.over.subscribe();
+            let Identity { address, token, cluster, .. } = accepting.wire.who.clone();
+            let welcome = Welcome { address, cluster };
+            let served = accepting.clone();
+            let serving = listener.serve(token, welcome, move |stream, hello| {
+                let process = served.clone();
+                process.io().clone().spawn(async move {
+                    match hello.role {
+                        Role::Driver(_) | Role::Worker => process.accept_peer(stream, &hello).await,
+                        Role::Node(_) | Role::Head | Role::Tool => {
+                            process.serve_asker(stream, hello.address.process).await;
+                        }
+                    }
+                });
+            });
+            tokio::select! {
+                () = serving => {}
+                _ = over.wait_for(|over| *over) => {}
+            }
+        });
+    }
+
+    /// Says where the head is.
+    pub fn set_head(&self, head: HeadLink) {
+        let _ = self.wire.head.set(head);
+    }
+
+    /// Remembers where a process is.
+    pub fn know(&self, address: &Address) {
+        self.wire.peers.learn(address);
+    }
+
+    /// Makes this a worker process.
+    pub fn set_executor(&self, executor: Arc<dyn Executor>) {
+        let _ = self.wire.executor.set(executor);
+    }
+
+    /// Says where output of user code goes (drivers).
+    pub fn set_log_sink(&self, sink: Box<dyn Fn(Vec<LogLine>) + Send + Sync>) {
+        let _ = self.wire.log_sink.set(sink);
+    }
+
+    /// Says which devices user code may use.
+    pub fn set_gpus(&self, gpus: Vec<u32>) {
+        *self.wire.assigned.gpus.write() = gpus;
+    }
+
+    /// Says in which placement group what is submitted here runs, unless told otherwise.
+    pub fn set_captures(&self, group: Option<PlacementGroupId>) {
+        *self.wire.assigned.captures.write() = group;
+    }
+
+    /// Keeps something alive until the session has ended.
+    pub fn keep(&self, what: Box<dyn std::any::Any + Send>) {
+        self.wire.life.keep.lock().push(what);
+    }
+
+    pub(crate) fn log(&self, lines: Vec<LogLine>) {
+        if let Some(sink) = self.wire.log_sink.get() {
+            sink(lines);
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ProcessId {
+        self.owner.id
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.wire.who.address
+    }
+
+    pub(crate) fn address_of(&self, process: ProcessId) -> Option<Address> {
+        if process == self.owner.id { Some(self.address().clone()) } else { self.wire.peers.address(process) }
+    }
+
+    pub(crate) fn cluster(&self) -> ClusterId {
+        self.wire.who.cluster
+    }
+
+    pub(crate) fn executor(&self) -> Option<&Arc<dyn Executor>> {
+        self.wire.executor.get()
+    }
+
+    /// The private runtime.
+    pub fn io(&self) -> &tokio::runtime::Handle {
+        self.wire.io.handle()
+    }
+
+    /// How it introduces itself.
+    pub fn hello(&self, purpose: Purpose) -> Hello {
+        let who = &self.wire.who;
+        Hello {
+            address: who.address.clone(),
+            role: who.role,
+            purpose,
+            cluster: Some(who.cluster),
+            version: env!("CARGO_PKG_VERSION").into(),
+            losses: 0,
+            to: None,
+        }
+    }
+
+    /// Runs `future` on the IO thread, blocking this one.
+    pub(crate) fn on_io<T, F>(&self, future: F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+        T: Send + 'static,
+    {
+        match self.wire.io.run(future) {
+            Some(answer) => answer,
+            None => Err(self.owner.over_error()),
+        }
+    }
+
+    /// After many objects were freed, and a moment in which the rest of them are: without this, the table and the
+    /// allocator would keep their memory for good.
+    pub(super) fn give_memory_back(self) {
+        self.io().clone().spawn(async move {
+            tokio::time::sleep(EBB_KEEP).await;
+            self.owner.objects.shrink();
+            #[cfg(target_env = "gnu")]
+            // SAFETY: it takes no pointers, and may be called at any time from any thread.
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        });
+    }
+
+    /// Reports dropped borrowed objects to their owners.
+    async fn release_loop(self, mut released: UnboundedReceiver<Released>) {
+        let mut batch = Vec::new();
+        while released.recv_many(&mut batch, 4096).await > 0 {
+            self.owner.release(batch.drain(..));
+        }
+    }
+
+    /// Takes requests in and lets time pass, until the session is over.
+    async fn submission_loop(self) {
+        let mut next_tick: Option<u64> = None;
+        loop {
+            let woken = self.owner.submission.wake.notified();
+            match next_tick {
+                None => woken.await,
+                Some(ms) => {
+                    let _ = tokio::time::timeout(Duration::from_millis(ms.max(1)), woken).await;
+                }
+            }
+            if self.is_shut_down() {
+                return;
+            }
+            next_tick = self.owner.take_requests();
+        }
+    }
+
+    /// Runs a part on the IO thread without which everything would wait for ever: if it panics, the session ends.
+    pub(crate) fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+        let process = self.clone();
+        self.io().spawn(async move {
+            if let Err(panic) = AssertUnwindSafe(running).catch_unwind().await {
+                process.broken(part, &*panic);
+            }
+        });
+    }
+
+    /// A panic on the IO thread, which was printed there, is a defect of Wingbeat's.
+    fn broken(&self, part: &str, panic: &(dyn std::any::Any + Send)) {
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let why = format!("Wingbeat's IO thread panicked in {part} ({message}); this is a defect, please report it");
+        self.end(&Error::SessionEnded { why: why.clone() });
+        if self.executor().is_some() {
+            // A worker process without its IO thread is of no use, and its daemon and owners act on its end.
+            eprintln!("wingbeat: this worker process ends: {why}");
+            // SAFETY: ends the process without running user code's exit handlers.
+            unsafe { libc::_exit(101) }
+        }
+    }
+
+    /// What the head has to say.
+    pub(crate) fn head_event(&self, event: HeadEvent) {
+        match event {
+            HeadEvent::Deadlock { task, on, cycle } => {
+                // Not held while it is told: who is woken may begin another wait at once.
+                let waiting = self.wire.waits.get(&task).map(|waiting| waiting.clone());
+                if let Some(waiting) = waiting {
+                    waiting.deadlocked(on, Error::Deadlock { cycle });
+                }
+            }
+            HeadEvent::NodeDied { node, why } => {
+                // A stopped daemon closes no connection. A driver finds another node, and a worker process ends: what it
+                // runs may run elsewhere already.
+                if let Some(storage) = self.storage().filter(|storage| storage.node() == node) {
+                    storage.connection().close();
+                }
+                self.wire.deletions.forget(node);
+                self.owner.node_died(node, &why);
+            }
+            HeadEvent::PlacementGroup { group, state } => {
+                for handle in self.wire.groups.is_now(group, &state) {
+                    self.owner.resolve_object(handle.object(), ready_value(&state), Vec::new());
+                }
+            }
+            other => self.owner.hears_head(other),
+        }
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.wire.life.shut_down.load(Ordering::Acquire)
+    }
+
+    /// Whether the session is over.
+    pub fn is_over(&self) -> bool {
+        *self.wire.life.over.borrow()
+    }
+
+    /// Waits until the session is over.
+    pub async fn over(&self) {
+        let mut over = self.wire.life.over.subscribe();
+        let _ = over.wait_for(|over| *over).await;
+    }
+
+    /// Why nothing is taken any more, once the session is over.
+    pub fn ended(&self) -> Option<&Error> {
+        self.owner.ended()
+    }
+
+    /// Fails everything that is pending; nothing new is taken. The process can still be shut down. Only the first
+    /// reason counts.
+    pub fn end(&self, error: &Error) {
+        self.owner.end(error);
+        let watched = self.wire.groups.end();
+        drop(watched);
+        let _ = self.wire.life.over.send(true);
+    }
+
+    /// Leaves the cluster; blocks until the IO thread has ended.
+    pub fn shut_down(&self, why: &str) {
+        if self.wire.life.shut_down.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.end(&Error::SessionEnded { why: why.into() });
+        self.owner.clear();
+        if let Some(head) = self.wire.head.get() {
+            head.close();
+        }
+        self.wire.peers.close();
+        if let Some(storage) = self.storage() {
+            storage.connection().close();
+        }
+        let kept = std::mem::take(&mut *self.wire.life.keep.lock());
+        drop(kept);
+        self.wire.io.stop();
+    }
+}
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,171 @@
+//! A process by itself, without a cluster.
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::value::ObjectValue;
+
+use super::*;
+use crate::owner::object::Handle;
+use crate::session::session::Session;
+
+/// A process that has joined nothing.
+pub(crate) fn start() -> Session {
+    start_in(Token::random(), ClusterId::random())
+}
+
+pub(crate) fn start_in(token: Token, cluster: ClusterId) -> Session {
+    let io = Arc::new(Io::start().unwrap());
+    let job = JobId::random();
+    let config = Config { id: ProcessId::random(), token, role: Role::Driver(job), listen: None };
+    let starting = io.clone();
+    let session = io.run(async move {
+        Prepared::bind(config).await.map(|prepared| prepared.start(&starting, job, "test".into(), cluster))
+    });
+    session.unwrap().unwrap()
+}
+
+#[derive(Serialize, Deserialize)]
+struct Link(Option<Next>);
+
+/// A ref, as users' refs are read and written.
+struct Next(Handle);
+
+impl Serialize for Next {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        crate::session::refs::serialize_handle(&self.0, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Next {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        crate::session::refs::deserialize_handle(deserializer).map(Next)
+    }
+}
+
+fn chain(session: &Session, length: u32) -> Handle {
+    let mut last = session.put(&Link(None)).unwrap();
+    for _ in 1..length {
+        last = session.put(&Link(Some(Next(last)))).unwrap();
+    }
+    last
+}
+
+#[test]
+fn dropping_many_nested_objects_needs_no_deep_stack() {
+    let session = start();
+    let last = chain(&session, 100_000);
+    assert_eq!(session.process().live_objects(), 100_000);
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    small.spawn(move || drop(last)).unwrap().join().unwrap();
+    assert_eq!(session.process().live_objects(), 0);
+    session.process().shut_down("the test is over");
+}
+
+thread_local! {
+    static AT_EXIT: std::cell::RefCell<Option<Handle>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn nested_objects_can_be_dropped_while_a_thread_ends() {
+    let session = start();
+    let last = chain(&session, 100_000);
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    small.spawn(move || AT_EXIT.set(Some(last))).unwrap().join().unwrap();
+    assert_eq!(session.process().live_objects(), 0);
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn what_waits_for_a_long_chain_of_objects_is_called_without_deep_stack() {
+    let session = start();
+    let handles: Vec<Handle> =
+        (0..100_000).map(|_| session.owner().new_object(session.owner().next_task().output(0), None)).collect();
+    for pair in handles.windows(2) {
+        let (process, next) = (session.process().clone(), pair[1].object().clone());
+        let then: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            process.owner.resolve_object(&next, ObjectValue::Failed(Box::new(Error::NoSession)), Vec::new());
+        });
+        assert!(pair[0].object().when_ready(&then).is_some());
+    }
+    let (process, first) = (session.process().clone(), handles[0].object().clone());
+    let small = std::thread::Builder::new().stack_size(64 << 10);
+    let resolving = small.spawn(move || {
+        process.owner.resolve_object(&first, ObjectValue::Failed(Box::new(Error::NoSession)), Vec::new());
+    });
+    resolving.unwrap().join().unwrap();
+    assert!(handles.iter().all(Handle::is_ready));
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn a_panic_on_the_io_thread_ends_the_session_with_that_as_the_reason() {
+    let session = start();
+    let handle = session.owner().new_object(session.owner().next_task().output(0), None);
+    session.process().vital("a test", async { panic!("on purpose") });
+    let waiting = session.value(&handle);
+    let waited =
+        session.process().io().spawn(async move { tokio::time::timeout(Duration::from_secs(60), waiting).await });
+    let ended = session.block_on(waited).unwrap().unwrap();
+    let Err(Error::SessionEnded { why }) = ended else { panic!("the session goes on") };
+    assert!(why.contains("a test") && why.contains("on purpose"), "{why}");
+    assert!(session.process().is_over());
+    session.process().shut_down("the test is over");
+}
+
+#[test]
+fn nothing_is_kept_of_processes_that_are_gone_but_the_latest_names() {
+    let session = start();
+    let process = session.process();
+    let borrowed = process.owner.borrow(wingbeat_core::TaskId { owner: ProcessId(1), seq: 1 }.output(0));
+    // Nobody knows where its owner is.
+    let Some(ObjectValue::Failed(error)) = borrowed.object().value() else { panic!("it waits for ever") };
+    assert!(matches!(*error, Error::OwnerDied { .. }), "{error}");
+    for id in 1..20_000 {
+        let address = wingbeat_core::spec::Address { process: ProcessId(id), ..process.address().clone() };
+        process.know(&address);
+        process.wire.peers.certainly_gone(ProcessId(id));
+        process.know(&address);
+    }
+    assert_eq!(process.wire.peers.size(), (1, 4_096));
+    process.shut_down("the test is over");
+}
+
+#[test]
+fn nothing_is_kept_of_a_process_that_ended_while_nobody_waited_for_it() {
+    let session = start();
+    let process = session.process();
+    for _ in 0..5 {
+        let other = start_in(process.wire.who.token.clone(), process.cluster());
+        let id = other.process().id();
+        process.know(other.process().address());
+        process.send_to(id, wingbeat_net::messages::PeerMessage::Received(Vec::new()));
+        while !process.wire.peers.has_contact(id) {
+            std::thread::yield_now();
+        }
+        other.process().shut_down("it ends");
+        drop(other);
+        while process.wire.peers.has_contact(id) || process.wire.peers.address(id).is_some() {
+            std::thread::yield_now();
+        }
+    }
+    process.shut_down("the test is over");
+}
+
+#[test]
+fn the_loss_of_a_process_that_was_gone_before_it_was_reached_is_told() {
+    let session = start();
+    let process = session.process();
+    let gone = start_in(process.wire.who.token.clone(), process.cluster());
+    let (id, address) = (gone.process().id(), gone.process().address().clone());
+    gone.process().shut_down("it ends");
+    drop(gone);
+    process.know(&address);
+    let borrowed = process.owner.borrow(wingbeat_core::TaskId { owner: id, seq: 1 }.output(0));
+    let waiting = session.value(&borrowed);
+    let waited = process.io().spawn(async move { tokio::time::timeout(Duration::from_secs(60), waiting).await });
+    let error = session.block_on(waited).unwrap().expect("it waits for ever").err().unwrap();
+    assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
+    while process.wire.peers.has_contact(id) {
+        std::thread::yield_now();
+    }
+    process.shut_down("the test is over");
+}

@@ -1,0 +1,102 @@
+//! What this process answers to others.
+
+use tarpc::context::Context;
+use wingbeat_core::codec::Payload;
+use wingbeat_core::error::Error;
+use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+
+use crate::wire::executor::Work;
+use crate::wire::peers::Heard;
+use crate::wire::process::Process;
+
+/// A piece of an executable: large enough that round trips do not matter.
+const CHUNK: usize = 1 << 20;
+
+/// The service for one connection; it knows who is on the other side.
+#[derive(Clone)]
+pub struct PeerService {
+    process: Process,
+    peer: ProcessId,
+}
+
+impl PeerService {
+    /// For a connection with `peer`.
+    pub fn new(process: Process, peer: ProcessId) -> Self {
+        PeerService { process, peer }
+    }
+
+    fn work(&self, work: Work) {
+        match self.process.executor() {
+            Some(executor) => executor.deliver(self.peer, work),
+            None => tracing::warn!(peer = %self.peer, ?work, "a driver was sent work, and dropped it"),
+        }
+    }
+
+    fn take_in(&self, message: PeerMessage) {
+        match message {
+            PeerMessage::Tasks { lease, first, tasks } => self.work(Work::Tasks(lease, first, tasks)),
+            PeerMessage::Calls { actor, incarnation, calls } => self.work(Work::Calls(actor, incarnation, calls)),
+            PeerMessage::TakeBack { lease, most } => self.work(Work::TakeBack(lease, most)),
+            PeerMessage::Cancel { task, force } => self.work(Work::Cancel(task, force)),
+            PeerMessage::StreamTaken { task, count } => self.work(Work::StreamTaken(task, count)),
+            PeerMessage::Received(tasks) => self.work(Work::Received(tasks)),
+            PeerMessage::ItemReceived(item) => self.work(Work::ItemReceived(item)),
+            message => self.process.owner.hears(self.peer, message),
+        }
+    }
+}
+
+impl wingbeat_net::services::Process for PeerService {
+    async fn deliver(self, _: Context, contact: u64, number: u64, messages: Vec<PeerMessage>) {
+        match self.process.hears(self.peer, contact, number) {
+            Heard::TakeIn => {}
+            Heard::Stale => return std::future::pending().await,
+            Heard::Again | Heard::Lost(_) => return,
+        }
+        for message in messages {
+            self.take_in(message);
+        }
+    }
+
+    async fn head_events(self, _: Context, events: Vec<HeadEvent>) {
+        for event in events {
+            self.process.head_event(event);
+        }
+    }
+
+    async fn commands(self, _: Context, commands: Vec<WorkerCommand>) {
+        let Some(executor) = self.process.executor() else { return };
+        for command in commands {
+            executor.command(command);
+        }
+    }
+
+    async fn logs(self, _: Context, lines: Vec<LogLine>) {
+        self.process.log(lines);
+    }
+
+    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
+        self.process.owner.standing(task)
+    }
+
+    async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
+        // Reading a megabyte of a file that is being executed comes from the page cache.
+        read_own_executable(offset).map_err(|error| Error::io("reading the driver's executable", &error))
+    }
+}
+
+fn read_own_executable(offset: u64) -> std::io::Result<Payload> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open("/proc/self/exe")?;
+    let mut chunk = vec![0; CHUNK];
+    let mut len = 0;
+    while len < CHUNK {
+        match file.read_at(&mut chunk[len..], offset + len as u64)? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    chunk.truncate(len);
+    Ok(Payload(chunk.into()))
+}
