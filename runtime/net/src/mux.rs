@@ -276,7 +276,7 @@ where
                     if let Err(error) = ended {
                         tracing::debug!(%error, "a connection ended while reading");
                     }
-                    // Before who serves sees that nothing more comes.
+                    // Who serves runs on this thread, and sees that nothing more comes after this.
                     closing.close();
                     false
                 }

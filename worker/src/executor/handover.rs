@@ -8,8 +8,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use libc::c_int;

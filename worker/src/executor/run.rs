@@ -152,9 +152,10 @@ impl<'a> Call<'a> {
         }
         // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
         let _ = std::io::stdout().flush();
-        // What an interrupted call fails with is not the result of the one that its caller may have made again. A value is told
-        // with its attempt, and its owner sees to what lies in the store.
-        if !(self.execution.is_disowned() && matches!(outcome, Outcome::Failed(_))) {
+        // What an interrupted call fails with is not the result of the one that its caller may have made again, and a stream that
+        // was interrupted has not come to its end. A value is told with its attempt, and its owner sees to what lies in the store.
+        let is_of_attempt = matches!(outcome, Outcome::Failed(_) | Outcome::StreamEnded(_));
+        if !(self.execution.is_disowned() && is_of_attempt) {
             self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held);
         }
         self.queue.done(&self.execution);
@@ -203,8 +204,14 @@ impl<'a> Call<'a> {
     /// Whether it has failed of what it asked the cluster for since this process lost the head.
     fn is_without_head(&self, error: &Error) -> bool {
         match self.queue.session.process().ended() {
-            // However user code has passed it on.
-            Some(Error::SessionEnded { why }) => error.to_string().contains(why),
+            Some(Error::SessionEnded { why }) => match error {
+                // In its text, or in what it was made from.
+                Error::Application { error, .. } => {
+                    let occurs = || error.payload.0.windows(why.len()).any(|part| part == why.as_bytes());
+                    error.message.contains(why) || occurs()
+                }
+                error => error.to_string().contains(why),
+            },
             _ => false,
         }
     }
@@ -227,16 +234,16 @@ impl<'a> Call<'a> {
 
     /// Encodes what the function gave, and drops it: both may call user code.
     fn pack(&self, finished: Finished) -> Ended {
-        if self.execution.is_disowned() {
-            // Stored now, it would take the place of what another attempt has given.
-            return failed(self.cancelled());
-        }
         let name = &self.execution.name;
         let (mut outputs, mut held) = (Vec::new(), Vec::new());
         let packed = caught(name, || {
             let values: OutputValues = finished.map_err(|error| named(error, name))?;
             outputs.reserve_exact(values.len());
             for (index, value) in values.iter().enumerate() {
+                if self.execution.is_disowned() {
+                    // Stored now, it would take the place of what another attempt has given.
+                    return Err(self.cancelled());
+                }
                 let output = self.spec.id.output(index as u32);
                 let replaces = !self.spec.remakes;
                 let (value, refs) = self.queue.session.pack_output(output, &**value, replaces, name)?;
@@ -262,6 +269,9 @@ impl<'a> Call<'a> {
         let name = &self.execution.name;
         caught(name, || {
             let item = item.map_err(|error| named(error, name))?;
+            if self.execution.is_disowned() {
+                return Err(self.cancelled());
+            }
             // The consumer may have it from an earlier attempt.
             self.queue.session.pack_output(self.spec.id.output(index), &*item, false, name)
         })
@@ -281,14 +291,15 @@ impl<'a> Call<'a> {
     }
 
     async fn send_items(&self, items: &mut Items, ahead: u32) -> Result<u32, Error> {
+        if self.execution.is_disowned() {
+            // A later attempt may have its credit by now.
+            return Err(self.cancelled());
+        }
         let registered = Registered::new(self.queue, self.spec.id);
         let mut index = 0;
         loop {
             self.consumer(&registered.0, index, ahead).await?;
             let Some(item) = items.next(&self.execution).await else { return Ok(index) };
-            if self.execution.is_disowned() {
-                return Err(self.cancelled());
-            }
             let pack = || self.pack_item(index, item);
             let (value, refs) = if items.is_asynchronous() { pack() } else { outside(pack).await }?;
             self.queue.send_item(self.spec.id, index, value, refs);

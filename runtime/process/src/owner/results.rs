@@ -26,7 +26,13 @@ impl Owner {
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(|core, now, todo| {
-            for result in results {
+            for mut result in results {
+                if let Outcome::StreamEnded(count) = result.outcome
+                    && !self.streams.has_all(result.id, count)
+                {
+                    // Contact was lost between its items and its end.
+                    result.outcome = Outcome::Failed(Box::new(items_lost(result.id, from)));
+                }
                 if let Some(refs) = refs_of(&result.outcome) {
                     received.push((result.id, refs));
                 }
@@ -173,5 +179,13 @@ fn refs_of(outcome: &Outcome) -> Option<Vec<ObjectId>> {
             all
         }),
         Outcome::StreamEnded(_) | Outcome::Failed(_) => None,
+    }
+}
+
+fn items_lost(task: TaskId, from: ProcessId) -> Error {
+    Error::ContactLost {
+        what: format!("the stream of {task}"),
+        who: format!("its worker process, {from}"),
+        why: "contact was lost before all items had arrived".into(),
     }
 }

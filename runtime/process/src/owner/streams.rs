@@ -94,6 +94,13 @@ impl Streams {
         true
     }
 
+    /// Whether all items of a stream of so many have come, as far as anybody wants them.
+    pub(super) fn has_all(&self, task: TaskId, count: u32) -> bool {
+        let mut has_all = true;
+        self.look(task, |state| has_all = (state.taken..count).all(|index| state.items.contains_key(&index)));
+        has_all
+    }
+
     pub(crate) fn ended(&self, task: TaskId, count: u32) {
         self.change(task, |state| state.count = Some(count));
     }

@@ -50,7 +50,8 @@ impl StreamHandle {
 
     #[allow(clippy::should_implement_trait, clippy::manual_async_fn, reason = "it is asynchronous, and must be Send")]
     /// The next item, when it is there; none after the last. An error is the last item, but for one that says that the item
-    /// cannot be fetched now: the next call tries again.
+    /// cannot be fetched now ([`Error::ObjectUnavailable`], [`Error::StoreFull`], [`Error::OutOfDescriptors`]): the next call
+    /// tries again. An item that was lost is passed over after its error.
     pub fn next(&mut self) -> impl Future<Output = Option<Result<Value, Error>>> + Send + '_ {
         async move {
             let session = match &mut self.session {
@@ -67,7 +68,11 @@ impl StreamHandle {
                 }
             }
             let value = session.value(self.next.as_ref()?).await;
-            if !matches!(value, Err(Error::ObjectUnavailable { .. })) {
+            let is_temporary = matches!(
+                value,
+                Err(Error::ObjectUnavailable { .. } | Error::StoreFull { .. } | Error::OutOfDescriptors { .. })
+            );
+            if !is_temporary {
                 self.next = None;
             }
             Some(value)

@@ -324,7 +324,7 @@ impl Session {
                 // It may exist, or be made when the head goes on. Nobody would ever hold a handle of it.
                 let by = "its creator, which had no answer from the head".to_owned();
                 process.tell_head(HeadMessage::TerminateActor { actor: id, by });
-                return Err(error);
+                return Err(process.ended().cloned().unwrap_or(error));
             }
         };
         if info.id != id {
@@ -383,7 +383,8 @@ impl Session {
             let find = async move {
                 let head = finding.process().head_client().await?;
                 let answer = head.find_actor(mux::within(limits().head), name).await;
-                let info = mux::answered(answer, "the head")??;
+                let ended = || finding.process().ended().cloned();
+                let info = mux::answered(answer, "the head").map_err(|error| ended().unwrap_or(error))??;
                 finding.actor_handle(class, info)
             };
             session.on_io_async(find).await
