@@ -168,6 +168,13 @@ fn show(state: &ClusterState) {
         say!("namespace {} holds {} of its quota of {}", printable(&quota.namespace), quota.used, quota.limit);
     }
     for node in &state.nodes {
+        if node.is_away {
+            say!(
+                "{} ({}) has lost its connection to the head, and may come back",
+                printable(&node.info.hostname),
+                node.info.id
+            );
+        }
         if let Some(why) = &node.draining {
             say!("{} ({}) is being drained: {}", printable(&node.info.hostname), node.info.id, printable(why));
         }

@@ -208,19 +208,20 @@ impl Counter {
     }
 }
 
-#[test]
-fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none() {
-    const NAME: &str = "a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none";
+/// Runs [`across_a_cut`] on the third of three machines, whose head is on the first, and cuts and mends meanwhile.
+fn cut_while_under_way(test: &str, env: &[(&'static str, &'static str)], cut: impl Fn(&Hosts), mend: impl Fn(&Hosts)) {
     if std::env::var_os(INSIDE).is_some() {
         return across_a_cut();
     }
-    let Some(hosts) = Hosts::new(3).unwrap() else { return };
-    let hosts = hosts.env("WINGBEAT_SILENCE_MS", "1000").env("WINGBEAT_CONTACT_MS", "60000");
+    let Some(mut hosts) = Hosts::new(3).unwrap() else { return };
+    for (variable, value) in env {
+        hosts = hosts.env(variable, value);
+    }
     let (address, _head) = hosts.head().unwrap();
     let _nodes =
         [(1, "far=1"), (2, "near=1")].map(|(host, has)| hosts.node(host, &address, &["--resource", has]).unwrap());
     let mut driver = hosts.on(2, &std::env::current_exe().unwrap());
-    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").stdout(Stdio::piped());
+    driver.args(["--exact", test, "--nocapture"]).env(INSIDE, "1").stdout(Stdio::piped());
     hosts.join(&mut driver, &address);
     let mut driver = driver.spawn().unwrap();
     let mut said = BufReader::new(driver.stdout.take().unwrap());
@@ -228,12 +229,54 @@ fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_re
     while !text.ends_with("it is under way\n") {
         assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    assert!(hosts.cut_between(1, 2));
+    cut(&hosts);
     // Longer than silence is borne: the connections end.
     std::thread::sleep(Duration::from_secs(3));
-    assert!(hosts.mend_between(1, 2));
+    mend(&hosts);
     said.read_to_string(&mut text).unwrap();
     assert!(driver.wait().unwrap().success(), "{text}");
+}
+
+#[test]
+fn a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none() {
+    cut_while_under_way(
+        "a_cut_between_a_driver_and_a_worker_process_loses_no_task_call_or_item_and_repeats_none",
+        &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        |hosts| assert!(hosts.cut_between(1, 2)),
+        |hosts| assert!(hosts.mend_between(1, 2)),
+    );
+}
+
+#[test]
+fn a_machine_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing() {
+    cut_while_under_way(
+        "a_machine_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing",
+        &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "60000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        |hosts| assert!(hosts.cut(1)),
+        |hosts| assert!(hosts.mend(1)),
+    );
+}
+
+#[test]
+fn a_driver_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing() {
+    cut_while_under_way(
+        "a_driver_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_and_repeats_nothing",
+        &[("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "60000"), ("WINGBEAT_CONTACT_MS", "60000")],
+        |hosts| assert!(hosts.cut(2)),
+        |hosts| assert!(hosts.mend(2)),
+    );
+}
+
+/// Asks the head for one actor after the other, for longer than the cut lasts.
+#[wingbeat::remote(max_retries = 0)]
+fn make_actors() -> u64 {
+    let begun = std::time::Instant::now();
+    let mut sum = 0;
+    while begun.elapsed() < Duration::from_secs(5) {
+        let counter = Counter::options().num_cpus(0.0).resource("far", 0.1).remote();
+        sum += counter.count().get_blocking().unwrap();
+    }
+    sum
 }
 
 fn across_a_cut() {
@@ -243,6 +286,7 @@ fn across_a_cut() {
     let bytes = dir.path().join("bytes");
     std::fs::write(&bytes, "").unwrap();
     let counter = Counter::options().num_cpus(0.0).resource("far", 0.1).remote();
+    let made = make_actors::options().num_cpus(0.5).resource("far", 0.1).remote();
     let mut items = numbers::options().num_cpus(0.5).resource("far", 0.1).remote(COUNT as u64);
     let calls: Vec<_> = (0..COUNT).map(|_| counter.count()).collect();
     let left: Vec<_> =
@@ -251,6 +295,11 @@ fn across_a_cut() {
     left[0].get_blocking().unwrap();
     calls[0].get_blocking().unwrap();
     println!("it is under way");
+    // What is asked of the head from here, too.
+    assert!(made.get_blocking().unwrap() > 0);
+    let here: Vec<_> =
+        (0..20).map(|_| Counter::options().num_cpus(0.0).resource("near", 0.01).remote().count()).collect();
+    assert_eq!(wingbeat::get_all_blocking(&here).unwrap(), [1; 20]);
     let counted = wingbeat::get_all_blocking(&calls).unwrap();
     assert_eq!(counted, (1..=COUNT as u64).collect::<Vec<_>>());
     for number in 1..COUNT as u64 {

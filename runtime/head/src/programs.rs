@@ -371,7 +371,7 @@ mod tests {
 
     impl Process for Giver {
         async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
-        async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+        async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
         async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
         async fn logs(self, _: Context, _: Vec<LogLine>) {}
         async fn explain_task(self, _: Context, _: TaskId) -> TaskStanding {

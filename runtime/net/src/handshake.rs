@@ -175,6 +175,8 @@ pub struct Hello {
     pub losses: u64,
     /// Whom it is for, if that is known: another process may listen where that did.
     pub to: Option<ProcessId>,
+    /// It was connected before, and goes on where that connection ended. For the head.
+    pub resumes: bool,
 }
 
 impl Hello {
@@ -184,7 +186,7 @@ impl Hello {
         let nobody = Address { process: ProcessId::random(), machine, unix: String::new(), tcp: None };
         let version = RELEASE.into();
         let (role, purpose) = (Role::Tool, Purpose::Control);
-        Hello { address: nobody, role, purpose, cluster: None, version, losses: 0, to: None }
+        Hello { address: nobody, role, purpose, cluster: None, version, losses: 0, to: None, resumes: false }
     }
 }
 

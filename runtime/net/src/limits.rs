@@ -19,6 +19,10 @@ pub struct Limits {
     /// A process that cannot be reached is looked for so long before what waits for it is told: four times `silence`, or
     /// `WINGBEAT_CONTACT_MS`.
     pub contact: Duration,
+    /// A process or node whose connection to the head has ended, and that does not come back for so long, is lost: three times
+    /// `silence` since it was last heard, or `WINGBEAT_LOST_MS`. One whose machine says that nobody listens there any more is
+    /// lost at once.
+    pub lost: Duration,
     /// Dialling and the handshake together: 10 s, `WINGBEAT_DIAL_MS`. A live peer answers in milliseconds; this allows for a
     /// loaded machine and a few lost packets.
     pub dial: Duration,
@@ -43,6 +47,7 @@ impl Limits {
         Limits {
             silence,
             probe: silence / 10,
+            lost: set_to(variable("WINGBEAT_LOST_MS"), 3 * silence),
             contact: set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence),
             dial: of("WINGBEAT_DIAL_MS", 10_000),
             proof: of("WINGBEAT_PROOF_MS", 2_000),

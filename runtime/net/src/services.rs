@@ -9,8 +9,10 @@ use crate::messages::*;
 /// Served by the head; called by drivers, worker processes, node daemons and the CLI.
 #[tarpc::service]
 pub trait Head {
-    /// One-way messages, in order.
-    async fn deliver(messages: Vec<HeadMessage>);
+    /// One-way messages, in order: a batch of this number. A batch may come again over another connection.
+    async fn deliver(number: u64, messages: Vec<HeadMessage>);
+    /// Whether the head still knows who has connected again. Asked before anything else is said over the new connection.
+    async fn resume() -> bool;
     /// A node daemon joins, with what runs on it if it knew a head before. It must do so before its other messages.
     async fn join_node(node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error>;
     /// A driver joins.
@@ -50,8 +52,10 @@ pub trait Head {
 /// Served by a node daemon; called by the head, by processes on its machine, and by owners of objects.
 #[tarpc::service]
 pub trait Node {
-    /// One-way messages, in order.
+    /// One-way messages of a process, in order.
     async fn deliver(messages: Vec<NodeMessage>);
+    /// One-way messages of the head, in order: a batch of this number. A batch may come again over another connection.
+    async fn orders(number: u64, messages: Vec<NodeMessage>);
     /// A worker process that the daemon started reports.
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
     /// Reserves memory for an object that the caller is about to write; none if it is there, complete, already.
@@ -70,8 +74,8 @@ pub trait Node {
 pub trait Process {
     /// One-way messages from another process, in order: a batch of this number in a contact of that. A batch may come again.
     async fn deliver(contact: u64, number: u64, messages: Vec<PeerMessage>);
-    /// What the head has to say, in order.
-    async fn head_events(events: Vec<HeadEvent>);
+    /// What the head has to say, in order: a batch of this number. A batch may come again over another connection.
+    async fn head_events(number: u64, events: Vec<HeadEvent>);
     /// What the daemon has to say to its worker process, in order.
     async fn commands(commands: Vec<WorkerCommand>);
     /// Output of user code of this driver's job.

@@ -68,7 +68,7 @@ impl Process for Counter {
             }
         }
     }
-    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
     async fn explain_task(self, _: Context, _: TaskId) -> TaskStanding {

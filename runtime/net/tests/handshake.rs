@@ -34,6 +34,7 @@ fn hello(cluster: Option<ClusterId>) -> Hello {
         version: RELEASE.into(),
         losses: 0,
         to: None,
+        resumes: false,
     }
 }
 

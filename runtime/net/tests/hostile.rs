@@ -74,7 +74,7 @@ struct Polite;
 
 impl Process for Polite {
     async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
-    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
     async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
@@ -139,7 +139,7 @@ fn honest() -> Vec<Bytes> {
     {
         all.push(encoded(&request(id as u64, message)));
     }
-    all.push(encoded(&request(9, HeadRequest::Deliver { messages: vec![demand] })));
+    all.push(encoded(&request(9, HeadRequest::Deliver { number: 0, messages: vec![demand] })));
     all.push(encoded(&request(10, HeadRequest::JoinNode { node, running: Vec::new() })));
     all.push(encoded(&request(11, NodeRequest::Deliver { messages: vec![NodeMessage::Stop("why".into())] })));
     let cancel: ClientMessage<ProcessRequest> =

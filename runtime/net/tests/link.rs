@@ -36,7 +36,7 @@ impl Process for Peer {
             }
         }
     }
-    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
     async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
@@ -160,7 +160,7 @@ impl Process for Forgetful {
         self.take_in(number, messages);
         self.may_answer.acquire().await.unwrap().forget();
     }
-    async fn head_events(self, _: Context, _: Vec<HeadEvent>) {}
+    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
     async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
     async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {

@@ -92,7 +92,7 @@ impl Daemon {
             false => self.fetch_from_driver(job).await,
         };
         let Err(error) = from_driver else { return from_driver };
-        let head = self.head_client.get().ok_or_else(|| failed(job, "the head has not been joined"))?;
+        let head = self.head_client().ok_or_else(|| failed(job, "there is no connection to the head"))?;
         match receive(job, &Source::Head(head.clone())).await? {
             Some(fd) => Ok(fd),
             None => Err(failed(job, format!("{error}, and the head does not keep it"))),

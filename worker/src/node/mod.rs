@@ -1,5 +1,6 @@
 //! The node daemon: it starts worker processes for the head's leases, and keeps the node's objects.
 //!
+//! - `head`: the connection to the head, over any number of connections.
 //! - `lifecycle`: the stages of a worker process, pure; `pool`: all of them; `launch`: how leases get them, started by
 //!   the `guard`; `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
@@ -9,12 +10,13 @@
 //! - `output`: what user code prints.
 //! - `release`: when devices can be given on.
 //!
-//! It ends when the head says so or is gone, or when its handle is shut down: then worker processes are
+//! It ends when the head says so or is lost, or when its handle is shut down: then worker processes are
 //! ended by the guard, connections close, and the memory vanishes with its last descriptor. After kill -9,
 //! the guard does the same, and the head learns of it from the closed connection.
 
 mod executables;
 mod exits;
+mod head;
 mod launch;
 mod lifecycle;
 mod output;
@@ -30,7 +32,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -38,14 +40,12 @@ use tokio::sync::mpsc;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
-use wingbeat_net::address::{self, Listener};
+use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
-use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
-use wingbeat_net::mux::{self, Connection, Waiting};
-use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
-use wingbeat_net::silence::Probing;
+use wingbeat_net::mux::Connection;
+use wingbeat_net::services::HeadClient;
 use wingbeat_store::{NodeStore, StoreConfig};
 
 use crate::gpus::Gpus;
@@ -132,8 +132,10 @@ pub(crate) struct Daemon {
     token: Token,
     head_address: Address,
     head: Link<HeadMessage>,
-    /// For questions to the head, once it has been joined.
-    head_client: std::sync::OnceLock<HeadClient>,
+    /// For questions to the head, while there is a connection.
+    head_client: Mutex<Option<HeadClient>>,
+    /// The number of the next batch of what the head says.
+    head_heard: AtomicU64,
     runtime: tokio::runtime::Handle,
     pub(crate) store: NodeStore,
     guard: Guard,
@@ -190,7 +192,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         token: config.token.clone(),
         head_address: config.head.clone(),
         head: Link::new(),
-        head_client: std::sync::OnceLock::new(),
+        head_client: Mutex::default(),
+        head_heard: AtomicU64::new(0),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
@@ -247,6 +250,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
+            resumes: false,
         }
     }
 
@@ -292,31 +296,6 @@ impl Daemon {
             }
             first
         });
-    }
-
-    async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
-        let stream = address::dial(&self.head_address, "the head", &self.token, self.hello(Purpose::Control)).await?;
-        let (connection, client, server) = mux::connect_probing::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(
-            stream,
-            Waiting::Asleep,
-            Probing::Both,
-        );
-        self.connections.lock().push(connection.clone());
-        let client = HeadClient::new(mux::client_config(), client).spawn();
-        let service = service::NodeService::new(self.clone(), self.head_address.process);
-        tokio::spawn(mux::serve(server, service.serve()));
-        let answer = client.join_node(mux::within(limits().head), info, self.running()).await;
-        mux::answered(answer, "the head")??;
-        let _ = self.head_client.set(client);
-        tokio::spawn(async move {
-            self.head.run(&connection, |messages| HeadRequest::Deliver { messages }).await;
-            let limit = limits().silence.as_secs_f64();
-            self.end(&format!(
-                "the head is gone, or has given this node up because it heard nothing from it for {limit} s; start this \
-                 worker again when the head is back"
-            ));
-        });
-        Ok(())
     }
 }
 

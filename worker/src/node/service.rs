@@ -130,6 +130,19 @@ impl wingbeat_net::services::Node for NodeService {
         }
     }
 
+    async fn orders(self, _: Context, number: u64, messages: Vec<NodeMessage>) {
+        if self.peer != self.daemon.head_address.process {
+            tracing::warn!(peer = %self.peer, "only the head may say this");
+            return;
+        }
+        if !self.daemon.hears_head(number) {
+            return;
+        }
+        for message in messages {
+            self.daemon.take_in(self.peer, message);
+        }
+    }
+
     async fn register_worker(self, _: Context, address: Address, pid: u32) -> Result<WorkerStart, Error> {
         let daemon = &self.daemon;
         let refused = |why: &str| Error::Refused { who: "the node daemon".into(), why: why.into() };

@@ -13,7 +13,7 @@ use wingbeat_net::messages::{ClusterState, ClusterView, Explanation, HeadMessage
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
-use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but};
+use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers};
 use crate::state::{Event, Fact, State};
 
 /// The service for one connection; it knows who is on the other side.
@@ -22,6 +22,8 @@ pub(super) struct Service {
     pub shell: Arc<Shell>,
     pub process: ProcessId,
     pub role: Role,
+    /// Whether the head tells it what happens: a tool only asks, and one that comes back too late is told so.
+    pub is_known: bool,
 }
 
 impl Service {
@@ -50,7 +52,8 @@ impl Service {
             | HeadMessage::WatchActor(_)
             | HeadMessage::WatchPlacementGroup(_)
             | HeadMessage::KillActor { .. }
-            | HeadMessage::TerminateActor { .. } => true,
+            | HeadMessage::TerminateActor { .. }
+            | HeadMessage::Leaves => true,
         };
         if !is_theirs {
             tracing::warn!(%process, role = ?self.role, ?message, "ignored what only the node concerned may say");
@@ -76,7 +79,12 @@ impl Service {
             }
             HeadMessage::NodeEnds(why) => {
                 let Role::Node(node) = self.role else { return None };
+                self.leaves();
                 Event::NodeLost(node, why)
+            }
+            HeadMessage::Leaves => {
+                self.leaves();
+                return None;
             }
             HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
             HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
@@ -88,6 +96,24 @@ impl Service {
                 Event::ActorStarted(actor, incarnation, outcome)
             }
         })
+    }
+
+    /// Whether a batch of this number is to be taken in.
+    fn hears(&self, number: u64) -> bool {
+        let mut inside = self.shell.inside.lock();
+        match self.role {
+            Role::Node(node) => peers::hears(&mut inside.nodes, &node, number),
+            _ => peers::hears(&mut inside.processes, &self.process, number),
+        }
+    }
+
+    /// It has said that it leaves.
+    fn leaves(&self) {
+        let mut inside = self.shell.inside.lock();
+        match self.role {
+            Role::Node(node) => peers::leaves(&mut inside.nodes, &node),
+            _ => peers::leaves(&mut inside.processes, &self.process),
+        }
     }
 
     fn refused(&self, why: String) -> Error {
@@ -114,12 +140,19 @@ fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
 }
 
 impl wingbeat_net::services::Head for Service {
-    async fn deliver(self, _: Context, messages: Vec<HeadMessage>) {
+    async fn deliver(self, _: Context, number: u64, messages: Vec<HeadMessage>) {
+        if !self.is_known || !self.hears(number) {
+            return;
+        }
         for message in messages {
             if let Some(event) = self.event(message) {
                 self.shell.step(event);
             }
         }
+    }
+
+    async fn resume(self, _: Context) -> bool {
+        self.is_known
     }
 
     async fn join_node(self, _: Context, node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error> {
@@ -253,7 +286,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn settle_output(self, _: Context, job: JobId) {
-        let nodes: Vec<NodeClient> = self.shell.inside.lock().node_clients.values().cloned().collect();
+        let nodes: Vec<NodeClient> = self.shell.inside.lock().nodes.values().map(|node| node.client.clone()).collect();
         let settling = nodes.iter().map(|node| node.settle_output(mux::within(OUTPUT_LIMIT), job));
         // A node that is gone or too slow has nothing more to show in time.
         let _ = futures::future::join_all(settling).await;

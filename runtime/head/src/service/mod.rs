@@ -4,9 +4,9 @@
 //! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`.
 
 mod calls;
+mod peers;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,6 +30,7 @@ use wingbeat_net::services::{
 use wingbeat_net::silence::Probing;
 
 use calls::Service;
+use peers::{Absence, Entered, Peer, Return};
 
 use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
@@ -117,10 +118,8 @@ enum Stage {
 
 struct Inside {
     state: State,
-    processes: BTreeMap<ProcessId, Link<HeadEvent>>,
-    nodes: BTreeMap<NodeId, Link<NodeMessage>>,
-    node_clients: BTreeMap<NodeId, NodeClient>,
-    process_clients: BTreeMap<ProcessId, ProcessClient>,
+    processes: BTreeMap<ProcessId, Peer<ProcessClient, HeadEvent>>,
+    nodes: BTreeMap<NodeId, Peer<NodeClient, NodeMessage>>,
     /// As of which [`State::programs_version`] the programs that nobody needs were let go.
     programs_seen: u64,
 }
@@ -130,13 +129,13 @@ impl Inside {
         for action in actions {
             match action {
                 Action::Tell(process, event) => {
-                    if let Some(link) = self.processes.get(&process) {
-                        link.send(event);
+                    if let Some(peer) = self.processes.get(&process) {
+                        peer.link.send(event);
                     }
                 }
                 Action::Order(node, message) => {
-                    if let Some(link) = self.nodes.get(&node) {
-                        link.send(message);
+                    if let Some(peer) = self.nodes.get(&node) {
+                        peer.link.send(message);
                     }
                 }
             }
@@ -166,14 +165,7 @@ impl Shell {
         }
         programs.keep_only(&state.programs());
         Arc::new(Shell {
-            inside: Mutex::new(Inside {
-                state,
-                processes: BTreeMap::new(),
-                nodes: BTreeMap::new(),
-                node_clients: BTreeMap::new(),
-                process_clients: BTreeMap::new(),
-                programs_seen: 0,
-            }),
+            inside: Mutex::new(Inside { state, processes: BTreeMap::new(), nodes: BTreeMap::new(), programs_seen: 0 }),
             journal,
             programs: Arc::new(programs),
             started: Instant::now(),
@@ -200,7 +192,10 @@ impl Shell {
 
     /// Changes the state, and does what follows from it.
     fn change<R>(&self, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
-        let mut inside = self.inside.lock();
+        self.change_in(&mut self.inside.lock(), change)
+    }
+
+    fn change_in<R>(&self, inside: &mut Inside, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
         let (answer, actions) = change(&mut inside.state, self.now());
         self.write(inside.state.take_facts());
         inside.perform(actions);
@@ -225,7 +220,7 @@ impl Shell {
     async fn keep_program(&self, from: ProcessId, job: JobId) -> Result<Option<Keeping>, Error> {
         let (program, client) = {
             let inside = self.inside.lock();
-            (inside.state.program_of(job), inside.process_clients.get(&from).cloned())
+            (inside.state.program_of(job), inside.processes.get(&from).map(|peer| peer.client.clone()))
         };
         match program.filter(Programs::can_keep) {
             Some(program) => self.programs.keep(&program, client).await.map(Some),
@@ -346,7 +341,7 @@ impl Shell {
             let explained = self.inside.lock().state.explain(self.now(), subject);
             return explained.ok_or_else(|| unknown(format!("{subject:?}")));
         };
-        let client = self.inside.lock().process_clients.get(&task.owner).cloned();
+        let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(format!("the owner of {task}, {},", task.owner)))?;
         let standing = mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")?;
         let inside = self.inside.lock();
@@ -385,7 +380,7 @@ impl Shell {
     }
 
     pub(crate) async fn stop_nodes(&self) {
-        let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().cloned().collect();
+        let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().map(|peer| peer.link.clone()).collect();
         // Each hears it, also when another takes nothing in.
         for link in &links {
             link.send(NodeMessage::Stop("the cluster was stopped".into()));
@@ -409,14 +404,14 @@ impl Shell {
     pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
         let process = hello.address.process;
         match hello.role {
-            Role::Node(node) => self.serve_node(stream, node, process).await,
-            Role::Driver(job) => self.serve_process(stream, process, Some(job)).await,
-            Role::Worker => self.serve_process(stream, process, None).await,
+            Role::Node(node) => self.serve_node(stream, node, hello).await,
+            Role::Driver(job) => self.serve_process(stream, hello, Some(job)).await,
+            Role::Worker => self.serve_process(stream, hello, None).await,
             Role::Tool | Role::Head => {
                 let (connection, client, server) =
                     mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
                 drop(client);
-                let service = Service { shell: self.clone(), process, role: hello.role };
+                let service = Service { shell: self.clone(), process, role: hello.role, is_known: false };
                 self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
             }
         }
@@ -434,73 +429,117 @@ impl Shell {
         connection.close();
     }
 
-    async fn serve_process(self: Arc<Self>, stream: Stream, process: ProcessId, job: Option<JobId>) {
+    async fn serve_process(self: Arc<Self>, stream: Stream, hello: Hello, job: Option<JobId>) {
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
-        let link: Link<HeadEvent> = Link::new();
-        if !claim(&mut self.inside.lock().processes, process, &link) {
-            tracing::warn!(%process, "refused a second connection of a process");
-            return connection.close();
-        }
-        self.inside.lock().process_clients.insert(process, client);
-        self.step(Event::ProcessConnected(process));
+        let process = hello.address.process;
         let role = job.map_or(Role::Worker, Role::Driver);
-        let service = Service { shell: self.clone(), process, role };
-        let sending = link.run(&connection, |events| ProcessRequest::HeadEvents { events });
-        self.run(&connection, mux::serve(server, service.serve()), sending).await;
-        link.broke();
-        {
-            let mut inside = self.inside.lock();
-            inside.processes.remove(&process);
-            inside.process_clients.remove(&process);
+        let entered = peers::enter(&mut self.inside.lock().processes, process, client, &connection, hello.resumes);
+        let mut service = Service { shell: self.clone(), process, role, is_known: true };
+        let link = match entered {
+            Entered::New(link) => {
+                self.step(Event::ProcessConnected(process));
+                link
+            }
+            Entered::Back(link) => link,
+            Entered::Unknown => {
+                service.is_known = false;
+                return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
+            }
+            Entered::Taken => {
+                tracing::warn!(%process, "refused a second connection of a process");
+                return connection.close();
+            }
+        };
+        let request = |number, events| ProcessRequest::HeadEvents { number, events };
+        let carrying = link.carry(&connection, request, events_of);
+        self.run(&connection, mux::serve(server, service.serve()), carrying).await;
+        let Some(absence) = peers::leave(&mut self.inside.lock().processes, &process, &connection) else { return };
+        if self.returns(&absence, &hello).await == Return::Back {
+            return;
         }
+        let Some(lost) = peers::lose(&mut self.inside.lock().processes, &process, &absence) else { return };
+        lost.link.broke();
         self.step(Event::ProcessLost(process, job));
     }
 
-    async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, process: ProcessId) {
+    async fn serve_node(self: Arc<Self>, stream: Stream, node: NodeId, hello: Hello) {
         let (connection, client, server) = mux::connect_probing::<NodeRequest, NodeResponse, HeadRequest, HeadResponse>(
             stream,
             Waiting::Asleep,
             Probing::Both,
         );
         let client = NodeClient::new(mux::client_config(), client).spawn();
-        let link: Link<NodeMessage> = Link::new();
-        if !claim(&mut self.inside.lock().nodes, node, &link) {
-            tracing::warn!(%node, "refused a second connection of a node");
-            return connection.close();
-        }
-        self.inside.lock().node_clients.insert(node, client);
-        let service = Service { shell: self.clone(), process, role: Role::Node(node) };
-        let sending = link.run(&connection, |messages| NodeRequest::Deliver { messages });
-        self.run(&connection, mux::serve(server, service.serve()), sending).await;
-        link.broke();
-        {
+        let (process, role) = (hello.address.process, Role::Node(node));
+        let mut service = Service { shell: self.clone(), process, role, is_known: true };
+        let entered = {
             let mut inside = self.inside.lock();
-            inside.nodes.remove(&node);
-            inside.node_clients.remove(&node);
-        }
-        let why = if *connection.silence().borrow() {
-            format!("the head heard nothing from it for {} s", limits().silence.as_secs_f64())
-        } else {
-            "its connection to the head ended".to_owned()
+            let entered = peers::enter(&mut inside.nodes, node, client, &connection, hello.resumes);
+            if let Entered::Back(_) = entered {
+                self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeBack(node))));
+            }
+            entered
         };
+        let link = match entered {
+            Entered::New(link) => link,
+            Entered::Back(link) => {
+                tracing::info!("{node} is back");
+                self.note_time();
+                link
+            }
+            Entered::Unknown => {
+                service.is_known = false;
+                return self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
+            }
+            Entered::Taken => {
+                tracing::warn!(%node, "refused a second connection of a node");
+                return connection.close();
+            }
+        };
+        let request = |number, messages| NodeRequest::Orders { number, messages };
+        let carrying = link.carry(&connection, request, orders_of);
+        self.run(&connection, mux::serve(server, service.serve()), carrying).await;
+        let absence = {
+            let mut inside = self.inside.lock();
+            let Some(absence) = peers::leave(&mut inside.nodes, &node, &connection) else { return };
+            self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeAway(node))));
+            absence
+        };
+        let why = match self.returns(&absence, &hello).await {
+            Return::Back => return,
+            Return::Ended => "its connection to the head ended".to_owned(),
+            Return::TooLate => format!("the head heard nothing from it for {} s", limits().lost.as_secs_f64()),
+        };
+        let Some(lost) = peers::lose(&mut self.inside.lock().nodes, &node, &absence) else { return };
+        lost.link.broke();
         if *self.stopping.borrow() == Stage::Running && self.inside.lock().state.offers_work(node) {
             tracing::warn!("{node} is lost: {why}");
         }
         self.step(Event::NodeLost(node, why));
     }
+
+    /// Waits until a peer that is away is back, or lost. A head that ends waits for nobody.
+    async fn returns(&self, absence: &Absence, hello: &Hello) -> Return {
+        let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            ended = absence.ends(&hello.address, matches!(hello.role, Role::Driver(_))) => ended,
+            _ = stopping.wait_for(|stage| *stage == Stage::Stopped) => Return::Ended,
+        }
+    }
 }
 
-/// Enters a link under its id, unless another connection has that: the end of this one must not be taken
-/// for the end of that.
-fn claim<K: Ord, M>(links: &mut BTreeMap<K, Link<M>>, id: K, link: &Link<M>) -> bool {
-    match links.entry(id) {
-        Entry::Vacant(free) => {
-            free.insert(link.clone());
-            true
-        }
-        Entry::Occupied(_) => false,
+fn events_of(request: ProcessRequest) -> Vec<HeadEvent> {
+    match request {
+        ProcessRequest::HeadEvents { events, .. } => events,
+        _ => Vec::new(),
+    }
+}
+
+fn orders_of(request: NodeRequest) -> Vec<NodeMessage> {
+    match request {
+        NodeRequest::Orders { messages, .. } => messages,
+        _ => Vec::new(),
     }
 }
 

@@ -68,7 +68,7 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
         namespace: "test".into(),
         priority: 0,
     })));
-    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB) };
+    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), is_known: true };
     let bundle = BundleSpec { resources: ResourceSet::cpus(Amount::ONE), ..BundleSpec::default() };
     let spec = PlacementGroupSpec {
         id: GROUP,

@@ -1,5 +1,5 @@
-//! Nodes that are to be free of work: nothing new is placed there, and what runs finishes or, at the deadline, is
-//! moved.
+//! Nodes on which nothing new is placed: those that are to be free of work, where what runs finishes or, at the deadline, is
+//! moved; and those that have no connection.
 
 use wingbeat_core::error::Error;
 use wingbeat_core::{LeaseId, NodeId};
@@ -42,13 +42,30 @@ impl State {
         }
         self.draining.remove(&id);
         self.announce_groups_on(id);
+        self.free_again(id);
+        Ok(())
+    }
+
+    /// What is free on a node, and in bundles that lie there, can be given again.
+    fn free_again(&mut self, id: NodeId) {
         self.freed_on(id);
         let groups: Vec<_> =
             self.nodes.get(id).map(|node| node.bundles.iter().map(|(group, _)| *group).collect()).unwrap_or_default();
         for group in groups {
             self.freed_in(group);
         }
-        Ok(())
+    }
+
+    /// Nothing new is placed on a node that has no connection; what runs there goes on.
+    pub(super) fn node_away(&mut self, id: NodeId) {
+        self.nodes.change(id, |node| node.is_away = true);
+    }
+
+    /// The node takes work again.
+    pub(super) fn node_back(&mut self, id: NodeId) {
+        if self.nodes.change(id, |node| node.is_away = false).is_some() {
+            self.free_again(id);
+        }
     }
 
     /// The next deadline.

@@ -278,7 +278,7 @@ impl State {
             _ => true,
         };
         let could = |id: &RequirementId| self.nodes.index.requirement(*id).is_some_and(|asked| node.could_hold(asked));
-        allowed && node.draining.is_none() && requirements.iter().any(could)
+        allowed && node.takes_more() && requirements.iter().any(could)
     }
 
     /// The node on which the fewest recalls make room, and these.

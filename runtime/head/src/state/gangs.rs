@@ -391,7 +391,7 @@ impl<F: Fn(&Node, &ResourceSet) -> bool> Placing<'_, F> {
         else {
             return false;
         };
-        if node.draining.is_some() || !node.pool.has_room(&amounts) {
+        if !node.takes_more() || !node.pool.has_room(&amounts) {
             return false;
         }
         let devices = vec![(device, amounts.get(wingbeat_core::resources::GPU))];

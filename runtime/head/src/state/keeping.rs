@@ -209,7 +209,7 @@ impl State {
         let mut last = cursor;
         for (slot, node) in self.nodes.going_round(cursor) {
             let is_taken = self.reservations.by_node.get(&node.info.id).is_some_and(|other| other.hungry.is_some());
-            if node.draining.is_some() || is_taken {
+            if !node.takes_more() || is_taken {
                 continue;
             }
             let (pool, _) = self.without_what_goes(node, standing, since);

@@ -79,13 +79,17 @@ const SLOW_TICK: Millis = 400;
 pub enum Event {
     /// A node joined; these leases run on it, if it knew a head before.
     NodeJoined(Box<NodeInfo>, Vec<RunningLease>),
-    /// A node's connection ended.
+    /// A node's connection ended. It may come back.
+    NodeAway(NodeId),
+    /// It has another, and goes on where it was.
+    NodeBack(NodeId),
+    /// A node is gone, or was away for too long.
     NodeLost(NodeId, String),
     /// A driver joined.
     JobJoined(Box<JobSpec>),
     /// A driver or worker process connected.
     ProcessConnected(ProcessId),
-    /// Its connection ended. For a driver, its job is over.
+    /// It is gone, or was away for too long. For a driver, its job is over.
     ProcessLost(ProcessId, Option<JobId>),
     /// See [`wingbeat_net::messages::HeadMessage::Demand`].
     Demand(ProcessId, Shape, u32, String),
@@ -230,6 +234,8 @@ impl State {
         }
         match event {
             Event::NodeJoined(info, running) => self.node_joined(*info, running),
+            Event::NodeAway(node) => self.node_away(node),
+            Event::NodeBack(node) => self.node_back(node),
             Event::NodeLost(node, why) => self.node_lost(node, &why),
             Event::JobJoined(job) => self.job_joined(*job),
             Event::ProcessConnected(process) => {

@@ -31,6 +31,8 @@ pub(super) struct Node {
     /// Jobs that it was told of.
     pub jobs: BTreeSet<JobId>,
     pub draining: Option<Drain>,
+    /// It has no connection to the head. It may come back.
+    pub is_away: bool,
     /// Devices that somebody without a lease still uses, and who, in words.
     pub held: BTreeMap<u32, String>,
     /// Different after every change, and never 0.
@@ -112,6 +114,7 @@ impl Nodes {
             bundles: BTreeSet::new(),
             jobs: BTreeSet::new(),
             draining: None,
+            is_away: false,
             held: BTreeMap::new(),
             version: self.version,
             joined: self.version,
@@ -331,9 +334,14 @@ impl Node {
         }
     }
 
+    /// Whether anything new may be placed on it.
+    pub(super) fn takes_more(&self) -> bool {
+        self.draining.is_none() && !self.is_away
+    }
+
     /// How soon it is chosen; none if it has no room.
     pub(super) fn cost_of(&self, requirement: &Requirement) -> Option<Cost> {
-        if self.draining.is_some() || !self.is_eligible(requirement) {
+        if !self.takes_more() || !self.is_eligible(requirement) {
             return None;
         }
         let needed = self.amounts(&requirement.resources, requirement.gpu_memory)?;

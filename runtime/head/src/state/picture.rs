@@ -19,6 +19,7 @@ pub(super) fn of(state: &State) -> ClusterState {
         available: node.pool.available.clone(),
         leases: node.leases.len() as u32,
         draining: node.draining.as_ref().map(|drain| drain.why.clone()),
+        is_away: node.is_away,
         held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });
     let mut leases: BTreeMap<JobId, u32> = BTreeMap::new();

@@ -44,6 +44,9 @@ fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
 const USE_UNKNOWN: &str = "the head was started again: until the nodes have said what runs on them, at most 10 s, \
                            namespaces with a quota get nothing more";
 
+/// What is said of a node that has no connection.
+const AWAY: &str = "has lost its connection to the head, and may come back";
+
 impl State {
     /// Why something waits, or where it runs. None for what this head does not know.
     pub fn explain(&self, now: Millis, subject: Subject) -> Option<Explanation> {
@@ -214,6 +217,12 @@ impl State {
                 Some(left) if left > 0 => format!("what still runs is moved in {}", ago(left)),
                 _ => "what still ran was told to end".into(),
             });
+        }
+        if node.is_away {
+            explanation.state = AWAY.into();
+            explanation
+                .reasons
+                .push("nothing new is placed there, and what runs there is not started again elsewhere yet".into());
         }
         for (device, who) in &node.held {
             explanation.reasons.push(format!("GPU {device} is given to nobody: {who}"));
@@ -484,6 +493,8 @@ impl State {
         let reasons = nodes.iter().take(NAMED).map(|node| {
             let lacks = if let Some(drain) = &node.draining {
                 format!("is being drained ({})", drain.why)
+            } else if node.is_away {
+                AWAY.into()
             } else if let Some(why) = self.label_mismatch(node, shape) {
                 why
             } else if let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) {

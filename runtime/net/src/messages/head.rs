@@ -110,6 +110,8 @@ pub enum HeadMessage {
     Owners(BTreeMap<JobId, BTreeSet<ProcessId>>),
     /// From a node: it ends, and why. Its connection ends next.
     NodeEnds(String),
+    /// A driver leaves: the end of its connection is its end.
+    Leaves,
     /// From a node: an actor's constructor returned.
     ActorStarted {
         /// The actor.

@@ -47,8 +47,11 @@ impl Session {
             }
         }
         let namespace = namespace.to_owned();
-        self.ask_head(move |head| async move { head.set_quota(mux::within(limits().written), namespace, quota).await })
-            .await?
+        self.ask_head(move |head| {
+            let (namespace, quota) = (namespace.clone(), quota.clone());
+            async move { head.set_quota(mux::within(limits().written), namespace, quota).await }
+        })
+        .await?
     }
 
     /// Places nothing more on a node; what still runs there after `within` is ended and runs again elsewhere, as far as
@@ -70,9 +73,10 @@ impl Session {
 
     async fn set_drain(&self, node: NodeId, within: Option<u64>, why: &str) -> Result<(), Error> {
         let why = why.to_owned();
-        self.ask_head(
-            move |head| async move { head.drain_node(mux::within(limits().head), node, within, why, false).await },
-        )
+        self.ask_head(move |head| {
+            let why = why.clone();
+            async move { head.drain_node(mux::within(limits().head), node, within, why, false).await }
+        })
         .await?
     }
 }

@@ -1,5 +1,8 @@
 //! Placement groups, as this process uses them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use wingbeat_core::PlacementGroupId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{
@@ -35,13 +38,14 @@ pub struct GroupOptions {
 /// A group that was made for somebody who may not wait for it any more.
 struct Unclaimed {
     session: Session,
-    group: Option<PlacementGroupId>,
+    group: PlacementGroupId,
+    is_claimed: AtomicBool,
 }
 
 impl Drop for Unclaimed {
     fn drop(&mut self) {
-        if let Some(group) = self.group {
-            self.session.give_up_placement_group(group);
+        if !*self.is_claimed.get_mut() {
+            self.session.give_up_placement_group(self.group);
         }
     }
 }
@@ -79,14 +83,18 @@ impl Session {
             owner: process.address().clone(),
         };
         // Also when nothing is heard of it in time: the head may still make it.
-        let unclaimed = Unclaimed { session: self.clone(), group: Some(spec.id) };
-        let made = self.ask_head(move |head| async move {
-            let made = head.create_placement_group(mux::within(limits().written), spec).await?;
-            Ok((made, unclaimed))
+        let (session, group) = (self.clone(), spec.id);
+        let unclaimed = Arc::new(Unclaimed { session, group, is_claimed: AtomicBool::new(false) });
+        let made = self.ask_head(move |head| {
+            let (spec, unclaimed) = (spec.clone(), unclaimed.clone());
+            async move {
+                let made = head.create_placement_group(mux::within(limits().written), spec).await?;
+                Ok((made, unclaimed))
+            }
         });
-        let (answer, mut unclaimed) = made.await?;
+        let (answer, unclaimed) = made.await?;
         // The head has made it, or has not.
-        unclaimed.group = None;
+        unclaimed.is_claimed.store(true, Ordering::Relaxed);
         answer
     }
 
@@ -117,8 +125,11 @@ impl Session {
             check_name("finding a placement group", "name", Some(name))?;
         }
         let name = ScopedName { namespace, name: name.to_owned() };
-        self.ask_head(move |head| async move { head.find_placement_group(mux::within(limits().head), name).await })
-            .await?
+        self.ask_head(move |head| {
+            let name = name.clone();
+            async move { head.find_placement_group(mux::within(limits().head), name).await }
+        })
+        .await?
     }
 
     /// A ref to the node of each bundle of the group, that is there when all have one. Answers at once.

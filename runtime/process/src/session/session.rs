@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use tarpc::client::RpcError;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ClusterId, JobId};
 use wingbeat_net::handshake::Role;
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 use wingbeat_net::services::HeadClient;
 
@@ -104,17 +106,14 @@ impl Session {
         self.process.cluster()
     }
 
-    /// Asks the head something, on the IO thread.
+    /// Asks the head something; see [`Process::ask_head`].
     pub(crate) async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
     where
-        Q: FnOnce(HeadClient) -> F + Send,
-        F: Future<Output = Result<T, tarpc::client::RpcError>> + Send + 'static,
+        Q: Fn(HeadClient) -> F + Send,
+        F: Future<Output = Result<T, RpcError>> + Send + 'static,
         T: Send + 'static,
     {
-        let head = self.process.head_client().await?;
-        let asking = self.process.io().spawn(question(head));
-        let answer = asking.await.map_err(|_| self.process.owner.over_error())?;
-        mux::answered(answer, "the head").map_err(|error| self.process.ended().cloned().unwrap_or(error))
+        self.process.ask_head(question).await
     }
 
     /// Leaves the cluster; a private one ends. Refs to small values that have arrived can still be read. Every other
@@ -126,6 +125,7 @@ impl Session {
             Session::set_global(None);
         }
         if matches!(process.wire.who.role, Role::Driver(_)) && !process.is_over() {
+            process.tell_head(HeadMessage::Leaves);
             self.last_output().await;
         }
         // Joining threads blocks; the caller's runtime must not.

@@ -313,18 +313,20 @@ impl Session {
     ) -> Result<ActorHandle, Error> {
         let process = self.process();
         let (id, object, detached, limit) = (spec.id, spec.handle, spec.detached, spec.max_pending_calls);
-        let head = process.head_client().await?;
         let handle = process.owner.new_object(object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
-        let answer = head.create_actor(mux::within(limits().written), spec, or_get).await;
-        let info = match mux::answered(answer, "the head") {
+        let answer = self.ask_head(move |head| {
+            let spec = spec.clone();
+            async move { head.create_actor(mux::within(limits().written), spec, or_get).await }
+        });
+        let info = match answer.await {
             Ok(answer) => answer?,
             Err(error) => {
                 // It may exist, or be made when the head goes on. Nobody would ever hold a handle of it.
                 let by = "its creator, which had no answer from the head".to_owned();
                 process.tell_head(HeadMessage::TerminateActor { actor: id, by });
-                return Err(process.ended().cloned().unwrap_or(error));
+                return Err(error);
             }
         };
         if info.id != id {
@@ -379,15 +381,11 @@ impl Session {
         });
         async move {
             checked?;
-            let finding = session.clone();
-            let find = async move {
-                let head = finding.process().head_client().await?;
-                let answer = head.find_actor(mux::within(limits().head), name).await;
-                let ended = || finding.process().ended().cloned();
-                let info = mux::answered(answer, "the head").map_err(|error| ended().unwrap_or(error))??;
-                finding.actor_handle(class, info)
-            };
-            session.on_io_async(find).await
+            let find = session.ask_head(move |head| {
+                let name = name.clone();
+                async move { head.find_actor(mux::within(limits().head), name).await }
+            });
+            session.actor_handle(class, find.await??)
         }
     }
 

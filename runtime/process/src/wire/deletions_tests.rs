@@ -30,6 +30,7 @@ impl Node for Deleting {
             self.0.lock().extend(ids.iter().map(|id| id.index));
         }
     }
+    async fn orders(self, _: Context, _: u64, _: Vec<NodeMessage>) {}
     async fn register_worker(self, _: Context, _: Address, _: u32) -> Result<WorkerStart, Error> {
         Err(Error::NoSession)
     }

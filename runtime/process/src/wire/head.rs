@@ -1,18 +1,29 @@
-//! This process's connection to the head. A driver dials at once; a worker process when it first has
-//! something to say.
+//! This process's connection to the head, over any number of connections. A driver dials at once; a worker process when it
+//! first has something to say.
+//!
+//! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again. It is lost when its
+//! machine says that nobody listens there any more, when it says that it has given this process up, or when it cannot be
+//! reached for as long as it waits for this process.
 
+use std::time::{Duration, Instant};
+
+use tarpc::client::RpcError;
+use tokio::sync::watch;
 use wingbeat_core::error::Error;
-use wingbeat_net::address;
-use wingbeat_net::handshake::Purpose;
+use wingbeat_net::address::{self, DialError, Stream};
+use wingbeat_net::handshake::{Hello, Purpose};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
 
 use crate::owner::Outside;
-use crate::wire::head_link::HeadLink;
+use crate::wire::head_link::{HeadLink, Standing};
 use crate::wire::process::Process;
 use crate::wire::service::PeerService;
+
+/// The first pause before the head is dialled again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 fn process_ended() -> Error {
     Error::SessionEnded { why: "it was shut down while connecting to the head".into() }
@@ -24,67 +35,172 @@ impl Process {
         self.wire.tell_head(&self.owner, message);
     }
 
-    /// Dials the head, to which something was said.
-    pub(super) fn reach_head(self, head: &HeadLink) {
-        let head = head.clone();
-        self.io().clone().spawn(async move {
-            if let Err(error) = self.client_of(&head).await {
-                tracing::warn!(%error, "cannot reach the head");
-                head.shared.link.broke();
-                self.head_lost();
-            }
+    /// Dials the head, to which something was said or is to be.
+    pub(super) fn reach_head(&self, head: &HeadLink) {
+        let (process, head) = (self.clone(), head.clone());
+        self.vital("its connection to the head", async move {
+            let first =
+                address::dial(head.address(), "the head", &process.wire.who.token, process.hello(Purpose::Control));
+            let why = match first.await {
+                Ok(stream) => process.see_head_through(&head, stream).await,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot reach the head");
+                    error
+                }
+            };
+            head.shared.link.broke();
+            head.shared.client.send_replace(Standing::Lost(why));
+            process.head_lost();
         });
     }
 
-    /// The head's client, for questions; dials if need be.
+    /// The head's client, for questions; dials if need be, and waits while there is no connection.
     ///
     /// # Errors
     /// When there is no head, or it cannot be reached.
     pub async fn head_client(&self) -> Result<HeadClient, Error> {
+        self.client_of_head(&mut self.standing_with_head()?).await
+    }
+
+    /// Asks the head something, on the IO thread; again, if the connection ends before it has answered. What it is asked to
+    /// make carries an id, so that it is made once.
+    pub(crate) async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
+    where
+        Q: Fn(HeadClient) -> F + Send,
+        F: Future<Output = Result<T, RpcError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut standing = self.standing_with_head()?;
+        loop {
+            let client = self.client_of_head(&mut standing).await?;
+            let asking = self.io().spawn(question(client));
+            let answer = asking.await.map_err(|_| self.owner.over_error())?;
+            match answer {
+                Err(RpcError::Shutdown | RpcError::Channel(_)) => {
+                    // What came of the connection is told in a moment.
+                    tokio::select! {
+                        _ = standing.changed() => {}
+                        () = self.over() => return Err(self.owner.over_error()),
+                    }
+                }
+                answer => {
+                    let answered = mux::answered(answer, "the head");
+                    return answered.map_err(|error| self.ended().cloned().unwrap_or(error));
+                }
+            }
+        }
+    }
+
+    fn standing_with_head(&self) -> Result<watch::Receiver<Standing>, Error> {
         let head = self.wire.head.get().ok_or(Error::NoSession)?;
-        let (process, head) = (self.clone(), head.clone());
-        let client = self.io().spawn(async move { process.client_of(&head).await });
-        client.await.map_err(|_| process_ended())?
+        if head.is_first_use() {
+            self.reach_head(head);
+        }
+        Ok(head.shared.client.subscribe())
     }
 
-    async fn client_of(&self, head: &HeadLink) -> Result<HeadClient, Error> {
-        let client = head.shared.client.get_or_try_init(|| self.dial_head(head)).await?;
-        Ok(client.clone())
+    async fn client_of_head(&self, standing: &mut watch::Receiver<Standing>) -> Result<HeadClient, Error> {
+        let known = async {
+            match standing.wait_for(|standing| !matches!(standing, Standing::Away)).await.as_deref() {
+                Ok(Standing::Here(client)) => Ok(client.clone()),
+                Ok(Standing::Lost(why)) => Err(why.clone()),
+                Ok(Standing::Away) | Err(_) => Err(process_ended()),
+            }
+        };
+        tokio::select! {
+            known = known => known,
+            () = self.over() => Err(self.owner.over_error()),
+        }
     }
 
-    async fn dial_head(&self, head: &HeadLink) -> Result<HeadClient, Error> {
-        let hello = self.hello(Purpose::Control);
-        let stream = address::dial(&head.shared.address, "the head", &self.wire.who.token, hello).await?;
-        let (head, process) = (head.clone(), self.clone());
-        // Tasks of a connection belong to the IO thread, whoever dialled.
-        let (ready, client) = tokio::sync::oneshot::channel();
-        self.vital("its connection to the head", async move {
-            let (connection, client, server) =
-                mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
-            *head.shared.connection.lock() = Some(connection.clone());
-            let client = HeadClient::new(mux::client_config(), client).spawn();
-            let _ = ready.send(client);
-            let service = PeerService::new(process.clone(), head.shared.address.process);
-            let sending = head.shared.link.run(&connection, |messages| HeadRequest::Deliver { messages });
-            mux::beside(mux::serve(server, service.serve()), sending).await;
-            connection.close();
-            head.shared.link.broke();
-            process.head_lost();
-        });
-        client.await.map_err(|_| process_ended())
+    /// Talks to the head over one connection after the other, until it is lost. Answers with why.
+    async fn see_head_through(&self, head: &HeadLink, first: Stream) -> Error {
+        let (mut stream, mut is_back) = (first, false);
+        loop {
+            let is_known = self.talk_to_head(head, stream, is_back).await;
+            if !is_known || self.is_shut_down() {
+                return self.head_is_lost(head);
+            }
+            match self.find_head(head).await {
+                Some(found) => (stream, is_back) = (found, true),
+                None => return self.head_is_lost(head),
+            }
+        }
+    }
+
+    /// Talks to the head until the connection ends. False if the head says that it has given this process up.
+    async fn talk_to_head(&self, head: &HeadLink, stream: Stream, is_back: bool) -> bool {
+        let shared = &head.shared;
+        let (connection, client, server) =
+            mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        *shared.connection.lock() = Some(connection.clone());
+        let client = HeadClient::new(mux::client_config(), client).spawn();
+        let service = PeerService::new(self.clone(), head.address().process);
+        let talking = async {
+            if is_back {
+                match client.resume(mux::within(limits().silence)).await {
+                    Ok(true) => {}
+                    Ok(false) => return false,
+                    Err(_) => return true,
+                }
+            }
+            shared.client.send_replace(Standing::Here(client));
+            shared
+                .link
+                .carry(&connection, |number, messages| HeadRequest::Deliver { number, messages }, messages_of)
+                .await;
+            true
+        };
+        let mut is_known = true;
+        mux::beside(mux::serve(server, service.serve()), async { is_known = talking.await }).await;
+        connection.close();
+        // Not over a loss that somebody has told of.
+        shared.client.send_replace(Standing::Away);
+        is_known
+    }
+
+    /// Dials the head until it answers; none when it is gone, or has given this process up by now.
+    async fn find_head(&self, head: &HeadLink) -> Option<Stream> {
+        let end = Instant::now() + limits().lost;
+        let (mut pause, longest) = PAUSES;
+        while !self.is_shut_down() && Instant::now() < end {
+            let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
+            let dialling = address::dial_known(head.address(), "the head", &self.wire.who.token, hello);
+            // What is lost on the way is not waited for as long as a machine may take to answer.
+            match tokio::time::timeout(2 * longest, dialling).await {
+                Ok(Ok(stream)) => return Some(stream),
+                Ok(Err(DialError::Gone(_))) => return None,
+                Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
+                Err(_) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+        None
+    }
+
+    fn head_is_lost(&self, head: &HeadLink) -> Error {
+        let at = head.address().tcp.map_or_else(String::new, |tcp| format!(" at {tcp}"));
+        let lost = limits().lost;
+        Error::SessionEnded {
+            why: format!(
+                "the head{at} is gone, or has heard nothing from this process for {lost:?}; what was running may be lost"
+            ),
+        }
     }
 
     fn head_lost(&self) {
-        if self.is_shut_down() {
-            return;
+        if let Some(head) = self.wire.head.get()
+            && !self.is_shut_down()
+        {
+            self.end(&self.head_is_lost(head));
         }
-        let address = self.wire.head.get().map(|head| head.address().clone());
-        let at = address.and_then(|address| address.tcp).map_or_else(String::new, |tcp| format!(" at {tcp}"));
-        let silence = limits().silence;
-        self.end(&Error::SessionEnded {
-            why: format!(
-                "the head{at} is gone, or has heard nothing from this process for {silence:?}; what was running may be lost"
-            ),
-        });
+    }
+}
+
+fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {
+    match request {
+        HeadRequest::Deliver { messages, .. } => messages,
+        _ => Vec::new(),
     }
 }

@@ -1,15 +1,26 @@
 //! What is kept of the connection to the head.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::watch;
+use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::Connection;
 use wingbeat_net::services::HeadClient;
+
+/// How this process stands with the head.
+#[derive(Clone)]
+pub(super) enum Standing {
+    /// There is no connection (yet).
+    Away,
+    Here(HeadClient),
+    /// There will be none any more.
+    Lost(Error),
+}
 
 /// The link to the head.
 #[derive(Clone)]
@@ -20,10 +31,13 @@ pub struct HeadLink {
 pub(super) struct Shared {
     pub address: Address,
     pub link: Link<HeadMessage>,
-    pub client: OnceCell<HeadClient>,
+    /// For questions. Whoever has one while there is no connection waits for the next.
+    pub client: watch::Sender<Standing>,
     /// Whether somebody dials, or has.
     started: AtomicBool,
     pub connection: Mutex<Option<Connection>>,
+    /// The number of the next batch of what the head says.
+    heard: AtomicU64,
 }
 
 impl HeadLink {
@@ -33,9 +47,10 @@ impl HeadLink {
             shared: Arc::new(Shared {
                 address,
                 link: Link::new(),
-                client: OnceCell::new(),
+                client: watch::Sender::new(Standing::Away),
                 started: AtomicBool::new(false),
                 connection: Mutex::default(),
+                heard: AtomicU64::new(0),
             }),
         }
     }
@@ -55,6 +70,16 @@ impl HeadLink {
     /// Queues a message. Whether nobody dials yet, and somebody is to.
     pub(super) fn say(&self, message: HeadMessage) -> bool {
         self.shared.link.send(message);
+        self.is_first_use()
+    }
+
+    /// Whether nobody dials yet, and somebody is to.
+    pub(super) fn is_first_use(&self) -> bool {
         !self.shared.started.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether a batch of this number is to be taken in, and has not come before.
+    pub(super) fn hears(&self, number: u64) -> bool {
+        self.shared.heard.fetch_max(number + 1, Ordering::AcqRel) <= number
     }
 }

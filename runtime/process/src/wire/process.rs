@@ -146,6 +146,7 @@ impl Prepared {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
+            resumes: false,
         }
     }
 
@@ -294,6 +295,7 @@ impl Process {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
+            resumes: false,
         }
     }
 
@@ -399,6 +401,11 @@ impl Process {
             }
             other => self.owner.hears_head(other),
         }
+    }
+
+    /// Whether a batch of what the head says is to be taken in, and has not come before.
+    pub(super) fn hears_head(&self, number: u64) -> bool {
+        self.wire.head.get().is_some_and(|head| head.hears(number))
     }
 
     pub(crate) fn is_shut_down(&self) -> bool {

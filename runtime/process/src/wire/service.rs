@@ -59,7 +59,10 @@ impl wingbeat_net::services::Process for PeerService {
         }
     }
 
-    async fn head_events(self, _: Context, events: Vec<HeadEvent>) {
+    async fn head_events(self, _: Context, number: u64, events: Vec<HeadEvent>) {
+        if !self.process.hears_head(number) {
+            return;
+        }
         for event in events {
             self.process.head_event(event);
         }

@@ -1,0 +1,163 @@
+//! Processes and nodes that talk to the head, each over any number of connections.
+//!
+//! The end of a connection is not the end of who was behind it. A peer that has no connection is *away*: what the head says to
+//! it is kept, and it may come back and go on where it was. It is lost when it said that it leaves, when its machine says that
+//! nobody listens there any more, or when it does not come back in time.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use wingbeat_core::spec::Address;
+use wingbeat_net::address;
+use wingbeat_net::limits::limits;
+use wingbeat_net::link::Link;
+use wingbeat_net::messages::Weight;
+use wingbeat_net::mux::Connection;
+
+/// The first pause before an absent peer's machine is asked whether somebody listens, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// A process or node, from its first connection until it is lost.
+pub(super) struct Peer<C, M> {
+    /// What the head says to it.
+    pub link: Link<M>,
+    /// For questions to it, over its latest connection.
+    pub client: C,
+    /// The number of its next batch.
+    heard: u64,
+    leaves: bool,
+    presence: Presence,
+}
+
+enum Presence {
+    Here(Connection),
+    /// Whoever waits for it is told when it is back.
+    Away(Arc<Notify>),
+}
+
+/// Who has connected.
+pub(super) enum Entered<M> {
+    New(Link<M>),
+    /// It goes on where it was.
+    Back(Link<M>),
+    /// It was given up, or this head never knew it.
+    Unknown,
+    /// Another has its name already.
+    Taken,
+}
+
+/// A peer that has no connection any more.
+pub(super) struct Absence {
+    back: Arc<Notify>,
+    leaves: bool,
+    since: Instant,
+    was_silent: bool,
+}
+
+/// How an absence ends.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Return {
+    Back,
+    /// Nobody listens where it did, or it has said that it leaves.
+    Ended,
+    TooLate,
+}
+
+/// Enters a connection of a peer.
+pub(super) fn enter<K: Ord, C, M: Weight + Send + 'static>(
+    peers: &mut BTreeMap<K, Peer<C, M>>,
+    id: K,
+    client: C,
+    connection: &Connection,
+    resumes: bool,
+) -> Entered<M> {
+    match peers.entry(id) {
+        Entry::Vacant(_) if resumes => Entered::Unknown,
+        Entry::Vacant(free) => {
+            let presence = Presence::Here(connection.clone());
+            let peer = free.insert(Peer { link: Link::new(), client, heard: 0, leaves: false, presence });
+            Entered::New(peer.link.clone())
+        }
+        Entry::Occupied(mut known) if resumes => {
+            let peer = known.get_mut();
+            peer.client = client;
+            match std::mem::replace(&mut peer.presence, Presence::Here(connection.clone())) {
+                // Its end was not noticed here.
+                Presence::Here(old) => old.close(),
+                Presence::Away(back) => back.notify_one(),
+            }
+            Entered::Back(peer.link.clone())
+        }
+        Entry::Occupied(_) => Entered::Taken,
+    }
+}
+
+/// A connection has ended. None if the peer has another by now, or is lost.
+pub(super) fn leave<K: Ord, C, M>(
+    peers: &mut BTreeMap<K, Peer<C, M>>,
+    id: &K,
+    connection: &Connection,
+) -> Option<Absence> {
+    let peer = peers.get_mut(id)?;
+    if !matches!(&peer.presence, Presence::Here(here) if here.is(connection)) {
+        return None;
+    }
+    let back = Arc::new(Notify::new());
+    peer.presence = Presence::Away(back.clone());
+    let was_silent = *connection.silence().borrow();
+    Some(Absence { back, leaves: peer.leaves, since: Instant::now(), was_silent })
+}
+
+/// Takes out a peer whose absence lasts too long. None if it is back after all.
+pub(super) fn lose<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, absence: &Absence) -> Option<Peer<C, M>> {
+    let peer = peers.get(id)?;
+    match &peer.presence {
+        Presence::Away(back) if Arc::ptr_eq(back, &absence.back) => peers.remove(id),
+        _ => None,
+    }
+}
+
+/// Whether a batch of this number is to be taken in: it is of somebody who is known, and has not come before.
+pub(super) fn hears<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, number: u64) -> bool {
+    let Some(peer) = peers.get_mut(id).filter(|peer| number >= peer.heard) else { return false };
+    peer.heard = number + 1;
+    true
+}
+
+/// A peer has said that it leaves.
+pub(super) fn leaves<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K) {
+    if let Some(peer) = peers.get_mut(id) {
+        peer.leaves = true;
+    }
+}
+
+impl Absence {
+    /// Waits until the peer is back, or lost. One that nobody else may be able to dial says nothing with a refusal while
+    /// it is silent: something between may refuse to let anybody in.
+    pub(super) async fn ends(&self, address: &Address, may_hide: bool) -> Return {
+        if self.leaves {
+            return Return::Ended;
+        }
+        let is_certain = !(may_hide && self.was_silent && address.machine != address::this_machine());
+        let silence = if self.was_silent { limits().silence } else { Duration::ZERO };
+        let end = self.since + limits().lost.saturating_sub(silence);
+        let asking = async {
+            let (mut pause, longest) = PAUSES;
+            loop {
+                if is_certain && address::is_gone(address).await {
+                    return Return::Ended;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        };
+        tokio::select! {
+            () = self.back.notified() => Return::Back,
+            ended = asking => ended,
+            () = tokio::time::sleep_until(end.into()) => Return::TooLate,
+        }
+    }
+}

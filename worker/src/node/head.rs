@@ -1,0 +1,129 @@
+//! The node's link to the head, over any number of connections.
+//!
+//! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again, in both directions.
+//! The node ends when the head's machine says that nobody listens there any more, when the head says that it has given the node
+//! up, or when it cannot be reached for so long that the head may be about to: what runs here may then be started again
+//! elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use wingbeat_core::error::Error;
+use wingbeat_net::address::{self, DialError, Stream};
+use wingbeat_net::handshake::{Hello, Purpose};
+use wingbeat_net::limits::limits;
+use wingbeat_net::messages::{HeadMessage, NodeInfo};
+use wingbeat_net::mux::{self, Connection, Waiting};
+use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
+use wingbeat_net::silence::Probing;
+
+use super::Daemon;
+use super::service::NodeService;
+
+/// The first pause before the head is dialled again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// How long the node goes on without the head, from the end of a connection. The head has heard nothing for `silence` by then,
+/// and gives the node up after `lost`; before that, the node's processes must be gone.
+fn patience() -> Duration {
+    let limits = limits();
+    limits.lost.saturating_sub(limits.silence + limits.silence / 2)
+}
+
+impl Daemon {
+    /// Joins the head, and stays with it until it is lost.
+    pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
+        let hello = self.hello(Purpose::Control);
+        let stream = address::dial(&self.head_address, "the head", &self.token, hello).await?;
+        let (connection, client) = self.serve_head(stream);
+        let answer = client.join_node(mux::within(limits().head), info, self.running()).await;
+        mux::answered(answer, "the head")??;
+        tokio::spawn(async move { self.stay(connection, client).await });
+        Ok(())
+    }
+
+    /// A client for questions to the head; none while there is no connection.
+    pub(super) fn head_client(&self) -> Option<HeadClient> {
+        self.head_client.lock().clone()
+    }
+
+    /// Whether a batch of what the head says is to be taken in, and has not come before.
+    pub(super) fn hears_head(&self, number: u64) -> bool {
+        self.head_heard.fetch_max(number + 1, Ordering::AcqRel) <= number
+    }
+
+    fn serve_head(self: &Arc<Self>, stream: Stream) -> (Connection, HeadClient) {
+        let (connection, client, server) = mux::connect_probing::<HeadRequest, HeadResponse, NodeRequest, NodeResponse>(
+            stream,
+            Waiting::Asleep,
+            Probing::Both,
+        );
+        self.connections.lock().push(connection.clone());
+        let client = HeadClient::new(mux::client_config(), client).spawn();
+        let service = NodeService::new(self.clone(), self.head_address.process);
+        tokio::spawn(mux::serve(server, service.serve()));
+        (connection, client)
+    }
+
+    /// Talks to the head over one connection after the other, until it is lost.
+    async fn stay(self: Arc<Self>, mut connection: Connection, mut client: HeadClient) {
+        let mut is_back = false;
+        loop {
+            let is_known = match is_back {
+                true => client.resume(mux::within(limits().silence)).await.unwrap_or(true),
+                false => true,
+            };
+            if is_known {
+                *self.head_client.lock() = Some(client);
+                let request = |number, messages| HeadRequest::Deliver { number, messages };
+                self.head.carry(&connection, request, messages_of).await;
+                *self.head_client.lock() = None;
+            }
+            connection.close();
+            self.connections.lock().retain(|other| !other.is(&connection));
+            let found = match is_known && self.ended.borrow().is_none() {
+                true => self.find_head().await,
+                false => None,
+            };
+            match found {
+                Some(stream) => (connection, client) = self.serve_head(stream),
+                None => break,
+            }
+            is_back = true;
+        }
+        self.head.broke();
+        let lost = limits().lost.as_secs_f64();
+        self.end(&format!(
+            "the head is gone, or gives this node up because it has heard nothing from it for {lost} s; start this worker \
+             again when the head is back"
+        ));
+    }
+
+    /// Dials the head until it answers; none when it is gone, or when there is no more time.
+    async fn find_head(&self) -> Option<Stream> {
+        let end = Instant::now() + patience();
+        let (mut pause, longest) = PAUSES;
+        while Instant::now() < end && self.ended.borrow().is_none() {
+            let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
+            let dialling = address::dial_known(&self.head_address, "the head", &self.token, hello);
+            // What is lost on the way is not waited for as long as a machine may take to answer.
+            match tokio::time::timeout(2 * longest, dialling).await {
+                Ok(Ok(stream)) => return Some(stream),
+                Ok(Err(DialError::Gone(_))) => return None,
+                Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
+                Err(_) => {}
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+        None
+    }
+}
+
+fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {
+    match request {
+        HeadRequest::Deliver { messages, .. } => messages,
+        _ => Vec::new(),
+    }
+}
