@@ -92,7 +92,7 @@ impl Daemon {
             false => self.fetch_from_driver(job).await,
         };
         let Err(error) = from_driver else { return from_driver };
-        let head = self.head_client().ok_or_else(|| failed(job, "there is no connection to the head"))?;
+        let head = self.head.client().ok_or_else(|| failed(job, "there is no connection to the head"))?;
         match receive(job, &Source::Head(head.clone())).await? {
             Some(fd) => Ok(fd),
             None => Err(failed(job, format!("{error}, and the head does not keep it"))),
@@ -101,7 +101,7 @@ impl Daemon {
 
     /// The driver's own executable, if it runs on this machine and can be opened.
     fn local(&self, wanted: &Executable) -> Option<File> {
-        if wanted.machine != self.address.machine {
+        if wanted.machine != self.who.address.machine {
             return None;
         }
         let file = File::open(format!("/proc/{}/exe", wanted.pid)).ok()?;
@@ -110,7 +110,7 @@ impl Daemon {
 
     async fn fetch_from_driver(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
         let hello = self.hello(Purpose::Control);
-        let stream = address::dial(&job.driver, "the driver", &self.token, hello).await?;
+        let stream = address::dial(&job.driver, "the driver", &self.who.token, hello).await?;
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         drop(server);

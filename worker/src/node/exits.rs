@@ -29,7 +29,7 @@ impl Daemon {
         let Some(process) = pool.server_of(lease) else {
             // Its process is gone already, and the head was told.
             drop(pool);
-            self.head.send(HeadMessage::LeaseEnded(lease));
+            self.head.link.send(HeadMessage::LeaseEnded(lease));
             return;
         };
         // One that was removed waits for its devices, and its end is reported after that.
@@ -97,11 +97,11 @@ impl Daemon {
                     self.forget_unstarted(process, &Error::Io { what, why });
                 }
                 Report::Exited { process, code, signal } => {
-                    let (daemon, gone) = (self.clone(), self.held.leaves(process));
+                    let (daemon, gone) = (self.clone(), self.devices.held.leaves(process));
                     // Its last output may still be on its way; others must not wait for it.
                     tokio::spawn(async move { daemon.exited(process, code, signal, gone).await });
                 }
-                Report::Gone { process } => self.held.is_gone(process),
+                Report::Gone { process } => self.devices.held.is_gone(process),
             }
         }
         self.guard_is_gone().await;
@@ -109,14 +109,14 @@ impl Daemon {
 
     /// Nobody starts and ends worker processes any more: the node ends, and leaves nothing behind.
     async fn guard_is_gone(self: Arc<Self>) {
-        if self.ended.borrow().is_some() {
+        if self.ending.ended.borrow().is_some() {
             // It was told to end.
             return;
         }
         let pid = self.guard.pid().unwrap_or_default();
         let workers: BTreeMap<ProcessId, u32> = {
             let pool = self.pool.lock();
-            let leaving = self.held.leaving().into_iter().map(|process| (process, 0));
+            let leaving = self.devices.held.leaving().into_iter().map(|process| (process, 0));
             leaving.chain(pool.workers.iter().map(|(process, worker)| (*process, worker.pid))).collect()
         };
         // Usually the half of the guard that was left has done it already.
@@ -163,7 +163,7 @@ impl Daemon {
         let (pid, started) = (worker.pid, worker.page.started());
         let exit = Exit { code, signal, stderr: tail.last_lines(started), reason: worker.reason.take() };
         let Stage::Ending { assignment, contact, by_head } = worker.into_stage() else { return };
-        if self.ended.borrow().is_some() {
+        if self.ending.ended.borrow().is_some() {
             // It ended with its node, which is what the head is told.
             return;
         }
@@ -171,8 +171,8 @@ impl Daemon {
         let is_reported = contact.is_some();
         if is_reported {
             // Also of one that was idle: what it owned is nobody's from now on.
-            let (node, exit) = (self.id, exit.clone());
-            self.head.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
+            let (node, exit) = (self.who.id, exit.clone());
+            self.head.link.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
         }
         let Some(lease) = lease else {
             if !is_reported && !by_head {
@@ -185,7 +185,7 @@ impl Daemon {
             self.devices_released(&gpus, &users_before, gone).await;
         }
         self.pool.lock().lease_is_over(lease);
-        self.head.send(if is_reported || by_head {
+        self.head.link.send(if is_reported || by_head {
             HeadMessage::LeaseEnded(lease)
         } else {
             let error = Error::Io { what: "a worker process ended before it reported".into(), why: exit.to_string() };

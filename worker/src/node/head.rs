@@ -6,13 +6,16 @@
 //! elsewhere.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
 use wingbeat_net::address::{self, DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose};
 use wingbeat_net::limits::limits;
+use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, NodeInfo};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
@@ -31,26 +34,43 @@ fn patience() -> Duration {
     limits.lost.saturating_sub(limits.silence + limits.silence / 2)
 }
 
+/// What is kept of the connection to the head.
+pub(super) struct HeadLink {
+    pub address: Address,
+    /// What the node says to it.
+    pub link: Link<HeadMessage>,
+    /// For questions, while there is a connection.
+    client: Mutex<Option<HeadClient>>,
+    /// The number of the next batch of what the head says.
+    heard: AtomicU64,
+}
+
+impl HeadLink {
+    pub(super) fn new(address: Address) -> HeadLink {
+        HeadLink { address, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0) }
+    }
+
+    /// A client for questions to the head; none while there is no connection.
+    pub(super) fn client(&self) -> Option<HeadClient> {
+        self.client.lock().clone()
+    }
+
+    /// Whether a batch of what the head says is to be taken in, and has not come before.
+    pub(super) fn hears(&self, number: u64) -> bool {
+        self.heard.fetch_max(number + 1, Ordering::AcqRel) <= number
+    }
+}
+
 impl Daemon {
     /// Joins the head, and stays with it until it is lost.
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let hello = self.hello(Purpose::Control);
-        let stream = address::dial(&self.head_address, "the head", &self.token, hello).await?;
+        let stream = address::dial(&self.head.address, "the head", &self.who.token, hello).await?;
         let (connection, client) = self.serve_head(stream);
         let answer = client.join_node(mux::within(limits().head), info, self.running()).await;
         mux::answered(answer, "the head")??;
         tokio::spawn(async move { self.stay(connection, client).await });
         Ok(())
-    }
-
-    /// A client for questions to the head; none while there is no connection.
-    pub(super) fn head_client(&self) -> Option<HeadClient> {
-        self.head_client.lock().clone()
-    }
-
-    /// Whether a batch of what the head says is to be taken in, and has not come before.
-    pub(super) fn hears_head(&self, number: u64) -> bool {
-        self.head_heard.fetch_max(number + 1, Ordering::AcqRel) <= number
     }
 
     fn serve_head(self: &Arc<Self>, stream: Stream) -> (Connection, HeadClient) {
@@ -59,9 +79,9 @@ impl Daemon {
             Waiting::Asleep,
             Probing::Both,
         );
-        self.connections.lock().push(connection.clone());
+        self.ending.connections.lock().push(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
-        let service = NodeService::new(self.clone(), self.head_address.process);
+        let service = NodeService::new(self.clone(), self.head.address.process);
         tokio::spawn(mux::serve(server, service.serve()));
         (connection, client)
     }
@@ -75,14 +95,14 @@ impl Daemon {
                 false => true,
             };
             if is_known {
-                *self.head_client.lock() = Some(client);
+                *self.head.client.lock() = Some(client);
                 let request = |number, messages| HeadRequest::Deliver { number, messages };
-                self.head.carry(&connection, request, messages_of).await;
-                *self.head_client.lock() = None;
+                self.head.link.carry(&connection, request, messages_of).await;
+                *self.head.client.lock() = None;
             }
             connection.close();
-            self.connections.lock().retain(|other| !other.is(&connection));
-            let found = match is_known && self.ended.borrow().is_none() {
+            self.ending.connections.lock().retain(|other| !other.is(&connection));
+            let found = match is_known && self.ending.ended.borrow().is_none() {
                 true => self.find_head().await,
                 false => None,
             };
@@ -92,7 +112,7 @@ impl Daemon {
             }
             is_back = true;
         }
-        self.head.broke();
+        self.head.link.broke();
         let lost = limits().lost.as_secs_f64();
         self.end(&format!(
             "the head is gone, or gives this node up because it has heard nothing from it for {lost} s; start this worker \
@@ -104,9 +124,9 @@ impl Daemon {
     async fn find_head(&self) -> Option<Stream> {
         let end = Instant::now() + patience();
         let (mut pause, longest) = PAUSES;
-        while Instant::now() < end && self.ended.borrow().is_none() {
+        while Instant::now() < end && self.ending.ended.borrow().is_none() {
             let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
-            let dialling = address::dial_known(&self.head_address, "the head", &self.token, hello);
+            let dialling = address::dial_known(&self.head.address, "the head", &self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(2 * longest, dialling).await {
                 Ok(Ok(stream)) => return Some(stream),

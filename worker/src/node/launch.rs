@@ -65,13 +65,13 @@ impl Daemon {
         match &assigned.start.holder {
             LeaseHolder::Actor(spec, incarnation) => {
                 // Said first: nobody calls the actor before its constructor has returned, which is said next.
-                self.head.send(ready);
+                self.head.link.send(ready);
                 let (spec, incarnation) = (spec.clone(), *incarnation);
                 commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures });
             }
             LeaseHolder::Tasks(..) => {
                 commands.send(WorkerCommand::Lease { lease, gpus, captures });
-                let (link, head) = (commands.clone(), self.head.clone());
+                let (link, head) = (commands.clone(), self.head.link.clone());
                 // The owner must not reach the process before its orders have.
                 self.runtime.spawn(async move {
                     if link.flushed().await {
@@ -114,7 +114,7 @@ impl Daemon {
 
     pub(super) fn launch_failed(&self, lease: Option<LeaseId>, error: &Error) {
         match lease {
-            Some(lease) => self.head.send(HeadMessage::LeaseFailed { lease, error: error.clone() }),
+            Some(lease) => self.head.link.send(HeadMessage::LeaseFailed { lease, error: error.clone() }),
             None => tracing::warn!(%error, "cannot start a worker process ahead of need"),
         }
     }
@@ -131,7 +131,7 @@ impl Daemon {
         }
         drop(pool);
         match (stage, lease) {
-            (Stage::Ending { by_head: true, .. }, Some(lease)) => self.head.send(HeadMessage::LeaseEnded(lease)),
+            (Stage::Ending { by_head: true, .. }, Some(lease)) => self.head.link.send(HeadMessage::LeaseEnded(lease)),
             (Stage::Ending { by_head: true, .. }, None) => {}
             _ => self.launch_failed(lease, error),
         }
@@ -149,9 +149,9 @@ impl Daemon {
         let Ok(permit) = self.launches.clone().acquire_owned().await else { return Ok(()) };
         let info = WorkerStartInfo {
             process,
-            daemon: self.address.clone(),
-            token: self.token.reveal().to_owned(),
-            listen: self.listen_ip,
+            daemon: self.who.address.clone(),
+            token: self.who.token.reveal().to_owned(),
+            listen: self.who.listen_ip,
         };
         let (stdout, stdout_end) = pipe().map_err(failed)?;
         let (stderr, stderr_end) = pipe().map_err(failed)?;
@@ -164,7 +164,7 @@ impl Daemon {
             stderr: stderr_end,
         };
         let mut env = job.environment();
-        env.extend(self.gpus.environment(gpus, &env));
+        env.extend(self.devices.gpus.environment(gpus, &env));
         // A worker process gives its daemon up when the head would.
         if let Ok(limit) = std::env::var(SILENCE_VARIABLE) {
             env.insert(SILENCE_VARIABLE.to_owned(), limit);

@@ -32,20 +32,18 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
-use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::Connection;
-use wingbeat_net::services::HeadClient;
 use wingbeat_store::{NodeStore, StoreConfig};
 
 use crate::gpus::Gpus;
@@ -90,12 +88,12 @@ pub struct NodeHandle {
 impl NodeHandle {
     /// Where it listens.
     pub fn address(&self) -> &Address {
-        &self.daemon.address
+        &self.daemon.who.address
     }
 
     /// The node.
     pub fn id(&self) -> NodeId {
-        self.daemon.id
+        self.daemon.who.id
     }
 
     /// Waits until the daemon has ended and the head knows it, and says why: because it was told to, or else the error.
@@ -105,10 +103,10 @@ impl NodeHandle {
     pub fn ended(&self) -> impl Future<Output = Result<String, String>> + Send + use<> {
         let daemon = self.daemon.clone();
         async move {
-            let mut left = daemon.left.subscribe();
+            let mut left = daemon.ending.left.subscribe();
             let _ = left.wait_for(|left| *left).await;
-            let why = daemon.ended.borrow().clone().unwrap_or_default();
-            if daemon.was_told_to_end.load(Ordering::Acquire) { Ok(why) } else { Err(why) }
+            let why = daemon.ending.ended.borrow().clone().unwrap_or_default();
+            if daemon.ending.was_told.load(Ordering::Acquire) { Ok(why) } else { Err(why) }
         }
     }
 
@@ -116,26 +114,47 @@ impl NodeHandle {
     pub fn shut_down(&self) {
         self.daemon.end("it was shut down");
         self.daemon.guard.stop();
-        for connection in self.daemon.connections.lock().drain(..) {
+        for connection in self.daemon.ending.connections.lock().drain(..) {
             connection.close();
         }
     }
 }
 
-/// The daemon.
-pub(crate) struct Daemon {
+/// Who the daemon is. Nothing of it changes.
+struct Identity {
     id: NodeId,
     process: ProcessId,
     cluster: ClusterId,
     address: Address,
     hostname: String,
     token: Token,
-    head_address: Address,
-    head: Link<HeadMessage>,
-    /// For questions to the head, while there is a connection.
-    head_client: Mutex<Option<HeadClient>>,
-    /// The number of the next batch of what the head says.
-    head_heard: AtomicU64,
+    cpus: usize,
+    listen_ip: Option<std::net::IpAddr>,
+}
+
+/// How the daemon ends.
+struct Ending {
+    /// Why, once it does.
+    ended: watch::Sender<Option<String>>,
+    /// Whether it ends because somebody wanted it to.
+    was_told: AtomicBool,
+    /// Whether it has ended, and has told the head why as far as it could.
+    left: watch::Sender<bool>,
+    /// To be closed then.
+    connections: Mutex<Vec<Connection>>,
+}
+
+/// The node's GPUs, and who uses them without a lease.
+struct Devices {
+    gpus: Gpus,
+    questions: release::Questions,
+    held: release::Held,
+}
+
+/// The daemon. All of it lives until it has ended.
+pub(crate) struct Daemon {
+    who: Identity,
+    head: head::HeadLink,
     runtime: tokio::runtime::Handle,
     pub(crate) store: NodeStore,
     guard: Guard,
@@ -145,17 +164,8 @@ pub(crate) struct Daemon {
     transfers: transfer::Transfers,
     owners: owners::Owners,
     executables: executables::Executables,
-    connections: Mutex<Vec<Connection>>,
-    ended: tokio::sync::watch::Sender<Option<String>>,
-    /// Whether it ends because somebody wanted it to.
-    was_told_to_end: AtomicBool,
-    /// Whether it has ended, and has told the head why as far as it could.
-    left: tokio::sync::watch::Sender<bool>,
-    cpus: usize,
-    listen_ip: Option<std::net::IpAddr>,
-    gpus: Gpus,
-    questions: release::Questions,
-    held: release::Held,
+    devices: Devices,
+    ending: Ending,
 }
 
 /// Starts a node daemon on the current tokio runtime and joins the head.
@@ -184,16 +194,19 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     .limited_by(|| crate::machine::HERE.memory_left());
     store.attach(process);
     let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let daemon = Arc::new(Daemon {
+    let who = Identity {
         id,
         process,
         cluster: config.cluster,
+        address: address.clone(),
         hostname: hostname.clone(),
         token: config.token.clone(),
-        head_address: config.head.clone(),
-        head: Link::new(),
-        head_client: Mutex::default(),
-        head_heard: AtomicU64::new(0),
+        cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
+        listen_ip: config.listen.map(|listen| listen.ip()),
+    };
+    let daemon = Arc::new(Daemon {
+        who,
+        head: head::HeadLink::new(config.head.clone()),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
@@ -202,16 +215,17 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         transfers: transfer::Transfers::default(),
         owners: owners::Owners::default(),
         executables: executables::Executables::default(),
-        connections: Mutex::default(),
-        ended: tokio::sync::watch::Sender::new(None),
-        was_told_to_end: AtomicBool::new(false),
-        left: tokio::sync::watch::Sender::new(false),
-        cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
-        listen_ip: config.listen.map(|listen| listen.ip()),
-        gpus: config.gpus.clone(),
-        questions: release::Questions::default(),
-        held: release::Held::default(),
-        address: address.clone(),
+        devices: Devices {
+            gpus: config.gpus.clone(),
+            questions: release::Questions::default(),
+            held: release::Held::default(),
+        },
+        ending: Ending {
+            ended: watch::Sender::new(None),
+            was_told: AtomicBool::new(false),
+            left: watch::Sender::new(false),
+            connections: Mutex::default(),
+        },
     });
     let info = NodeInfo {
         id,
@@ -224,10 +238,10 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     };
     daemon.clone().join(info).await?;
     let accepting = daemon.clone();
-    let welcome = Welcome { address: daemon.address.clone(), cluster: daemon.cluster };
+    let welcome = Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster };
     tokio::spawn(async move {
         let serving = accepting.clone();
-        let listen = listener.serve(accepting.token.clone(), welcome, move |stream, hello| {
+        let listen = listener.serve(accepting.who.token.clone(), welcome, move |stream, hello| {
             let daemon = serving.clone();
             serving.runtime.spawn(async move { daemon.accept(stream, hello).await });
         });
@@ -243,10 +257,10 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
 impl Daemon {
     fn hello(&self, purpose: Purpose) -> Hello {
         Hello {
-            address: self.address.clone(),
-            role: Role::Node(self.id),
+            address: self.who.address.clone(),
+            role: Role::Node(self.who.id),
             purpose,
-            cluster: Some(self.cluster),
+            cluster: Some(self.who.cluster),
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
@@ -255,7 +269,7 @@ impl Daemon {
     }
 
     async fn until_ended(&self, work: impl Future<Output = ()>) {
-        let mut ended = self.ended.subscribe();
+        let mut ended = self.ending.ended.subscribe();
         tokio::select! {
             () = work => {}
             _ = ended.wait_for(Option::is_some) => {}
@@ -265,7 +279,7 @@ impl Daemon {
     /// When the daemon has ended, it ends the worker processes, tells the head why, and leaves: whatever waits for this
     /// node must not wait for ever, and what is started again elsewhere must not be alive here.
     async fn leave(self: Arc<Self>) {
-        let mut ended = self.ended.subscribe();
+        let mut ended = self.ending.ended.subscribe();
         let why = match ended.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
             Err(_) => return,
@@ -273,23 +287,23 @@ impl Daemon {
         let daemon = self.clone();
         let stopped = tokio::task::spawn_blocking(move || daemon.guard.stop());
         let _ = tokio::time::timeout(FAREWELL, stopped).await;
-        self.head.send(HeadMessage::NodeEnds(why));
+        self.head.link.send(HeadMessage::NodeEnds(why));
         // Where the head is the cause, it does not answer.
-        let _ = tokio::time::timeout(FAREWELL, self.head.flushed()).await;
-        for connection in self.connections.lock().drain(..) {
+        let _ = tokio::time::timeout(FAREWELL, self.head.link.flushed()).await;
+        for connection in self.ending.connections.lock().drain(..) {
             connection.close();
         }
-        self.left.send_replace(true);
+        self.ending.left.send_replace(true);
     }
 
     /// The head wants it to end.
     fn told_to_end(&self, why: &str) {
-        self.was_told_to_end.store(true, Ordering::Release);
+        self.ending.was_told.store(true, Ordering::Release);
         self.end(why);
     }
 
     fn end(&self, why: &str) {
-        self.ended.send_if_modified(|ended| {
+        self.ending.ended.send_if_modified(|ended| {
             let first = ended.is_none();
             if first {
                 *ended = Some(why.to_owned());

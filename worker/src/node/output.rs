@@ -208,7 +208,7 @@ impl Daemon {
             *dropped += 1;
             return;
         }
-        let line = |text| LogLine { pid, source: source.clone(), node: self.hostname.clone(), is_stderr, text };
+        let line = |text| LogLine { pid, source: source.clone(), node: self.who.hostname.clone(), is_stderr, text };
         if *dropped > 0 {
             log.send(line(format!("({dropped} lines were dropped here: they came faster than the driver took them)")));
             *dropped = 0;
@@ -222,7 +222,7 @@ impl Daemon {
         while let Some(next) = self.log_of(&job, &log) {
             log = next;
             let begun = Instant::now();
-            match address::dial_known(&job.driver, "the driver", &self.token, self.hello(Purpose::Control)).await {
+            match address::dial_known(&job.driver, "the driver", &self.who.token, self.hello(Purpose::Control)).await {
                 Ok(stream) => self.send_lines(stream, &log).await,
                 Err(DialError::Failed(error)) => tracing::debug!(%error, "output of a job does not arrive"),
                 Err(DialError::Gone(error)) => {
@@ -249,7 +249,7 @@ impl Daemon {
 
     /// Where lines of the job are queued: in what they were, unless that broke. None when there will be no more.
     fn log_of(&self, spec: &Arc<JobSpec>, last: &Link<LogLine>) -> Option<Link<LogLine>> {
-        if self.ended.borrow().is_some() {
+        if self.ending.ended.borrow().is_some() {
             return None;
         }
         let mut pool = self.pool.lock();
@@ -258,7 +258,7 @@ impl Daemon {
         if last.is_broken() {
             job.log = Link::new();
             let text = "(the connection to this node broke: lines are missing here)".to_owned();
-            let (pid, node) = (std::process::id(), self.hostname.clone());
+            let (pid, node) = (std::process::id(), self.who.hostname.clone());
             job.log.send(LogLine { pid, source: "wingbeat".into(), node, is_stderr: true, text });
         }
         Some(job.log.clone())

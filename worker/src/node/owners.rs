@@ -41,7 +41,7 @@ impl Owners {
 impl Daemon {
     /// Asks who is gone until the daemon ends.
     pub(super) async fn ask_for_owners(self: Arc<Self>) {
-        let mut ended = self.ended.subscribe();
+        let mut ended = self.ending.ended.subscribe();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(*ASKED_EVERY) => {}
@@ -49,7 +49,7 @@ impl Daemon {
             }
             let owners = self.owners.with_objects(|owner| self.store.has_objects_of(owner));
             if !owners.is_empty() {
-                self.head.send(HeadMessage::Owners(owners));
+                self.head.link.send(HeadMessage::Owners(owners));
             }
         }
     }

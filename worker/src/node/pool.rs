@@ -185,7 +185,7 @@ impl Daemon {
         for effect in pool.apply(process, event) {
             match effect {
                 Effect::Kill => self.guard.kill(process),
-                Effect::LeaseEnded(lease) => self.head.send(HeadMessage::LeaseEnded(lease)),
+                Effect::LeaseEnded(lease) => self.head.link.send(HeadMessage::LeaseEnded(lease)),
                 Effect::HandOver => {
                     if let Some(worker) = pool.workers.get(&process) {
                         self.hand_over(worker);
@@ -225,7 +225,7 @@ impl Daemon {
         {
             assigned.started = outcome.is_ok();
         }
-        self.head.send(HeadMessage::ActorStarted { actor, incarnation, outcome });
+        self.head.link.send(HeadMessage::ActorStarted { actor, incarnation, outcome });
     }
 
     /// A worker process was asked to exit, and others may still read what it owns.
@@ -240,7 +240,7 @@ impl Daemon {
 
     /// Ends idle processes that are not worth keeping, and gives freed memory back.
     pub(super) async fn keep_house(self: Arc<Self>) {
-        let mut ended = self.ended.subscribe();
+        let mut ended = self.ending.ended.subscribe();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(*HOUSEKEEPING) => {}
@@ -264,7 +264,7 @@ impl Daemon {
                 Stage::Idle { since, .. } => {
                     let count = idle_of.entry(worker.job).or_default();
                     *count += 1;
-                    if *count > self.cpus && since.elapsed() > *IDLE_LIMIT {
+                    if *count > self.who.cpus && since.elapsed() > *IDLE_LIMIT {
                         superfluous.push(*process);
                     }
                 }

@@ -86,7 +86,10 @@ impl Daemon {
             return Some(Vec::new());
         }
         let daemon = self.clone();
-        self.questions.ask(move || devices.iter().map(|device| daemon.gpus.users(*device)).collect()).await
+        self.devices
+            .questions
+            .ask(move || devices.iter().map(|device| daemon.devices.gpus.users(*device)).collect())
+            .await
     }
 
     /// Who uses some devices now. Of whom nobody could tell in time, nobody is spared later.
@@ -149,7 +152,7 @@ impl Daemon {
     }
 
     fn hold(&self, device: u32, who: Option<String>) {
-        let mut devices = self.held.devices.lock();
+        let mut devices = self.devices.held.devices.lock();
         let before = devices.get(&device).cloned();
         if before == who {
             return;
@@ -159,7 +162,7 @@ impl Daemon {
             None => drop(devices.remove(&device)),
         }
         let held = devices.iter().map(|(device, who)| (*device, who.clone())).collect();
-        self.head.send(HeadMessage::DevicesHeld(held));
+        self.head.link.send(HeadMessage::DevicesHeld(held));
     }
 }
 

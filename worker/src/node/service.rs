@@ -88,7 +88,7 @@ impl Daemon {
     }
 
     fn take_in(self: &Arc<Self>, peer: ProcessId, message: NodeMessage) {
-        if is_from_head(&message) && peer != self.head_address.process {
+        if is_from_head(&message) && peer != self.head.address.process {
             tracing::warn!(%peer, ?message, "only the head may say this");
             return;
         }
@@ -131,11 +131,11 @@ impl wingbeat_net::services::Node for NodeService {
     }
 
     async fn orders(self, _: Context, number: u64, messages: Vec<NodeMessage>) {
-        if self.peer != self.daemon.head_address.process {
+        if self.peer != self.daemon.head.address.process {
             tracing::warn!(peer = %self.peer, "only the head may say this");
             return;
         }
-        if !self.daemon.hears_head(number) {
+        if !self.daemon.head.hears(number) {
             return;
         }
         for message in messages {
@@ -151,12 +151,12 @@ impl wingbeat_net::services::Node for NodeService {
             .registered(self.peer, address, pid, connection)
             .ok_or_else(|| refused("it did not start this worker process, or has given it up"))?;
         Ok(WorkerStart {
-            cluster: daemon.cluster,
+            cluster: daemon.who.cluster,
             job: job.id,
             namespace: job.namespace.clone(),
-            node: daemon.id,
-            daemon: daemon.address.clone(),
-            head: daemon.head_address.clone(),
+            node: daemon.who.id,
+            daemon: daemon.who.address.clone(),
+            head: daemon.head.address.clone(),
             arena_bytes: daemon.store.capacity(),
             driver: job.driver.clone(),
         })

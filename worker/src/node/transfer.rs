@@ -319,7 +319,8 @@ impl Daemon {
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
                     let in_time = self.transfers.others_settle(state, since, settled).await;
-                    in_time.map_err(|why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.id) })?;
+                    in_time
+                        .map_err(|why| Error::ObjectUnavailable { object, why: format!("{}: {why}", self.who.id) })?;
                 }
                 Err(error) => return Err(create_error(object, &error)),
             }
@@ -409,7 +410,8 @@ impl Daemon {
     }
 
     async fn fetch_from_any(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<(), Error> {
-        let mut holders: Vec<StoreNode> = stored.nodes.into_iter().filter(|holder| holder.node != self.id).collect();
+        let mut holders: Vec<StoreNode> =
+            stored.nodes.into_iter().filter(|holder| holder.node != self.who.id).collect();
         // Whoever reads the same object begins elsewhere, so that not all ask its maker.
         holders.shuffle(&mut rand::rng());
         let mut absent = Vec::new();
@@ -439,7 +441,7 @@ impl Daemon {
             }
             let since = *failing_since.get_or_insert_with(Instant::now);
             if since.elapsed() + pause > self.transfers.limits.reach {
-                let why = format!("{} cannot fetch it ({})", self.id, unreached.join("; "));
+                let why = format!("{} cannot fetch it ({})", self.who.id, unreached.join("; "));
                 return Err(Error::ObjectUnavailable { object, why });
             }
             // The head may find out meanwhile that a holder has died.
@@ -470,7 +472,7 @@ impl Daemon {
             }
         }
         let hello = self.hello(Purpose::Bulk);
-        let dialled = address::dial(&holder.address, "a node that holds an object", &self.token, hello);
+        let dialled = address::dial(&holder.address, "a node that holds an object", &self.who.token, hello);
         let stream = match self.unless_dead(node, dialled).await? {
             Ok(stream) => stream,
             Err(error) => {
@@ -502,7 +504,7 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<(), Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let Some(extent) = self.create(object, size, self.process, false).await.map_err(Failure::Place)? else {
+        let Some(extent) = self.create(object, size, self.who.process, false).await.map_err(Failure::Place)? else {
             return Ok(());
         };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
@@ -510,8 +512,8 @@ impl Daemon {
             Ok(Err(failure)) | Err(failure) => Err(failure),
         };
         let settled = match &filled {
-            Ok(()) => self.store.seal(object, self.process),
-            Err(_) => self.store.abort(object, self.process),
+            Ok(()) => self.store.seal(object, self.who.process),
+            Err(_) => self.store.abort(object, self.who.process),
         };
         self.transfers.object_settled();
         settled.map_err(|error| Failure::Unreached(error.to_string())).and(filled)
@@ -553,7 +555,7 @@ impl Daemon {
     async fn send_object(self: &Arc<Self>, object: ObjectId, wire: &Arc<Wire>) -> std::io::Result<()> {
         let mut found = std::pin::pin!(async {
             let copy = slot_of(&self.transfers.sending).await.ok();
-            (self.pin(object, self.process).await, copy)
+            (self.pin(object, self.who.process).await, copy)
         });
         let mut waits = Ok(());
         let (pinned, _copy) = loop {
@@ -581,7 +583,7 @@ impl Daemon {
             Ok(()) => self.send_region(extent, wire).await,
             Err(error) => Err(error),
         };
-        self.store.release(object, self.process);
+        self.store.release(object, self.who.process);
         self.transfers.object_settled();
         sent
     }
