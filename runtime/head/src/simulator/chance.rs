@@ -120,7 +120,7 @@ impl World {
             90 if self.config.faults => {
                 let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
                 if let Some(node) = self.pick(&nodes) {
-                    self.cut_off(node);
+                    self.cut_off(node)?;
                 }
             }
             91 if self.config.faults && self.chance(40) => self.restart_head()?,
@@ -251,14 +251,21 @@ impl World {
     }
 
     /// A node hears and says nothing for some time; if it is long, the head gives it up.
-    pub(super) fn cut_off(&mut self, node: NodeId) {
+    pub(super) fn cut_off(&mut self, node: NodeId) -> Result<(), String> {
         let long = self.chance(2);
         let lasts = self.random.random_range(10..500);
-        let Some(daemon) = self.nodes.get_mut(&node) else { return };
+        let is_noticed = self.chance(2);
+        let Some(daemon) = self.nodes.get_mut(&node) else { return Ok(()) };
         daemon.to_head_at = daemon.to_head_at.max(self.now + lasts);
         daemon.to_node_at = daemon.to_node_at.max(self.now + lasts);
         if long {
             self.schedule(lasts, Happening::Lost(node));
+        } else if is_noticed {
+            self.schedule(lasts, Happening::Here(node));
+        }
+        match is_noticed {
+            true => self.deliver(Event::NodeAway(node)),
+            false => Ok(()),
         }
     }
 }

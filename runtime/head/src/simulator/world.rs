@@ -32,6 +32,7 @@ pub(super) enum Happening {
     TaskDone(ProcessId, LeaseId),
     Resumed(ProcessId, LeaseId, u64),
     Lost(NodeId),
+    Here(NodeId),
     Join(Box<NodeInfo>),
     Back(NodeId),
     Reconnect(ProcessId),
@@ -204,6 +205,7 @@ impl World {
                 self.say(process, Event::Resumed(Some(lease), task));
             }
             Happening::Lost(node) => self.node_lost(node)?,
+            Happening::Here(node) => self.deliver(Event::NodeBack(node))?,
             Happening::Join(info) => self.node_joins(*info)?,
             Happening::Back(node) => self.node_is_back(node)?,
             Happening::Reconnect(process) => self.process_is_back(process)?,

@@ -237,3 +237,30 @@ fn a_picture_of_many_waiters_looks_at_the_nodes_once_for_each_of_the_first_shape
     let explained = of_shapes(&bench.state.picture().pending);
     assert!((50..=64).contains(&explained), "{explained}");
 }
+
+#[test]
+fn nothing_new_is_placed_on_a_node_that_is_away_and_what_runs_there_goes_on() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.node(2, cpus(2.0));
+    bench.demand(DRIVER, cpus(1.0), 4);
+    let running = bench.ready();
+    assert_eq!(running.len(), 4);
+    bench.step(Event::NodeAway(NodeId(2)));
+    let there: Vec<LeaseId> =
+        running.iter().copied().filter(|lease| bench.state.node_of(*lease) == Some(NodeId(2))).collect();
+    assert_eq!(there.len(), 2, "what runs there is not taken for lost");
+    // Room on both nodes: only that of the other is given.
+    for lease in running {
+        bench.step(Event::Returned(DRIVER, lease));
+        bench.step(Event::Ended(lease));
+    }
+    bench.demand(OTHER, cpus(1.0), 4);
+    let started = bench.starts();
+    assert_eq!(started.len(), 2);
+    assert!(started.iter().all(|start| bench.state.node_of(start.lease) == Some(NodeId(1))));
+    let why = bench.state.explain(bench.now, Subject::Node(NodeId(2))).unwrap();
+    assert!(why.state.contains("lost its connection"), "{why:?}");
+    bench.step(Event::NodeBack(NodeId(2)));
+    assert_eq!(bench.starts().len(), 2, "those that wait are served at once");
+    bench.state.audit_all().unwrap();
+}
