@@ -100,6 +100,8 @@ impl Two {
         command.args(["netns", "exec", &self.names[host]]).arg(program);
         // Long enough for a loaded machine, whose processes all live; the usual limits are ten seconds.
         command.env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_SILENCE_MS", "3000").env("WINGBEAT_DIAL_MS", "3000");
+        // What is given up is given up soon.
+        command.env("WINGBEAT_LOST_MS", "4000");
         command
     }
 }
@@ -362,12 +364,15 @@ fn a_task_whose_process_the_head_has_given_up_is_tried_again_though_user_code_ha
     driven(4, NAME, || {
         let dir = tempfile::tempdir().unwrap();
         let asking = ask_twice::remote(dir.path().to_owned());
-        let stopped = Stopped::new(holding(dir.path()));
-        // Longer than the head bears silence, and shorter than its owner does.
+        let pid = holding(dir.path());
+        let stopped = Stopped::new(pid);
+        // Longer than the head waits for it, and shorter than its owner does.
         std::thread::sleep(Duration::from_secs(6));
         std::fs::write(dir.path().join("go"), "").unwrap();
         drop(stopped);
         assert_eq!(asking.get_blocking().unwrap(), 6);
+        let pid = pid.as_raw_nonzero().get().unsigned_abs();
+        assert!(wingbeat_tests::wait_for_end(pid, Duration::from_secs(60)), "it lives on without a head");
     });
 }
 
