@@ -9,7 +9,6 @@ use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
-use wingbeat_net::limits::limits;
 use wingbeat_net::messages::NodeInfo;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
@@ -62,9 +61,7 @@ pub(crate) async fn end_with_node(ended: impl Future<Output = Result<String, Str
 }
 
 async fn attach_again(joined: &Joined, session: &Session, dead: NodeId) -> Result<(), Error> {
-    let head = session.process().head_client().await?;
-    let answer = head.state(mux::within(limits().head)).await;
-    let nodes = mux::answered(answer, "the head")?.nodes.into_iter().map(|node| node.info);
+    let nodes = session.cluster_state().await?.nodes.into_iter().map(|node| node.info);
     attach(joined, session, nodes.filter(|node| node.id != dead).collect()).await
 }
 

@@ -21,7 +21,7 @@ pub struct Limits {
     pub contact: Duration,
     /// A process or node whose connection to the head has ended, and that does not come back for so long, is lost: three times
     /// `silence` since it was last heard, or `WINGBEAT_LOST_MS`. One whose machine says that nobody listens there any more is
-    /// lost at once.
+    /// lost at once, unless it is a driver on another machine, which not everybody can dial.
     pub lost: Duration,
     /// Dialling and the handshake together: 10 s, `WINGBEAT_DIAL_MS`. A live peer answers in milliseconds; this allows for a
     /// loaded machine and a few lost packets.

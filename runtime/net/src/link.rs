@@ -48,7 +48,7 @@ struct State<M> {
     queue: VecDeque<M>,
     /// Messages ever queued.
     queued: u64,
-    /// After the end of the connection: nothing is queued any more.
+    /// After its last connection: nothing is queued any more.
     broken: bool,
     /// Whether somebody waits for one of those in the queue to be taken in.
     hurry: bool,
@@ -72,7 +72,7 @@ struct Progress {
     broken: bool,
 }
 
-/// The sending end. Cheap to clone; the loop ends when the connection does.
+/// The sending end. Cheap to clone.
 pub struct Link<M> {
     shared: Arc<Shared<M>>,
 }
@@ -158,7 +158,7 @@ impl<M: Weight + Send + 'static> Link<M> {
         progress.broken || progress.count >= queued
     }
 
-    /// Whether its connection has ended: nothing that is queued arrives any more.
+    /// Whether its last connection has ended: nothing that is queued arrives any more.
     pub fn is_broken(&self) -> bool {
         self.shared.state.lock().broken
     }

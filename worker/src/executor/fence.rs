@@ -40,7 +40,7 @@ pub(super) async fn keep(queue: Arc<Queue>, connection: Connection, node: NodeId
 async fn given_up(process: &Process, node: NodeId) {
     let pause: Duration = limits().silence / QUESTIONS;
     loop {
-        if let Ok(head) = process.head_client().await
+        if let Some(head) = process.connected_head()
             && let Ok(false) = head.knows_node(mux::within(limits().silence), node).await
         {
             return;

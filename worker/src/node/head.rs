@@ -90,16 +90,18 @@ impl Daemon {
     async fn stay(self: Arc<Self>, mut connection: Connection, mut client: HeadClient) {
         let mut is_back = false;
         loop {
-            let is_known = match is_back {
-                true => client.resume(mux::within(limits().silence)).await.unwrap_or(true),
-                false => true,
+            let resumed = match is_back {
+                true => client.resume(mux::within(limits().silence)).await,
+                false => Ok(true),
             };
-            if is_known {
+            if let Ok(true) = resumed {
                 *self.head.client.lock() = Some(client);
                 let request = |number, messages| HeadRequest::Deliver { number, messages };
                 self.head.link.carry(&connection, request, messages_of).await;
                 *self.head.client.lock() = None;
             }
+            // Without an answer, the next connection may tell.
+            let is_known = !matches!(resumed, Ok(false));
             connection.close();
             self.ending.connections.lock().retain(|other| !other.is(&connection));
             let found = match is_known && self.ending.ended.borrow().is_none() {

@@ -12,7 +12,7 @@
 //!
 //! It ends when the head says so or is lost, or when its handle is shut down: then worker processes are
 //! ended by the guard, connections close, and the memory vanishes with its last descriptor. After kill -9,
-//! the guard does the same, and the head learns of it from the closed connection.
+//! the guard does the same, and the head learns of it: the connection ends, and nobody listens there any more.
 
 mod executables;
 mod exits;

@@ -156,7 +156,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn join_node(self, _: Context, node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error> {
-        if self.role != Role::Node(node.id) {
+        if !self.is_known || self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
         named("a node's host", [&node.hostname])?;
@@ -170,7 +170,7 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn join_job(self, _: Context, job: JobSpec) -> Result<ClusterView, Error> {
-        if self.role != Role::Driver(job.id) {
+        if !self.is_known || self.role != Role::Driver(job.id) {
             return Err(self.refused("only the job's own driver can start it".into()));
         }
         named("a job or its namespace", [&job.name, &job.namespace])?;

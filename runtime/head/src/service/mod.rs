@@ -380,7 +380,7 @@ impl Shell {
     }
 
     pub(crate) async fn stop_nodes(&self) {
-        let links: Vec<Link<NodeMessage>> = self.inside.lock().nodes.values().map(|peer| peer.link.clone()).collect();
+        let links: Vec<Link<NodeMessage>> = peers::links_of_present(&self.inside.lock().nodes);
         // Each hears it, also when another takes nothing in.
         for link in &links {
             link.send(NodeMessage::Stop("the cluster was stopped".into()));
@@ -522,8 +522,14 @@ impl Shell {
     /// Waits until a peer that is away is back, or lost. A head that ends waits for nobody.
     async fn returns(&self, absence: &Absence, hello: &Hello) -> Return {
         let mut stopping = self.stopping.subscribe();
+        let may_hide = match hello.role {
+            Role::Driver(_) => true,
+            // A driver's own node, for its objects alone.
+            Role::Node(node) => !self.inside.lock().state.offers_work(node),
+            _ => false,
+        };
         tokio::select! {
-            ended = absence.ends(&hello.address, matches!(hello.role, Role::Driver(_))) => ended,
+            ended = absence.ends(&hello.address, may_hide) => ended,
             _ = stopping.wait_for(|stage| *stage == Stage::Stopped) => Return::Ended,
         }
     }

@@ -124,7 +124,15 @@ pub(super) fn lose<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, ab
 pub(super) fn hears<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, number: u64) -> bool {
     let Some(peer) = peers.get_mut(id).filter(|peer| number >= peer.heard) else { return false };
     peer.heard = number + 1;
+    // Who says something more has not left.
+    peer.leaves = false;
     true
+}
+
+/// What the head says to those that have a connection.
+pub(super) fn links_of_present<K, C, M>(peers: &BTreeMap<K, Peer<C, M>>) -> Vec<Link<M>> {
+    let present = peers.values().filter(|peer| matches!(peer.presence, Presence::Here(_)));
+    present.map(|peer| peer.link.clone()).collect()
 }
 
 /// A peer has said that it leaves.
@@ -135,19 +143,25 @@ pub(super) fn leaves<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K) 
 }
 
 impl Absence {
-    /// Waits until the peer is back, or lost. One that nobody else may be able to dial says nothing with a refusal while
-    /// it is silent: something between may refuse to let anybody in.
+    /// Waits until the peer is back, or lost. A refusal says little of one on another machine that nobody else may be able to
+    /// dial: something between may let nobody in. It is given time to come by itself, and all of it if it was silent.
     pub(super) async fn ends(&self, address: &Address, may_hide: bool) -> Return {
         if self.leaves {
             return Return::Ended;
         }
-        let is_certain = !(may_hide && self.was_silent && address.machine != address::this_machine());
+        let hides = may_hide && address.machine != address::this_machine();
         let silence = if self.was_silent { limits().silence } else { Duration::ZERO };
         let end = self.since + limits().lost.saturating_sub(silence);
         let asking = async {
             let (mut pause, longest) = PAUSES;
+            if hides && self.was_silent {
+                return std::future::pending().await;
+            }
+            if hides {
+                tokio::time::sleep(limits().silence / 2).await;
+            }
             loop {
-                if is_certain && address::is_gone(address).await {
+                if address::is_gone(address).await {
                     return Return::Ended;
                 }
                 tokio::time::sleep(pause).await;

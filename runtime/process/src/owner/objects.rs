@@ -105,7 +105,7 @@ impl Owner {
                 }
                 self.is_freed(id);
                 if let Some((_, actor)) = self.actors.remove(&id)
-                    && self.ended().is_none()
+                    && !self.submission.is_closed()
                 {
                     let by = "the drop of its last handle".to_owned();
                     self.tell_head(HeadMessage::TerminateActor { actor, by });

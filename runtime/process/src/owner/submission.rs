@@ -126,6 +126,11 @@ impl Submission {
         std::mem::take(&mut self.inbox.lock().requests)
     }
 
+    /// Whether it takes no more requests.
+    pub(super) fn is_closed(&self) -> bool {
+        self.inbox.lock().closed
+    }
+
     /// Takes no more requests. Whoever waits for what they ask for has been told that the session is over.
     pub(crate) fn close(&self) {
         let mut inbox = self.inbox.lock();

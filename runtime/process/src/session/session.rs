@@ -142,7 +142,7 @@ impl Session {
 
     /// Waits, for a moment at most, until what this job's worker processes have printed was shown.
     async fn last_output(&self) {
-        let Ok(head) = self.process.head_client().await else { return };
+        let Some(head) = self.process.connected_head() else { return };
         // Output that takes longer than this is lost; leaving must not depend on it.
         let limit = Duration::from_secs(2);
         let _ = head.settle_output(mux::within(limit), self.job()).await;

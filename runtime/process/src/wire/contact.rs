@@ -225,7 +225,7 @@ impl Process {
     }
 
     async fn head_says_that_it_ended(&self, peer: ProcessId, number: u64) -> bool {
-        let Ok(head) = self.head_client().await else { return false };
+        let Some(head) = self.connected_head() else { return false };
         let has_ended = matches!(head.has_ended(mux::within(limits().silence), peer).await, Ok(true));
         if has_ended && self.wire.peers.is_away(peer, number) {
             self.wire.peers.certainly_gone(peer);

@@ -11,7 +11,7 @@ use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
 use wingbeat_net::address::{self, DialError, Stream};
-use wingbeat_net::handshake::{Hello, Purpose};
+use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Waiting};
@@ -39,9 +39,7 @@ impl Process {
     pub(super) fn reach_head(&self, head: &HeadLink) {
         let (process, head) = (self.clone(), head.clone());
         self.vital("its connection to the head", async move {
-            let first =
-                address::dial(head.address(), "the head", &process.wire.who.token, process.hello(Purpose::Control));
-            let why = match first.await {
+            let why = match process.dial_head(&head).await {
                 Ok(stream) => process.see_head_through(&head, stream).await,
                 Err(error) => {
                     tracing::warn!(%error, "cannot reach the head");
@@ -52,6 +50,22 @@ impl Process {
             head.shared.client.send_replace(Standing::Lost(why));
             process.head_lost();
         });
+    }
+
+    /// The first connection. A driver that cannot reach its head is told at once; a worker process knows that there is one.
+    async fn dial_head(&self, head: &HeadLink) -> Result<Stream, Error> {
+        if self.wire.who.role == Role::Worker {
+            return self.find_head(head, false).await.ok_or_else(|| self.head_is_lost(head));
+        }
+        address::dial(head.address(), "the head", &self.wire.who.token, self.hello(Purpose::Control)).await
+    }
+
+    /// The head's client, if there is a connection now.
+    pub fn connected_head(&self) -> Option<HeadClient> {
+        match &*self.standing_with_head().ok()?.borrow() {
+            Standing::Here(client) => Some(client.clone()),
+            Standing::Away | Standing::Lost(_) => None,
+        }
     }
 
     /// The head's client, for questions; dials if need be, and waits while there is no connection.
@@ -121,7 +135,7 @@ impl Process {
             if !is_known || self.is_shut_down() {
                 return self.head_is_lost(head);
             }
-            match self.find_head(head).await {
+            match self.find_head(head, true).await {
                 Some(found) => (stream, is_back) = (found, true),
                 None => return self.head_is_lost(head),
             }
@@ -141,6 +155,7 @@ impl Process {
                 match client.resume(mux::within(limits().silence)).await {
                     Ok(true) => {}
                     Ok(false) => return false,
+                    // The next connection may tell.
                     Err(_) => return true,
                 }
             }
@@ -152,19 +167,21 @@ impl Process {
             true
         };
         let mut is_known = true;
-        mux::beside(mux::serve(server, service.serve()), async { is_known = talking.await }).await;
-        connection.close();
-        // Not over a loss that somebody has told of.
+        let talking = async {
+            is_known = talking.await;
+            connection.close();
+        };
+        mux::beside(mux::serve(server, service.serve()), talking).await;
         shared.client.send_replace(Standing::Away);
         is_known
     }
 
     /// Dials the head until it answers; none when it is gone, or has given this process up by now.
-    async fn find_head(&self, head: &HeadLink) -> Option<Stream> {
+    async fn find_head(&self, head: &HeadLink, resumes: bool) -> Option<Stream> {
         let end = Instant::now() + limits().lost;
         let (mut pause, longest) = PAUSES;
         while !self.is_shut_down() && Instant::now() < end {
-            let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
+            let hello = Hello { resumes, ..self.hello(Purpose::Control) };
             let dialling = address::dial_known(head.address(), "the head", &self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(2 * longest, dialling).await {

@@ -151,7 +151,7 @@ impl Groups {
         let group = self.groups.get(&id)?;
         let fits = |index: u32| {
             let placed = group.placed.get(index as usize)?.as_ref()?;
-            let node = nodes.get(placed.taken.node).filter(|node| node.draining.is_none())?;
+            let node = nodes.get(placed.taken.node).filter(|node| node.takes_more())?;
             let needed = node.amounts(&shape.resources, shape.gpu_memory)?;
             placed.pool.has_room(&needed).then_some((index, placed.taken.node))
         };
