@@ -430,7 +430,7 @@ pub struct Exit {
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.code, self.signal) {
-            (_, Some(signal)) => write!(f, "killed by signal {signal}{}", signal_name(signal))?,
+            (_, Some(signal)) => write!(f, "was killed by signal {signal}{}", signal_name(signal))?,
             (Some(code), None) => write!(f, "exited with code {code}")?,
             (None, None) => f.write_str("ended without a known exit status")?,
         }

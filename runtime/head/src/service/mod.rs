@@ -339,7 +339,7 @@ impl Shell {
         };
         let Subject::Task(task) = subject else {
             let explained = self.inside.lock().state.explain(self.now(), subject);
-            return explained.ok_or_else(|| unknown(format!("{subject:?}")));
+            return explained.ok_or_else(|| unknown(subject.to_string()));
         };
         let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(format!("the owner of {task}, {},", task.owner)))?;

@@ -180,7 +180,11 @@ impl Pool {
         let mut short: Vec<String> = needed
             .iter()
             .filter(|(name, amount)| free(name) < *amount)
-            .map(|(name, _)| format!("{} {name} free of {}", free(name).shown(name), self.total.get(name).shown(name)))
+            .map(|(name, _)| {
+                // Less than none, while one that waited goes on where another has its place.
+                let free = free(name).max(Amount::ZERO);
+                format!("{} {name} free of {}", free.shown(name), self.total.get(name).shown(name))
+            })
             .collect();
         let gpu = needed.get(GPU);
         if free(GPU) >= gpu && !self.could_pick(gpu, |device| device.free) {

@@ -138,6 +138,18 @@ pub enum Subject {
     Process(ProcessId),
 }
 
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Subject::Task(task) => task.fmt(f),
+            Subject::Actor(actor) => actor.fmt(f),
+            Subject::PlacementGroup(group) => group.fmt(f),
+            Subject::Node(node) => node.fmt(f),
+            Subject::Process(process) => process.fmt(f),
+        }
+    }
+}
+
 impl std::str::FromStr for Subject {
     type Err = InvalidId;
 
