@@ -8,6 +8,8 @@
 
 mod owner;
 mod session;
+#[cfg(test)]
+mod simulator;
 mod wire;
 
 pub use owner::object::Handle;

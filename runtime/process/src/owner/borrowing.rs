@@ -188,6 +188,13 @@ impl<M> Borrowing<M> {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let owners = self.owners.iter().map(|(owner, state)| format!("registered with {owner}: {state:?}"));
+        let waiting = (!self.is_idle()).then(|| format!("{} messages wait", self.waiting.len()));
+        owners.chain(waiting).collect()
+    }
+
     /// Whether no message waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty()

@@ -160,6 +160,16 @@ impl Calls {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let targets = self.targets.iter().map(|(actor, target)| {
+            let calls: Vec<TaskId> =
+                target.in_flight.iter().chain(target.queue.iter()).map(|call| call.spec.id).collect();
+            format!("{actor} with {calls:?}")
+        });
+        targets.collect()
+    }
+
     /// A new call, the last of its caller.
     pub(crate) fn submit(&mut self, actor: ActorId, class_name: &Arc<str>, call: Call, out: &mut Vec<Action>) {
         if let Some(error) = &self.session_over {

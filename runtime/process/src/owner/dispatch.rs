@@ -214,6 +214,17 @@ impl Dispatch {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let ready =
+            self.queues.values().flat_map(|queue| queue.ready.iter().map(|task| format!("{} ready", task.spec.id)));
+        let leases = self.leases.values().map(|lease| {
+            let flying: Vec<TaskId> = lease.in_flight.iter().map(|(_, task)| task.spec.id).collect();
+            format!("{} ({:?}) with {flying:?}", lease.id, lease.phase)
+        });
+        ready.chain(leases).collect()
+    }
+
     /// A task whose arguments are all there.
     pub(crate) fn submit(&mut self, task: Task, out: &mut Vec<Action>) {
         if let Some(error) = &self.session_over {

@@ -164,6 +164,20 @@ impl Owner {
         self.leftovers.is_empty()
     }
 
+    /// What is not done, waited for or held, in words. Nothing, if whoever uses this owner is done with it.
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let mut left = self.objects.what_is_left();
+        left.extend(self.submission.what_is_left());
+        left.extend(self.registrations.what_is_left());
+        left.extend(self.streams.what_is_left());
+        left.extend(self.actors.iter().map(|known| format!("{} by {}", known.value(), known.key())));
+        if !self.leftovers.is_empty() {
+            left.push("leftovers".into());
+        }
+        left
+    }
+
     /// Why nothing is taken any more, once the session is over.
     pub(crate) fn ended(&self) -> Option<&Error> {
         self.objects.ended()

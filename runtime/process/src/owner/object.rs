@@ -311,6 +311,14 @@ impl Object {
         true
     }
 
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let state = self.state.lock();
+        let borrowers = state.ties.as_ref().map(|ties| format!("{:?}", ties.borrowers)).unwrap_or_default();
+        let handles = self.handles.load(Ordering::Relaxed);
+        format!("{} with {handles} handles, {borrowers}, {:?}", self.id, state.value)
+    }
+
     /// The value for `who`, or a promise to tell it later.
     pub(crate) fn subscribe(&self, who: ProcessId) -> Option<ObjectValue> {
         let mut state = self.state.lock();

@@ -37,6 +37,13 @@ impl Registrations {
         });
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let mut left = self.borrowing.lock().what_is_left();
+        left.extend(self.asked.iter().map(|asked| format!("{} is asked for {:?}", asked.key(), asked.value())));
+        left
+    }
+
     /// Waits until no message waits for a registration.
     pub(crate) async fn settled(&self) {
         loop {

@@ -75,6 +75,11 @@ impl Streams {
         drop(cell);
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        self.cells.iter().map(|cell| format!("the stream of {}", cell.key())).collect()
+    }
+
     /// Looks at a stream without waking its consumer.
     pub(super) fn look(&self, task: TaskId, look: impl FnOnce(&mut State)) {
         if let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) {

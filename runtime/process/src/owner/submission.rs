@@ -141,6 +141,18 @@ impl Submission {
         self.wake.notify_one();
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let mut left: Vec<String> =
+            self.unresolved.iter().map(|waiting| format!("{} unresolved", waiting.key())).collect();
+        let core = self.core.lock();
+        left.extend(core.dispatch.what_is_left());
+        left.extend(core.calls.what_is_left());
+        let asked = self.inbox.lock().requests.len();
+        left.extend((asked > 0).then(|| format!("{asked} requests")));
+        left
+    }
+
     /// Looks at what is not done.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Dispatch, &Calls) -> R) -> R {
         let core = self.core.lock();

@@ -213,6 +213,15 @@ impl ObjectTable {
         self.objects.len()
     }
 
+    #[cfg(test)]
+    pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let mut left: Vec<String> = self.objects.iter().map(|entry| entry.describe()).collect();
+        let borrowed = self.borrowed_by.iter().filter(|held| !held.is_empty());
+        left.extend(borrowed.map(|held| format!("borrowed by {}: {:?}", held.key(), held.value())));
+        left.extend(self.stored_at.iter().map(|held| format!("stored at {}: {:?}", held.key(), held.value())));
+        left
+    }
+
     /// Takes everything out, at the end of the session. Whoever still has a ref can ask it.
     pub(crate) fn clear(&self, error: &Error) {
         let all: Vec<Arc<Object>> = self.objects.iter().map(|entry| entry.value().clone()).collect();

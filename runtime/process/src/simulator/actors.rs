@@ -1,0 +1,122 @@
+//! Actors as programs use them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape};
+use wingbeat_core::value::ObjectValue;
+use wingbeat_core::{ActorId, Amount, FunctionId, ResourceSet};
+
+use super::execution::{Asked, Question};
+use super::side::address;
+use super::site::{Site, Submitted};
+use super::value::{Plan, Ref};
+use crate::owner::calls::Call;
+use crate::owner::name::Name;
+use crate::owner::outbound::holds;
+use crate::owner::submission::Request;
+
+impl Site {
+    async fn ask_head(&self, asked: Asked) -> Result<ActorInfo, Error> {
+        let answer: Rc<RefCell<Option<Result<ActorInfo, Error>>>> = Rc::default();
+        let mut asked = Some(asked);
+        poll_fn(|cx| {
+            if let Some(asked) = asked.take() {
+                let (by, answer, waker) = (self.process.id, answer.clone(), cx.waker().clone());
+                self.shared.questions.borrow_mut().push(Question { by, asked, answer, waker });
+            }
+            answer.borrow_mut().take().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Makes an actor that keeps these refs.
+    pub(super) async fn create_actor(
+        &self,
+        seed: u64,
+        refs: &[Ref],
+        restarts: u32,
+        name: Option<String>,
+    ) -> Result<Ref, Error> {
+        let owner = &self.process.owner;
+        let args = Self::arguments(Plan { seed, ..Plan::default() }, refs, &[]);
+        let resolved: Vec<Arg> =
+            args.iter().map(|arg| owner.resolve_one(arg).expect("it is a value")).collect::<Result<_, _>>()?;
+        let (id, object) = (ActorId(self.shared.id()), owner.next_task().output(0));
+        let spec = ActorSpec {
+            id,
+            job: self.process.job,
+            class: FunctionId(2),
+            class_name: "actor".into(),
+            args: resolved,
+            placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
+            holds: ResourceSet::new(),
+            max_restarts: restarts,
+            max_concurrency: 1,
+            max_pending_calls: None,
+            groups: BTreeMap::new(),
+            name: name.map(|name| ScopedName { namespace: "shared".into(), name }),
+            detached: false,
+            yields_to_drain: false,
+            handle: object,
+            owner: address(self.process.id),
+        };
+        let handle = owner.new_object(object, None);
+        // What it was made with lives as long as the actor: a restart needs it again.
+        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
+        self.ask_head(Asked::Create(Box::new(spec))).await?;
+        owner.actors.insert(object, id);
+        Ok(Ref { handle, actor: Some(id) })
+    }
+
+    /// The actor of this name, which another process may have made.
+    pub(super) async fn find_actor(&self, name: String) -> Result<Ref, Error> {
+        let info = self.ask_head(Asked::Find(ScopedName { namespace: "shared".into(), name })).await?;
+        self.process.side_learns(&info.owner);
+        let handle = self.process.owner.borrow(info.handle);
+        self.process.owner.know_actor(info.handle, info.id);
+        Ok(Ref { handle, actor: Some(info.id) })
+    }
+
+    /// Calls an actor.
+    pub(super) fn call(&self, actor: &Ref, plan: Plan, refs: &[Ref], objects: &[Ref], retries: u32) -> Ref {
+        let owner = &self.process.owner;
+        let target = actor.actor.expect("it is a handle of an actor");
+        let mut made = self.process.calls_made.borrow_mut();
+        let number = made.entry(target).or_default();
+        *number += 1;
+        let plan = Plan { number: *number, ..plan };
+        drop(made);
+        let args = Self::arguments(plan, refs, objects);
+        let (id, outputs) = (owner.next_task(), Outputs::Fixed(1));
+        let submitted = self.outputs(id, outputs, Some(target));
+        let name = Name::Given(id.to_string().into());
+        let mut held = holds(&args);
+        held.push(actor.handle.clone());
+        let spec = Arc::new(self.spec(id, outputs));
+        let mut call = Call { spec, name, resolved: false, retries, limit: None, cancelled: false, held };
+        let class_name: Arc<str> = "actor".into();
+        match owner.resolve_now(&args) {
+            Some(Ok(args)) => {
+                Arc::make_mut(&mut call.spec).args = args;
+                call.resolved = true;
+                owner.submission.request(Request::Call { actor: target, class_name, call });
+            }
+            Some(Err(error)) => owner.fail_outputs(id, outputs, &error),
+            None => {
+                let (parent, name) = (call.spec.parent, call.name.clone());
+                owner.submission.request(Request::Call { actor: target, class_name, call });
+                let caller = owner.clone();
+                owner.when_resolved((id, parent, &name), args, move |args| {
+                    caller.submission.request(Request::CallReady { actor: target, id, args });
+                });
+            }
+        }
+        Submitted::one(submitted)
+    }
+}

@@ -1,0 +1,127 @@
+//! What must hold.
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::TaskSpec;
+use wingbeat_core::{ActorId, ObjectId};
+use wingbeat_head::state::Event;
+
+use super::execution::Shared;
+use super::site::Site;
+use super::value::Plan;
+use super::world::{End, World};
+
+impl Shared {
+    /// Whether what has happened explains an error.
+    fn explains(&self, error: &Error) -> bool {
+        let report = *self.report.borrow();
+        let broke = report.deaths > 0 || report.cuts > 0;
+        match error {
+            Error::Cancelled { task } => {
+                let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
+                is_asked || broke || self.is_part_of_cancelled(task)
+            }
+            Error::WorkerCrashed { process, .. } => broke && self.ended.borrow().contains(process),
+            Error::NodeDied { node, .. } => !self.nodes.borrow().contains(node),
+            Error::OwnerDied { owner, .. } => broke && self.ended.borrow().contains(owner) || report.cuts > 0,
+            Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => broke,
+            Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
+            _ => false,
+        }
+    }
+
+    fn is_part_of_cancelled(&self, task: &str) -> bool {
+        let known: Vec<_> = self.parents.borrow().keys().copied().filter(|known| known.to_string() == task).collect();
+        known.into_iter().any(|known| self.was_cancelled(known))
+    }
+}
+
+impl Site {
+    /// An object has failed: something must explain it.
+    pub(super) fn check_error(&self, object: ObjectId, error: &Error) {
+        self.shared.report.borrow_mut().errors += 1;
+        self.shared.trace(|| format!("{} finds that {object} failed: {error}", self.process.id));
+        assert!(self.shared.explains(error), "{object} failed, and nothing explains it: {error:?}");
+    }
+
+    /// Calls of one caller begin in order, and each once. One that is made again comes before those after it.
+    pub(super) fn check_order(&self, actor: ActorId, plan: &Plan, spec: &TaskSpec) {
+        let life = self.process.queue.borrow().being.as_ref().map_or(0, |being| being.incarnation.0);
+        let mut calls = self.shared.calls.borrow_mut();
+        let last = calls.entry((actor, life, spec.id.owner)).or_default();
+        assert!(plan.number > *last || spec.attempt > 0, "{} is call {}, and {last} was before", spec.id, plan.number);
+        *last = plan.number;
+    }
+}
+
+impl World {
+    /// Nothing is under way and nobody holds anything: nothing is left.
+    pub(super) fn check_at_rest(&mut self) {
+        for process in self.processes.values() {
+            let left = process.owner.what_is_left();
+            assert!(left.is_empty(), "everything is over, and {} has {left:?}", process.id);
+            let queue = process.queue.borrow();
+            let held: Vec<_> = queue.returned.keys().collect();
+            assert!(held.is_empty(), "everything is over, and {} holds what {held:?} gave", process.id);
+            let items: Vec<_> = queue.sent_items.keys().collect();
+            assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
+        }
+        let nodes: Vec<_> = self.nodes.keys().copied().collect();
+        for node in nodes {
+            // Whose owner is gone, the head says.
+            let copies = self.shared.copies.borrow();
+            let mut owners = std::collections::BTreeMap::new();
+            for (object, _) in copies.keys().filter(|(_, at)| *at == node) {
+                let ended = self.shared.ended.borrow();
+                if ended.contains(&object.owner()) {
+                    for job in self.jobs.values() {
+                        owners.entry(*job).or_insert_with(std::collections::BTreeSet::new).insert(object.owner());
+                    }
+                }
+            }
+            drop(copies);
+            if !owners.is_empty() {
+                self.to_head(End::Node(node), Event::Owners(node, owners));
+            }
+        }
+        self.come_to_rest();
+        let copies: Vec<_> = self.shared.copies.borrow().keys().copied().collect();
+        assert!(copies.is_empty(), "everything is over, and copies are left: {copies:?}");
+        let picture = self.state.picture();
+        for node in &picture.nodes {
+            let (free, all) = (&node.available, &node.info.resources);
+            assert!(node.leases == 0 && free == all, "everything is over, and {free} of {all} are free");
+        }
+        assert!(picture.pending.is_empty(), "everything is over, and somebody waits: {:?}", picture.pending);
+        assert!(picture.actors.is_empty(), "everything is over, and actors live: {:?}", picture.actors);
+    }
+
+    /// Worker processes and drivers end in order.
+    pub(super) fn end_everything(&mut self) {
+        let stay = self.retire_idle_workers();
+        assert!(stay.is_empty(), "{stay:?} hold something");
+        self.come_to_rest();
+        let drivers: Vec<_> = self.processes.keys().copied().collect();
+        for driver in drivers {
+            let process = &self.processes[&driver];
+            assert!(process.is_driver, "{driver} has not ended");
+            self.dies(driver);
+        }
+        self.come_to_rest();
+        assert!(self.state.picture().jobs.is_empty(), "everything is over, and the head knows of jobs");
+        assert!(self.running.is_empty(), "everything is over, and programs run");
+    }
+
+    /// Who waits for what, for a run that hangs.
+    pub(super) fn what_waits(&self) -> String {
+        let mut lines = Vec::new();
+        for running in self.running.values() {
+            let task = running.execution.as_ref().map(|execution| execution.spec.id);
+            lines.push(format!("{} runs {task:?}", running.process.id));
+        }
+        for process in self.processes.values() {
+            lines.push(format!("{} has {:?}", process.id, process.owner.what_is_left()));
+        }
+        lines.push(format!("{:?}", self.state.picture()));
+        lines.join("\n")
+    }
+}

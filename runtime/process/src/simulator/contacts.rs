@@ -1,0 +1,155 @@
+//! Links between processes, and how contact is lost.
+
+use std::sync::Arc;
+
+use wingbeat_core::value::StoreNode;
+use wingbeat_core::{NodeId, ObjectId, ProcessId};
+use wingbeat_net::messages::PeerMessage;
+
+use super::side::{Awaited, Heard, Parcel, address};
+use super::world::{Happening, World};
+use crate::owner::Outside;
+use crate::owner::object::Object;
+
+/// The pause before an owner is told again of a copy.
+const TOLD_AGAIN: u64 = 1_000;
+
+impl World {
+    /// A message sets out. It comes after those before it.
+    pub(super) fn send(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {
+        let delay = match self.shared.below(20) {
+            0 => self.shared.below(60),
+            _ => self.shared.below(4),
+        };
+        self.shared.trace(|| format!("{from} says to {to} in {}: {:?}", parcel.contact, parcel.message));
+        let at = (self.shared.now() + delay).max(self.links.get(&(from, to)).copied().unwrap_or_default());
+        self.links.insert((from, to), at);
+        self.schedule(at - self.shared.now(), Happening::Deliver { from, to, parcel: Box::new(parcel) });
+    }
+
+    pub(super) fn deliver(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {
+        if self.dropped.get(&(from, to)).is_some_and(|contact| parcel.contact <= *contact) {
+            return;
+        }
+        let Some(process) = self.alive(to) else {
+            // Nobody listens where it did.
+            return self.schedule(1, Happening::Lose { at: from, peer: to, number: parcel.contact });
+        };
+        let mut heard = process.side.hear(from, &parcel);
+        if let Heard::Lost(present) = heard {
+            let greets = self.contact_over(to, from, present, parcel.contact);
+            if greets {
+                process.side.greet(from);
+            }
+            heard = process.side.hear(from, &parcel);
+        }
+        self.shared.trace(|| format!("{to} hears {from} in {}: {heard:?} {:?}", parcel.contact, parcel.message));
+        if heard == Heard::TakeIn {
+            let (contact, count) = (parcel.contact, parcel.number + 1);
+            process.take_in(from, parcel.message, &self.shared);
+            let after = self.shared.below(4);
+            self.schedule(after, Happening::TakenIn { at: from, by: to, contact, count });
+        }
+    }
+
+    pub(super) fn taken_in(&mut self, at: ProcessId, by: ProcessId, contact: u64, count: u64) {
+        let Some(process) = self.alive(at) else { return };
+        if self.dropped.get(&(by, at)).is_some_and(|dropped| contact <= *dropped) {
+            return;
+        }
+        for awaited in process.side.taken_in(by, contact, count) {
+            if let Awaited::Registered(number) = awaited
+                && let Some(next) = process.owner.registered(by, number, || true)
+            {
+                process.side.await_all(by, Awaited::Registered(next));
+            }
+        }
+    }
+
+    /// A process loses its contact with another, of this number.
+    pub(super) fn contact_lost(&mut self, at: ProcessId, peer: ProcessId, number: u64) {
+        let Some(process) = self.alive(at) else { return };
+        if process.side.contact_with(peer) != Some(number) {
+            return;
+        }
+        if !self.processes.contains_key(&peer) && self.shared.below(2) == 0 {
+            process.side.certainly_gone(peer);
+        }
+        let next = process.side.next_contact(peer);
+        self.contact_over(at, peer, number, next);
+    }
+
+    /// The contact of this number is over, and the next one has that number. Whether anything was said in it.
+    fn contact_over(&mut self, at: ProcessId, peer: ProcessId, number: u64, next: u64) -> bool {
+        let Some(process) = self.alive(at) else { return false };
+        let Some(awaited) = process.side.end_contact(peer, number, next) else { return false };
+        self.shared.trace(|| format!("{at} loses contact {number} with {peer}"));
+        for awaited in awaited {
+            if let Awaited::Copied(object, StoreNode { node, .. }) = awaited {
+                self.schedule(TOLD_AGAIN, Happening::TellOfCopy { at, object, node });
+            }
+        }
+        process.owner.borrower_lost(peer);
+        let pending = process.owner.borrowed_pending(peer);
+        let after = self.shared.below(5);
+        self.schedule(after, Happening::FailPending { at, peer, pending });
+        process.owner.connection_lost(peer);
+        process.peer_lost(peer, &self.shared);
+        true
+    }
+
+    pub(super) fn fail_pending(&mut self, at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>>) {
+        let Some(process) = self.alive(at) else { return };
+        if !self.processes.contains_key(&peer) {
+            process.side.certainly_gone(peer);
+        }
+        process.owner.fail_pending(peer, pending);
+    }
+
+    pub(super) fn tell_of_copy(&mut self, at: ProcessId, object: ObjectId, node: NodeId) {
+        let Some(process) = self.alive(at) else { return };
+        let holder = StoreNode { node, address: address(ProcessId(node.0)) };
+        if process.say(object.owner(), PeerMessage::Copied { object, at: holder.clone() }) {
+            process.side.await_all(object.owner(), Awaited::Copied(object, holder));
+        }
+    }
+
+    /// Contact between two processes ends: one notices at once, and the other later, or with the first word of the next.
+    pub(super) fn cut(&mut self, one: ProcessId, other: ProcessId) {
+        let (Some(first), Some(second)) = (self.alive(one), self.alive(other)) else { return };
+        let Some(number) = first.side.contact_with(other) else { return };
+        if one == other || !second.side.is_in_contact(one) {
+            return;
+        }
+        self.shared.report.borrow_mut().cuts += 1;
+        self.shared.trace(|| format!("contact {number} between {one} and {other} is cut"));
+        for pair in [(one, other), (other, one)] {
+            if self.shared.below(2) == 0 {
+                self.dropped.insert(pair, number);
+            }
+        }
+        self.contact_lost(one, other, number);
+        // It looks for the other side, and is told of the loss; or it does not find it for long.
+        let after = self.shared.below(40);
+        let what = match self.shared.below(2) {
+            0 => Happening::Greet { at: one, peer: other },
+            _ => Happening::Lose { at: other, peer: one, number },
+        };
+        self.schedule(after, what);
+        self.schedule(after + 200, Happening::Greet { at: one, peer: other });
+    }
+
+    /// A process is gone: whoever is in contact with it notices.
+    pub(super) fn tell_peers_of_death(&mut self, gone: ProcessId) {
+        let peers: Vec<ProcessId> = self.processes.keys().copied().filter(|peer| *peer != gone).collect();
+        for peer in peers {
+            let Some(number) = self.processes[&peer].side.contact_with(gone) else { continue };
+            if self.shared.config.faults && self.shared.below(2) == 0 {
+                self.dropped.insert((gone, peer), number);
+            }
+            let arrives = self.links.get(&(gone, peer)).map_or(0, |at| at.saturating_sub(self.shared.now()));
+            let after = arrives + self.shared.below(20);
+            self.schedule(after, Happening::Lose { at: peer, peer: gone, number });
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What runs: programs as futures, woken by owners, timers and the world.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Wake, Waker};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, ScopedName, TaskSpec};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+
+use super::process::Process;
+use super::side::Said;
+use super::{Config, Report};
+use crate::owner::object::Handle;
+
+/// Names a program that runs.
+pub(super) type Number = u64;
+
+/// Programs that are to be looked at again.
+pub(super) type Ready = Arc<Mutex<Vec<Number>>>;
+
+/// How an attempt ended, and handles of the refs in what it gave.
+pub(super) type Ended = (Outcome, Vec<Handle>);
+
+/// A program; that of a driver ends with nothing.
+pub(super) type Program = Pin<Box<dyn Future<Output = Ended>>>;
+
+/// An attempt at a task or call.
+pub(super) struct Execution {
+    pub number: Number,
+    pub spec: Arc<TaskSpec>,
+    pub lease: Option<LeaseId>,
+    pub actor: Option<ActorId>,
+    pub began: u64,
+    pub is_cancelled: Cell<bool>,
+    /// Contact with its caller was lost.
+    pub is_disowned: Cell<bool>,
+    pub waits: Cell<u32>,
+}
+
+/// A program that runs.
+pub(super) struct Running {
+    pub process: Rc<Process>,
+    /// None for that of a driver.
+    pub execution: Option<Rc<Execution>>,
+    pub program: Program,
+    pub waker: Waker,
+}
+
+struct Woken(Number, Ready);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.1.lock().push(self.0);
+    }
+}
+
+/// What a program asks of the head, which answers later.
+pub(super) struct Question {
+    pub by: ProcessId,
+    pub asked: Asked,
+    pub answer: Rc<RefCell<Option<Result<ActorInfo, Error>>>>,
+    pub waker: Waker,
+}
+
+pub(super) enum Asked {
+    Create(Box<ActorSpec>),
+    Find(ScopedName),
+}
+
+/// What everything in the world shares.
+pub(super) struct Shared {
+    pub config: Config,
+    pub clock: Arc<AtomicU64>,
+    pub said: Said,
+    pub ready: Ready,
+    pub random: RefCell<StdRng>,
+    pub next: Cell<u64>,
+    pub begun: RefCell<Vec<(Number, Running)>>,
+    pub timers: RefCell<Vec<(u64, Waker)>>,
+    pub questions: RefCell<Vec<Question>>,
+    /// What lies in the stores of living nodes.
+    pub copies: RefCell<BTreeMap<(ObjectId, NodeId), Bytes>>,
+    pub nodes: RefCell<BTreeSet<NodeId>>,
+    /// Worker processes and drivers that have ended.
+    pub ended: RefCell<BTreeSet<ProcessId>>,
+    /// Attempts that have begun.
+    pub attempts: RefCell<BTreeSet<(TaskId, u32)>>,
+    pub parents: RefCell<BTreeMap<TaskId, TaskId>>,
+    pub cancelled: RefCell<BTreeSet<TaskId>>,
+    /// The last call that each actor has begun, by its life and its caller.
+    pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
+    pub report: RefCell<Report>,
+}
+
+impl Shared {
+    pub(super) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn below(&self, limit: u64) -> u64 {
+        self.random.borrow_mut().random_range(0..limit)
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.next.set(self.next.get() + 1);
+        self.next.get()
+    }
+
+    pub(super) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.config.trace {
+            eprintln!("{:>7} {}", self.now(), what());
+        }
+    }
+
+    pub(super) fn waker(&self, number: Number) -> Waker {
+        Waker::from(Arc::new(Woken(number, self.ready.clone())))
+    }
+
+    /// Begins a program.
+    pub(super) fn begin(
+        &self,
+        number: Number,
+        process: &Rc<Process>,
+        execution: Option<Rc<Execution>>,
+        program: Program,
+    ) {
+        let waker = self.waker(number);
+        let running = Running { process: process.clone(), execution, program, waker: waker.clone() };
+        self.begun.borrow_mut().push((number, running));
+        waker.wake();
+    }
+
+    /// Whether the task or one that it is part of was cancelled.
+    pub(super) fn was_cancelled(&self, mut task: TaskId) -> bool {
+        loop {
+            if self.cancelled.borrow().contains(&task) {
+                return true;
+            }
+            match self.parents.borrow().get(&task) {
+                Some(parent) => task = *parent,
+                None => return false,
+            }
+        }
+    }
+}
+
+impl Execution {
+    /// It is to stop.
+    pub(super) fn cancel(&self, shared: &Shared) {
+        self.is_cancelled.set(true);
+        shared.ready.lock().push(self.number);
+    }
+}

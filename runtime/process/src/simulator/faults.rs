@@ -1,0 +1,77 @@
+//! What may happen at any time.
+
+use wingbeat_core::{NodeId, ProcessId};
+
+use super::world::{Happening, World};
+
+impl World {
+    pub(super) fn chance(&mut self) {
+        if self.shared.now() > self.faults_end || self.drivers.is_empty() {
+            return;
+        }
+        if self.shared.below(4) == 0 {
+            self.retire_idle_workers();
+        }
+        if self.shared.config.faults {
+            self.something_breaks();
+        }
+        let after = 1 + self.shared.below(80);
+        self.schedule(after, Happening::Chance);
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        (!of.is_empty()).then(|| of[self.shared.below(of.len() as u64) as usize])
+    }
+
+    fn something_breaks(&mut self) {
+        let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
+        match self.shared.below(40) {
+            0..=14 => {
+                if let Some(one) = self.pick(&processes) {
+                    let peers = self.processes[&one].side.peers();
+                    if let Some(other) = self.pick(&peers) {
+                        self.cut(one, other);
+                    }
+                }
+            }
+            15..=19 => {
+                let workers: Vec<ProcessId> =
+                    self.processes.values().filter(|process| !process.is_driver).map(|process| process.id).collect();
+                if let Some(worker) = self.pick(&workers) {
+                    self.shared.report.borrow_mut().deaths += 1;
+                    self.dies(worker);
+                }
+            }
+            20 => {
+                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+                if let Some(node) = self.pick(&nodes) {
+                    self.shared.report.borrow_mut().deaths += 1;
+                    self.new_node();
+                    self.node_dies(node);
+                }
+            }
+            21 if self.drivers.len() > 1 => {
+                let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
+                if let Some(driver) = self.pick(&drivers) {
+                    self.shared.report.borrow_mut().deaths += 1;
+                    self.dies(driver);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Idle worker processes are asked to exit, and do if they own and hold nothing. Answers with those that stay.
+    pub(super) fn retire_idle_workers(&mut self) -> Vec<ProcessId> {
+        let workers = self.nodes.values().flat_map(|node| &node.workers);
+        let idle: Vec<ProcessId> = workers.filter(|(_, lease)| lease.is_none()).map(|(process, _)| *process).collect();
+        let mut stay = Vec::new();
+        for process in idle.into_iter().filter_map(|process| self.alive(process)) {
+            match process.owner.what_is_left().is_empty() {
+                true => process.queue.borrow_mut().ended = true,
+                false => stay.push(process.id),
+            }
+        }
+        stay
+    }
+}

@@ -1,0 +1,154 @@
+//! To and from the head.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use wingbeat_core::spec::{Executable, JobSpec, MachineId};
+use wingbeat_core::{NodeId, ProcessId};
+use wingbeat_head::state::{Action, Event};
+use wingbeat_net::messages::{HeadEvent, HeadMessage};
+
+use super::execution::{Asked, Question};
+use super::process::Process;
+use super::side::address;
+use super::world::{End, Happening, World};
+
+impl World {
+    /// The head takes an event in.
+    pub(super) fn step(&mut self, event: Event) {
+        self.shared.trace(|| format!("the head hears {event:?}"));
+        let actions = self.state.step(self.shared.now(), event);
+        self.act(actions);
+    }
+
+    fn act(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            self.shared.trace(|| format!("  the head: {action:?}"));
+            let delay = self.shared.below(4);
+            let to = match &action {
+                Action::Tell(process, _) => End::Process(*process),
+                Action::Order(node, _) => End::Node(*node),
+            };
+            let at = self.from_head_at.entry(to).or_default();
+            *at = (*at).max(self.shared.now() + delay);
+            let after = *at - self.shared.now();
+            self.schedule(
+                after,
+                match action {
+                    Action::Tell(process, event) => Happening::ToProcess(process, Box::new(event)),
+                    Action::Order(node, message) => Happening::ToNode(node, Box::new(message)),
+                },
+            );
+        }
+        if let Err(why) = self.state.audit_all() {
+            panic!("the head's state is wrong: {why}");
+        }
+        let next = self.state.next_tick().map(|after| self.shared.now() + after);
+        if let Some(at) = next
+            && self.ticks_at.is_none_or(|planned| at < planned)
+        {
+            self.ticks_at = Some(at);
+            self.schedule(at - self.shared.now(), Happening::HeadTick);
+        }
+    }
+
+    /// Something sets out for the head, after what its sender has said before.
+    pub(super) fn to_head(&mut self, from: End, event: Event) {
+        let delay = self.shared.below(4);
+        let at = self.to_head_at.entry(from).or_default();
+        *at = (*at).max(self.shared.now() + delay);
+        let after = *at - self.shared.now();
+        self.schedule(after, Happening::ToHead(from, Box::new(event)));
+    }
+
+    pub(super) fn head_hears(&mut self, from: End, event: Event) {
+        if let End::Node(node) = from
+            && !self.nodes.contains_key(&node)
+            && !matches!(event, Event::NodeLost(..))
+        {
+            return;
+        }
+        self.step(event);
+    }
+
+    pub(super) fn tell_head(&mut self, by: ProcessId, message: HeadMessage) {
+        let Some(process) = self.alive(by) else { return };
+        self.connect(&process);
+        let event = match message {
+            HeadMessage::Demand { shape, wanted, name } => Event::Demand(by, shape, wanted, name),
+            HeadMessage::ReturnLease(lease) => Event::Returned(by, lease),
+            HeadMessage::AbandonLease(lease) => Event::Abandoned(by, lease),
+            HeadMessage::Waiting { lease, wait } => Event::Waiting(by, lease, wait),
+            HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
+            HeadMessage::WatchActor(actor) => Event::Watch(by, actor),
+            HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
+            HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
+            other => panic!("{by} says {other:?}, which is not for it to say"),
+        };
+        self.to_head(End::Process(by), event);
+    }
+
+    /// A process dials the head when it first has something to say.
+    fn connect(&mut self, process: &Process) {
+        if !process.is_connected.replace(true) {
+            self.to_head(End::Process(process.id), Event::ProcessConnected(process.id));
+        }
+    }
+
+    pub(super) fn driver_joins(&mut self, process: &Rc<Process>) {
+        let id = process.job;
+        let spec = JobSpec {
+            id,
+            name: format!("job{}", id.0),
+            driver: address(process.id),
+            executable: Executable { hash: String::new(), size: 0, pid: 1, machine: MachineId(1), path: String::new() },
+            working_dir: String::new(),
+            env: BTreeMap::new(),
+            local_env: BTreeMap::new(),
+            namespace: "shared".into(),
+            priority: 0,
+        };
+        self.connect(process);
+        self.to_head(End::Process(process.id), Event::JobJoined(Box::new(spec)));
+    }
+
+    pub(super) fn head_answers(&mut self, question: Question) {
+        if !self.processes.contains_key(&question.by) {
+            return;
+        }
+        let answer = match question.asked {
+            Asked::Create(spec) => {
+                let (answer, actions) = self.state.create_actor(self.shared.now(), *spec, false);
+                self.act(actions);
+                answer
+            }
+            Asked::Find(name) => self.state.find_actor(&name),
+        };
+        *question.answer.borrow_mut() = Some(answer);
+        let after = 1 + self.shared.below(4);
+        self.schedule(after, Happening::Timer(question.waker));
+    }
+
+    pub(super) fn process_hears(&mut self, id: ProcessId, event: HeadEvent) {
+        let Some(process) = self.alive(id) else { return };
+        match event {
+            HeadEvent::NodeDied { node, why } => {
+                if process.node.get() == node {
+                    self.moves(&process);
+                }
+                process.owner.node_died(node, &why);
+            }
+            HeadEvent::Deadlock { cycle, .. } => panic!("programs wait for each other: {cycle:?}"),
+            HeadEvent::PlacementGroup { .. } => {}
+            other => process.owner.hears_head(other),
+        }
+    }
+
+    /// A driver whose node is gone uses another one.
+    fn moves(&mut self, process: &Process) {
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        if process.is_driver && !nodes.is_empty() {
+            process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
+        }
+    }
+}

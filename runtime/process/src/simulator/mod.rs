@@ -1,0 +1,56 @@
+//! Real owners and the real head in a world of pretended nodes, worker processes and connections, from a seed.
+//!
+//! - `world`: time, and what happens next.
+//! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
+//! - `head`: to and from the head's decisions; `nodes`: nodes that start and end worker processes and hold copies.
+//! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
+//! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
+//! - `faults`: what breaks; `checks`: what must hold at the end.
+//!
+//! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
+//!
+//! ```text
+//! WINGBEAT_SEED=17 cargo test -p wingbeat-process --lib simulator::tests::one_seed
+//! ```
+
+mod actors;
+mod checks;
+mod contacts;
+mod execution;
+mod faults;
+mod head;
+mod nodes;
+mod process;
+mod programs;
+mod queue;
+mod side;
+mod site;
+mod tests;
+mod value;
+mod world;
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Config {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// Whether processes and nodes die, and contact is cut.
+    pub faults: bool,
+    /// Whether everything that happens is written to stderr.
+    pub trace: bool,
+}
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Report {
+    pub happenings: u64,
+    pub tasks: u64,
+    pub calls: u64,
+    pub items: u64,
+    pub values: u64,
+    pub errors: u64,
+    pub cancels: u64,
+    pub cuts: u64,
+    pub deaths: u64,
+    pub ended_at: u64,
+}

@@ -1,0 +1,113 @@
+//! A process: its owner, and what stands in for its threads.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ProcessId};
+
+use super::execution::Shared;
+use super::queue::Queue;
+use super::side::Side;
+use super::value::Ref;
+use crate::owner::Owner;
+use crate::owner::table::Released;
+
+pub(super) struct Process {
+    pub id: ProcessId,
+    pub job: JobId,
+    /// Whose store it uses.
+    pub node: Cell<NodeId>,
+    pub is_driver: bool,
+    pub owner: Arc<Owner>,
+    pub side: Arc<Side>,
+    /// What it does as a worker process.
+    pub queue: RefCell<Queue>,
+    /// What the actor that it is keeps.
+    pub kept: RefCell<Vec<Ref>>,
+    /// How many calls of each actor it has made.
+    pub calls_made: RefCell<BTreeMap<ActorId, u64>>,
+    released: RefCell<UnboundedReceiver<Released>>,
+    /// When its owner is to take requests in next.
+    pub requests_at: Cell<Option<u64>>,
+    pub releases_planned: Cell<bool>,
+    pub is_alive: Cell<bool>,
+    /// Whether it is about to exit.
+    pub exits: Cell<bool>,
+    /// Whether the head knows it.
+    pub is_connected: Cell<bool>,
+}
+
+impl Process {
+    pub(super) fn new(
+        id: ProcessId,
+        (job, node): (JobId, NodeId),
+        is_driver: bool,
+        cluster: ClusterId,
+        shared: &Shared,
+    ) -> Rc<Process> {
+        let side = Arc::new(Side::new(id, shared.clock.clone(), shared.said.clone()));
+        let (owner, released) = Owner::new(id, cluster, side.clone());
+        Rc::new(Process {
+            id,
+            job,
+            node: Cell::new(node),
+            is_driver,
+            owner,
+            side,
+            queue: RefCell::default(),
+            kept: RefCell::default(),
+            calls_made: RefCell::default(),
+            released: RefCell::new(released),
+            requests_at: Cell::new(None),
+            releases_planned: Cell::new(false),
+            is_alive: Cell::new(true),
+            exits: Cell::new(false),
+            is_connected: Cell::new(false),
+        })
+    }
+
+    /// Whether somebody has asked for something since this was asked last.
+    pub(super) fn was_woken(&self) -> bool {
+        let woken = pin!(self.owner.submission.wake.notified());
+        woken.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    pub(super) fn has_released(&self) -> bool {
+        !self.released.borrow().is_empty()
+    }
+
+    pub(super) fn side_learns(&self, address: &Address) {
+        self.owner.outside.learn(address);
+    }
+
+    /// Reports what was let go of.
+    pub(super) fn release(&self) {
+        let mut batch = Vec::new();
+        while let Ok(released) = self.released.borrow_mut().try_recv() {
+            batch.push(released);
+        }
+        self.owner.release(batch);
+    }
+
+    /// Whether nothing waits for a registration.
+    pub(super) fn is_settled(&self) -> bool {
+        pin!(self.owner.registrations.settled()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    /// Its memory is gone. Nothing of it is heard any more.
+    pub(super) fn end(&self) {
+        self.is_alive.set(false);
+        self.side.end();
+        drop(self.queue.take());
+        drop(self.kept.take());
+        self.owner.end(&Error::SessionEnded { why: "the process has ended".into() });
+        self.owner.clear();
+    }
+}

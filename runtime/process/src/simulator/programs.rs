@@ -1,0 +1,357 @@
+//! The random programs: of drivers, tasks and actors.
+//!
+//! Whatever a program holds lies in its bag. Nobody can wait in a circle: a program waits for what was submitted before it or
+//! by itself, and nobody but a driver for what an actor has kept.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
+
+use super::execution::{Ended, Execution, Running};
+use super::queue::Being;
+use super::site::{Site, Stream, Submitted, failed};
+use super::value::{Kind, Plan, Ref, refs_in};
+
+/// How deep tasks of drivers may nest.
+const DEPTH: u64 = 2;
+
+/// What becomes of a program that is cancelled while it waits.
+pub(super) fn cancelled(running: &Running) -> Ended {
+    let task = running.execution.as_ref().map(|execution| execution.spec.id.to_string()).unwrap_or_default();
+    failed(Error::Cancelled { task })
+}
+
+/// How many items a stream of this plan has.
+fn items_of(plan: &Plan) -> u32 {
+    (plan.seed % 7) as u32
+}
+
+/// A program at work.
+struct Work<'a> {
+    site: &'a Site,
+    random: StdRng,
+    depth: u64,
+    bag: Vec<Ref>,
+    /// Those of the bag whose values may be waited for.
+    is_driver: bool,
+}
+
+/// A driver's program: it waits for all that it holds at last.
+pub(super) async fn driver(site: Site, seed: u64) -> Ended {
+    let mut work =
+        Work { site: &site, random: StdRng::seed_from_u64(seed), depth: DEPTH, bag: Vec::new(), is_driver: true };
+    let steps = work.random.random_range(8..40);
+    for _ in 0..steps {
+        let _ = work.step().await;
+    }
+    let _ = work.read_all().await;
+    (Outcome::StreamEnded(0), Vec::new())
+}
+
+/// The constructor of an actor, which keeps its arguments.
+pub(super) async fn constructor(site: Site, being: Being) -> Ended {
+    match site.bring_in(&being.spec.args, true).await {
+        Ok(incoming) => {
+            let kept = site.refs(&Plan::read(&incoming[0].bytes).refs);
+            site.process.kept.borrow_mut().extend(kept);
+            (Outcome::StreamEnded(0), Vec::new())
+        }
+        Err(error) => failed(error),
+    }
+}
+
+/// An attempt at a task or call, from its arguments to its result.
+pub(super) async fn attempt(site: Site) -> Ended {
+    let Some(execution) = site.execution.clone() else { return failed(Error::NoSession) };
+    run(&site, &execution).await.unwrap_or_else(failed)
+}
+
+async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
+    let spec = &execution.spec;
+    let incoming = site.bring_in(&spec.args, execution.actor.is_some()).await?;
+    let is_first = site.shared.attempts.borrow_mut().insert((spec.id, spec.attempt));
+    assert!(is_first, "attempt {} at {} runs twice", spec.attempt, spec.id);
+    let plan = Plan::read(&incoming[0].bytes);
+    assert_eq!(plan.expects.len() + 1, incoming.len(), "{} has other arguments than were given", spec.id);
+    let mut bag = site.refs(&plan.refs);
+    for (value, id) in incoming[1..].iter().zip(&plan.expects) {
+        bag.extend(site.refs(&refs_in(&value.bytes, *id)));
+    }
+    drop(incoming);
+    site.shared.trace(|| format!("{} begins attempt {} at {} {plan:?}", site.process.id, spec.attempt, spec.id));
+    let random = StdRng::seed_from_u64(plan.seed);
+    let mut work = Work { site, random, depth: plan.depth, bag, is_driver: false };
+    if let Some(actor) = execution.actor {
+        site.check_order(actor, &plan, spec);
+        return work.call(&plan, spec).await;
+    }
+    site.shared.report.borrow_mut().tasks += 1;
+    if let Outputs::Stream { ahead } = spec.outputs {
+        return work.stream(&plan, spec, ahead).await;
+    }
+    let steps = work.random.random_range(0..5);
+    for _ in 0..steps {
+        work.step().await?;
+    }
+    Ok(work.results(spec))
+}
+
+impl Work<'_> {
+    fn chance(&mut self, of: u32) -> bool {
+        self.random.random_range(0..of) == 0
+    }
+
+    /// Some of the bag, at most so many.
+    fn some(&mut self, most: usize) -> Vec<Ref> {
+        let count = self.random.random_range(0..=most);
+        (0..count).filter_map(|_| self.one(|_| true)).collect()
+    }
+
+    fn one(&mut self, of: impl Fn(&Ref) -> bool) -> Option<Ref> {
+        let fitting: Vec<&Ref> = self.bag.iter().filter(|held| of(held)).collect();
+        match fitting.len() {
+            0 => None,
+            count => Some(fitting[self.random.random_range(0..count)].clone()),
+        }
+    }
+
+    /// A value of the bag to wait for.
+    fn value(&mut self) -> Option<Ref> {
+        self.one(|held| held.actor.is_none())
+    }
+
+    fn objects(&mut self, most: usize) -> Vec<Ref> {
+        let count = self.random.random_range(0..=most);
+        (0..count).filter_map(|_| self.value()).collect()
+    }
+
+    async fn pause(&mut self) {
+        let ms = match self.chance(12) {
+            true => self.random.random_range(40..400),
+            false => self.random.random_range(0..20),
+        };
+        self.site.sleep(ms).await;
+    }
+
+    /// Does one thing. An error is one that it does not go on after.
+    async fn step(&mut self) -> Result<(), Error> {
+        match self.random.random_range(0..24) {
+            0..=2 => self.pause().await,
+            3 | 4 => {
+                let (refs, is_stored) = (self.some(2), self.chance(2));
+                self.bag.push(self.site.put(&refs, is_stored));
+            }
+            5..=10 if self.depth > 0 => self.submit(),
+            11..=14 => {
+                if let Some(value) = self.value() {
+                    self.read(&value).await?;
+                }
+            }
+            15 | 16 if !self.bag.is_empty() => {
+                let at = self.random.random_range(0..self.bag.len());
+                drop(self.bag.swap_remove(at));
+            }
+            17 if self.chance(2) => {
+                if let Some(value) = self.value() {
+                    self.site.cancel(&value.handle);
+                }
+            }
+            18 | 19 if self.depth > 0 => self.consume().await?,
+            20 if self.is_driver => self.make_actor().await?,
+            21..=23 => self.call_actor().await?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn plan(&mut self) -> Plan {
+        Plan { seed: self.random.random_range(0..u64::MAX), depth: self.depth.saturating_sub(1), ..Plan::default() }
+    }
+
+    fn submit(&mut self) {
+        let (plan, refs, objects) = (self.plan(), self.some(2), self.objects(2));
+        let outputs = Outputs::Fixed(self.random.random_range(1..3));
+        let retries = self.random.random_range(0..4);
+        let args = Site::arguments(plan, &refs, &objects);
+        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries) {
+            self.bag.extend(refs);
+        }
+    }
+
+    /// Waits for a value, and takes the refs in it.
+    async fn read(&mut self, value: &Ref) -> Result<(), Error> {
+        match self.site.get(&value.handle).await {
+            Ok(refs) => {
+                self.bag.extend(refs.into_iter().take(4));
+                self.bag.truncate(24);
+                Ok(())
+            }
+            Err(error) => {
+                self.site.check_error(value.handle.id(), &error);
+                if self.chance(2) { Err(error) } else { Ok(()) }
+            }
+        }
+    }
+
+    async fn read_all(&mut self) -> Result<(), Error> {
+        while let Some(held) = self.bag.pop() {
+            if held.actor.is_none() {
+                match self.site.get(&held.handle).await {
+                    // What is in them is looked at too, down to some depth.
+                    Ok(refs) if self.bag.len() < 40 && !self.chance(4) => self.bag.extend(refs),
+                    Ok(_) => {}
+                    Err(error) => self.site.check_error(held.handle.id(), &error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Consumes a stream, to its end or not.
+    async fn consume(&mut self) -> Result<(), Error> {
+        let (plan, refs) = (self.plan(), self.some(2));
+        let ahead = self.random.random_range(1..4);
+        let (wants, retries) = (self.random.random_range(0..12), self.random.random_range(0..3));
+        let count = items_of(&plan);
+        let args = Site::arguments(plan, &refs, &[]);
+        let Submitted::Stream(mut stream) = self.site.submit(args, Outputs::Stream { ahead }, retries) else {
+            return Ok(());
+        };
+        let mut taken = 0;
+        while taken < wants {
+            match stream.next().await {
+                Some(Ok(item)) => {
+                    assert_eq!(item.handle.id(), stream.task.output(taken), "an item is out of order");
+                    taken += 1;
+                    self.site.shared.report.borrow_mut().items += 1;
+                    self.read_item(&stream, item).await?;
+                }
+                Some(Err(error)) => {
+                    self.site.check_error(stream.task.output(taken), &error);
+                    return if self.chance(2) { Err(error) } else { Ok(()) };
+                }
+                None => {
+                    assert_eq!(taken, count, "{} has ended, and not all items have come", stream.task);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_item(&mut self, _: &Stream, item: Ref) -> Result<(), Error> {
+        if self.chance(3) {
+            self.pause().await;
+        }
+        if !self.chance(4) {
+            self.read(&item).await?;
+        }
+        if self.chance(2) {
+            self.bag.push(item);
+        }
+        Ok(())
+    }
+
+    async fn make_actor(&mut self) -> Result<(), Error> {
+        let (seed, refs) = (self.random.random_range(0..u64::MAX), self.some(2));
+        let restarts = [0, 1, u32::MAX][self.random.random_range(0..3)];
+        let of_job = self.site.process.job.0;
+        let name = self.chance(2).then(|| format!("of {of_job}"));
+        // The name may be taken.
+        if let Ok(actor) = self.site.create_actor(seed, &refs, restarts, name).await {
+            self.bag.push(actor);
+        }
+        Ok(())
+    }
+
+    async fn call_actor(&mut self) -> Result<(), Error> {
+        let mut actor = self.one(|held| held.actor.is_some());
+        if self.is_driver && self.chance(4) {
+            // Of any driver.
+            let of_job = self.random.random_range(0..8);
+            if let Ok(found) = self.site.find_actor(format!("of {of_job}")).await {
+                self.bag.push(found.clone());
+                actor = Some(found);
+            }
+        }
+        let Some(actor) = actor else { return Ok(()) };
+        for _ in 0..self.random.random_range(1..4) {
+            // What an actor gives back may be anything: nobody but a driver may wait for it.
+            let kind = match self.random.random_range(0..3) {
+                0 => Kind::Keep,
+                1 if self.is_driver => Kind::Fetch,
+                _ => Kind::Work,
+            };
+            let (plan, refs) = (Plan { kind, depth: 1, ..self.plan() }, self.some(2));
+            // A call of this process holds back its later ones until its arguments are there.
+            let objects = if self.is_driver { self.objects(1) } else { Vec::new() };
+            let retries = if self.chance(3) { 2 } else { 0 };
+            let result = self.site.call(&actor, plan, &refs, &objects, retries);
+            self.bag.push(result);
+        }
+        Ok(())
+    }
+
+    /// A call of the actor that this process is.
+    async fn call(&mut self, plan: &Plan, spec: &TaskSpec) -> Result<Ended, Error> {
+        self.site.shared.report.borrow_mut().calls += 1;
+        let given = std::mem::take(&mut self.bag);
+        self.pause().await;
+        if self.chance(3) {
+            self.submit();
+            if let Some(child) = self.value() {
+                self.read(&child).await?;
+            }
+        }
+        match plan.kind {
+            Kind::Keep => {
+                self.bag.clear();
+                let mut kept = self.site.process.kept.borrow_mut();
+                kept.extend(given);
+                let dropped: Vec<Ref> = if kept.len() > 6 { kept.drain(..3).collect() } else { Vec::new() };
+                drop(kept);
+                drop(dropped);
+            }
+            Kind::Fetch => {
+                self.bag.clear();
+                self.bag.extend(self.site.process.kept.borrow().iter().take(3).cloned());
+            }
+            // What it owns itself would end with it.
+            Kind::Work => self.bag = if self.site.shared.config.faults { self.bag.split_off(0) } else { Vec::new() },
+        }
+        Ok(self.results(spec))
+    }
+
+    async fn stream(&mut self, plan: &Plan, spec: &TaskSpec, ahead: u32) -> Result<Ended, Error> {
+        let count = items_of(plan);
+        for index in 0..count {
+            self.site.room(index, ahead).await;
+            self.pause().await;
+            let mut refs = self.some(1);
+            if self.chance(2) {
+                refs.push(self.site.put(&[], self.random.random_range(0..2) == 0));
+            }
+            let is_stored = self.chance(3);
+            let (value, held) = self.site.pack(spec.id.output(index), &refs, is_stored, false);
+            self.site.process.send_item(spec.id, index, value, held);
+        }
+        Ok((Outcome::StreamEnded(count), Vec::new()))
+    }
+
+    /// The results, with some of the bag in them.
+    fn results(&mut self, spec: &TaskSpec) -> Ended {
+        let Outputs::Fixed(count) = spec.outputs else { return failed(Error::NoSession) };
+        let (mut values, mut held) = (Vec::new(), Vec::new());
+        for index in 0..count {
+            let (refs, is_stored) = (self.some(3), self.chance(3));
+            let (value, handles) = self.site.pack(spec.id.output(index), &refs, is_stored, !spec.remakes);
+            values.push(value);
+            held.extend(handles);
+        }
+        match values.len() {
+            1 => (Outcome::One(values.remove(0)), held),
+            _ => (Outcome::Many(values), held),
+        }
+    }
+}

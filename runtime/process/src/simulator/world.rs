@@ -1,0 +1,364 @@
+//! Time, and what happens next.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use wingbeat_core::{ClusterId, JobId, LeaseId, NodeId, ObjectId, ProcessId};
+use wingbeat_head::state::{Event, State};
+use wingbeat_net::messages::{HeadEvent, NodeMessage};
+
+use super::execution::{Number, Question, Running, Shared};
+use super::nodes::Node;
+use super::process::Process;
+use super::side::{Parcel, Word};
+use super::site::Site;
+use super::{Config, Report, programs};
+use crate::owner::object::Object;
+
+/// Drivers at the beginning.
+const DRIVERS: u64 = 2;
+/// Whatever waits ends long before this.
+const HANGS_AFTER: u64 = 3_600_000;
+
+/// Who says something to the head, or hears it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum End {
+    Process(ProcessId),
+    Node(NodeId),
+}
+
+/// What happens at some time.
+pub(super) enum Happening {
+    Deliver { from: ProcessId, to: ProcessId, parcel: Box<Parcel> },
+    TakenIn { at: ProcessId, by: ProcessId, contact: u64, count: u64 },
+    Lose { at: ProcessId, peer: ProcessId, number: u64 },
+    Greet { at: ProcessId, peer: ProcessId },
+    FailPending { at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>> },
+    InVain { at: ProcessId, peer: ProcessId },
+    TellOfCopy { at: ProcessId, object: ObjectId, node: NodeId },
+    ToHead(End, Box<Event>),
+    ToProcess(ProcessId, Box<HeadEvent>),
+    ToNode(NodeId, Box<NodeMessage>),
+    HeadTick,
+    HeadAnswers(Box<Question>),
+    Requests(ProcessId),
+    Releases(ProcessId),
+    Poll(Number),
+    Timer(Waker),
+    WorkerUp(NodeId, LeaseId),
+    Dies(ProcessId),
+    Exits { process: ProcessId, until: u64 },
+    Delete { by: ProcessId, node: NodeId, object: ObjectId },
+    Deleted(NodeId, ObjectId),
+    Chance,
+}
+
+pub(super) struct Scheduled {
+    at: u64,
+    turn: u64,
+    what: Happening,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.turn) == (other.at, other.turn)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.turn).cmp(&(other.at, other.turn))
+    }
+}
+
+pub(super) struct World {
+    pub shared: Rc<Shared>,
+    pub state: State,
+    turn: u64,
+    clock: BinaryHeap<Reverse<Scheduled>>,
+    pub ticks_at: Option<u64>,
+    pub processes: BTreeMap<ProcessId, Rc<Process>>,
+    pub running: BTreeMap<Number, Running>,
+    planned: BTreeSet<Number>,
+    /// When the last word on its way arrives: later ones come after it.
+    pub links: BTreeMap<(ProcessId, ProcessId), u64>,
+    pub to_head_at: BTreeMap<End, u64>,
+    pub from_head_at: BTreeMap<End, u64>,
+    /// What is under way of this contact, or an earlier one, never arrives.
+    pub dropped: BTreeMap<(ProcessId, ProcessId), u64>,
+    pub nodes: BTreeMap<NodeId, Node>,
+    pub jobs: BTreeMap<ProcessId, JobId>,
+    /// Drivers whose programs run.
+    pub drivers: BTreeSet<ProcessId>,
+    pub faults_end: u64,
+}
+
+impl World {
+    pub(super) fn new(config: Config) -> World {
+        let shared = Shared {
+            config,
+            clock: Arc::new(AtomicU64::new(1)),
+            said: Arc::default(),
+            ready: Arc::default(),
+            random: RefCell::new(StdRng::seed_from_u64(config.seed)),
+            next: Cell::new(0),
+            begun: RefCell::default(),
+            timers: RefCell::default(),
+            questions: RefCell::default(),
+            copies: RefCell::default(),
+            nodes: RefCell::default(),
+            ended: RefCell::default(),
+            attempts: RefCell::default(),
+            parents: RefCell::default(),
+            cancelled: RefCell::default(),
+            calls: RefCell::default(),
+            report: RefCell::default(),
+        };
+        World {
+            shared: Rc::new(shared),
+            state: State::new(ClusterId(config.seed), 1),
+            turn: 0,
+            clock: BinaryHeap::new(),
+            ticks_at: None,
+            processes: BTreeMap::new(),
+            running: BTreeMap::new(),
+            planned: BTreeSet::new(),
+            links: BTreeMap::new(),
+            to_head_at: BTreeMap::new(),
+            from_head_at: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            drivers: BTreeSet::new(),
+            faults_end: 200 + 1_000 * (config.seed % 3),
+        }
+    }
+
+    pub(super) fn run(&mut self) -> Report {
+        for _ in 0..2 + self.shared.below(2) {
+            self.new_node();
+        }
+        for _ in 0..DRIVERS {
+            self.new_driver();
+        }
+        self.schedule(1, Happening::Chance);
+        self.settle();
+        while !self.drivers.is_empty() {
+            let is_hung = self.shared.now() > HANGS_AFTER;
+            if is_hung || !self.go_on() {
+                panic!("nothing ever happens again: {}", self.what_waits());
+            }
+        }
+        self.shared.trace(|| "every program has ended".into());
+        self.come_to_rest();
+        // Actors may keep handles of each other, and of themselves.
+        for process in self.processes.values() {
+            drop(process.kept.take());
+        }
+        self.come_to_rest();
+        self.check_at_rest();
+        self.end_everything();
+        let mut report = *self.shared.report.borrow();
+        report.ended_at = self.shared.now();
+        report
+    }
+
+    /// Until nothing is under way.
+    pub(super) fn come_to_rest(&mut self) {
+        let began = self.shared.now();
+        self.settle();
+        while self.go_on() {
+            assert!(self.shared.now() < began + HANGS_AFTER, "it never comes to rest: {}", self.what_waits());
+        }
+    }
+
+    fn new_driver(&mut self) {
+        let id = ProcessId(self.shared.id());
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        let node = nodes[self.shared.below(nodes.len() as u64) as usize];
+        let job = JobId(id.0);
+        let process = self.new_process(id, (job, node), true);
+        self.jobs.insert(id, job);
+        self.drivers.insert(id);
+        self.driver_joins(&process);
+        let site = Site { process: process.clone(), execution: None, shared: self.shared.clone() };
+        let (number, seed) = (self.shared.id(), self.shared.below(u64::MAX));
+        self.shared.begin(number, &process, None, Box::pin(programs::driver(site, seed)));
+    }
+
+    pub(super) fn new_process(&mut self, id: ProcessId, of: (JobId, NodeId), is_driver: bool) -> Rc<Process> {
+        let process = Process::new(id, of, is_driver, ClusterId(self.shared.config.seed), &self.shared);
+        self.processes.insert(id, process.clone());
+        process
+    }
+
+    pub(super) fn alive(&self, id: ProcessId) -> Option<Rc<Process>> {
+        self.processes.get(&id).cloned()
+    }
+
+    pub(super) fn schedule(&mut self, after: u64, what: Happening) {
+        self.turn += 1;
+        self.clock.push(Reverse(Scheduled { at: self.shared.now() + after, turn: self.turn, what }));
+    }
+
+    /// The next happening, if there is any.
+    fn go_on(&mut self) -> bool {
+        let Some(Reverse(next)) = self.clock.pop() else { return false };
+        self.shared.clock.fetch_max(next.at, Ordering::Relaxed);
+        self.shared.report.borrow_mut().happenings += 1;
+        self.happen(next.what);
+        self.settle();
+        true
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Deliver { from, to, parcel } => self.deliver(from, to, *parcel),
+            Happening::TakenIn { at, by, contact, count } => self.taken_in(at, by, contact, count),
+            Happening::Lose { at, peer, number } => self.contact_lost(at, peer, number),
+            Happening::Greet { at, peer } => {
+                if let (Some(process), true) = (self.alive(at), self.processes.contains_key(&peer)) {
+                    process.side.greet(peer);
+                }
+            }
+            Happening::FailPending { at, peer, pending } => self.fail_pending(at, peer, pending),
+            Happening::InVain { at, peer } => {
+                if let Some(process) = self.alive(at) {
+                    process.owner.connection_lost(peer);
+                }
+            }
+            Happening::TellOfCopy { at, object, node } => self.tell_of_copy(at, object, node),
+            Happening::ToHead(from, event) => self.head_hears(from, *event),
+            Happening::ToProcess(process, event) => self.process_hears(process, *event),
+            Happening::ToNode(node, message) => self.node_hears(node, *message),
+            Happening::HeadTick => {
+                self.ticks_at = None;
+                self.step(Event::Tick);
+            }
+            Happening::HeadAnswers(question) => self.head_answers(*question),
+            Happening::Requests(id) => self.take_requests(id),
+            Happening::Releases(id) => {
+                if let Some(process) = self.alive(id) {
+                    process.releases_planned.set(false);
+                    process.release();
+                }
+            }
+            Happening::Poll(number) => self.poll(number),
+            Happening::Timer(waker) => waker.wake(),
+            Happening::WorkerUp(node, lease) => self.worker_up(node, lease),
+            Happening::Dies(process) => self.dies(process),
+            Happening::Exits { process, until } => self.exits(process, until),
+            Happening::Delete { by, node, object } => self.delete(by, node, object),
+            Happening::Deleted(node, object) => drop(self.shared.copies.borrow_mut().remove(&(object, node))),
+            Happening::Chance => self.chance(),
+        }
+    }
+
+    fn take_requests(&mut self, id: ProcessId) {
+        let Some(process) = self.alive(id) else { return };
+        if process.requests_at.get().is_none_or(|at| at > self.shared.now()) {
+            // An earlier look has taken its place.
+            return;
+        }
+        process.requests_at.set(None);
+        if let Some(ms) = process.owner.take_requests() {
+            self.plan_requests(&process, ms.max(1));
+        }
+    }
+
+    fn plan_requests(&mut self, process: &Process, after: u64) {
+        let at = self.shared.now() + after;
+        if process.requests_at.get().is_none_or(|planned| at < planned) {
+            process.requests_at.set(Some(at));
+            self.schedule(after, Happening::Requests(process.id));
+        }
+    }
+
+    /// Carries what was said, and plans what was woken, until nothing is left to plan.
+    fn settle(&mut self) {
+        loop {
+            let mut is_done = true;
+            while let Some((by, word)) = { self.shared.said.lock().pop_front() } {
+                is_done = false;
+                self.carry(by, word);
+            }
+            let begun = std::mem::take(&mut *self.shared.begun.borrow_mut());
+            self.running.extend(begun);
+            let woken = std::mem::take(&mut *self.shared.ready.lock());
+            for number in woken {
+                if self.planned.insert(number) {
+                    let after = self.shared.below(3) / 2;
+                    self.schedule(after, Happening::Poll(number));
+                }
+            }
+            let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
+            for (at, waker) in timers {
+                self.schedule(at.saturating_sub(self.shared.now()), Happening::Timer(waker));
+            }
+            let questions = std::mem::take(&mut *self.shared.questions.borrow_mut());
+            for question in questions {
+                let after = 1 + self.shared.below(4);
+                self.schedule(after, Happening::HeadAnswers(Box::new(question)));
+            }
+            for process in self.processes.values().cloned().collect::<Vec<_>>() {
+                if process.was_woken() {
+                    is_done = false;
+                    let after = self.shared.below(4) / 2;
+                    self.plan_requests(&process, after);
+                }
+                if process.has_released() && !process.releases_planned.replace(true) {
+                    let after = self.shared.below(4);
+                    self.schedule(after, Happening::Releases(process.id));
+                }
+                while let Some(next) = process.next() {
+                    is_done = false;
+                    self.begin(&process, next);
+                }
+                self.let_exit(&process);
+            }
+            if is_done {
+                return;
+            }
+        }
+    }
+
+    fn poll(&mut self, number: Number) {
+        self.planned.remove(&number);
+        let Some(mut running) = self.running.remove(&number) else { return };
+        let polled = running.program.as_mut().poll(&mut Context::from_waker(&running.waker));
+        let is_cancelled = running.execution.as_ref().is_some_and(|execution| execution.is_cancelled.get());
+        match polled {
+            Poll::Ready(ended) => self.ended(running, ended),
+            Poll::Pending if is_cancelled => {
+                let ended = programs::cancelled(&running);
+                self.ended(running, ended);
+            }
+            Poll::Pending => drop(self.running.insert(number, running)),
+        }
+    }
+
+    /// Carries one thing that a process has said.
+    fn carry(&mut self, by: ProcessId, word: Word) {
+        match word {
+            Word::Peer(to, parcel) => self.send(by, to, parcel),
+            Word::Head(message) => self.tell_head(by, message),
+            Word::Delete(at, object) => {
+                let after = self.shared.below(5);
+                self.schedule(after, Happening::Delete { by, node: at.node, object });
+            }
+            Word::InVain(peer) => self.schedule(1, Happening::InVain { at: by, peer }),
+        }
+    }
+}
