@@ -77,6 +77,7 @@ impl Site {
     /// The actor of this name, which another process may have made.
     pub(super) async fn find_actor(&self, name: String) -> Result<Ref, Error> {
         let info = self.ask_head(Asked::Find(ScopedName { namespace: "shared".into(), name })).await?;
+        self.shared.found.borrow_mut().insert(info.id);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
         self.process.owner.know_actor(info.handle, info.id);

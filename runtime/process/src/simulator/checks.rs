@@ -1,8 +1,10 @@
 //! What must hold.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
-use wingbeat_core::{ActorId, ObjectId};
+use wingbeat_core::{ActorId, JobId, ObjectId, ProcessId};
 use wingbeat_head::state::Event;
 
 use super::execution::Shared;
@@ -24,6 +26,10 @@ impl Shared {
             Error::NodeDied { node, .. } => !self.nodes.borrow().contains(node),
             Error::OwnerDied { owner, .. } => broke && self.ended.borrow().contains(owner) || report.cuts > 0,
             Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => broke,
+            // Its last handle was dropped before the one that was found was registered.
+            Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop")) => {
+                broke || self.found.borrow().contains(actor)
+            }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
             _ => false,
         }
@@ -65,27 +71,14 @@ impl World {
             let items: Vec<_> = queue.sent_items.keys().collect();
             assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
         }
-        let nodes: Vec<_> = self.nodes.keys().copied().collect();
-        for node in nodes {
-            // Whose owner is gone, the head says.
-            let copies = self.shared.copies.borrow();
-            let mut owners = std::collections::BTreeMap::new();
-            for (object, _) in copies.keys().filter(|(_, at)| *at == node) {
-                let ended = self.shared.ended.borrow();
-                if ended.contains(&object.owner()) {
-                    for job in self.jobs.values() {
-                        owners.entry(*job).or_insert_with(std::collections::BTreeSet::new).insert(object.owner());
-                    }
-                }
-            }
-            drop(copies);
-            if !owners.is_empty() {
-                self.to_head(End::Node(node), Event::Owners(node, owners));
-            }
-        }
-        self.come_to_rest();
-        let copies: Vec<_> = self.shared.copies.borrow().keys().copied().collect();
-        assert!(copies.is_empty(), "everything is over, and copies are left: {copies:?}");
+        self.ask_for_owners();
+        let has_broken = self.shared.config.faults;
+        let copies = self.shared.copies.borrow();
+        // Nobody knows which items an attempt has stored whose word of them was lost. They go with their owner.
+        let is_forgotten = |object: &ObjectId| has_broken && self.shared.streams.borrow().contains(&object.task);
+        let left: Vec<_> = copies.keys().filter(|(object, _)| !is_forgotten(object)).collect();
+        assert!(left.is_empty(), "everything is over, and copies are left: {left:?}");
+        drop(copies);
         let picture = self.state.picture();
         for node in &picture.nodes {
             let (free, all) = (&node.available, &node.info.resources);
@@ -93,6 +86,20 @@ impl World {
         }
         assert!(picture.pending.is_empty(), "everything is over, and somebody waits: {:?}", picture.pending);
         assert!(picture.actors.is_empty(), "everything is over, and actors live: {:?}", picture.actors);
+    }
+
+    /// Nodes ask the head whose objects nobody owns any more.
+    fn ask_for_owners(&mut self) {
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            let mut owners: BTreeMap<JobId, BTreeSet<ProcessId>> = BTreeMap::new();
+            for ((object, _), (job, _)) in self.shared.copies.borrow().iter().filter(|((_, at), _)| *at == node) {
+                owners.entry(*job).or_default().insert(object.owner());
+            }
+            if !owners.is_empty() {
+                self.to_head(End::Node(node), Event::Owners(node, owners));
+            }
+        }
+        self.come_to_rest();
     }
 
     /// Worker processes and drivers end in order.
@@ -107,6 +114,8 @@ impl World {
             self.dies(driver);
         }
         self.come_to_rest();
+        self.ask_for_owners();
+        assert!(self.shared.copies.borrow().is_empty(), "everything is over, and copies are left");
         assert!(self.state.picture().jobs.is_empty(), "everything is over, and the head knows of jobs");
         assert!(self.running.is_empty(), "everything is over, and programs run");
     }

@@ -35,6 +35,11 @@ impl World {
             // Nobody listens where it did.
             return self.schedule(1, Happening::Lose { at: from, peer: to, number: parcel.contact });
         };
+        if !self.processes.contains_key(&from) {
+            // This may be the first that is heard of it.
+            let after = 1 + self.shared.below(20);
+            self.schedule(after, Happening::Lose { at: to, peer: from, number: parcel.contact });
+        }
         let mut heard = process.side.hear(from, &parcel);
         if let Heard::Lost(present) = heard {
             let greets = self.contact_over(to, from, present, parcel.contact);

@@ -15,7 +15,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, ScopedName, TaskSpec};
-use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 
 use super::process::Process;
 use super::side::Said;
@@ -88,8 +88,8 @@ pub(super) struct Shared {
     pub begun: RefCell<Vec<(Number, Running)>>,
     pub timers: RefCell<Vec<(u64, Waker)>>,
     pub questions: RefCell<Vec<Question>>,
-    /// What lies in the stores of living nodes.
-    pub copies: RefCell<BTreeMap<(ObjectId, NodeId), Bytes>>,
+    /// What lies in the stores of living nodes, and for which job it was made.
+    pub copies: RefCell<BTreeMap<(ObjectId, NodeId), (JobId, Bytes)>>,
     pub nodes: RefCell<BTreeSet<NodeId>>,
     /// Worker processes and drivers that have ended.
     pub ended: RefCell<BTreeSet<ProcessId>>,
@@ -97,6 +97,10 @@ pub(super) struct Shared {
     pub attempts: RefCell<BTreeSet<(TaskId, u32)>>,
     pub parents: RefCell<BTreeMap<TaskId, TaskId>>,
     pub cancelled: RefCell<BTreeSet<TaskId>>,
+    /// Tasks that give streams.
+    pub streams: RefCell<BTreeSet<TaskId>>,
+    /// Actors that somebody has found by name, perhaps when they were about to end.
+    pub found: RefCell<BTreeSet<ActorId>>,
     /// The last call that each actor has begun, by its life and its caller.
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
     pub report: RefCell<Report>,

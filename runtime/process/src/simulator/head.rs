@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use wingbeat_core::ProcessId;
 use wingbeat_core::spec::{Executable, JobSpec, MachineId};
-use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Action, Event};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
@@ -133,22 +133,11 @@ impl World {
         let Some(process) = self.alive(id) else { return };
         match event {
             HeadEvent::NodeDied { node, why } => {
-                if process.node.get() == node {
-                    self.moves(&process);
-                }
                 process.owner.node_died(node, &why);
             }
             HeadEvent::Deadlock { cycle, .. } => panic!("programs wait for each other: {cycle:?}"),
             HeadEvent::PlacementGroup { .. } => {}
             other => process.owner.hears_head(other),
-        }
-    }
-
-    /// A driver whose node is gone uses another one.
-    fn moves(&mut self, process: &Process) {
-        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-        if process.is_driver && !nodes.is_empty() {
-            process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
         }
     }
 }

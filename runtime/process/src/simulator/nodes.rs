@@ -268,6 +268,11 @@ impl World {
         for process in node.workers.into_keys() {
             self.dies(process);
         }
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for process in self.processes.values().filter(|process| process.node.get() == id) {
+            // The driver's connection with its node has ended: it uses another.
+            process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
+        }
         self.to_head(End::Node(id), Event::NodeLost(id, "the simulation".into()));
     }
 

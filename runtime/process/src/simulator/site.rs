@@ -132,17 +132,17 @@ impl Site {
     /// Brings a copy to the node here, and tells the owner of it.
     async fn fetch(&self, id: ObjectId, stored: &Stored) -> Result<Bytes, Error> {
         let found = self.shared.copies.borrow().get(&(id, self.process.node.get())).cloned();
-        if let Some(bytes) = found {
+        if let Some((_, bytes)) = found {
             return Ok(bytes);
         }
         self.sleep(1 + self.shared.below(6)).await;
         let at = self.here();
         let mut copies = self.shared.copies.borrow_mut();
         let found = stored.nodes.iter().find_map(|holder| copies.get(&(id, holder.node)).cloned());
-        let Some(bytes) = found else {
+        let Some((_, bytes)) = found else {
             return Err(Error::ObjectLost { object: id, why: "no node that was said to have a copy has one".into() });
         };
-        let is_new = copies.insert((id, at.node), bytes.clone()).is_none();
+        let is_new = copies.insert((id, at.node), (self.process.job, bytes.clone())).is_none();
         drop(copies);
         if is_new && id.owner() == self.process.id {
             self.process.owner.copied(id, at);
@@ -215,7 +215,7 @@ impl Site {
         let at = self.here();
         let mut copies = self.shared.copies.borrow_mut();
         if replaces || !copies.contains_key(&(id, at.node)) {
-            copies.insert((id, at.node), bytes);
+            copies.insert((id, at.node), (self.process.job, bytes));
         }
         (ObjectValue::Stored(Stored { size: 200_000, nodes: vec![at], refs: described }), held)
     }
@@ -289,6 +289,7 @@ impl Site {
                 (0..count).map(|index| Ref::of(owner.new_object(id.output(index), producer))).collect(),
             ),
             Outputs::Stream { .. } => {
+                self.shared.streams.borrow_mut().insert(id);
                 Submitted::Stream(Stream { site: self.clone(), task: id, cell: owner.streams.begin(id) })
             }
         }

@@ -123,6 +123,8 @@ impl World {
             attempts: RefCell::default(),
             parents: RefCell::default(),
             cancelled: RefCell::default(),
+            streams: RefCell::default(),
+            found: RefCell::default(),
             calls: RefCell::default(),
             report: RefCell::default(),
         };
