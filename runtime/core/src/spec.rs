@@ -10,7 +10,7 @@ use crate::ids::*;
 use crate::labels::Selector;
 use crate::names;
 use crate::resources::{GPU, ResourceSet};
-use crate::value::{ObjectValue, Packed, Stored};
+use crate::value::{ObjectValue, Packed, StoreNode, Stored};
 
 /// Which machine (kernel and network namespace) a process is on. Equal ids can use unix sockets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
@@ -345,6 +345,8 @@ pub enum ActorState {
     Alive {
         /// Its worker process.
         address: Address,
+        /// Where that stores what it gives.
+        node: StoreNode,
         /// Which life.
         incarnation: Incarnation,
     },

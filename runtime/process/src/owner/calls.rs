@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorState, Address, Arg, TaskSpec};
+use wingbeat_core::spec::{ActorState, Address, Arg, Outputs, TaskSpec};
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::Weight;
@@ -60,6 +61,12 @@ pub(crate) enum Action {
         task: TaskId,
         force: bool,
     },
+    /// An attempt that may have stored its outputs there does not count any more.
+    Left {
+        task: TaskId,
+        outputs: Outputs,
+        at: StoreNode,
+    },
     Fail {
         call: Call,
         error: Error,
@@ -92,6 +99,8 @@ enum Phase {
 struct Target {
     class_name: Arc<str>,
     phase: Phase,
+    /// Where what was sent may have stored outputs: the node of the present life, or of the last one.
+    node: Option<StoreNode>,
     /// The latest life that ended, so that news which crossed its end is not believed.
     gone: Option<Incarnation>,
     queue: CallQueue,
@@ -107,6 +116,7 @@ impl Target {
     /// Calls in flight that may be tried again go first in line, in their old order; the others fail.
     fn give_up_in_flight(&mut self, actor: ActorId, cause: &Error, out: &mut Vec<Action>) {
         self.bytes = 0;
+        self.leave_outputs(out);
         for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
             if call.retries > 0 && !call.cancelled {
                 call.retries = call.retries.saturating_sub(1);
@@ -121,6 +131,13 @@ impl Target {
                 out.push(Action::Fail { call, error });
             }
         }
+    }
+
+    /// Calls in flight may have stored what they give, and nobody has heard of it.
+    fn leave_outputs(&self, out: &mut Vec<Action>) {
+        let Some(at) = &self.node else { return };
+        let left = self.in_flight.iter().map(|call| (call.spec.id, call.spec.outputs, at.clone()));
+        out.extend(left.map(|(task, outputs, at)| Action::Left { task, outputs, at }));
     }
 
     fn end_if_done(&self, actor: ActorId, out: &mut Vec<Action>) {
@@ -179,6 +196,7 @@ impl Calls {
         let target = self.targets.entry(actor).or_insert_with(|| Target {
             class_name: class_name.clone(),
             phase: Phase::Unknown,
+            node: None,
             gone: None,
             queue: CallQueue::default(),
             in_flight: VecDeque::new(),
@@ -291,7 +309,7 @@ impl Calls {
         let class = target.class_name.to_string();
         match state {
             ActorState::Starting => {}
-            ActorState::Alive { address, incarnation } => {
+            ActorState::Alive { address, node, incarnation } => {
                 if target.gone.is_some_and(|gone| incarnation <= gone) {
                     return;
                 }
@@ -300,6 +318,7 @@ impl Calls {
                     return;
                 }
                 self.by_worker.insert(address.process, actor);
+                target.node = Some(node);
                 target.phase = Phase::Alive { address, incarnation };
             }
             ActorState::Restarting { cause } => {
@@ -311,6 +330,7 @@ impl Calls {
                 Self::leave(&mut self.by_worker, target);
                 let error = Error::ActorDied { actor, class, cause };
                 target.bytes = 0;
+                target.leave_outputs(out);
                 for call in target.in_flight.drain(..).chain(target.queue.drain()) {
                     out.push(Action::Fail { call, error: error.clone() });
                 }

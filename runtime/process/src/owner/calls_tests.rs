@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use wingbeat_core::spec::{Arg, MachineId, Outputs};
-use wingbeat_core::{FunctionId, ProcessId};
+use wingbeat_core::{FunctionId, NodeId, ProcessId};
 
 use super::*;
 
@@ -121,7 +121,8 @@ impl Bench {
     }
 
     fn alive(&mut self) {
-        let state = ActorState::Alive { address: address(self.life), incarnation: Incarnation(self.life) };
+        let node = StoreNode { node: NodeId(1), address: address(1) };
+        let state = ActorState::Alive { address: address(self.life), node, incarnation: Incarnation(self.life) };
         self.with(|calls, out| calls.actor_is(ACTOR, state, out));
     }
 }

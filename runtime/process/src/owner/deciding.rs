@@ -68,13 +68,7 @@ impl Owner {
                     let shape = (*shape).clone();
                     self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
                 }
-                dispatch::Action::Left { task, outputs, at } => {
-                    // Of a stream, at most the item that was not announced: nobody knows which.
-                    let Outputs::Fixed(count) = outputs else { continue };
-                    for index in 0..count {
-                        self.left_over(task.output(index), &at);
-                    }
-                }
+                dispatch::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
                 dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
                 dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
                 dispatch::Action::TakeBack { worker, lease, most } => {
@@ -103,6 +97,7 @@ impl Owner {
                 calls::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, PeerMessage::Cancel { task, force });
                 }
+                calls::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
                 calls::Action::Fail { call, error } => {
                     if let Some((_, unresolved)) = self.submission.unresolved.remove(&call.spec.id) {
                         unresolved.give_up();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Outcome;
+use wingbeat_core::spec::{Outcome, Outputs};
 use wingbeat_core::value::{ObjectValue, Refs, StoreNode, Stored};
 use wingbeat_core::{ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Weight};
@@ -161,6 +161,14 @@ impl Owner {
             for holder in &stored.nodes {
                 self.left_over(id, holder);
             }
+        }
+    }
+
+    /// An attempt that counts no more may have stored these there. Of a stream, nobody knows which items were not announced.
+    pub(super) fn outputs_left_over(self: &Arc<Self>, task: TaskId, outputs: Outputs, at: &StoreNode) {
+        let Outputs::Fixed(count) = outputs else { return };
+        for index in 0..count {
+            self.left_over(task.output(index), at);
         }
     }
 

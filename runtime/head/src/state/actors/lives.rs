@@ -429,7 +429,7 @@ impl State {
 
     fn announce_actor(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
-        let (state, watchers) = (actor.shown(), actor.watchers.clone());
+        let (state, watchers) = (actor.shown(&self.nodes), actor.watchers.clone());
         for watcher in watchers {
             self.tell(watcher, HeadEvent::Actor { actor: id, state: state.clone() });
         }
@@ -442,7 +442,7 @@ impl State {
                     actor.watchers.insert(process);
                     self.actors.watched_by.entry(process).or_default().insert(id);
                 }
-                actor.shown()
+                actor.shown(&self.nodes)
             }
             // It is placed when its node had time to come back.
             None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => {

@@ -11,10 +11,12 @@ use std::sync::Arc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, ActorState, Address, ScopedName};
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
 
 use super::Millis;
 use super::facts::Fact;
+use super::nodes::Nodes;
 use super::shapes::ShapeId;
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
@@ -200,13 +202,18 @@ fn info(spec: &ActorSpec) -> ActorInfo {
 }
 
 impl Actor {
-    fn shown(&self) -> ActorState {
+    fn shown(&self, nodes: &Nodes) -> ActorState {
         match &self.phase {
             Phase::Pending { after: Some(cause) } => ActorState::Restarting { cause: Box::new(cause.clone()) },
             Phase::Pending { after: None } | Phase::Starting { .. } => ActorState::Starting,
-            Phase::Alive { address, .. } => {
-                ActorState::Alive { address: address.clone(), incarnation: self.incarnation }
-            }
+            Phase::Alive { address, node, .. } => match nodes.get(*node) {
+                Some(at) => {
+                    let node = StoreNode { node: *node, address: at.info.address.clone() };
+                    ActorState::Alive { address: address.clone(), node, incarnation: self.incarnation }
+                }
+                // Its loss is being told.
+                None => ActorState::Starting,
+            },
             Phase::Dead(cause) => ActorState::Dead { cause: Box::new(cause.clone()) },
         }
     }
