@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
-use wingbeat_core::{ActorId, JobId, ObjectId, ProcessId};
+use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::Event;
 
 use super::execution::Shared;
@@ -74,9 +74,12 @@ impl World {
         self.ask_for_owners();
         let has_broken = self.shared.config.faults;
         let copies = self.shared.copies.borrow();
-        // Nobody knows which items an attempt has stored whose word of them was lost. They go with their owner.
-        let is_forgotten = |object: &ObjectId| has_broken && self.shared.streams.borrow().contains(&object.task);
-        let left: Vec<_> = copies.keys().filter(|(object, _)| !is_forgotten(object)).collect();
+        // Nobody knows which items an attempt has stored whose word of them was lost, or of which copies a process could not
+        // tell. They go with their owner.
+        let is_known = |copy: &(ObjectId, NodeId)| {
+            !self.shared.streams.borrow().contains(&copy.0.task) && !self.shared.untold.borrow().contains(copy)
+        };
+        let left: Vec<_> = copies.keys().filter(|copy| !has_broken || is_known(copy)).collect();
         assert!(left.is_empty(), "everything is over, and copies are left: {left:?}");
         drop(copies);
         let picture = self.state.picture();

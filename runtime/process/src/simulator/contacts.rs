@@ -8,7 +8,6 @@ use wingbeat_net::messages::PeerMessage;
 
 use super::side::{Awaited, Heard, Parcel, address};
 use super::world::{Happening, World};
-use crate::owner::Outside;
 use crate::owner::object::Object;
 
 /// The pause before an owner is told again of a copy.
@@ -35,7 +34,9 @@ impl World {
             // Nobody listens where it did.
             return self.schedule(1, Happening::Lose { at: from, peer: to, number: parcel.contact });
         };
-        if !self.processes.contains_key(&from) {
+        if let Some(sender) = self.alive(from) {
+            sender.side.connected(to, parcel.contact);
+        } else {
             // This may be the first that is heard of it.
             let after = 1 + self.shared.below(20);
             self.schedule(after, Happening::Lose { at: to, peer: from, number: parcel.contact });
@@ -112,7 +113,10 @@ impl World {
     }
 
     pub(super) fn tell_of_copy(&mut self, at: ProcessId, object: ObjectId, node: NodeId) {
-        let Some(process) = self.alive(at) else { return };
+        let Some(process) = self.alive(at) else {
+            self.shared.untold.borrow_mut().insert((object, node));
+            return;
+        };
         let holder = StoreNode { node, address: address(ProcessId(node.0)) };
         if process.say(object.owner(), PeerMessage::Copied { object, at: holder.clone() }) {
             process.side.await_all(object.owner(), Awaited::Copied(object, holder));
@@ -123,7 +127,7 @@ impl World {
     pub(super) fn cut(&mut self, one: ProcessId, other: ProcessId) {
         let (Some(first), Some(second)) = (self.alive(one), self.alive(other)) else { return };
         let Some(number) = first.side.contact_with(other) else { return };
-        if one == other || !second.side.is_in_contact(one) {
+        if one == other || !first.side.is_connected(other) || !second.side.is_connected(one) {
             return;
         }
         self.shared.report.borrow_mut().cuts += 1;

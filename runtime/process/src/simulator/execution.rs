@@ -99,6 +99,8 @@ pub(super) struct Shared {
     pub cancelled: RefCell<BTreeSet<TaskId>>,
     /// Tasks that give streams.
     pub streams: RefCell<BTreeSet<TaskId>>,
+    /// Copies of which the process that made them could not tell before it died.
+    pub untold: RefCell<BTreeSet<(ObjectId, NodeId)>>,
     /// Actors that somebody has found by name, perhaps when they were about to end.
     pub found: RefCell<BTreeSet<ActorId>>,
     /// The last call that each actor has begun, by its life and its caller.

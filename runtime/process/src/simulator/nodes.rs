@@ -230,6 +230,7 @@ impl World {
         self.shared.trace(|| format!("{id} ends"));
         self.shared.ended.borrow_mut().insert(id);
         process.is_alive.set(false);
+        self.shared.untold.borrow_mut().extend(process.side.untold());
         process.side.end();
         self.drivers.remove(&id);
         let (gone, kept) =

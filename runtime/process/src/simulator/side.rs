@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::value::StoreNode;
-use wingbeat_core::{ObjectId, ProcessId};
+use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
 
 use crate::owner::{Outside, Owner};
@@ -161,6 +161,18 @@ impl Side {
         known.contacts.get(&peer).filter(|contact| contact.is_open).map(|contact| contact.number)
     }
 
+    /// A connection carries the contact of this number.
+    pub(super) fn connected(&self, peer: ProcessId, number: u64) {
+        let mut known = self.known.lock();
+        if let Some(contact) = known.contacts.get_mut(&peer).filter(|contact| contact.number == number) {
+            contact.was_connected = true;
+        }
+    }
+
+    pub(super) fn is_connected(&self, peer: ProcessId) -> bool {
+        self.known.lock().contacts.get(&peer).is_some_and(|contact| contact.is_open && contact.was_connected)
+    }
+
     /// How the next contact is numbered if the present one is lost now.
     pub(super) fn next_contact(&self, peer: ProcessId) -> u64 {
         let known = self.known.lock();
@@ -193,6 +205,17 @@ impl Side {
     pub(super) fn is_flushed(&self) -> bool {
         let known = self.known.lock();
         known.contacts.values().all(|contact| !contact.is_open || contact.taken_in == contact.said)
+    }
+
+    /// Copies of which their owners may not have heard.
+    pub(super) fn untold(&self) -> Vec<(ObjectId, NodeId)> {
+        let known = self.known.lock();
+        let awaited = known.contacts.values().flat_map(|contact| &contact.awaited);
+        let copies = awaited.filter_map(|(_, awaited)| match awaited {
+            Awaited::Copied(object, at) => Some((*object, at.node)),
+            Awaited::Registered(_) => None,
+        });
+        copies.collect()
     }
 
     pub(super) fn can_reach(&self, process: ProcessId) -> bool {

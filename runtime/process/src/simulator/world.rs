@@ -124,6 +124,7 @@ impl World {
             parents: RefCell::default(),
             cancelled: RefCell::default(),
             streams: RefCell::default(),
+            untold: RefCell::default(),
             found: RefCell::default(),
             calls: RefCell::default(),
             report: RefCell::default(),
