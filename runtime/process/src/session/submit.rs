@@ -356,7 +356,8 @@ impl Session {
             self.owner().new_object(self.owner().next_task().output(0), None)
         } else {
             let handle = self.owner().borrow(info.handle);
-            self.owner().know_actor(info.handle, info.id);
+            // Also of an actor of ours: its last handle may have been dropped, and what is known of its calls goes with this one.
+            self.owner().actors.insert(info.handle, info.id);
             handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)

@@ -80,7 +80,7 @@ impl Site {
         self.shared.found.borrow_mut().insert(info.id);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
-        self.process.owner.know_actor(info.handle, info.id);
+        self.process.owner.actors.insert(info.handle, info.id);
         Ok(Ref { handle, actor: Some(info.id) })
     }
 
