@@ -24,7 +24,10 @@ impl Shared {
             }
             Error::WorkerCrashed { process, .. } => broke && self.ended.borrow().contains(process),
             Error::NodeDied { node, .. } => !self.nodes.borrow().contains(node),
-            Error::OwnerDied { owner, .. } => broke && self.ended.borrow().contains(owner) || report.cuts > 0,
+            // With faults, calls also give what the actor owns, which ends with it.
+            Error::OwnerDied { owner, .. } => {
+                self.config.faults && self.ended.borrow().contains(owner) || report.cuts > 0
+            }
             Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => broke,
             // Its last handle was dropped before the one that was found was registered.
             Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop")) => {

@@ -29,8 +29,8 @@ pub(super) struct Process {
     pub side: Arc<Side>,
     /// What it does as a worker process.
     pub queue: RefCell<Queue>,
-    /// What the actor that it is keeps.
-    pub kept: RefCell<Vec<Ref>>,
+    /// What the actor that it is keeps, and in which order that was asked.
+    pub kept: RefCell<Vec<(u64, Ref)>>,
     /// How many calls of each actor it has made.
     pub calls_made: RefCell<BTreeMap<ActorId, u64>>,
     released: RefCell<UnboundedReceiver<Released>>,

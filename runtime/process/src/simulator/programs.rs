@@ -54,7 +54,7 @@ pub(super) async fn constructor(site: Site, being: Being) -> Ended {
     match site.bring_in(&being.spec.args, true).await {
         Ok(incoming) => {
             let kept = site.refs(&Plan::read(&incoming[0].bytes).refs);
-            site.process.kept.borrow_mut().extend(kept);
+            site.process.kept.borrow_mut().extend(kept.into_iter().map(|held| (0, held)));
             (Outcome::StreamEnded(0), Vec::new())
         }
         Err(error) => failed(error),
@@ -166,7 +166,12 @@ impl Work<'_> {
     }
 
     fn plan(&mut self) -> Plan {
-        Plan { seed: self.random.random_range(0..u64::MAX), depth: self.depth.saturating_sub(1), ..Plan::default() }
+        Plan {
+            seed: self.random.random_range(0..u64::MAX),
+            depth: self.depth.saturating_sub(1),
+            order: self.site.shared.id(),
+            ..Plan::default()
+        }
     }
 
     fn submit(&mut self) {
@@ -308,14 +313,17 @@ impl Work<'_> {
             Kind::Keep => {
                 self.bag.clear();
                 let mut kept = self.site.process.kept.borrow_mut();
-                kept.extend(given);
-                let dropped: Vec<Ref> = if kept.len() > 6 { kept.drain(..3).collect() } else { Vec::new() };
+                kept.extend(given.into_iter().map(|held| (plan.order, held)));
+                let dropped: Vec<_> = if kept.len() > 6 { kept.drain(..3).collect() } else { Vec::new() };
                 drop(kept);
                 drop(dropped);
             }
             Kind::Fetch => {
                 self.bag.clear();
-                self.bag.extend(self.site.process.kept.borrow().iter().take(3).cloned());
+                // What was kept later may hold the result of this call: such a circle would never be freed.
+                let kept = self.site.process.kept.borrow();
+                let before = kept.iter().filter(|(order, _)| *order < plan.order);
+                self.bag.extend(before.take(3).map(|(_, held)| held.clone()));
             }
             // What it owns itself would end with it.
             Kind::Work => self.bag = if self.site.shared.config.faults { self.bag.split_off(0) } else { Vec::new() },

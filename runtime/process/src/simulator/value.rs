@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub depth: u64,
     /// The number of a call among those of its caller and actor; 0 for a task.
     pub number: u64,
+    /// Later plans have a higher one.
+    pub order: u64,
     /// Where the refs of a call go.
     pub kind: Kind,
     /// Whose values the arguments after this one are.
@@ -40,7 +42,7 @@ pub(super) enum Kind {
     Work,
     /// Keeps the refs in it.
     Keep,
-    /// Gives back what is kept.
+    /// Gives back what was kept by then.
     Fetch,
 }
 
@@ -118,7 +120,8 @@ pub(super) fn refs_in(value: &[u8], expected: ObjectId) -> Vec<Written> {
 
 impl Plan {
     pub(super) fn bytes(&self) -> Bytes {
-        let mut words = vec![self.seed, self.depth, self.number, self.kind as u64, self.expects.len() as u64];
+        let mut words =
+            vec![self.seed, self.depth, self.number, self.order, self.kind as u64, self.expects.len() as u64];
         for id in &self.expects {
             put_id(*id, &mut words);
         }
@@ -128,10 +131,10 @@ impl Plan {
 
     pub(super) fn read(bytes: &[u8]) -> Plan {
         let mut words = Words(bytes);
-        let (seed, depth, number) = (words.next(), words.next(), words.next());
+        let (seed, depth, number, order) = (words.next(), words.next(), words.next(), words.next());
         let kind = [Kind::Work, Kind::Keep, Kind::Fetch][words.next() as usize];
         let count = words.next();
         let expects = (0..count).map(|_| words.id()).collect();
-        Plan { seed, depth, number, kind, expects, refs: words.refs() }
+        Plan { seed, depth, number, order, kind, expects, refs: words.refs() }
     }
 }
