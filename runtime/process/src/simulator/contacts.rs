@@ -12,11 +12,15 @@ use crate::owner::object::Object;
 
 /// The pause before an owner is told again of a copy.
 const TOLD_AGAIN: u64 = 1_000;
+/// How long a word may take between two that are far from each other.
+pub(super) const SLOW: u64 = 150;
 
 impl World {
     /// A message sets out. It comes after those before it.
     pub(super) fn send(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {
         let delay = match self.shared.below(20) {
+            // Some are far from each other.
+            _ if self.is_slow(from.0, to.0) => self.shared.below(SLOW),
             0 => self.shared.below(60),
             _ => self.shared.below(4),
         };
@@ -24,6 +28,12 @@ impl World {
         let at = (self.shared.now() + delay).max(self.links.get(&(from, to)).copied().unwrap_or_default());
         self.links.insert((from, to), at);
         self.schedule(at - self.shared.now(), Happening::Deliver { from, to, parcel: Box::new(parcel) });
+    }
+
+    /// Whether two are far from each other: one pair of eight, others with every seed.
+    pub(super) fn is_slow(&self, one: u64, other: u64) -> bool {
+        let mixed = (self.shared.config.seed ^ one.wrapping_mul(31) ^ other).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed >> 61 == 0
     }
 
     pub(super) fn deliver(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {

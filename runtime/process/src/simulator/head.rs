@@ -8,6 +8,7 @@ use wingbeat_core::spec::{Executable, JobSpec, MachineId};
 use wingbeat_head::state::{Action, Event};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
+use super::contacts::SLOW;
 use super::execution::{Asked, Question};
 use super::process::Process;
 use super::side::address;
@@ -24,11 +25,11 @@ impl World {
     fn act(&mut self, actions: Vec<Action>) {
         for action in actions {
             self.shared.trace(|| format!("  the head: {action:?}"));
-            let delay = self.shared.below(4);
-            let to = match &action {
-                Action::Tell(process, _) => End::Process(*process),
-                Action::Order(node, _) => End::Node(*node),
+            let (to, number) = match &action {
+                Action::Tell(process, _) => (End::Process(*process), process.0),
+                Action::Order(node, _) => (End::Node(*node), node.0),
             };
+            let delay = self.shared.below(if self.is_slow(0, number) { SLOW } else { 4 });
             let at = self.from_head_at.entry(to).or_default();
             *at = (*at).max(self.shared.now() + delay);
             let after = *at - self.shared.now();

@@ -127,9 +127,11 @@ impl Work<'_> {
     }
 
     async fn pause(&mut self) {
-        let ms = match self.chance(12) {
-            true => self.random.random_range(40..400),
-            false => self.random.random_range(0..20),
+        let ms = match self.random.random_range(0..200) {
+            // Long enough that whoever waits for it may have given it up.
+            0 | 1 => self.random.random_range(3_000..30_000),
+            2..=18 => self.random.random_range(40..400),
+            _ => self.random.random_range(0..20),
         };
         self.site.sleep(ms).await;
     }
@@ -343,6 +345,13 @@ impl Work<'_> {
             let is_stored = self.chance(3);
             let (value, held) = self.site.pack(spec.id.output(index), &refs, is_stored, false);
             self.site.process.send_item(spec.id, index, value, held);
+            if self.chance(3) {
+                self.step().await?;
+            }
+            if !self.bag.is_empty() && self.chance(2) {
+                let at = self.random.random_range(0..self.bag.len());
+                drop(self.bag.swap_remove(at));
+            }
         }
         Ok((Outcome::StreamEnded(count), Vec::new()))
     }
