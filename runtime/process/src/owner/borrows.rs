@@ -13,7 +13,7 @@ use crate::owner::Owner;
 use crate::owner::borrowing::{Borrowing, Ready};
 use crate::owner::object::{Handle, Object};
 use crate::owner::registrations::Confirmation;
-use crate::owner::table::Released;
+use crate::owner::table::{Released, sorted};
 
 impl Owner {
     /// Fails what was asked of an owner contact with which was lost.
@@ -55,7 +55,7 @@ impl Owner {
         // What was registered over an earlier contact can still be asked for.
         let mut awaited = self.registrations.asked.remove(&owner).map(|(_, asked)| asked).unwrap_or_default();
         awaited.extend(borrowed);
-        let objects = awaited.into_iter().filter_map(|id| self.objects.get(id));
+        let objects = sorted(awaited).into_iter().filter_map(|id| self.objects.get(id));
         let pending = objects.filter(|object| !object.is_ready()).collect();
         self.send_ready(ready);
         pending

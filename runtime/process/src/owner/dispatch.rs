@@ -174,7 +174,7 @@ impl Queue {
 #[derive(Default)]
 pub(crate) struct Dispatch {
     queues: BTreeMap<Arc<Shape>, Queue>,
-    leases: HashMap<LeaseId, Lease>,
+    leases: BTreeMap<LeaseId, Lease>,
     by_worker: HashMap<ProcessId, LeaseId>,
     /// Set at the end of the session: nothing is queued any more.
     session_over: Option<Error>,

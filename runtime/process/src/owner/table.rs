@@ -54,6 +54,13 @@ const SAMPLE: u64 = 4_096;
 /// From so many on it is worth giving memory back.
 const MANY: usize = 1 << 16;
 
+/// Always in the same order, so that a simulated run can be had again.
+pub(super) fn sorted(ids: HashSet<ObjectId>) -> Vec<ObjectId> {
+    let mut ids: Vec<ObjectId> = ids.into_iter().collect();
+    ids.sort_unstable();
+    ids
+}
+
 impl ObjectTable {
     /// A new object with its first handle.
     pub(crate) fn insert(&self, home: Arc<dyn Home>, id: ObjectId, producer: Option<ActorId>) -> Handle {
@@ -194,13 +201,15 @@ impl ObjectTable {
                 object.forget_borrower(who);
             }
         }
-        held.into_iter().collect()
+        sorted(held)
     }
 
     /// Objects that had a copy at this node, which is gone.
     pub(crate) fn take_stored_at(&self, node: NodeId) -> Vec<ObjectId> {
         let stored = self.stored_at.remove(&node).map(|(_, stored)| stored).unwrap_or_default();
-        stored.into_iter().filter(|id| self.get(*id).is_some_and(|object| object.is_stored_at(node))).collect()
+        let mut stored = sorted(stored);
+        stored.retain(|id| self.get(*id).is_some_and(|object| object.is_stored_at(node)));
+        stored
     }
 
     /// Everything that is not ready.
