@@ -12,6 +12,8 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape}
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount, FunctionId, ResourceSet};
 
+use wingbeat_net::messages::HeadMessage;
+
 use super::execution::{Asked, Question};
 use super::side::address;
 use super::site::{Site, Submitted};
@@ -119,5 +121,19 @@ impl Site {
             }
         }
         Submitted::one(submitted)
+    }
+    /// Ends an actor at once; it may be made again.
+    pub(super) fn kill_actor(&self, actor: &Ref, may_restart: bool) {
+        let Some(actor) = actor.actor else { return };
+        self.shared.report.borrow_mut().deaths += 1;
+        self.tell_head(HeadMessage::KillActor { actor, may_restart });
+        self.process.owner.submission.request(Request::Killed { actor, may_restart });
+    }
+
+    /// Ends an actor after the calls that this process has made.
+    pub(super) fn terminate_actor(&self, actor: &Ref) {
+        let Some(actor) = actor.actor else { return };
+        self.shared.report.borrow_mut().deaths += 1;
+        self.process.owner.submission.request(Request::Terminate(actor));
     }
 }

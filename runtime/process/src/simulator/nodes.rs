@@ -207,10 +207,11 @@ impl World {
     /// A worker process that is to do nothing more ends when what it has said was taken in.
     pub(super) fn let_exit(&mut self, process: &Process) {
         let queue = process.queue.borrow();
-        if process.is_driver || !queue.ended || queue.running.is_some() || process.exits.replace(true) {
+        let is_done = queue.ended && queue.running.is_none();
+        if process.is_driver || !(is_done || queue.killed_at.is_some()) || process.exits.replace(true) {
             return;
         }
-        let until = self.shared.now() + 5_000;
+        let until = queue.killed_at.unwrap_or(self.shared.now() + 5_000);
         self.schedule(1, Happening::Exits { process: process.id, until });
     }
 
@@ -218,6 +219,7 @@ impl World {
         let Some(process) = self.alive(id) else { return };
         // The head ends what still has a lease of it, with all that it owns.
         let has_leases = process.owner.submission.look(|dispatch, _| dispatch.what_is_left().len()) > 0;
+        let has_leases = has_leases && process.queue.borrow().killed_at.is_none();
         if self.shared.now() >= until || process.is_settled() && process.side.is_flushed() && !has_leases {
             return self.dies(id);
         }

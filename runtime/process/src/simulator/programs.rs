@@ -156,7 +156,17 @@ impl Work<'_> {
             }
             17 if self.chance(2) => {
                 if let Some(value) = self.value() {
-                    self.site.cancel(&value.handle);
+                    let force = self.site.shared.config.faults && self.chance(4);
+                    self.site.cancel(&value.handle, force);
+                }
+            }
+            17 if self.site.shared.config.faults => {
+                if let Some(actor) = self.one(|held| held.actor.is_some()) {
+                    match self.random.random_range(0..6) {
+                        0 => self.site.terminate_actor(&actor),
+                        1 => self.site.kill_actor(&actor, false),
+                        _ => self.site.kill_actor(&actor, true),
+                    }
                 }
             }
             18 | 19 if self.depth > 0 => self.consume().await?,

@@ -16,6 +16,9 @@ use super::execution::{Ended, Execution, Shared};
 use super::process::Process;
 use crate::owner::object::Handle;
 
+/// How long a forced cancel waits for owners to take in the results of other tasks.
+const FORCED_LIMIT: u64 = 500;
+
 /// The actor that a process is.
 #[derive(Clone)]
 pub(super) struct Being {
@@ -49,6 +52,8 @@ pub(super) struct Queue {
     waiting: u32,
     pub draining: bool,
     pub ended: bool,
+    /// It is about to be killed, at this time at the latest: nothing is begun any more.
+    pub killed_at: Option<u64>,
     /// As the head is told when the process dies.
     pub started: u64,
     /// Handles of refs in results and items, until the owner has registered them.
@@ -114,7 +119,7 @@ impl Process {
                 });
                 self.give_back(&queue, from, lease, back);
             }
-            PeerMessage::Cancel { task, .. } => self.cancel(task, shared),
+            PeerMessage::Cancel { task, force } => self.cancel(task, force, shared),
             PeerMessage::StreamTaken { task, count } => {
                 if let Some(credit) = self.queue.borrow().streams.get(&task) {
                     credit.taken.set(credit.taken.get().max(count));
@@ -145,7 +150,7 @@ impl Process {
     /// What can begin now.
     pub(super) fn next(&self) -> Option<Next> {
         let mut queue = self.queue.borrow_mut();
-        if queue.ended || queue.running.is_some() || queue.is_beginning {
+        if queue.ended || queue.killed_at.is_some() || queue.running.is_some() || queue.is_beginning {
             return None;
         }
         if let Some(being) = &mut queue.being {
@@ -211,7 +216,7 @@ impl Process {
         }
     }
 
-    fn cancel(&self, task: TaskId, shared: &Shared) {
+    fn cancel(&self, task: TaskId, force: bool, shared: &Shared) {
         let mut queue = self.queue.borrow_mut();
         let queued = queue.tasks.iter().position(|(_, _, _, spec)| spec.id == task);
         let mut taken = queued.and_then(|at| queue.tasks.remove(at)).map(|(_, _, _, spec)| spec);
@@ -225,6 +230,11 @@ impl Process {
             self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
         }
         if let Some(execution) = running {
+            if force {
+                // What else was finished here is handed over first.
+                self.queue.borrow_mut().killed_at = Some(shared.now() + FORCED_LIMIT);
+                return;
+            }
             self.owner.cancel_children(task);
             execution.cancel(shared);
         }

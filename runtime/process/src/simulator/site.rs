@@ -295,17 +295,20 @@ impl Site {
         }
     }
 
-    /// Asks for the task that makes an object to be cancelled.
-    pub(super) fn cancel(&self, handle: &Handle) {
+    /// Asks for the task that makes an object to be cancelled. With `force`, its worker process ends if it runs.
+    pub(super) fn cancel(&self, handle: &Handle, force: bool) {
         if handle.is_ready() {
             return;
         }
         let object = handle.id();
-        self.shared.report.borrow_mut().cancels += 1;
+        let mut report = self.shared.report.borrow_mut();
+        report.cancels += 1;
+        report.deaths += u64::from(force);
+        drop(report);
         self.shared.cancelled.borrow_mut().insert(object.task);
         match object.owner() == self.process.id {
-            true => self.process.owner.cancel_object(object, false),
-            false => drop(self.process.say(object.owner(), PeerMessage::CancelObject { object, force: false })),
+            true => self.process.owner.cancel_object(object, force),
+            false => drop(self.process.say(object.owner(), PeerMessage::CancelObject { object, force })),
         }
     }
 
