@@ -96,10 +96,13 @@ enum Phase {
     Dead(Error),
 }
 
+/// What calls that were given up may still store, by the process that they were sent to.
+type Leaving = BTreeMap<ProcessId, Vec<(TaskId, Outputs, StoreNode)>>;
+
 struct Target {
     class_name: Arc<str>,
     phase: Phase,
-    /// Where what was sent may have stored outputs: the node of the present life, or of the last one.
+    /// Where what was sent stores its outputs: the node of the present life, or of the last one.
     node: Option<StoreNode>,
     /// The latest life that ended, so that news which crossed its end is not believed.
     gone: Option<Incarnation>,
@@ -114,9 +117,9 @@ struct Target {
 
 impl Target {
     /// Calls in flight that may be tried again go first in line, in their old order; the others fail.
-    fn give_up_in_flight(&mut self, actor: ActorId, cause: &Error, out: &mut Vec<Action>) {
+    fn give_up_in_flight(&mut self, actor: ActorId, cause: &Error, leaving: &mut Leaving, out: &mut Vec<Action>) {
         self.bytes = 0;
-        self.leave_outputs(out);
+        self.leave_outputs(leaving, out);
         for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
             if call.retries > 0 && !call.cancelled {
                 call.retries = call.retries.saturating_sub(1);
@@ -133,11 +136,17 @@ impl Target {
         }
     }
 
-    /// Calls in flight may have stored what they give, and nobody has heard of it.
-    fn leave_outputs(&self, out: &mut Vec<Action>) {
+    /// Calls in flight may have stored what they give, or may do so as long as there is contact: a process that is killed may
+    /// live a little longer than the news of it travels.
+    fn leave_outputs(&self, leaving: &mut Leaving, out: &mut Vec<Action>) {
         let Some(at) = &self.node else { return };
         let left = self.in_flight.iter().map(|call| (call.spec.id, call.spec.outputs, at.clone()));
-        out.extend(left.map(|(task, outputs, at)| Action::Left { task, outputs, at }));
+        match &self.phase {
+            Phase::Alive { address, .. } if !self.in_flight.is_empty() => {
+                leaving.entry(address.process).or_default().extend(left);
+            }
+            _ => out.extend(left.map(|(task, outputs, at)| Action::Left { task, outputs, at })),
+        }
     }
 
     fn end_if_done(&self, actor: ActorId, out: &mut Vec<Action>) {
@@ -152,6 +161,8 @@ impl Target {
 pub(crate) struct Calls {
     targets: BTreeMap<ActorId, Target>,
     by_worker: BTreeMap<ProcessId, ActorId>,
+    /// Until contact with the process is lost.
+    leaving: Leaving,
     /// Actors contact with which was lost. Seldom any.
     lost: Vec<ActorId>,
     session_over: Option<Error>,
@@ -179,12 +190,13 @@ impl Calls {
 
     #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {
+        let leaving = self.leaving.keys().map(|process| format!("what {process} may still store"));
         let targets = self.targets.iter().map(|(actor, target)| {
             let calls: Vec<TaskId> =
                 target.in_flight.iter().chain(target.queue.iter()).map(|call| call.spec.id).collect();
             format!("{actor} with {calls:?}")
         });
-        targets.collect()
+        targets.chain(leaving).collect()
     }
 
     /// A new call, the last of its caller.
@@ -323,14 +335,14 @@ impl Calls {
             }
             ActorState::Restarting { cause } => {
                 Self::leave(&mut self.by_worker, target);
+                target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
                 target.phase = Phase::Away;
-                target.give_up_in_flight(actor, &cause, out);
             }
             ActorState::Dead { cause } => {
                 Self::leave(&mut self.by_worker, target);
                 let error = Error::ActorDied { actor, class, cause };
                 target.bytes = 0;
-                target.leave_outputs(out);
+                target.leave_outputs(&mut self.leaving, out);
                 for call in target.in_flight.drain(..).chain(target.queue.drain()) {
                     out.push(Action::Fail { call, error: error.clone() });
                 }
@@ -348,7 +360,9 @@ impl Calls {
     }
 
     /// Contact with a process was lost. The head says why if it ended; until then, and for a while, its actor takes no calls.
-    pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64) {
+    pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64, out: &mut Vec<Action>) {
+        let left = self.leaving.remove(&worker).into_iter().flatten();
+        out.extend(left.map(|(task, outputs, at)| Action::Left { task, outputs, at }));
         let Some(actor) = self.by_worker.get(&worker).copied() else { return };
         if let Some(target) = self.targets.get_mut(&actor)
             && let Phase::Alive { address, incarnation } = &target.phase
@@ -382,8 +396,8 @@ impl Calls {
                 who: format!("its process, {}", address.process),
                 why: format!("the connection broke, and no exit was reported within {} s", limit_ms / 1000),
             };
+            target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
             target.phase = Phase::Alive { address, incarnation };
-            target.give_up_in_flight(actor, &cause, out);
             self.settle(actor, out);
         }
         next
@@ -448,6 +462,7 @@ impl Calls {
     pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
         self.session_over = Some(error.clone());
         self.by_worker.clear();
+        self.leaving.clear();
         for (_, mut target) in std::mem::take(&mut self.targets) {
             for call in target.in_flight.drain(..).chain(target.queue.drain()) {
                 out.push(Action::Fail { call, error: error.clone() });

@@ -198,7 +198,7 @@ proptest! {
                 }
                 Step::Break => {
                     let (worker, now) = (address(bench.life).process, bench.now_ms);
-                    bench.with(|calls, _| calls.connection_lost(worker, now));
+                    bench.with(|calls, out| calls.connection_lost(worker, now, out));
                 }
                 Step::Wait => {
                     bench.now_ms += contact_limit_ms();
@@ -248,7 +248,7 @@ fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reac
     let mut bench = alive_with(&[(1, 0), (2, 1)]);
     assert_eq!(bench.running, [1, 2]);
     let worker = address(0).process;
-    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    bench.with(|calls, out| calls.connection_lost(worker, 100, out));
     let class: Arc<str> = "Counter".into();
     bench.with(|calls, out| calls.submit(ACTOR, &class, call(3, true, 0), out));
     // The head is given time to say that the process ended. It says that it lives, or nothing.
@@ -278,7 +278,7 @@ fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reac
 fn results_that_arrive_over_the_next_connection_count() {
     let mut bench = alive_with(&[(1, 0)]);
     let worker = address(0).process;
-    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    bench.with(|calls, out| calls.connection_lost(worker, 100, out));
     assert!(bench.calls.finished(worker, task(1), 0).is_some());
 }
 
@@ -286,7 +286,7 @@ fn results_that_arrive_over_the_next_connection_count() {
 fn an_actor_that_ended_while_contact_was_lost_is_what_the_head_says() {
     let mut bench = alive_with(&[(1, 0), (2, 1)]);
     let worker = address(0).process;
-    bench.with(|calls, _| calls.connection_lost(worker, 100));
+    bench.with(|calls, out| calls.connection_lost(worker, 100, out));
     let cause = Box::new(Error::NoSession);
     bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
     assert_eq!(bench.failed, [1]);

@@ -136,7 +136,7 @@ impl Owner {
     pub(crate) fn connection_lost(self: &Arc<Self>, peer: ProcessId) {
         self.with_core(|core, now, todo| {
             core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
-            core.calls.connection_lost(peer, now);
+            core.calls.connection_lost(peer, now, &mut todo.calls);
         });
     }
 
