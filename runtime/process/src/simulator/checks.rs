@@ -102,7 +102,7 @@ impl World {
                 owners.entry(*job).or_default().insert(object.owner());
             }
             if !owners.is_empty() {
-                self.to_head(End::Node(node), Event::Owners(node, owners));
+                self.send_to_head(End::Node(node), Event::Owners(node, owners));
             }
         }
         self.come_to_rest();

@@ -54,7 +54,7 @@ impl World {
     }
 
     /// Something sets out for the head, after what its sender has said before.
-    pub(super) fn to_head(&mut self, from: End, event: Event) {
+    pub(super) fn send_to_head(&mut self, from: End, event: Event) {
         let delay = self.shared.below(4);
         let at = self.to_head_at.entry(from).or_default();
         *at = (*at).max(self.shared.now() + delay);
@@ -86,13 +86,13 @@ impl World {
             HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
             other => panic!("{by} says {other:?}, which is not for it to say"),
         };
-        self.to_head(End::Process(by), event);
+        self.send_to_head(End::Process(by), event);
     }
 
     /// A process dials the head when it first has something to say.
     fn connect(&mut self, process: &Process) {
         if !process.is_connected.replace(true) {
-            self.to_head(End::Process(process.id), Event::ProcessConnected(process.id));
+            self.send_to_head(End::Process(process.id), Event::ProcessConnected(process.id));
         }
     }
 
@@ -110,7 +110,7 @@ impl World {
             priority: 0,
         };
         self.connect(process);
-        self.to_head(End::Process(process.id), Event::JobJoined(Box::new(spec)));
+        self.send_to_head(End::Process(process.id), Event::JobJoined(Box::new(spec)));
     }
 
     pub(super) fn head_answers(&mut self, question: Question) {

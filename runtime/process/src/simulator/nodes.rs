@@ -89,7 +89,7 @@ impl World {
                         if let Some(lease) = by.and_then(|process| node.workers.get_mut(&process)) {
                             *lease = None;
                         }
-                        self.to_head(End::Node(id), Event::Ended(lease));
+                        self.send_to_head(End::Node(id), Event::Ended(lease));
                     }
                 }
             }
@@ -114,7 +114,7 @@ impl World {
                 }
                 node.dying.extend(&ended);
                 for lease in unstarted {
-                    self.to_head(End::Node(id), Event::Ended(lease));
+                    self.send_to_head(End::Node(id), Event::Ended(lease));
                 }
                 for process in ended {
                     self.schedule(delay, Happening::Dies(process));
@@ -154,7 +154,7 @@ impl World {
             queue.being = Some(Being { spec: spec.clone(), incarnation: *incarnation, has_begun: false });
         }
         drop(queue);
-        self.to_head(End::Node(id), Event::Ready(lease, address(to), to.0 as u32));
+        self.send_to_head(End::Node(id), Event::Ready(lease, address(to), to.0 as u32));
     }
 
     /// Begins what a worker process can begin.
@@ -201,7 +201,7 @@ impl World {
             Outcome::Failed(error) => Err(*error),
             _ => Ok(()),
         };
-        self.to_head(End::Node(process.node.get()), Event::ActorStarted(actor, incarnation, outcome));
+        self.send_to_head(End::Node(process.node.get()), Event::ActorStarted(actor, incarnation, outcome));
     }
 
     /// A worker process that is to do nothing more ends when what it has said was taken in.
@@ -245,7 +245,7 @@ impl World {
         self.tell_peers_of_death(id);
         if process.is_connected.get() {
             let job = process.is_driver.then_some(process.job);
-            self.to_head(End::Process(id), Event::ProcessLost(id, job));
+            self.send_to_head(End::Process(id), Event::ProcessLost(id, job));
         }
         let node = process.node.get();
         let Some(at) = self.nodes.get_mut(&node).filter(|_| !process.is_driver) else { return };
@@ -253,12 +253,12 @@ impl World {
         let lease = at.workers.remove(&id).flatten();
         let exit = Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None };
         let death = WorkerDeath { process: id, pid: id.0 as u32, node, lease, exit, started };
-        self.to_head(End::Node(node), Event::WorkerDied(death));
+        self.send_to_head(End::Node(node), Event::WorkerDied(death));
         if let Some(lease) = lease
             && let Some(at) = self.nodes.get_mut(&node)
         {
             at.leases.remove(&lease);
-            self.to_head(End::Node(node), Event::Ended(lease));
+            self.send_to_head(End::Node(node), Event::Ended(lease));
         }
     }
 
@@ -276,7 +276,7 @@ impl World {
             // The driver's connection with its node has ended: it uses another.
             process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
         }
-        self.to_head(End::Node(id), Event::NodeLost(id, "the simulation".into()));
+        self.send_to_head(End::Node(id), Event::NodeLost(id, "the simulation".into()));
     }
 
     /// An owner has a node delete a copy. One that was made again there since is needed.
