@@ -122,6 +122,8 @@ impl Process {
             }
         };
         tokio::select! {
+            biased;
+            // Why the head is lost says more than that the session is over.
             known = known => known,
             () = self.over() => Err(self.owner.over_error()),
         }
