@@ -114,7 +114,7 @@ fn show(state: &ClusterState) {
             })
             .collect();
         nodes.add_row([
-            node.info.id.to_string(),
+            if node.is_away { format!("{} (away)", node.info.id) } else { node.info.id.to_string() },
             printable(&node.info.hostname).into_owned(),
             resources.join(", "),
             sizes::shown(node.info.store_bytes),

@@ -156,6 +156,10 @@ impl Listener {
                                     accepted(stream, hello);
                                     None
                                 }
+                                Ok(Err(error)) if is_departure(&error) => {
+                                    tracing::debug!(%error, "somebody left before the introduction");
+                                    None
+                                }
                                 Ok(Err(error)) => Some(error.to_string()),
                                 Err(_) => Some(format!("it did not introduce itself within {limit:?}")),
                             }
@@ -193,6 +197,12 @@ impl Listener {
             }
         }
     }
+}
+
+/// Whether whoever connected has left: to look whether somebody listens is no attack.
+fn is_departure(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Sets what every TCP connection of ours has: no delay for small messages.

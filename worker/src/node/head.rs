@@ -61,6 +61,21 @@ impl HeadLink {
     }
 }
 
+/// Why there is no more head.
+#[derive(Debug, thiserror::Error)]
+enum Loss {
+    #[error("the head is gone: nobody listens there any more; start this worker again when it is back")]
+    Gone,
+    #[error("the head has given this node up, because it had heard nothing from it for {:?}; start this worker again", limits().lost)]
+    GivenUp,
+    #[error(
+        "the head could not be reached again within {0:?}, and is about to give this node up; start this worker again"
+    )]
+    TooLong(Duration),
+    #[error("this node has ended")]
+    Ended,
+}
+
 impl Daemon {
     /// Joins the head, and stays with it until it is lost.
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
@@ -95,6 +110,9 @@ impl Daemon {
                 false => Ok(true),
             };
             if let Ok(true) = resumed {
+                if is_back {
+                    tracing::info!("the head is back");
+                }
                 *self.head.client.lock() = Some(client);
                 let request = |number, messages| HeadRequest::Deliver { number, messages };
                 self.head.link.carry(&connection, request, messages_of).await;
@@ -104,26 +122,27 @@ impl Daemon {
             let is_known = !matches!(resumed, Ok(false));
             connection.close();
             self.ending.connections.lock().retain(|other| !other.is(&connection));
-            let found = match is_known && self.ending.ended.borrow().is_none() {
-                true => self.find_head().await,
-                false => None,
+            let found = match is_known {
+                true if self.ending.ended.borrow().is_some() => Err(Loss::Ended),
+                true => {
+                    tracing::warn!("the connection to the head has ended; looking for it");
+                    self.find_head().await
+                }
+                false => Err(Loss::GivenUp),
             };
             match found {
-                Some(stream) => (connection, client) = self.serve_head(stream),
-                None => break,
+                Ok(stream) => (connection, client) = self.serve_head(stream),
+                Err(why) => {
+                    self.head.link.broke();
+                    return self.end(&why.to_string());
+                }
             }
             is_back = true;
         }
-        self.head.link.broke();
-        let lost = limits().lost.as_secs_f64();
-        self.end(&format!(
-            "the head is gone, or gives this node up because it has heard nothing from it for {lost} s; start this worker \
-             again when the head is back"
-        ));
     }
 
-    /// Dials the head until it answers; none when it is gone, or when there is no more time.
-    async fn find_head(&self) -> Option<Stream> {
+    /// Dials the head until it answers, or is lost.
+    async fn find_head(&self) -> Result<Stream, Loss> {
         let end = Instant::now() + patience();
         let (mut pause, longest) = PAUSES;
         while Instant::now() < end && self.ending.ended.borrow().is_none() {
@@ -131,15 +150,18 @@ impl Daemon {
             let dialling = address::dial_known(&self.head.address, "the head", &self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(2 * longest, dialling).await {
-                Ok(Ok(stream)) => return Some(stream),
-                Ok(Err(DialError::Gone(_))) => return None,
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(DialError::Gone(_))) => return Err(Loss::Gone),
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
-        None
+        match self.ending.ended.borrow().is_some() {
+            true => Err(Loss::Ended),
+            false => Err(Loss::TooLong(patience())),
+        }
     }
 }
 

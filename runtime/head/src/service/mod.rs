@@ -506,6 +506,9 @@ impl Shell {
             self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeAway(node))));
             absence
         };
+        if !absence.is_leaving() {
+            tracing::info!("the connection of {node} has ended; it may come back");
+        }
         let why = match self.returns(&absence, &hello).await {
             Return::Back => return,
             Return::Ended => "its connection to the head ended".to_owned(),

@@ -143,6 +143,11 @@ pub(super) fn leaves<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K) 
 }
 
 impl Absence {
+    /// Whether it has said that it leaves.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaves
+    }
+
     /// Waits until the peer is back, or lost. A refusal says little of one on another machine that nobody else may be able to
     /// dial: something between may let nobody in. It is given time to come by itself, and all of it if it was silent.
     pub(super) async fn ends(&self, address: &Address, may_hide: bool) -> Return {
