@@ -287,9 +287,11 @@ def test_without_a_storage_checkpoints_are_in_a_folder_of_the_user_s_own(run, wr
     assert (folder / "checkpoint_000004/step").read_text() == "2"
 
 
-def test_when_a_rank_fails_the_others_have_their_time_to_save(run, write, cluster):
+def test_when_a_rank_fails_the_others_have_their_time_to_save(run, write, cluster, tmp_path):
     script = write("fails.py", """
-        import os, signal, sys, time
+        import os, pathlib, signal, sys, time
+
+        ready = pathlib.Path(sys.argv[1])
 
         def save(number, frame):
             time.sleep(1)
@@ -298,11 +300,14 @@ def test_when_a_rank_fails_the_others_have_their_time_to_save(run, write, cluste
 
         signal.signal(signal.SIGTERM, save)
         if os.environ["RANK"] == "1":
+            while not ready.exists():
+                time.sleep(0.01)
             raise ValueError("no luck")
+        ready.touch()
         while True:
             time.sleep(0.01)
     """)
-    done = run("train", "--workers", "2", script, env=cluster, code=1)
+    done = run("train", "--workers", "2", script, "--", tmp_path / "ready", env=cluster, code=1)
     assert "saved" in done.stdout and "no luck" in done.stderr
 
 
