@@ -124,8 +124,6 @@ pub(super) fn lose<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, ab
 pub(super) fn hears<K: Ord, C, M>(peers: &mut BTreeMap<K, Peer<C, M>>, id: &K, number: u64) -> bool {
     let Some(peer) = peers.get_mut(id).filter(|peer| number >= peer.heard) else { return false };
     peer.heard = number + 1;
-    // Who says something more has not left.
-    peer.leaves = false;
     true
 }
 

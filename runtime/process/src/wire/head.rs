@@ -186,7 +186,8 @@ impl Process {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
             let dialling = address::dial_known(head.address(), "the head", &self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
-            match tokio::time::timeout(2 * longest, dialling).await {
+            let limit = if resumes { 2 * longest } else { limits().dial };
+            match tokio::time::timeout(limit, dialling).await {
                 Ok(Ok(stream)) => return Some(stream),
                 Ok(Err(DialError::Gone(_))) => return None,
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
