@@ -412,9 +412,9 @@ impl Process {
         self.wire.life.shut_down.load(Ordering::Acquire)
     }
 
-    /// Whether the session is over.
+    /// Whether the session is over. It is from the moment on in which the first of what is pending fails for it.
     pub fn is_over(&self) -> bool {
-        *self.wire.life.over.borrow()
+        self.owner.ended().is_some()
     }
 
     /// Waits until the session is over.
