@@ -144,11 +144,6 @@ fn a_call_waits_for_its_argument_and_holds_back_the_later_ones() {
     assert_eq!((first.get_blocking().unwrap(), second.get_blocking().unwrap()), (1, 11));
 }
 
-#[wingbeat::remote]
-fn pid_of_a_task() -> u32 {
-    std::process::id()
-}
-
 /// Waits until the head says so of its cluster.
 fn wait_until(local: &Local, holds: impl Fn(&wingbeat::ClusterState) -> bool) {
     let begun = Instant::now();
@@ -164,17 +159,18 @@ fn wait_until(local: &Local, holds: impl Fn(&wingbeat::ClusterState) -> bool) {
 
 #[test]
 fn a_process_that_dies_before_the_constructor_begins_costs_the_actor_no_life() {
-    let local = Local::start(1);
-    let pid = pid_of_a_task::remote().get_blocking().unwrap();
+    let local = Local::start(2);
+    let started = Started::new();
+    // It has a process, in which it waits for its argument.
+    let tally = Tally::remote(waits_for::remote(started.path()));
+    let pid_of = |state: &wingbeat::ClusterState| state.actors.iter().find_map(|actor| actor.pid);
+    wait_until(&local, |state| pid_of(state).is_some());
+    let pid = pid_of(&wingbeat::block_on(local.session.cluster_state()).unwrap()).unwrap();
     let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    wait_until(&local, |state| state.nodes.iter().all(|node| node.leases == 0));
-    // It is idle. Stopped, it does not read that it is to become an actor.
-    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
-    let tally = Tally::remote(5);
-    wait_until(&local, |state| state.actors.iter().any(|actor| actor.pid == Some(pid)));
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    std::fs::write(started.path(), "").unwrap();
     assert_ne!(tally.pid().get_blocking().unwrap(), pid);
-    assert_eq!(tally.add(1).get_blocking().unwrap(), 6);
+    assert_eq!(tally.add(1).get_blocking().unwrap(), 2);
 }
 
 #[test]

@@ -505,8 +505,8 @@ impl Executor for Queue {
                 self.wake_all(&mut state);
             }
             WorkerCommand::Exit => {
-                // Somebody may still read what this process owns.
-                if self.session.process().live_objects() == 0 {
+                // Somebody may still read what this process owns, or run something for it.
+                if self.session.process().is_done() {
                     self.end();
                 } else {
                     self.session.process().tell_node(NodeMessage::Stays);

@@ -83,7 +83,7 @@ impl Daemon {
 
     async fn open_executable(&self, job: &JobSpec) -> Result<OwnedFd, Error> {
         // Another process may have the id of a driver that is gone.
-        let is_over = self.pool.lock().jobs.get(&job.id).is_none_or(|job| job.over);
+        let is_over = self.pool.lock().state.job(job.id).is_none_or(|job| job.is_over);
         if !is_over && let Some(file) = self.local(&job.executable) {
             return Ok(file.into());
         }

@@ -1,4 +1,4 @@
-//! How worker processes end: with their lease or job, or by themselves.
+//! How worker processes end, as the guard says.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Exit;
-use wingbeat_core::{JobId, LeaseId, ProcessId};
-use wingbeat_net::messages::{HeadMessage, WorkerCommand, WorkerDeath};
+use wingbeat_node::Event;
 
-use super::Daemon;
-use super::lifecycle::{Assignment, Event, Stage};
+use super::{Daemon, output};
 use crate::guard::{self, Report};
+use crate::page::Page;
 
 /// How long the output of a dead process may take to arrive: a grandchild may hold the pipe open.
 const OUTPUT_LIMIT: Duration = Duration::from_millis(300);
@@ -23,88 +22,45 @@ const STATUS_EVERY: Duration = Duration::from_millis(10);
 const STATUS_LOOKS: u32 = 200;
 
 impl Daemon {
-    /// The head has no more use for a lease.
-    pub(super) fn end_lease(&self, lease: LeaseId, kill: Option<String>) {
-        let mut pool = self.pool.lock();
-        let Some(process) = pool.server_of(lease) else {
-            // Its process is gone already, and the head was told.
-            drop(pool);
-            self.head.link.send(HeadMessage::LeaseEnded(lease));
-            return;
-        };
-        // One that was removed waits for its devices, and its end is reported after that.
-        let Some(worker) = pool.workers.get_mut(&process) else { return };
-        // Devices are given on only when the process that used them is gone.
-        let reason = kill.or_else(|| (!worker.gpus.is_empty()).then(|| "its lease of devices is over".into()));
-        let kill = reason.is_some();
-        if !worker.stage().is_ending() {
-            worker.reason = reason.or(worker.reason.take());
-        }
-        self.apply(&mut pool, process, Event::LeaseOver { kill });
-    }
-
-    pub(super) fn drain(&self, lease: LeaseId, by: String) {
-        let mut pool = self.pool.lock();
-        let Some(worker) = pool.server_of(lease).and_then(|process| pool.workers.get_mut(&process)) else { return };
-        if let Stage::Leased { contact, .. } = worker.stage() {
-            contact.commands.send(WorkerCommand::Drain);
-            worker.reason = Some(by);
-        }
-    }
-
-    pub(super) fn end_job(&self, job: JobId) {
-        let mut pool = self.pool.lock();
-        let (detached, ended): (Vec<_>, Vec<_>) = pool
-            .workers
-            .iter()
-            .filter(|(_, worker)| worker.job == job)
-            .map(|(process, worker)| (*process, worker.stage().assignment().is_some_and(Assignment::is_detached)))
-            .partition(|(_, detached)| *detached);
-        for (process, _) in ended {
-            if let Some(worker) = pool.workers.get_mut(&process) {
-                worker.reason = Some("its job is over".into());
-            }
-            self.apply(&mut pool, process, Event::End { by_head: true });
-        }
-        if let Some(known) = pool.jobs.get_mut(&job) {
-            known.over = true;
-        }
-        if detached.is_empty() {
-            pool.jobs.remove(&job);
-            self.executables.keep_only(|hash| pool.jobs.values().any(|job| job.spec.executable.hash == hash));
-        }
-    }
-
-    pub(super) fn kill_worker(&self, process: ProcessId, why: String) {
-        let mut pool = self.pool.lock();
-        let Some(worker) = pool.workers.get_mut(&process) else { return };
-        worker.reason = Some(why);
-        self.apply(&mut pool, process, Event::End { by_head: false });
-    }
-
     /// Reports from the guard, in order, until it is gone.
-    pub(super) async fn wind_up_exits(self: Arc<Self>, mut reports: mpsc::UnboundedReceiver<Report>) {
+    pub(super) async fn hear_guard(self: Arc<Self>, mut reports: mpsc::UnboundedReceiver<Report>) {
         while let Some(report) = reports.recv().await {
             match report {
                 Report::Launched { process, pid } => {
-                    if let Some(worker) = self.pool.lock().workers.get_mut(&process) {
-                        worker.pid = pid;
-                        worker.launch = None;
+                    let mut pool = self.pool.lock();
+                    if let Some(known) = pool.processes.get_mut(&process) {
+                        known.launch = None;
                     }
+                    self.step_with(&mut pool, Event::Started { process, pid });
                 }
                 Report::Failed { process, why } => {
-                    let what = "starting a worker process".to_owned();
-                    self.forget_unstarted(process, &Error::Io { what, why });
+                    let error = Error::Io { what: "starting a worker process".to_owned(), why };
+                    self.step(Event::NotStarted { process, error });
                 }
                 Report::Exited { process, code, signal } => {
-                    let (daemon, gone) = (self.clone(), self.devices.held.leaves(process));
-                    // Its last output may still be on its way; others must not wait for it.
-                    tokio::spawn(async move { daemon.exited(process, code, signal, gone).await });
+                    let gone = self.devices.held.leaves(process);
+                    self.store.process_gone(process);
+                    self.transfers.object_settled();
+                    let mut pool = self.pool.lock();
+                    if let Some(known) = pool.processes.get_mut(&process) {
+                        known.gone = Some(gone);
+                    }
+                    self.step_with(&mut pool, Event::Exited { process, code, signal });
                 }
                 Report::Gone { process } => self.devices.held.is_gone(process),
             }
         }
         self.guard_is_gone().await;
+    }
+
+    /// The last output of a process that has ended may still be on its way; others do not wait for it.
+    pub(super) async fn read_rest(self: Arc<Self>, process: ProcessId, tail: output::Tail, page: Arc<Page>) {
+        let _ = tokio::time::timeout(OUTPUT_LIMIT, tail.complete()).await;
+        // Where it ended with its node, the head is told that.
+        if self.ending.ended.borrow().is_none() {
+            let started = page.started();
+            self.step(Event::RestRead { process, stderr: tail.last_lines(started), started });
+        }
     }
 
     /// Nobody starts and ends worker processes any more: the node ends, and leaves nothing behind.
@@ -117,7 +73,7 @@ impl Daemon {
         let workers: BTreeMap<ProcessId, u32> = {
             let pool = self.pool.lock();
             let leaving = self.devices.held.leaving().into_iter().map(|process| (process, 0));
-            leaving.chain(pool.workers.iter().map(|(process, worker)| (*process, worker.pid))).collect()
+            leaving.chain(pool.state.processes()).collect()
         };
         // Usually the half of the guard that was left has done it already.
         let _ = tokio::task::spawn_blocking(move || guard::end_marked(&workers)).await;
@@ -139,57 +95,5 @@ impl Daemon {
             "wingbeat-guard (pid {pid}), the process that starts and ends the worker processes of this node, {how}; \
              all of them were ended"
         ));
-    }
-
-    pub(super) async fn exited(
-        self: Arc<Self>,
-        process: ProcessId,
-        code: Option<i32>,
-        signal: Option<i32>,
-        gone: tokio::sync::oneshot::Receiver<()>,
-    ) {
-        self.store.process_gone(process);
-        self.transfers.object_settled();
-        let tail = {
-            let mut pool = self.pool.lock();
-            let Some(worker) = pool.workers.get(&process) else { return };
-            let tail = worker.output.clone();
-            self.apply(&mut pool, process, Event::Exited);
-            tail
-        };
-        let _ = tokio::time::timeout(OUTPUT_LIMIT, tail.complete()).await;
-        let Some(mut worker) = self.pool.lock().remove(process) else { return };
-        let (gpus, users_before) = (std::mem::take(&mut worker.gpus), std::mem::take(&mut worker.users_before));
-        let (pid, started) = (worker.pid, worker.page.started());
-        let exit = Exit { code, signal, stderr: tail.last_lines(started), reason: worker.reason.take() };
-        let Stage::Ending { assignment, contact, by_head } = worker.into_stage() else { return };
-        if self.ending.ended.borrow().is_some() {
-            // It ended with its node, which is what the head is told.
-            return;
-        }
-        let lease = assignment.map(|assignment| assignment.lease());
-        let is_reported = contact.is_some();
-        if is_reported {
-            // Also of one that was idle: what it owned is nobody's from now on.
-            let (node, exit) = (self.who.id, exit.clone());
-            self.head.link.send(HeadMessage::WorkerDied(WorkerDeath { process, pid, node, lease, exit, started }));
-        }
-        let Some(lease) = lease else {
-            if !is_reported && !by_head {
-                tracing::warn!(%process, %exit, "a worker process ended before it reported");
-            }
-            return;
-        };
-        // Devices are given on only when nothing of the last lease uses them.
-        if !gpus.is_empty() {
-            self.devices_released(&gpus, &users_before, gone).await;
-        }
-        self.pool.lock().lease_is_over(lease);
-        self.head.link.send(if is_reported || by_head {
-            HeadMessage::LeaseEnded(lease)
-        } else {
-            let error = Error::Io { what: "a worker process ended before it reported".into(), why: exit.to_string() };
-            HeadMessage::LeaseFailed { lease, error }
-        });
     }
 }

@@ -82,7 +82,8 @@ impl Daemon {
         let hello = self.hello(Purpose::Control);
         let stream = address::dial(&self.head.address, "the head", &self.who.token, hello).await?;
         let (connection, client) = self.serve_head(stream);
-        let answer = client.join_node(mux::within(limits().head), info, self.running()).await;
+        let running = self.pool.lock().state.running();
+        let answer = client.join_node(mux::within(limits().head), info, running).await;
         mux::answered(answer, "the head")??;
         tokio::spawn(async move { self.stay(connection, client).await });
         Ok(())

@@ -1,21 +1,21 @@
-//! How a lease gets its worker process: an idle one, one that is starting, or a new one.
+//! How a worker process is started and reports.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
 use wingbeat_core::limits::limit;
 use wingbeat_core::spec::{Address, JobSpec};
-use wingbeat_core::{JobId, LeaseId, ProcessId};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart, WorkerCommand};
+use wingbeat_net::messages::WorkerCommand;
 use wingbeat_net::mux::Connection;
 use wingbeat_net::services::ProcessRequest;
+use wingbeat_node::Event;
 
-use super::Daemon;
-use super::lifecycle::{Assignment, Contact, Event, Stage};
-use super::pool::{Pool, Worker};
+use super::pool::{Pool, Process};
+use super::{Daemon, output};
 use crate::guard::{Launch, LaunchFds};
 use crate::page::Page;
 use crate::start::{self, WorkerStartInfo};
@@ -28,75 +28,29 @@ static DESCRIPTORS_LIMIT: LazyLock<Duration> =
 const DESCRIPTORS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Daemon {
-    /// A lease to serve: an idle worker process takes it, or one that is starting, or a new one.
-    pub(super) fn start_lease(self: &Arc<Self>, start: LeaseStart) {
-        let gpus: Vec<u32> = start.gpus.iter().map(|(device, _)| *device).collect();
-        let mut pool = self.pool.lock();
-        let Some(job) = pool.jobs.get(&start.job).map(|job| job.spec.clone()) else {
-            let what = format!("starting a worker process of {}", start.job);
-            let error = Error::Io { what, why: "the node was not told of the job".into() };
-            return self.launch_failed(Some(start.lease), &error);
+    pub(super) fn launch(
+        self: &Arc<Self>,
+        pool: &mut Pool,
+        process: ProcessId,
+        job: Arc<JobSpec>,
+        gpus: Vec<u32>,
+        page: Arc<Page>,
+    ) {
+        let known = Process {
+            job: job.id,
+            page: page.clone(),
+            output: output::Tail::default(),
+            users_before: Default::default(),
+            launch: None,
+            commands: None,
+            gone: None,
         };
-        let assignment = Assignment { start, started: false };
-        // One that has reported is ready now; one that is starting will be sooner than a new one.
-        match pool.free_for(job.id, &gpus) {
-            Some(process) => self.apply(&mut pool, process, Event::Assigned(assignment)),
-            None => self.launch(&mut pool, &job, gpus, Some(assignment)),
-        }
-    }
-
-    pub(super) fn prestart(self: &Arc<Self>, job: JobId, count: u32) {
-        let mut pool = self.pool.lock();
-        let Some(job) = pool.jobs.get(&job).map(|job| job.spec.clone()) else { return };
-        let have = pool.workers.values().filter(|worker| worker.job == job.id && worker.gpus.is_empty()).count();
-        for _ in have..count as usize {
-            self.launch(&mut pool, &job, Vec::new(), None);
-        }
-    }
-
-    /// Sends a worker process that has reported the orders of its lease.
-    pub(super) fn hand_over(&self, worker: &Worker) {
-        let Stage::Leased { assignment: assigned, contact } = worker.stage() else { return };
-        // The process may be gone before it reads its orders: what it started earlier is not of this lease.
-        worker.page.reset();
-        let Contact { address, commands, .. } = contact;
-        let (lease, gpus, captures) = (assigned.lease(), worker.gpus.clone(), assigned.start.captures);
-        let ready = HeadMessage::LeaseReady { lease, worker: address.clone(), pid: worker.pid };
-        match &assigned.start.holder {
-            LeaseHolder::Actor(spec, incarnation) => {
-                // Said first: nobody calls the actor before its constructor has returned, which is said next.
-                self.head.link.send(ready);
-                let (spec, incarnation) = (spec.clone(), *incarnation);
-                commands.send(WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures });
-            }
-            LeaseHolder::Tasks(..) => {
-                commands.send(WorkerCommand::Lease { lease, gpus, captures });
-                let (link, head) = (commands.clone(), self.head.link.clone());
-                // The owner must not reach the process before its orders have.
-                self.runtime.spawn(async move {
-                    if link.flushed().await {
-                        head.send(ready);
-                    }
-                });
-            }
-        }
-    }
-
-    fn launch(self: &Arc<Self>, pool: &mut Pool, job: &Arc<JobSpec>, gpus: Vec<u32>, assignment: Option<Assignment>) {
-        let process = ProcessId::random();
-        let page = match Page::create() {
-            Ok(page) => Arc::new(page),
-            Err(error) => {
-                let error = Error::io("making a worker process's page", &error);
-                return self.launch_failed(assignment.map(|assignment| assignment.lease()), &error);
-            }
-        };
-        pool.insert(process, Worker::new(job.id, gpus.clone(), assignment, page.clone()));
-        let (daemon, job) = (self.clone(), job.clone());
+        pool.processes.insert(process, known);
+        let daemon = self.clone();
         self.runtime.spawn(async move {
             let users = daemon.users_of(&gpus).await;
-            if let Some(worker) = daemon.pool.lock().workers.get_mut(&process) {
-                worker.users_before = users;
+            if let Some(known) = daemon.pool.lock().processes.get_mut(&process) {
+                known.users_before = users;
             }
             let begun = Instant::now();
             loop {
@@ -106,35 +60,10 @@ impl Daemon {
                     Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < *DESCRIPTORS_LIMIT => {
                         tokio::time::sleep(DESCRIPTORS_PAUSE).await;
                     }
-                    Err(error) => return daemon.forget_unstarted(process, &error),
+                    Err(error) => return daemon.step(Event::NotStarted { process, error }),
                 }
             }
         });
-    }
-
-    pub(super) fn launch_failed(&self, lease: Option<LeaseId>, error: &Error) {
-        match lease {
-            Some(lease) => self.head.link.send(HeadMessage::LeaseFailed { lease, error: error.clone() }),
-            None => tracing::warn!(%error, "cannot start a worker process ahead of need"),
-        }
-    }
-
-    /// A worker process could not be started.
-    pub(super) fn forget_unstarted(&self, process: ProcessId, error: &Error) {
-        self.store.process_gone(process);
-        let mut pool = self.pool.lock();
-        // Where it was told to end before, its lease is over already, or ends so.
-        let Some(stage) = pool.remove(process).map(Worker::into_stage) else { return };
-        let lease = stage.assignment().map(Assignment::lease);
-        if let Some(lease) = lease {
-            pool.lease_is_over(lease);
-        }
-        drop(pool);
-        match (stage, lease) {
-            (Stage::Ending { by_head: true, .. }, Some(lease)) => self.head.link.send(HeadMessage::LeaseEnded(lease)),
-            (Stage::Ending { by_head: true, .. }, None) => {}
-            _ => self.launch_failed(lease, error),
-        }
     }
 
     async fn launch_process(
@@ -177,15 +106,19 @@ impl Daemon {
         };
         // The guard is asked under the lock: whoever ends the process from now on asks the guard after this.
         let mut pool = self.pool.lock();
-        let Some(worker) = pool.workers.get_mut(&process) else {
+        let known = pool.processes.contains_key(&process) && pool.state.is_wanted(process);
+        if !known {
             // It was told to end meanwhile.
+            drop(pool);
             self.store.process_gone(process);
             return Ok(());
-        };
-        worker.output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
+        }
+        let output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
         self.guard.launch(launch, fds).map_err(failed)?;
-        worker.launch = Some(permit);
-        self.apply(&mut pool, process, Event::HandedToGuard);
+        if let Some(known) = pool.processes.get_mut(&process) {
+            (known.output, known.launch) = (output, Some(permit));
+        }
+        self.step_with(&mut pool, Event::HandedToGuard(process));
         Ok(())
     }
 
@@ -198,20 +131,19 @@ impl Daemon {
         connection: Connection,
     ) -> Option<Arc<JobSpec>> {
         let mut pool = self.pool.lock();
-        let worker = pool.workers.get_mut(&process)?;
-        if !worker.stage().is_launching() {
+        if !pool.state.is_starting(process) {
             // It was told to end, and the guard is ending it.
             return None;
         }
-        worker.pid = pid;
-        let job = worker.job;
+        let job = pool.state.job_of(process)?;
         let commands: Link<WorkerCommand> = Link::new();
         let link = commands.clone();
         self.runtime.spawn(async move {
             link.run(&connection, |commands| ProcessRequest::Commands { commands }).await;
         });
-        self.apply(&mut pool, process, Event::Reported(Contact { address, commands, is_fit: true }));
-        pool.jobs.get(&job).map(|job| job.spec.clone())
+        pool.processes.get_mut(&process)?.commands = Some(commands);
+        self.step_with(&mut pool, Event::Reported { process, address, pid });
+        pool.state.job(job).map(|job| job.spec.clone())
     }
 }
 

@@ -1,8 +1,8 @@
 //! The node daemon: it starts worker processes for the head's leases, and keeps the node's objects.
 //!
 //! - `head`: the connection to the head, over any number of connections.
-//! - `lifecycle`: the stages of a worker process, pure; `pool`: all of them; `launch`: how leases get them, started by
-//!   the `guard`; `exits`: how they end.
+//! - `pool`: the worker processes, about which [`wingbeat_node`] decides; `launch`: how they are started by the `guard`;
+//!   `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
 //!   owner is gone.
@@ -18,7 +18,6 @@ mod executables;
 mod exits;
 mod head;
 mod launch;
-mod lifecycle;
 mod output;
 mod owners;
 mod pool;
@@ -204,13 +203,14 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
         listen_ip: config.listen.map(|listen| listen.ip()),
     };
+    let pool = pool::Pool::new(id, who.cpus);
     let daemon = Arc::new(Daemon {
         who,
         head: head::HeadLink::new(config.head.clone()),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
-        pool: Mutex::default(),
+        pool: Mutex::new(pool),
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         transfers: transfer::Transfers::default(),
         owners: owners::Owners::default(),
@@ -247,7 +247,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         });
         accepting.until_ended(listen).await;
     });
-    tokio::spawn(daemon.clone().wind_up_exits(incoming));
+    tokio::spawn(daemon.clone().hear_guard(incoming));
     tokio::spawn(daemon.clone().keep_house());
     tokio::spawn(daemon.clone().ask_for_owners());
     tokio::spawn(daemon.clone().leave());

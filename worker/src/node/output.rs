@@ -151,8 +151,8 @@ impl Daemon {
         let (tails, log) = {
             let pool = self.pool.lock();
             let tails: Vec<Tail> =
-                pool.workers.values().filter(|worker| worker.job == job).map(|worker| worker.output.clone()).collect();
-            (tails, pool.jobs.get(&job).map(|job| job.log.clone()))
+                pool.processes.values().filter(|known| known.job == job).map(|known| known.output.clone()).collect();
+            (tails, pool.logs.get(&job).cloned())
         };
         // The readers run on this runtime: they get their turn while this sleeps.
         while !tails.iter().all(Tail::is_read) {
@@ -197,12 +197,12 @@ impl Daemon {
     fn show(&self, process: ProcessId, job: JobId, is_stderr: bool, tail: &Tail, text: String, dropped: &mut usize) {
         let pool = self.pool.lock();
         if is_stderr {
-            tail.push(pool.workers.get(&process).map_or(0, |worker| worker.page.started()), &text);
+            tail.push(pool.processes.get(&process).map_or(0, |known| known.page.started()), &text);
         }
-        let Some(log) = pool.jobs.get(&job).filter(|job| !job.over).map(|job| job.log.clone()) else { return };
-        let worker = pool.workers.get(&process);
-        let pid = worker.map_or(0, |worker| worker.pid);
-        let source = worker.map(|worker| worker.page.name()).unwrap_or_default();
+        let goes_on = pool.state.job(job).is_some_and(|job| !job.is_over);
+        let Some(log) = pool.logs.get(&job).filter(|_| goes_on).cloned() else { return };
+        let pid = pool.state.pid_of(process);
+        let source = pool.processes.get(&process).map(|known| known.page.name()).unwrap_or_default();
         drop(pool);
         if log.queued() >= QUEUED {
             *dropped += 1;
@@ -254,14 +254,15 @@ impl Daemon {
         }
         let mut pool = self.pool.lock();
         // The job may have ended, and begun anew with a driver of its own.
-        let job = pool.jobs.get_mut(&spec.id).filter(|job| Arc::ptr_eq(&job.spec, spec) && !job.over)?;
+        pool.state.job(spec.id).filter(|job| Arc::ptr_eq(&job.spec, spec) && !job.is_over)?;
+        let log = pool.logs.get_mut(&spec.id)?;
         if last.is_broken() {
-            job.log = Link::new();
+            *log = Link::new();
             let text = "(the connection to this node broke: lines are missing here)".to_owned();
             let (pid, node) = (std::process::id(), self.who.hostname.clone());
-            job.log.send(LogLine { pid, source: "wingbeat".into(), node, is_stderr: true, text });
+            log.send(LogLine { pid, source: "wingbeat".into(), node, is_stderr: true, text });
         }
-        Some(job.log.clone())
+        Some(log.clone())
     }
 }
 

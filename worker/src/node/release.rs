@@ -104,10 +104,12 @@ impl Daemon {
         self: &Arc<Self>,
         devices: &[u32],
         before: &BTreeSet<u32>,
-        gone: oneshot::Receiver<()>,
+        gone: Option<oneshot::Receiver<()>>,
     ) {
-        // It fails only when the guard is gone, and then so is the node.
-        let _ = gone.await;
+        if let Some(gone) = gone {
+            // It fails only when the guard is gone, and then so is the node.
+            let _ = gone.await;
+        }
         let since = Instant::now();
         let mut leaks = self.leaks_on(devices, before).await;
         while !leaks.is_empty() && since.elapsed() < SHOWN_AFTER {
@@ -126,8 +128,7 @@ impl Daemon {
         let unshared = {
             let pool = self.pool.lock();
             // Others may share the device, each with a part of it.
-            let is_shared = |device: &&u32| pool.workers.values().any(|worker| worker.gpus.contains(device));
-            devices.iter().filter(|device| !is_shared(device)).copied().collect::<Vec<u32>>()
+            devices.iter().filter(|device| !pool.state.is_used(**device)).copied().collect::<Vec<u32>>()
         };
         let users = self.users_of_each(unshared.clone()).await;
         let leak = |(at, device): (usize, u32)| {

@@ -12,6 +12,7 @@ use wingbeat_net::messages::{Fetch, Located, NodeMessage, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 use wingbeat_net::silence::Probing;
+use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
 use super::{Daemon, is_from_head, send_arena};
@@ -33,7 +34,7 @@ impl NodeService {
 
     /// The peer has an object in the store.
     fn note_owner(&self, object: ObjectId) {
-        let of_worker = || self.daemon.pool.lock().workers.get(&self.peer).map(|worker| worker.job);
+        let of_worker = || self.daemon.pool.lock().state.job_of(self.peer);
         if let Some(job) = self.job.or_else(of_worker) {
             self.daemon.owners.note(job, object.owner());
         }
@@ -93,13 +94,7 @@ impl Daemon {
             return;
         }
         match message {
-            NodeMessage::BeginJob(spec) => self.begin_job(spec),
-            NodeMessage::StartLease(start) => self.start_lease(*start),
-            NodeMessage::EndLease { lease, kill } => self.end_lease(lease, kill),
-            NodeMessage::DrainActor { lease, by } => self.drain(lease, by),
-            NodeMessage::EndJob { job } => self.end_job(job),
             NodeMessage::Stop(why) => self.told_to_end(&why),
-            NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::Unpin(objects) => {
                 for object in objects {
                     self.store.release(object, peer);
@@ -109,12 +104,7 @@ impl Daemon {
             NodeMessage::Delete(objects) => self.delete(objects),
             NodeMessage::OwnersGone(owners) => self.owners_gone(&owners),
             NodeMessage::NodeDied(node) => self.transfers.node_died(node),
-            NodeMessage::KillWorker { process, why } => self.kill_worker(process, why),
-            NodeMessage::ActorStarted { actor, incarnation, outcome } => {
-                self.actor_started(peer, actor, incarnation, outcome);
-            }
-            NodeMessage::Stays => self.stays(peer),
-            NodeMessage::LostHead => self.lost_its_head(peer),
+            of_workers => self.step(Event::Says(peer, of_workers)),
         }
     }
 }

@@ -81,13 +81,6 @@ pub enum NodeMessage {
     Unpin(Vec<ObjectId>),
     /// From an owner: nobody needs these objects.
     Delete(Vec<ObjectId>),
-    /// From an owner: end this worker process (a forced cancel).
-    KillWorker {
-        /// The process.
-        process: ProcessId,
-        /// Why, for people.
-        why: String,
-    },
     /// From a worker process: its actor's constructor returned.
     ActorStarted {
         /// The actor.

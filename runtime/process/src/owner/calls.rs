@@ -458,6 +458,11 @@ impl Calls {
         }
     }
 
+    /// Whether there are no calls.
+    pub(crate) fn is_done(&self) -> bool {
+        self.targets.values().all(|target| target.queue.is_empty() && target.in_flight.is_empty())
+    }
+
     /// The session is over.
     pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
         self.session_over = Some(error.clone());

@@ -146,6 +146,11 @@ impl Owner {
         self.with_core(|core, _, todo| core.dispatch.node_died(node, why, &mut todo.dispatch));
     }
 
+    /// The process is about to end: the worker processes that it has for nothing stay, with what they own.
+    pub(crate) fn return_idle_leases(self: &Arc<Self>) {
+        self.with_core(|core, _, todo| core.dispatch.return_idle(&mut todo.dispatch));
+    }
+
     /// Takes in what the head says of leases, worker processes, actors and nodes.
     pub(crate) fn hears_head(self: &Arc<Self>, event: HeadEvent) {
         self.with_core(|core, now, todo| match event {

@@ -707,6 +707,21 @@ impl Dispatch {
         next
     }
 
+    /// Gives back every lease under which nothing runs.
+    pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) {
+        let is_idle = |lease: &&Lease| matches!(lease.phase, Phase::Open) && lease.in_flight.is_empty();
+        let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.id).collect();
+        for lease in idle {
+            self.give_up(lease);
+            out.push(Action::Return { lease });
+        }
+    }
+
+    /// Whether it has neither tasks nor leases.
+    pub(crate) fn is_done(&self) -> bool {
+        self.leases.is_empty() && self.queues.values().all(|queue| queue.ready.is_empty())
+    }
+
     /// The session is over: nothing will run any more.
     pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
         self.session_over = Some(error.clone());

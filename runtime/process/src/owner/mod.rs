@@ -164,6 +164,12 @@ impl Owner {
         self.leftovers.is_empty()
     }
 
+    /// Whether the process can end without anybody's loss: nobody can ask for what it owns, and nothing runs for it.
+    pub(crate) fn is_done(&self) -> bool {
+        let nothing_runs = self.submission.look(|dispatch, calls| dispatch.is_done() && calls.is_done());
+        nothing_runs && self.objects.len() == 0
+    }
+
     /// What is not done, waited for or held, in words. Nothing, if whoever uses this owner is done with it.
     #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {

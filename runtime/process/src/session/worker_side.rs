@@ -148,10 +148,18 @@ impl Process {
         self.wire.peers.can_reach(process)
     }
 
-    /// Waits until every result so far, and whatever else was queued for other processes, was taken in.
+    /// Before the process ends in order: waits until every result so far, and whatever else was queued for others, was
+    /// taken in.
     pub async fn results_taken_in(&self) {
+        self.owner.return_idle_leases();
         self.owner.registrations.settled().await;
         self.wire.peers.flushed().await;
+        self.head_flushed().await;
+    }
+
+    /// Whether the process can end without anybody's loss.
+    pub fn is_done(&self) -> bool {
+        self.owner.is_done()
     }
 
     /// Sends an item of a stream to its consumer.

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
 use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
-use wingbeat_head::state::Event;
+use wingbeat_net::messages::HeadMessage;
 
 use super::execution::Shared;
 use super::site::Site;
 use super::value::Plan;
-use super::world::{End, World};
+use super::world::{End, Happening, World};
 
 impl Shared {
     /// Whether what has happened explains an error.
@@ -102,7 +102,7 @@ impl World {
                 owners.entry(*job).or_default().insert(object.owner());
             }
             if !owners.is_empty() {
-                self.send_to_head(End::Node(node), Event::Owners(node, owners));
+                self.say_to_head(End::Node(node), HeadMessage::Owners(owners));
             }
         }
         self.come_to_rest();
@@ -110,8 +110,9 @@ impl World {
 
     /// Worker processes and drivers end in order.
     pub(super) fn end_everything(&mut self) {
-        let stay = self.retire_idle_workers();
-        assert!(stay.is_empty(), "{stay:?} hold something");
+        self.schedule(1_000, Happening::HeadTick);
+        self.come_to_rest();
+        self.retire_idle_workers();
         self.come_to_rest();
         let drivers: Vec<_> = self.processes.keys().copied().collect();
         for driver in drivers {

@@ -61,17 +61,10 @@ impl World {
         }
     }
 
-    /// Idle worker processes are asked to exit, and do if they own and hold nothing. Answers with those that stay.
-    pub(super) fn retire_idle_workers(&mut self) -> Vec<ProcessId> {
-        let workers = self.nodes.values().flat_map(|node| &node.workers);
-        let idle: Vec<ProcessId> = workers.filter(|(_, lease)| lease.is_none()).map(|(process, _)| *process).collect();
-        let mut stay = Vec::new();
-        for process in idle.into_iter().filter_map(|process| self.alive(process)) {
-            match process.owner.what_is_left().is_empty() {
-                true => process.queue.borrow_mut().ended = true,
-                false => stay.push(process.id),
-            }
+    /// Nodes look for worker processes that are not worth keeping.
+    pub(super) fn retire_idle_workers(&mut self) {
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.node_steps(node, wingbeat_node::Event::Tick);
         }
-        stay
     }
 }

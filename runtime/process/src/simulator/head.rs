@@ -75,18 +75,30 @@ impl World {
     pub(super) fn tell_head(&mut self, by: ProcessId, message: HeadMessage) {
         let Some(process) = self.alive(by) else { return };
         self.connect(&process);
-        let event = match message {
-            HeadMessage::Demand { shape, wanted, name } => Event::Demand(by, shape, wanted, name),
-            HeadMessage::ReturnLease(lease) => Event::Returned(by, lease),
-            HeadMessage::AbandonLease(lease) => Event::Abandoned(by, lease),
-            HeadMessage::Waiting { lease, wait } => Event::Waiting(by, lease, wait),
-            HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
-            HeadMessage::WatchActor(actor) => Event::Watch(by, actor),
-            HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
-            HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
-            other => panic!("{by} says {other:?}, which is not for it to say"),
+        self.say_to_head(End::Process(by), message);
+    }
+
+    /// A process or a node says something to the head.
+    pub(super) fn say_to_head(&mut self, by: End, message: HeadMessage) {
+        let event = match (by, message) {
+            (End::Process(by), HeadMessage::Demand { shape, wanted, name }) => Event::Demand(by, shape, wanted, name),
+            (End::Process(by), HeadMessage::ReturnLease(lease)) => Event::Returned(by, lease),
+            (End::Process(by), HeadMessage::AbandonLease(lease)) => Event::Abandoned(by, lease),
+            (End::Process(by), HeadMessage::Waiting { lease, wait }) => Event::Waiting(by, lease, wait),
+            (End::Process(_), HeadMessage::Resumed { lease, task }) => Event::Resumed(lease, task),
+            (End::Process(by), HeadMessage::WatchActor(actor)) => Event::Watch(by, actor),
+            (End::Process(_), HeadMessage::KillActor { actor, may_restart }) => Event::Kill(actor, may_restart),
+            (End::Process(_), HeadMessage::TerminateActor { actor, by }) => Event::Terminate(actor, by),
+            (End::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => Event::Ready(lease, worker, pid),
+            (End::Node(_), HeadMessage::LeaseEnded(lease)) => Event::Ended(lease),
+            (End::Node(_), HeadMessage::WorkerDied(death)) => Event::WorkerDied(death),
+            (End::Node(_), HeadMessage::ActorStarted { actor, incarnation, outcome }) => {
+                Event::ActorStarted(actor, incarnation, outcome)
+            }
+            (End::Node(node), HeadMessage::Owners(owners)) => Event::Owners(node, owners),
+            (by, other) => panic!("{by:?} says {other:?}, which is not for it to say"),
         };
-        self.send_to_head(End::Process(by), event);
+        self.send_to_head(by, event);
     }
 
     /// A process dials the head when it first has something to say.

@@ -1,8 +1,9 @@
-//! Real owners and the real head in a world of pretended nodes, worker processes and connections, from a seed.
+//! Real owners, real nodes and the real head in a world of pretended machines and connections, from a seed.
 //!
 //! - `world`: time, and what happens next.
 //! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
-//! - `head`: to and from the head's decisions; `nodes`: nodes that start and end worker processes and hold copies.
+//! - `head`: to and from the head's decisions; `nodes`: nodes, and machines that start and end their worker processes
+//!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
 //! - `faults`: what breaks; `checks`: what must hold at the end.

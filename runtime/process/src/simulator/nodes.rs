@@ -1,12 +1,13 @@
-//! Pretended nodes: they start and end worker processes, and hold copies.
+//! Real nodes in a pretended machine: worker processes that start and end, and copies in stores.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use wingbeat_core::spec::{Exit, Outcome};
-use wingbeat_core::{Amount, Incarnation, JobId, LeaseId, NodeId, ObjectId, ProcessId, ResourceSet};
+use wingbeat_core::spec::Outcome;
+use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
 use wingbeat_head::state::Event;
-use wingbeat_net::messages::{LeaseHolder, LeaseStart, NodeInfo, NodeMessage, WorkerDeath};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
+use wingbeat_node as node;
 
 use super::execution::{Ended, Execution, Running};
 use super::process::Process;
@@ -16,21 +17,35 @@ use super::side::address;
 use super::site::Site;
 use super::world::{End, Happening, World};
 
-#[derive(Default)]
+/// Who says what only the head may say.
+const HEAD: ProcessId = ProcessId(0);
+/// Worker processes with an id of this and more are of the first node.
+const WORKERS: u64 = 1_000_000;
+/// Idle worker processes are asked to exit after this long.
+const IDLE: u64 = 60;
+
 pub(super) struct Node {
-    /// Worker processes, each with the lease that it serves.
-    pub workers: BTreeMap<ProcessId, Option<LeaseId>>,
-    /// Worker processes that are about to be killed, because the head or a person wants it.
-    pub dying: BTreeSet<ProcessId>,
-    /// Leases whose end was not reported.
-    leases: BTreeMap<LeaseId, Serving>,
-    jobs: BTreeSet<JobId>,
+    pub state: node::State,
+    /// Handed to the guard, and not there yet; of which job.
+    starting: BTreeMap<ProcessId, JobId>,
+    /// When the last order on its way to a worker process arrives: later ones come after it.
+    orders_at: BTreeMap<ProcessId, u64>,
+    /// What worker processes that have ended had begun.
+    rest: BTreeMap<ProcessId, u64>,
 }
 
-struct Serving {
-    start: LeaseStart,
-    /// None while it is being started.
-    by: Option<ProcessId>,
+/// What happens on the machine of a node.
+pub(super) enum Machine {
+    /// The program of a worker process is there, and the guard can be asked.
+    HasProgram(ProcessId, JobId),
+    /// It has started and reports.
+    Up(ProcessId),
+    /// It reads an order.
+    Reads(ProcessId, Box<WorkerCommand>, Option<Box<HeadMessage>>),
+    /// The guard kills it.
+    Killed(ProcessId),
+    /// Something that the node hears.
+    Node(Box<node::Event>),
 }
 
 impl World {
@@ -46,115 +61,135 @@ impl World {
             labels: BTreeMap::new(),
             store_bytes: 1 << 30,
         };
-        self.nodes.insert(id, Node::default());
+        let first_process = ProcessId(WORKERS * (1 + self.nodes_made));
+        self.nodes_made += 1;
+        // None is kept only because it might be useful, so that more end.
+        let config = node::Config { node: id, cpus: 0, idle: IDLE, start: 10_000, first_process };
+        let (starting, orders_at, rest) = Default::default();
+        self.nodes.insert(id, Node { state: node::State::new(config), starting, orders_at, rest });
         self.shared.nodes.borrow_mut().insert(id);
         self.step(Event::NodeJoined(Box::new(info), Vec::new()));
     }
 
     pub(super) fn node_hears(&mut self, id: NodeId, message: NodeMessage) {
-        let delay = 1 + self.shared.below(8);
-        let Some(node) = self.nodes.get_mut(&id) else { return };
         match message {
-            NodeMessage::BeginJob(spec) => drop(node.jobs.insert(spec.id)),
-            NodeMessage::StartLease(start) => {
-                assert!(node.jobs.contains(&start.job), "{id} never heard of {}", start.job);
-                let (lease, job) = (start.lease, start.job);
-                let before = node.leases.insert(lease, Serving { start: *start, by: None });
-                assert!(before.is_none(), "{lease} is granted twice");
-                // An actor's process ends with the actor, and what it owns with it: it is given one that owns nothing.
-                let is_actor = matches!(node.leases[&lease].start.holder, LeaseHolder::Actor(..));
-                let free = node.workers.iter().find(|(process, lease)| {
-                    let is_dying = node.dying.contains(process);
-                    let process = &self.processes[process];
-                    let is_fit = !process.queue.borrow().ended && (!is_actor || process.owner.objects.len() == 0);
-                    lease.is_none() && !is_dying && is_fit && process.job == job
-                });
-                let free = free.map(|(process, _)| *process);
-                match free {
-                    Some(process) => self.assign(id, lease, process),
-                    None => self.schedule(3 * delay, Happening::WorkerUp(id, lease)),
-                }
-            }
-            NodeMessage::EndLease { lease, kill } => {
-                let by = node.leases.get(&lease).and_then(|serving| serving.by);
-                match by {
-                    // Its end is reported with that of its process.
-                    Some(process) if kill.is_some() => {
-                        node.dying.insert(process);
-                        self.schedule(delay, Happening::Dies(process));
-                    }
-                    Some(process) if node.dying.contains(&process) => {}
-                    by => {
-                        node.leases.remove(&lease);
-                        if let Some(lease) = by.and_then(|process| node.workers.get_mut(&process)) {
-                            *lease = None;
-                        }
-                        self.send_to_head(End::Node(id), Event::Ended(lease));
-                    }
-                }
-            }
-            NodeMessage::DrainActor { lease, .. } => {
-                let by = node.leases.get(&lease).and_then(|serving| serving.by);
-                if let Some(process) = by.and_then(|process| self.alive(process)) {
-                    process.queue.borrow_mut().draining = true;
-                }
-            }
-            NodeMessage::EndJob { job } => {
-                node.jobs.remove(&job);
-                let unstarted: Vec<LeaseId> = node
-                    .leases
-                    .iter()
-                    .filter(|(_, serving)| serving.by.is_none() && serving.start.job == job)
-                    .map(|(lease, _)| *lease)
-                    .collect();
-                let ended: Vec<ProcessId> =
-                    node.workers.keys().copied().filter(|process| self.processes[process].job == job).collect();
-                for lease in &unstarted {
-                    node.leases.remove(lease);
-                }
-                node.dying.extend(&ended);
-                for lease in unstarted {
-                    self.send_to_head(End::Node(id), Event::Ended(lease));
-                }
-                for process in ended {
-                    self.schedule(delay, Happening::Dies(process));
-                }
-            }
             NodeMessage::OwnersGone(owners) => {
                 let is_gone = |object: &ObjectId| owners.contains(&object.owner());
                 self.shared.copies.borrow_mut().retain(|(object, node), _| *node != id || !is_gone(object));
             }
-            _ => {}
+            message => self.node_steps(id, node::Event::Says(HEAD, message)),
         }
     }
 
-    /// A worker process has started, for a lease that may be over by now.
-    pub(super) fn worker_up(&mut self, id: NodeId, lease: LeaseId) {
-        let Some(job) = self.nodes.get(&id).and_then(|node| node.leases.get(&lease)).map(|serving| serving.start.job)
-        else {
-            return;
-        };
-        let process = ProcessId(1_000_000 + self.shared.id());
-        self.new_process(process, (job, id), false);
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.workers.insert(process, None);
+    /// A node takes an event in, and its machine does what it decides.
+    pub(super) fn node_steps(&mut self, id: NodeId, event: node::Event) {
+        let now = self.shared.now();
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        self.shared.trace(|| format!("{id} hears {event:?}"));
+        for action in node.state.step(now, event) {
+            self.shared.trace(|| format!("  {id}: {action:?}"));
+            self.node_acts(id, action);
         }
-        self.assign(id, lease, process);
     }
 
-    fn assign(&mut self, id: NodeId, lease: LeaseId, to: ProcessId) {
-        let (Some(process), Some(node)) = (self.alive(to), self.nodes.get_mut(&id)) else { return };
-        let Some(serving) = node.leases.get_mut(&lease) else { return };
-        serving.by = Some(to);
-        node.workers.insert(to, Some(lease));
+    fn node_acts(&mut self, id: NodeId, action: node::Action) {
+        let delay = 1 + self.shared.below(8);
+        match action {
+            node::Action::ToHead(HeadMessage::LeaseFailed { lease, error }) => panic!("{lease} failed: {error}"),
+            node::Action::ToHead(message) => self.say_to_head(End::Node(id), message),
+            node::Action::Launch { process, job, .. } => {
+                self.on_machine(id, 2 * delay, Machine::HasProgram(process, job.id));
+            }
+            node::Action::Kill(process) => self.on_machine(id, delay, Machine::Killed(process)),
+            node::Action::Order { process, command, then } => {
+                if let Some(process) = self.alive(process) {
+                    process.queue.borrow_mut().started = 0;
+                }
+                self.give_order(id, process, command, then);
+            }
+            node::Action::Tell(process, command) => self.give_order(id, process, command, None),
+            node::Action::ReadRest(process) => {
+                let started = self.nodes.get_mut(&id).and_then(|node| node.rest.remove(&process)).unwrap_or(0);
+                let rest = node::Event::RestRead { process, stderr: Vec::new(), started };
+                self.on_machine(id, delay, Machine::Node(Box::new(rest)));
+            }
+            node::Action::Forget(process) => {
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.orders_at.remove(&process);
+                }
+            }
+            node::Action::BeginJob(_) | node::Action::ForgetJob(_) => {}
+            node::Action::FreeDevices { .. } | node::Action::Warn(_) => panic!("{id} has no devices, and no faults"),
+        }
+    }
+
+    fn on_machine(&mut self, id: NodeId, after: u64, what: Machine) {
+        self.schedule(after, Happening::Machine(id, what));
+    }
+
+    fn give_order(&mut self, id: NodeId, to: ProcessId, command: WorkerCommand, then: Option<HeadMessage>) {
+        let (now, delay) = (self.shared.now(), self.shared.below(4));
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let at = node.orders_at.entry(to).or_default();
+        *at = (*at).max(now + delay);
+        let after = *at - now;
+        self.on_machine(id, after, Machine::Reads(to, Box::new(command), then.map(Box::new)));
+    }
+
+    pub(super) fn machine(&mut self, id: NodeId, what: Machine) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        match what {
+            Machine::HasProgram(process, job) => {
+                if node.state.is_wanted(process) {
+                    node.starting.insert(process, job);
+                    self.node_steps(id, node::Event::HandedToGuard(process));
+                    let after = 1 + self.shared.below(12);
+                    self.on_machine(id, after, Machine::Up(process));
+                }
+            }
+            Machine::Up(process) => {
+                // It may have been killed meanwhile.
+                let Some(job) = node.starting.remove(&process) else { return };
+                self.new_process(process, (job, id), false);
+                let pid = process.0 as u32;
+                self.node_steps(id, node::Event::Started { process, pid });
+                self.node_steps(id, node::Event::Reported { process, address: address(process), pid });
+            }
+            Machine::Reads(process, command, then) => self.takes_order(id, process, *command, then),
+            Machine::Killed(process) => {
+                if node.starting.remove(&process).is_some() {
+                    return self.node_steps(id, node::Event::Exited { process, code: None, signal: Some(9) });
+                }
+                self.dies(process);
+            }
+            Machine::Node(event) => self.node_steps(id, *event),
+        }
+    }
+
+    /// A worker process has an order of its node.
+    fn takes_order(&mut self, id: NodeId, to: ProcessId, command: WorkerCommand, then: Option<Box<HeadMessage>>) {
+        let Some(process) = self.alive(to) else { return };
+        let is_done = process.owner.is_done();
         let mut queue = process.queue.borrow_mut();
-        queue.lease = Some(lease);
-        queue.started = 0;
-        if let LeaseHolder::Actor(spec, incarnation) = &serving.start.holder {
-            queue.being = Some(Being { spec: spec.clone(), incarnation: *incarnation, has_begun: false });
+        let is_lease = matches!(command, WorkerCommand::Lease { .. } | WorkerCommand::StartActor { .. });
+        assert!(!(is_lease && queue.ended), "{to} is about to exit, because it was asked to, and gets {command:?}");
+        match command {
+            WorkerCommand::Lease { lease, .. } => queue.lease = Some(lease),
+            WorkerCommand::StartActor { lease, spec, incarnation, .. } => {
+                queue.lease = Some(lease);
+                queue.being = Some(Being { spec, incarnation, has_begun: false });
+            }
+            WorkerCommand::Drain => queue.draining = true,
+            WorkerCommand::Exit if is_done => queue.ended = true,
+            WorkerCommand::Exit => {
+                let stays = node::Event::Says(to, NodeMessage::Stays);
+                self.on_machine(id, 1, Machine::Node(Box::new(stays)));
+            }
         }
         drop(queue);
-        self.send_to_head(End::Node(id), Event::Ready(lease, address(to), to.0 as u32));
+        if let Some(then) = then {
+            self.say_to_head(End::Node(id), *then);
+        }
     }
 
     /// Begins what a worker process can begin.
@@ -201,7 +236,9 @@ impl World {
             Outcome::Failed(error) => Err(*error),
             _ => Ok(()),
         };
-        self.send_to_head(End::Node(process.node.get()), Event::ActorStarted(actor, incarnation, outcome));
+        let started = NodeMessage::ActorStarted { actor, incarnation, outcome };
+        let says = node::Event::Says(process.id, started);
+        self.on_machine(process.node.get(), 1, Machine::Node(Box::new(says)));
     }
 
     /// A worker process that is to do nothing more ends when what it has said was taken in.
@@ -217,10 +254,11 @@ impl World {
 
     pub(super) fn exits(&mut self, id: ProcessId, until: u64) {
         let Some(process) = self.alive(id) else { return };
-        // The head ends what still has a lease of it, with all that it owns.
-        let has_leases = process.owner.submission.look(|dispatch, _| dispatch.what_is_left().len()) > 0;
-        let has_leases = has_leases && process.queue.borrow().killed_at.is_none();
-        if self.shared.now() >= until || process.is_settled() && process.side.is_flushed() && !has_leases {
+        // The head ends what still runs for it, with all that those worker processes own.
+        let is_used = process.owner.submission.look(|dispatch, _| !dispatch.is_done());
+        let is_used = is_used && process.queue.borrow().killed_at.is_none();
+        process.owner.return_idle_leases();
+        if self.shared.now() >= until || process.is_settled() && process.side.is_flushed() && !is_used {
             return self.dies(id);
         }
         self.schedule(3, Happening::Exits { process: id, until });
@@ -249,26 +287,22 @@ impl World {
         }
         let node = process.node.get();
         let Some(at) = self.nodes.get_mut(&node).filter(|_| !process.is_driver) else { return };
-        at.dying.remove(&id);
-        let lease = at.workers.remove(&id).flatten();
-        let exit = Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None };
-        let death = WorkerDeath { process: id, pid: id.0 as u32, node, lease, exit, started };
-        self.send_to_head(End::Node(node), Event::WorkerDied(death));
-        if let Some(lease) = lease
-            && let Some(at) = self.nodes.get_mut(&node)
-        {
-            at.leases.remove(&lease);
-            self.send_to_head(End::Node(node), Event::Ended(lease));
-        }
+        at.rest.insert(id, started);
+        let after = self.shared.below(3);
+        let exited = node::Event::Exited { process: id, code: None, signal: Some(9) };
+        self.on_machine(node, after, Machine::Node(Box::new(exited)));
     }
 
     /// A node is no more, with its worker processes and its store.
     pub(super) fn node_dies(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.remove(&id) else { return };
+        if self.nodes.remove(&id).is_none() {
+            return;
+        }
         self.shared.trace(|| format!("{id} dies"));
         self.shared.nodes.borrow_mut().remove(&id);
         self.shared.copies.borrow_mut().retain(|(_, at), _| *at != id);
-        for process in node.workers.into_keys() {
+        let workers = self.processes.values().filter(|process| !process.is_driver && process.node.get() == id);
+        for process in workers.map(|process| process.id).collect::<Vec<_>>() {
             self.dies(process);
         }
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();

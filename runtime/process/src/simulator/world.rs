@@ -10,12 +10,12 @@ use std::task::{Context, Poll, Waker};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use wingbeat_core::{ClusterId, JobId, LeaseId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::execution::{Number, Question, Running, Shared};
-use super::nodes::Node;
+use super::nodes::{Machine, Node};
 use super::process::Process;
 use super::side::{Parcel, Word};
 use super::site::Site;
@@ -52,8 +52,7 @@ pub(super) enum Happening {
     Releases(ProcessId),
     Poll(Number),
     Timer(Waker),
-    WorkerUp(NodeId, LeaseId),
-    Dies(ProcessId),
+    Machine(NodeId, Machine),
     Exits { process: ProcessId, until: u64 },
     Delete { by: ProcessId, node: NodeId, object: ObjectId },
     Deleted(NodeId, ObjectId),
@@ -99,6 +98,7 @@ pub(super) struct World {
     /// What is under way of this contact, or an earlier one, never arrives.
     pub dropped: BTreeMap<(ProcessId, ProcessId), u64>,
     pub nodes: BTreeMap<NodeId, Node>,
+    pub nodes_made: u64,
     pub jobs: BTreeMap<ProcessId, JobId>,
     /// Drivers whose programs run.
     pub drivers: BTreeSet<ProcessId>,
@@ -143,6 +143,7 @@ impl World {
             from_head_at: BTreeMap::new(),
             dropped: BTreeMap::new(),
             nodes: BTreeMap::new(),
+            nodes_made: 0,
             jobs: BTreeMap::new(),
             drivers: BTreeSet::new(),
             faults_end: 200 + 1_000 * (config.seed % 3),
@@ -260,8 +261,7 @@ impl World {
             }
             Happening::Poll(number) => self.poll(number),
             Happening::Timer(waker) => waker.wake(),
-            Happening::WorkerUp(node, lease) => self.worker_up(node, lease),
-            Happening::Dies(process) => self.dies(process),
+            Happening::Machine(node, what) => self.machine(node, what),
             Happening::Exits { process, until } => self.exits(process, until),
             Happening::Delete { by, node, object } => self.delete(by, node, object),
             Happening::Deleted(node, object) => drop(self.shared.copies.borrow_mut().remove(&(object, node))),

@@ -35,6 +35,13 @@ impl Process {
         self.wire.tell_head(&self.owner, message);
     }
 
+    /// Waits until the head has taken in what was said so far, or is lost.
+    pub(crate) async fn head_flushed(&self) {
+        if let Some(head) = self.wire.head.get() {
+            head.shared.link.flushed().await;
+        }
+    }
+
     /// Dials the head, to which something was said or is to be.
     pub(super) fn reach_head(&self, head: &HeadLink) {
         let (process, head) = (self.clone(), head.clone());

@@ -8,8 +8,7 @@ use wingbeat_core::spec::{MachineId, Shape};
 use wingbeat_core::{JobId, ProcessId, ResourceSet};
 
 use super::*;
-use crate::node::pool::{Pool, Worker};
-use crate::page::Page;
+use crate::workers::{Worker, Workers};
 
 const KILL: Event = Event::LeaseOver { kill: true };
 
@@ -28,12 +27,12 @@ fn assignment(lease: u64) -> Assignment {
 
 fn contact() -> Contact {
     let address = Address { process: ProcessId(2), machine: MachineId(1), unix: String::new(), tcp: None };
-    Contact { address, commands: Link::new(), is_fit: true }
+    Contact { address, is_fit: true }
 }
 
 /// A worker process after some events, and all effects in order.
 fn after(events: Vec<Event>) -> (Stage, Vec<Effect>) {
-    let now = Instant::now();
+    let now = 0;
     let mut effects = Vec::new();
     let mut stage = Stage::launching(now, Some(assignment(7)));
     for event in events {
@@ -54,7 +53,7 @@ fn a_process_that_is_told_to_die_before_its_launch_is_never_launched() {
 #[test]
 fn a_process_that_is_told_to_die_while_it_starts_gets_no_orders() {
     let (stage, effects) = after(vec![Event::HandedToGuard, KILL, Event::Reported(contact())]);
-    assert!(matches!(stage, Stage::Ending { assignment: Some(_), contact: None, by_head: true }));
+    assert!(matches!(stage, Stage::Ending { assignment: Some(_), contact: None, by_head: true, .. }));
     assert_eq!(effects, [Effect::Kill]);
 }
 
@@ -73,7 +72,7 @@ fn a_process_that_was_asked_to_exit_takes_no_lease_until_it_declines() {
     let (stage, effects) = after(vec![Event::HandedToGuard, Event::Reported(contact()), over, Event::Retire]);
     assert!(!stage.is_free());
     assert_eq!(effects.last(), Some(&Effect::AskToExit));
-    let (stage, _) = stage.after(Event::Stays, Instant::now());
+    let (stage, _) = stage.after(Event::Stays, 0);
     assert!(stage.is_free());
 }
 
@@ -86,34 +85,33 @@ fn a_process_that_lost_the_head_takes_no_further_lease() {
     assert_eq!(effects[1..], [Effect::LeaseEnded(LeaseId(7)), Effect::AskToExit]);
 }
 
-/// Whatever happens in whatever order: every lease ends exactly once, nobody gets orders after an end, and the pool finds
-/// each lease and each free process.
+/// Whatever happens in whatever order: every lease ends exactly once, nobody gets orders after an end, and each lease and
+/// each free process is found.
 #[test]
 fn every_lease_ends_exactly_once_in_any_order_of_events() {
     for seed in 0..200 {
         let mut random = rand::rngs::StdRng::seed_from_u64(seed);
-        let mut pool = Pool::default();
+        let mut workers = Workers::default();
         let mut next = 0;
         let mut open: BTreeMap<LeaseId, ProcessId> = BTreeMap::new();
         let mut killed: BTreeSet<ProcessId> = BTreeSet::new();
         let mut ended: BTreeSet<LeaseId> = BTreeSet::new();
         for step in 0..400 {
-            let known: Vec<ProcessId> = pool.workers.keys().copied().collect();
+            let known: Vec<ProcessId> = workers.iter().map(|(process, _)| process).collect();
             let is_winding_down = step > 300;
             let process = (!known.is_empty()).then(|| known[random.random_range(0..known.len())]);
             let (process, event) = match (random.random_range(0..12), process) {
                 (0..3, _) if !is_winding_down => {
                     next += 1;
-                    match pool.free_for(JobId(1), &[]) {
+                    match workers.free_for(JobId(1), &[], false) {
                         Some(process) => {
                             open.insert(LeaseId(next), process);
                             (process, Event::Assigned(assignment(next)))
                         }
                         None => {
                             let process = ProcessId(next);
-                            let page = Arc::new(Page::create().unwrap());
                             let assigned = Some(assignment(next));
-                            pool.insert(process, Worker::new(JobId(1), Vec::new(), assigned, page));
+                            workers.insert(process, Worker::new(0, JobId(1), Vec::new(), assigned));
                             open.insert(LeaseId(next), process);
                             continue;
                         }
@@ -130,23 +128,21 @@ fn every_lease_ends_exactly_once_in_any_order_of_events() {
                 (_, Some(process)) => {
                     // The guard reports the exits of those only that it was asked to start.
                     let is_started =
-                        !matches!(pool.workers[&process].stage(), Stage::Launching { with_guard: false, .. });
+                        !matches!(workers.get(process).unwrap().stage(), Stage::Launching { with_guard: false, .. });
                     if !is_started {
                         continue;
                     }
-                    assert!(pool.apply(process, Event::Exited).is_empty());
-                    let stage = pool.remove(process).unwrap().into_stage();
+                    assert!(workers.apply(process, Event::Exited(Ended::default()), 0).is_empty());
+                    let stage = workers.remove(process).unwrap().into_stage();
                     if let Some(assignment) = stage.assignment() {
                         let lease = assignment.lease();
-                        assert_eq!(pool.server_of(lease), Some(process), "until its end is reported");
-                        pool.lease_is_over(lease);
                         assert!(ended.insert(lease), "{lease} ended twice (seed {seed})");
                         open.remove(&lease);
                     }
                     continue;
                 }
             };
-            for effect in pool.apply(process, event) {
+            for effect in workers.apply(process, event, 0) {
                 match effect {
                     Effect::LeaseEnded(lease) => {
                         assert!(ended.insert(lease), "{lease} ended twice (seed {seed})");
@@ -154,16 +150,16 @@ fn every_lease_ends_exactly_once_in_any_order_of_events() {
                     }
                     Effect::Kill => assert!(killed.insert(process), "{process} is killed twice (seed {seed})"),
                     Effect::HandOver => assert!(!killed.contains(&process)),
-                    Effect::AskToExit => assert!(!pool.workers[&process].stage().is_free()),
+                    Effect::AskToExit => assert!(!workers.get(process).unwrap().stage().is_free()),
                 }
             }
             for (lease, process) in &open {
-                assert_eq!(pool.server_of(*lease), Some(*process), "seed {seed}");
+                assert_eq!(workers.server_of(*lease), Some(*process), "seed {seed}");
             }
-            let free = pool.workers.values().filter(|worker| worker.stage().is_free()).count();
-            assert_eq!(pool.free_for(JobId(1), &[]).is_some(), free > 0, "seed {seed}");
-            if let Some(process) = pool.free_for(JobId(1), &[]) {
-                assert!(pool.workers[&process].stage().is_free(), "seed {seed}");
+            let free = workers.iter().filter(|(_, worker)| worker.stage().is_free()).count();
+            assert_eq!(workers.free_for(JobId(1), &[], false).is_some(), free > 0, "seed {seed}");
+            if let Some(process) = workers.free_for(JobId(1), &[], false) {
+                assert!(workers.get(process).unwrap().stage().is_free(), "seed {seed}");
             }
         }
     }

@@ -1,9 +1,9 @@
-//! The life of a worker process as its daemon sees it. No IO: events in, effects out.
+//! The life of a worker process as its node sees it.
 //!
 //! ```text
 //!                 ┌──────────── Assigned ───────────┐
 //!                 │                                 ▼
-//!   Launching ─Reported─▶ Idle ◀── LeaseOver ──── Leased ── LeaseOver{kill}, End, Exited ─▶ Ending ─▶ removed
+//!   Launching ─Reported─▶ Idle ◀── LeaseOver ──── Leased ── LeaseOver{kill}, End, Exited ─▶ Ending ─▶ Freeing ─▶ removed
 //!       │                  │ ▲                                                                ▲
 //!       │            Retire│ │Stays                                                           │
 //!       │                  ▼ │                                                                │
@@ -12,18 +12,17 @@
 //!       └── End, LeaseOver{kill}: the guard does not have it yet ─▶ Cancelled ─▶ removed, never started
 //! ```
 //!
-//! The end of every assigned lease is reported exactly once: by [`Effect::LeaseEnded`], or by whoever winds up the exit
-//! of a process that was [`Stage::Ending`] with the lease.
-
-use std::time::Instant;
+//! The end of every assigned lease is reported exactly once: by [`Effect::LeaseEnded`], or when the process that was
+//! [`Stage::Ending`] with it is removed. Only who has devices is [`Stage::Freeing`].
 
 use wingbeat_core::LeaseId;
 use wingbeat_core::spec::Address;
-use wingbeat_net::link::Link;
-use wingbeat_net::messages::{LeaseHolder, LeaseStart, WorkerCommand};
+use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart};
+
+use crate::state::Millis;
 
 /// A lease that a worker process serves or will serve.
-pub(super) struct Assignment {
+pub(crate) struct Assignment {
     /// As the head granted it.
     pub start: LeaseStart,
     /// For an actor, whether its constructor has returned.
@@ -31,54 +30,72 @@ pub(super) struct Assignment {
 }
 
 impl Assignment {
-    pub(super) fn lease(&self) -> LeaseId {
+    pub(crate) fn lease(&self) -> LeaseId {
         self.start.lease
     }
 
-    pub(super) fn is_detached(&self) -> bool {
+    pub(crate) fn is_actor(&self) -> bool {
+        matches!(&self.start.holder, LeaseHolder::Actor(..))
+    }
+
+    pub(crate) fn is_detached(&self) -> bool {
         matches!(&self.start.holder, LeaseHolder::Actor(spec, _) if spec.detached)
     }
 }
 
 /// How a worker process that has reported is reached.
-pub(super) struct Contact {
+pub(crate) struct Contact {
     pub address: Address,
-    pub commands: Link<WorkerCommand>,
     /// Whether it can take further leases; not once it has lost the head.
     pub is_fit: bool,
 }
 
+/// How a process ended, as the system says it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ended {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+}
+
 /// What a worker process is doing.
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// It is being started, and has not reported.
     Launching {
         /// Since when; from the moment in which the guard was asked, that moment.
-        since: Instant,
+        since: Millis,
         /// Whether the guard was asked to start it. Before that, nothing has to be killed.
         with_guard: bool,
         /// The lease that it will serve, if there is one yet.
         assignment: Option<Assignment>,
     },
     /// It can take a lease.
-    Idle { since: Instant, contact: Contact },
+    Idle { since: Millis, contact: Contact },
     /// It serves a lease.
     Leased { assignment: Assignment, contact: Contact },
     /// It was asked to exit, and takes no lease. It may decline, because it owns objects.
     Retiring { contact: Contact },
-    /// It was told to end, or has ended. Removed when its exit has been wound up.
+    /// It was told to end, or has ended.
     Ending {
         /// The lease whose end is still to be reported.
         assignment: Option<Assignment>,
         contact: Option<Contact>,
         /// Whether the head wanted the end.
         by_head: bool,
+        /// Once it has ended.
+        ended: Option<Ended>,
+    },
+    /// It is gone, and the devices of its lease are not free yet.
+    Freeing {
+        assignment: Assignment,
+        /// What the head hears then.
+        report: Box<HeadMessage>,
     },
     /// It is never started. Removed at once.
     Cancelled,
 }
 
 /// What happens to a worker process.
-pub(super) enum Event {
+pub(crate) enum Event {
     /// It is to serve a lease.
     Assigned(Assignment),
     /// The guard was asked to start it.
@@ -96,12 +113,12 @@ pub(super) enum Event {
     /// It cannot serve another lease.
     Unfit,
     /// The guard reports its exit.
-    Exited,
+    Exited(Ended),
 }
 
-/// What the daemon must do, in order.
+/// What must be done, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Effect {
+pub(crate) enum Effect {
     /// Send it the orders of its lease.
     HandOver,
     /// Ask it to exit.
@@ -113,51 +130,57 @@ pub(super) enum Effect {
 }
 
 impl Stage {
-    pub(super) fn launching(now: Instant, assignment: Option<Assignment>) -> Stage {
+    pub(crate) fn launching(now: Millis, assignment: Option<Assignment>) -> Stage {
         Stage::Launching { since: now, with_guard: false, assignment }
     }
 
     /// Its lease, if it has one whose end was not reported.
-    pub(super) fn assignment(&self) -> Option<&Assignment> {
+    pub(crate) fn assignment(&self) -> Option<&Assignment> {
         match self {
-            Stage::Leased { assignment, .. } => Some(assignment),
+            Stage::Leased { assignment, .. } | Stage::Freeing { assignment, .. } => Some(assignment),
             Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_ref(),
             Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
         }
     }
 
-    pub(super) fn assignment_mut(&mut self) -> Option<&mut Assignment> {
+    pub(crate) fn assignment_mut(&mut self) -> Option<&mut Assignment> {
         match self {
-            Stage::Leased { assignment, .. } => Some(assignment),
+            Stage::Leased { assignment, .. } | Stage::Freeing { assignment, .. } => Some(assignment),
             Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_mut(),
             Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
         }
     }
 
     /// How it is reached, once it has reported.
-    pub(super) fn contact(&self) -> Option<&Contact> {
+    pub(crate) fn contact(&self) -> Option<&Contact> {
         match self {
             Stage::Idle { contact, .. } | Stage::Leased { contact, .. } | Stage::Retiring { contact } => Some(contact),
             Stage::Ending { contact, .. } => contact.as_ref(),
-            Stage::Launching { .. } | Stage::Cancelled => None,
+            Stage::Launching { .. } | Stage::Freeing { .. } | Stage::Cancelled => None,
         }
     }
 
-    pub(super) fn is_launching(&self) -> bool {
+    pub(crate) fn is_launching(&self) -> bool {
         matches!(self, Stage::Launching { .. })
     }
 
-    pub(super) fn is_ending(&self) -> bool {
-        matches!(self, Stage::Ending { .. })
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self, Stage::Ending { .. } | Stage::Freeing { .. })
+    }
+
+    /// Whether it is gone, and only its devices are waited for.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Stage::Freeing { .. })
     }
 
     /// Whether it can take a lease.
-    pub(super) fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         matches!(self, Stage::Idle { .. } | Stage::Launching { assignment: None, .. })
     }
 
-    /// Every change of a stage. An event that means nothing in a stage changes nothing.
-    pub(super) fn after(self, event: Event, now: Instant) -> (Stage, Vec<Effect>) {
+    /// Every change of a stage but the last two, which need to know what the process had. An event that means nothing in
+    /// a stage changes nothing.
+    pub(crate) fn after(self, event: Event, now: Millis) -> (Stage, Vec<Effect>) {
         match (self, event) {
             (Stage::Launching { since, with_guard, assignment: None }, Event::Assigned(assignment)) => {
                 (Stage::Launching { since, with_guard, assignment: Some(assignment) }, Vec::new())
@@ -211,15 +234,19 @@ impl Stage {
                 (Stage::Leased { assignment, contact: Contact { is_fit: false, ..contact } }, Vec::new())
             }
 
-            (Stage::Launching { assignment, .. }, Event::Exited) => {
-                (Stage::Ending { assignment, contact: None, by_head: false }, Vec::new())
+            (Stage::Launching { assignment, .. }, Event::Exited(ended)) => {
+                (Stage::Ending { assignment, contact: None, by_head: false, ended: Some(ended) }, Vec::new())
             }
-            (Stage::Leased { assignment, contact }, Event::Exited) => {
+            (Stage::Leased { assignment, contact }, Event::Exited(ended)) => {
                 let (assignment, contact) = (Some(assignment), Some(contact));
-                (Stage::Ending { assignment, contact, by_head: false }, Vec::new())
+                (Stage::Ending { assignment, contact, by_head: false, ended: Some(ended) }, Vec::new())
             }
-            (Stage::Idle { contact, .. } | Stage::Retiring { contact }, Event::Exited) => {
-                (Stage::Ending { assignment: None, contact: Some(contact), by_head: false }, Vec::new())
+            (Stage::Idle { contact, .. } | Stage::Retiring { contact }, Event::Exited(ended)) => {
+                let (contact, ended) = (Some(contact), Some(ended));
+                (Stage::Ending { assignment: None, contact, by_head: false, ended }, Vec::new())
+            }
+            (Stage::Ending { assignment, contact, by_head, ended: None }, Event::Exited(ended)) => {
+                (Stage::Ending { assignment, contact, by_head, ended: Some(ended) }, Vec::new())
             }
 
             (
@@ -230,7 +257,7 @@ impl Stage {
                 | Event::Retire
                 | Event::Stays
                 | Event::Unfit
-                | Event::Exited,
+                | Event::Exited(_),
             ) => (stage, Vec::new()),
         }
     }
@@ -243,23 +270,24 @@ impl Stage {
                 (Stage::Cancelled, ended.into_iter().collect())
             }
             Stage::Launching { with_guard: true, assignment, .. } => {
-                (Stage::Ending { assignment, contact: None, by_head }, vec![Effect::Kill])
+                (Stage::Ending { assignment, contact: None, by_head, ended: None }, vec![Effect::Kill])
             }
             Stage::Leased { assignment, contact } => {
                 let (assignment, contact) = (Some(assignment), Some(contact));
-                (Stage::Ending { assignment, contact, by_head }, vec![Effect::Kill])
+                (Stage::Ending { assignment, contact, by_head, ended: None }, vec![Effect::Kill])
             }
             Stage::Idle { contact, .. } | Stage::Retiring { contact } => {
-                (Stage::Ending { assignment: None, contact: Some(contact), by_head }, vec![Effect::Kill])
+                let contact = Some(contact);
+                (Stage::Ending { assignment: None, contact, by_head, ended: None }, vec![Effect::Kill])
             }
-            Stage::Ending { assignment, contact, by_head: before } => {
-                (Stage::Ending { assignment, contact, by_head: before || by_head }, Vec::new())
+            Stage::Ending { assignment, contact, by_head: before, ended } => {
+                (Stage::Ending { assignment, contact, by_head: before || by_head, ended }, Vec::new())
             }
-            Stage::Cancelled => (Stage::Cancelled, Vec::new()),
+            stage @ (Stage::Freeing { .. } | Stage::Cancelled) => (stage, Vec::new()),
         }
     }
 }
 
 #[cfg(test)]
-#[path = "lifecycle_tests.rs"]
+#[path = "stage_tests.rs"]
 mod tests;

@@ -1,0 +1,490 @@
+//! What happens to the worker processes of a node, and what the node does about it.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Address, Exit, JobSpec};
+use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
+use wingbeat_net::messages::{
+    HeadMessage, LeaseHolder, LeaseStart, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
+};
+
+use crate::stage::{Assignment, Contact, Effect, Ended, Event as Change, Stage};
+use crate::workers::{Worker, Workers};
+
+/// Milliseconds since the node started.
+pub type Millis = u64;
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its id.
+    pub node: NodeId,
+    /// How many CPUs it has: that many idle worker processes of a job are kept.
+    pub cpus: usize,
+    /// Idle worker processes beyond that end after this long.
+    pub idle: Millis,
+    /// A worker process that has not reported so long after its start never will.
+    pub start: Millis,
+    /// The first worker process gets this id, the next one the next. Nobody else uses ids near it.
+    pub first_process: ProcessId,
+}
+
+/// A job as the node knows it.
+#[derive(Debug)]
+pub struct Job {
+    /// What it is.
+    pub spec: Arc<JobSpec>,
+    /// Ended by the head; only detached actors are left.
+    pub is_over: bool,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A process says this; what is only the head's to say comes from the head.
+    Says(ProcessId, NodeMessage),
+    /// The guard was asked to start a worker process.
+    HandedToGuard(ProcessId),
+    /// A worker process could not be started.
+    NotStarted {
+        /// Which.
+        process: ProcessId,
+        /// Why not.
+        error: Error,
+    },
+    /// The guard has started a worker process.
+    Started {
+        /// Which.
+        process: ProcessId,
+        /// Its process id on this machine.
+        pid: u32,
+    },
+    /// A worker process says where it is reached.
+    Reported {
+        /// Which.
+        process: ProcessId,
+        /// Where.
+        address: Address,
+        /// Its process id on this machine.
+        pid: u32,
+    },
+    /// A worker process has ended.
+    Exited {
+        /// Which.
+        process: ProcessId,
+        /// Its exit code, if it exited.
+        code: Option<i32>,
+        /// The signal that ended it, if one did.
+        signal: Option<i32>,
+    },
+    /// What a worker process that has ended had printed was read; the answer to [`Action::ReadRest`].
+    RestRead {
+        /// Which.
+        process: ProcessId,
+        /// The last lines of its standard error.
+        stderr: Vec<String>,
+        /// See [`WorkerDeath::started`].
+        started: u64,
+    },
+    /// The devices of a process that is gone can be given on, or the head knows which cannot; the answer to
+    /// [`Action::FreeDevices`].
+    DevicesFree(ProcessId),
+    /// Time has passed.
+    Tick,
+}
+
+/// What the daemon must do, in order.
+#[derive(Debug)]
+pub enum Action {
+    /// Tell the head.
+    ToHead(HeadMessage),
+    /// Leases of this job may come: carry what its worker processes print to its driver.
+    BeginJob(Arc<JobSpec>),
+    /// Nothing is left of this job.
+    ForgetJob(JobId),
+    /// Get the program and ask the guard to start it, unless the process is not wanted any more by then
+    /// ([`State::is_wanted`]); then say [`Event::HandedToGuard`] or [`Event::NotStarted`].
+    Launch {
+        /// Its id.
+        process: ProcessId,
+        /// Of which job.
+        job: Arc<JobSpec>,
+        /// The devices that it sees.
+        gpus: Vec<u32>,
+    },
+    /// Ask the guard to end a worker process.
+    Kill(ProcessId),
+    /// Begin what counts as a lease's own, and give the process its orders.
+    Order {
+        /// Whom.
+        process: ProcessId,
+        /// What.
+        command: WorkerCommand,
+        /// What the head hears once the process has them.
+        then: Option<HeadMessage>,
+    },
+    /// Tell a worker process.
+    Tell(ProcessId, WorkerCommand),
+    /// Read what a worker process that has ended had printed; then say [`Event::RestRead`].
+    ReadRest(ProcessId),
+    /// Wait until nothing that a process had started uses its devices; then say [`Event::DevicesFree`].
+    FreeDevices {
+        /// Whose; it is forgotten next.
+        process: ProcessId,
+        /// Which.
+        gpus: Vec<u32>,
+    },
+    /// Nothing is kept of a worker process.
+    Forget(ProcessId),
+    /// Something went wrong that nobody waits for.
+    Warn(String),
+}
+
+/// The worker processes of a node, what they work for, and the jobs that they are of.
+pub struct State {
+    config: Config,
+    now: Millis,
+    next_process: ProcessId,
+    workers: Workers,
+    jobs: BTreeMap<JobId, Job>,
+    actions: Vec<Action>,
+}
+
+impl State {
+    /// A node without worker processes.
+    #[must_use]
+    pub fn new(config: Config) -> State {
+        State {
+            next_process: config.first_process,
+            config,
+            now: 0,
+            workers: Workers::default(),
+            jobs: BTreeMap::new(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes in what happened. The time never goes back.
+    pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
+        self.now = self.now.max(now);
+        match event {
+            Event::Says(by, message) => self.hears(by, message),
+            Event::HandedToGuard(process) => self.apply(process, Change::HandedToGuard),
+            Event::NotStarted { process, error } => self.not_started(process, error),
+            Event::Started { process, pid } => self.workers.note(process, |worker| worker.pid = pid),
+            Event::Reported { process, address, pid } => {
+                self.workers.note(process, |worker| worker.pid = pid);
+                self.apply(process, Change::Reported(Contact { address, is_fit: true }));
+            }
+            Event::Exited { process, code, signal } => {
+                if self.workers.get(process).is_some_and(|worker| !worker.stage().is_gone()) {
+                    self.apply(process, Change::Exited(Ended { code, signal }));
+                    self.actions.push(Action::ReadRest(process));
+                }
+            }
+            Event::RestRead { process, stderr, started } => self.wind_up(process, stderr, started),
+            Event::DevicesFree(process) => {
+                if let Some(Stage::Freeing { report, .. }) = self.workers.remove(process).map(Worker::into_stage) {
+                    self.actions.push(Action::ToHead(*report));
+                }
+            }
+            Event::Tick => self.end_the_superfluous(),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether a worker process that was to be launched still is.
+    #[must_use]
+    pub fn is_wanted(&self, process: ProcessId) -> bool {
+        let worker = self.workers.get(process);
+        worker.is_some_and(|worker| matches!(worker.stage(), Stage::Launching { with_guard: false, .. }))
+    }
+
+    /// Whether a worker process was started, and has not said where it is reached.
+    #[must_use]
+    pub fn is_starting(&self, process: ProcessId) -> bool {
+        self.workers.get(process).is_some_and(|worker| worker.stage().is_launching())
+    }
+
+    /// A job, while something of it may run here.
+    #[must_use]
+    pub fn job(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(&job)
+    }
+
+    /// All jobs.
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values()
+    }
+
+    /// The job of a worker process.
+    #[must_use]
+    pub fn job_of(&self, process: ProcessId) -> Option<JobId> {
+        self.workers.get(process).map(|worker| worker.job)
+    }
+
+    /// The process id of a worker process on this machine; 0 before it has one.
+    #[must_use]
+    pub fn pid_of(&self, process: ProcessId) -> u32 {
+        self.workers.get(process).map_or(0, |worker| worker.pid)
+    }
+
+    /// The worker processes that are not gone, each with its process id.
+    pub fn processes(&self) -> impl Iterator<Item = (ProcessId, u32)> {
+        let alive = self.workers.iter().filter(|(_, worker)| !worker.stage().is_gone());
+        alive.map(|(process, worker)| (process, worker.pid))
+    }
+
+    /// Whether a worker process that is not gone may use a device.
+    #[must_use]
+    pub fn is_used(&self, device: u32) -> bool {
+        self.workers.iter().any(|(_, worker)| !worker.stage().is_gone() && worker.gpus.contains(&device))
+    }
+
+    /// What runs here, for a head that was started again.
+    #[must_use]
+    pub fn running(&self) -> Vec<RunningLease> {
+        let running = self.workers.iter().filter_map(|(_, worker)| {
+            let assigned = worker.stage().assignment()?;
+            let is_ending = worker.stage().is_ending();
+            let address = worker.stage().contact().map(|contact| (contact.address.clone(), worker.pid));
+            Some(RunningLease { start: assigned.start.clone(), worker: address, started: assigned.started, is_ending })
+        });
+        running.collect()
+    }
+
+    fn hears(&mut self, by: ProcessId, message: NodeMessage) {
+        match message {
+            NodeMessage::BeginJob(spec) => {
+                if let Entry::Vacant(new) = self.jobs.entry(spec.id) {
+                    new.insert(Job { spec: spec.clone(), is_over: false });
+                    self.actions.push(Action::BeginJob(spec));
+                }
+            }
+            NodeMessage::StartLease(start) => self.start_lease(*start),
+            NodeMessage::EndLease { lease, kill } => self.end_lease(lease, kill),
+            NodeMessage::DrainActor { lease, by } => self.drain(lease, by),
+            NodeMessage::EndJob { job } => self.end_job(job),
+            NodeMessage::Prestart { job, count } => self.prestart(job, count),
+            NodeMessage::ActorStarted { actor, incarnation, outcome } => {
+                if let Some(assigned) = self.workers.assignment_mut(by)
+                    && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life) if spec.id == actor && *life == incarnation)
+                {
+                    assigned.started = outcome.is_ok();
+                }
+                self.actions.push(Action::ToHead(HeadMessage::ActorStarted { actor, incarnation, outcome }));
+            }
+            // Others may still read what it owns.
+            NodeMessage::Stays => self.apply(by, Change::Stays),
+            // What it submits fails, so it takes no further leases.
+            NodeMessage::LostHead => self.apply(by, Change::Unfit),
+            NodeMessage::Stop(_)
+            | NodeMessage::Unpin(_)
+            | NodeMessage::Delete(_)
+            | NodeMessage::NodeDied(_)
+            | NodeMessage::OwnersGone(_) => {}
+        }
+    }
+
+    /// A lease to serve: an idle worker process takes it, or one that is starting, or a new one.
+    fn start_lease(&mut self, start: LeaseStart) {
+        let gpus: Vec<u32> = start.gpus.iter().map(|(device, _)| *device).collect();
+        let Some(job) = self.jobs.get(&start.job).map(|job| job.spec.clone()) else {
+            let what = format!("starting a worker process of {}", start.job);
+            let error = Error::Io { what, why: "the node was not told of the job".into() };
+            return self.actions.push(Action::ToHead(HeadMessage::LeaseFailed { lease: start.lease, error }));
+        };
+        let assignment = Assignment { start, started: false };
+        // One that has reported is ready now; one that is starting will be sooner than a new one.
+        match self.workers.free_for(job.id, &gpus, assignment.is_actor()) {
+            Some(process) => self.apply(process, Change::Assigned(assignment)),
+            None => self.launch(job, gpus, Some(assignment)),
+        }
+    }
+
+    fn prestart(&mut self, job: JobId, count: u32) {
+        let Some(job) = self.jobs.get(&job).map(|job| job.spec.clone()) else { return };
+        let have = self.workers.iter().filter(|(_, worker)| worker.job == job.id && worker.gpus.is_empty()).count();
+        for _ in have..count as usize {
+            self.launch(job.clone(), Vec::new(), None);
+        }
+    }
+
+    fn launch(&mut self, job: Arc<JobSpec>, gpus: Vec<u32>, assignment: Option<Assignment>) {
+        let process = self.next_process;
+        self.next_process = ProcessId(process.0.wrapping_add(1));
+        self.workers.insert(process, Worker::new(self.now, job.id, gpus.clone(), assignment));
+        self.actions.push(Action::Launch { process, job, gpus });
+    }
+
+    /// The head has no more use for a lease.
+    fn end_lease(&mut self, lease: LeaseId, kill: Option<String>) {
+        let Some(process) = self.workers.server_of(lease) else {
+            // Its process is gone already, and the head was told.
+            return self.actions.push(Action::ToHead(HeadMessage::LeaseEnded(lease)));
+        };
+        let mut is_kill = false;
+        self.workers.note(process, |worker| {
+            // Devices are given on only when the process that used them is gone.
+            let reason = kill.or_else(|| (!worker.gpus.is_empty()).then(|| "its lease of devices is over".into()));
+            is_kill = reason.is_some();
+            if !worker.stage().is_ending() {
+                worker.reason = reason.or(worker.reason.take());
+            }
+        });
+        self.apply(process, Change::LeaseOver { kill: is_kill });
+    }
+
+    fn drain(&mut self, lease: LeaseId, by: String) {
+        let Some(process) = self.workers.server_of(lease) else { return };
+        if self.workers.get(process).is_some_and(|worker| matches!(worker.stage(), Stage::Leased { .. })) {
+            self.workers.note(process, |worker| worker.reason = Some(by));
+            self.actions.push(Action::Tell(process, WorkerCommand::Drain));
+        }
+    }
+
+    fn end_job(&mut self, job: JobId) {
+        let of_job = self.workers.iter().filter(|(_, worker)| worker.job == job);
+        let (detached, ended): (Vec<_>, Vec<_>) = of_job
+            .map(|(process, worker)| (process, worker.stage().assignment().is_some_and(Assignment::is_detached)))
+            .partition(|(_, detached)| *detached);
+        for (process, _) in ended {
+            self.workers.note(process, |worker| worker.reason = Some("its job is over".into()));
+            self.apply(process, Change::End { by_head: true });
+        }
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.is_over = true;
+        }
+        if detached.is_empty() && self.jobs.remove(&job).is_some() {
+            self.actions.push(Action::ForgetJob(job));
+        }
+    }
+
+    /// Ends idle processes that are not worth keeping, and those that were started and never reported.
+    fn end_the_superfluous(&mut self) {
+        let mut idle_of: BTreeMap<JobId, usize> = BTreeMap::new();
+        let mut superfluous = Vec::new();
+        let mut silent = Vec::new();
+        for (process, worker) in self.workers.iter() {
+            match worker.stage() {
+                Stage::Idle { since, .. } => {
+                    let count = idle_of.entry(worker.job).or_default();
+                    *count += 1;
+                    if *count > self.config.cpus && self.now - since > self.config.idle {
+                        superfluous.push(process);
+                    }
+                }
+                // One that declined, and cannot serve anybody.
+                Stage::Retiring { contact } if !contact.is_fit => superfluous.push(process),
+                Stage::Launching { since, with_guard: true, .. } if self.now - since > self.config.start => {
+                    silent.push(process);
+                }
+                _ => {}
+            }
+        }
+        for process in superfluous {
+            // It takes no lease from before it is asked on, so that no lease can meet its exit.
+            self.apply(process, Change::Retire);
+        }
+        for process in silent {
+            let why = format!("it did not report within {} s", self.config.start as f64 / 1000.0);
+            self.workers.note(process, |worker| worker.reason = Some(why));
+            self.apply(process, Change::End { by_head: false });
+        }
+    }
+
+    /// Changes the stage of a worker process, and says what follows.
+    fn apply(&mut self, process: ProcessId, change: Change) {
+        let was_known = self.workers.get(process).is_some();
+        for effect in self.workers.apply(process, change, self.now) {
+            match effect {
+                Effect::Kill => self.actions.push(Action::Kill(process)),
+                Effect::LeaseEnded(lease) => self.actions.push(Action::ToHead(HeadMessage::LeaseEnded(lease))),
+                Effect::HandOver => self.hand_over(process),
+                Effect::AskToExit => self.actions.push(Action::Tell(process, WorkerCommand::Exit)),
+            }
+        }
+        if was_known && self.workers.get(process).is_none() {
+            self.actions.push(Action::Forget(process));
+        }
+    }
+
+    /// Gives a worker process that has reported the orders of its lease.
+    fn hand_over(&mut self, process: ProcessId) {
+        let Some(worker) = self.workers.get(process) else { return };
+        let Stage::Leased { assignment, contact } = worker.stage() else { return };
+        let (lease, gpus, captures) = (assignment.lease(), worker.gpus.clone(), assignment.start.captures);
+        let ready = HeadMessage::LeaseReady { lease, worker: contact.address.clone(), pid: worker.pid };
+        match &assignment.start.holder {
+            LeaseHolder::Actor(spec, incarnation) => {
+                let (spec, incarnation) = (spec.clone(), *incarnation);
+                let command = WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures };
+                // Said first: nobody calls the actor before its constructor has returned, which is said next.
+                self.actions.push(Action::ToHead(ready));
+                self.actions.push(Action::Order { process, command, then: None });
+            }
+            LeaseHolder::Tasks(..) => {
+                let command = WorkerCommand::Lease { lease, gpus, captures };
+                // The owner must not reach the process before its orders have.
+                self.actions.push(Action::Order { process, command, then: Some(ready) });
+            }
+        }
+    }
+
+    fn not_started(&mut self, process: ProcessId, error: Error) {
+        // Where it was told to end before, its lease is over already, or ends so.
+        let Some(stage) = self.workers.remove(process).map(Worker::into_stage) else { return };
+        self.actions.push(Action::Forget(process));
+        let lease = stage.assignment().map(Assignment::lease);
+        let by_head = matches!(stage, Stage::Ending { by_head: true, .. });
+        self.actions.extend(match (lease, by_head) {
+            (Some(lease), true) => Some(Action::ToHead(HeadMessage::LeaseEnded(lease))),
+            (Some(lease), false) => Some(Action::ToHead(HeadMessage::LeaseFailed { lease, error })),
+            (None, true) => None,
+            (None, false) => Some(Action::Warn(format!("cannot start a worker process ahead of need: {error}"))),
+        });
+    }
+
+    /// All is known of a worker process that has ended.
+    fn wind_up(&mut self, process: ProcessId, stderr: Vec<String>, started: u64) {
+        let Some(worker) = self.workers.get(process) else { return };
+        let Stage::Ending { ended: Some(ended), .. } = worker.stage() else { return };
+        let Ended { code, signal } = *ended;
+        let Some(worker) = self.workers.remove(process) else { return };
+        let exit = Exit { code, signal, stderr, reason: worker.reason.clone() };
+        let (pid, gpus) = (worker.pid, worker.gpus.clone());
+        let (worker, stage) = worker.parted();
+        let Stage::Ending { assignment, contact, by_head, .. } = stage else { return };
+        let lease = assignment.as_ref().map(Assignment::lease);
+        let is_reported = contact.is_some();
+        if is_reported {
+            // Also of one that was idle: what it owned is nobody's from now on.
+            let (node, exit) = (self.config.node, exit.clone());
+            let death = WorkerDeath { process, pid, node, lease, exit, started };
+            self.actions.push(Action::ToHead(HeadMessage::WorkerDied(death)));
+        } else if lease.is_none() && !by_head {
+            self.actions.push(Action::Warn(format!("worker process {process} ended before it reported: {exit}")));
+        }
+        if let Some(assignment) = assignment {
+            let lease = assignment.lease();
+            let report = if is_reported || by_head {
+                HeadMessage::LeaseEnded(lease)
+            } else {
+                let what = "a worker process ended before it reported".into();
+                HeadMessage::LeaseFailed { lease, error: Error::Io { what, why: exit.to_string() } }
+            };
+            if gpus.is_empty() {
+                self.actions.push(Action::ToHead(report));
+            } else {
+                // Devices are given on only when nothing of the last lease uses them.
+                let freeing = Stage::Freeing { assignment, report: Box::new(report) };
+                self.workers.insert(process, worker.with(freeing));
+                self.actions.push(Action::FreeDevices { process, gpus });
+            }
+        }
+        self.actions.push(Action::Forget(process));
+    }
+}

@@ -1,0 +1,148 @@
+//! All worker processes of a node, by what can be asked of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use wingbeat_core::{JobId, LeaseId, ProcessId};
+
+use crate::stage::{Assignment, Effect, Event, Stage};
+use crate::state::Millis;
+
+pub(crate) struct Worker {
+    pub job: JobId,
+    pub gpus: Vec<u32>,
+    /// Changed by [`Workers::apply`] alone, which keeps the indices right.
+    stage: Stage,
+    /// 0 until the guard has started it.
+    pub pid: u32,
+    /// Whether it has served a lease of tasks: it may own objects that others read, and an actor ends with its process.
+    has_worked: bool,
+    /// Why we ended it.
+    pub reason: Option<String>,
+}
+
+impl Worker {
+    pub(crate) fn new(now: Millis, job: JobId, gpus: Vec<u32>, assignment: Option<Assignment>) -> Worker {
+        Worker { job, gpus, stage: Stage::launching(now, assignment), pid: 0, has_worked: false, reason: None }
+    }
+
+    pub(crate) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Its stage, once it is none of the node's any more.
+    pub(crate) fn into_stage(self) -> Stage {
+        self.stage
+    }
+
+    /// The process without its stage, and that, which goes into the next one.
+    pub(crate) fn parted(self) -> (Worker, Stage) {
+        (Worker { stage: Stage::Cancelled, ..self }, self.stage)
+    }
+
+    pub(crate) fn with(self, stage: Stage) -> Worker {
+        Worker { stage, ..self }
+    }
+}
+
+/// What a lease asks of a worker process: its job, and the devices that it sees.
+type Kind = (JobId, Vec<u32>);
+
+#[derive(Default)]
+pub(crate) struct Workers {
+    all: BTreeMap<ProcessId, Worker>,
+    /// Who serves or will serve a lease, until the end of the lease is reported.
+    by_lease: BTreeMap<LeaseId, ProcessId>,
+    /// Who can take a lease of a job with these devices: whether it is still starting, and whether it has done nothing yet.
+    free: BTreeMap<Kind, BTreeSet<Free>>,
+}
+
+type Free = (bool, bool, ProcessId);
+
+impl Workers {
+    pub(crate) fn insert(&mut self, process: ProcessId, worker: Worker) {
+        self.all.insert(process, worker);
+        self.index(process);
+    }
+
+    pub(crate) fn get(&self, process: ProcessId) -> Option<&Worker> {
+        self.all.get(&process)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ProcessId, &Worker)> {
+        self.all.iter().map(|(process, worker)| (*process, worker))
+    }
+
+    /// Notes something of a worker process but its stage.
+    pub(crate) fn note(&mut self, process: ProcessId, change: impl FnOnce(&mut Worker)) {
+        if let Some(worker) = self.all.get_mut(&process) {
+            change(worker);
+        }
+    }
+
+    /// The worker process that can take a lease soonest. One that has done nothing yet is kept for an actor, if another can.
+    pub(crate) fn free_for(&self, job: JobId, gpus: &[u32], is_actor: bool) -> Option<ProcessId> {
+        let free = self.free.get(&(job, gpus.to_vec()))?;
+        // Those that are starting have done nothing.
+        let mut fit = free.range((false, is_actor, ProcessId(0))..);
+        fit.next().map(|(_, _, process)| *process)
+    }
+
+    /// Who serves the lease, or has served it and its end is not reported yet.
+    pub(crate) fn server_of(&self, lease: LeaseId) -> Option<ProcessId> {
+        self.by_lease.get(&lease).copied()
+    }
+
+    /// Changes the stage of a worker process. One that is unknown has no stage.
+    #[must_use]
+    pub(crate) fn apply(&mut self, process: ProcessId, event: Event, now: Millis) -> Vec<Effect> {
+        self.unindex(process);
+        let Some(worker) = self.all.get_mut(&process) else { return Vec::new() };
+        let stage = std::mem::replace(&mut worker.stage, Stage::Cancelled);
+        let (stage, effects) = stage.after(event, now);
+        if matches!(stage, Stage::Cancelled) {
+            self.all.remove(&process);
+        } else {
+            let serves = matches!(&stage, Stage::Leased { assignment, .. } if !assignment.is_actor());
+            worker.has_worked |= serves;
+            worker.stage = stage;
+            self.index(process);
+        }
+        effects
+    }
+
+    pub(crate) fn assignment_mut(&mut self, process: ProcessId) -> Option<&mut Assignment> {
+        self.all.get_mut(&process)?.stage.assignment_mut()
+    }
+
+    pub(crate) fn remove(&mut self, process: ProcessId) -> Option<Worker> {
+        self.unindex(process);
+        self.all.remove(&process)
+    }
+
+    fn index(&mut self, process: ProcessId) {
+        let Some(worker) = self.all.get(&process) else { return };
+        if let Some(assignment) = worker.stage.assignment() {
+            self.by_lease.insert(assignment.lease(), process);
+        }
+        if worker.stage.is_free() {
+            let free = self.free.entry((worker.job, worker.gpus.clone())).or_default();
+            free.insert((worker.stage.is_launching(), !worker.has_worked, process));
+        }
+    }
+
+    fn unindex(&mut self, process: ProcessId) {
+        let Some(worker) = self.all.get(&process) else { return };
+        if let Some(assignment) = worker.stage.assignment() {
+            self.by_lease.remove(&assignment.lease());
+        }
+        if worker.stage.is_free() {
+            let key = (worker.job, worker.gpus.clone());
+            if let Some(free) = self.free.get_mut(&key) {
+                free.remove(&(worker.stage.is_launching(), !worker.has_worked, process));
+                if free.is_empty() {
+                    self.free.remove(&key);
+                }
+            }
+        }
+    }
+}
