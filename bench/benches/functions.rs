@@ -10,7 +10,7 @@ use wingbeat_core::spec::{Arg, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::Packed;
 use wingbeat_core::{Amount, ClusterId, FunctionId, LeaseId, ObjectId, ProcessId, ResourceSet, TaskId};
 use wingbeat_head::state::{Event, State};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::{HeadMessage, PeerMessage};
 use wingbeat_store::{NodeStore, StoreConfig};
 
 fn main() {
@@ -62,7 +62,10 @@ fn head_takes_in_a_demand(bencher: Bencher<'_, '_>) {
     let mut wanted = 0;
     bencher.bench_local(|| {
         wanted = 1 + wanted % 64;
-        state.step(1, Event::Demand(ProcessId(1), shape.clone(), wanted, String::new()))
+        state.step(
+            1,
+            Event::Says(ProcessId(1).into(), HeadMessage::Demand { shape: shape.clone(), wanted, name: String::new() }),
+        )
     });
 }
 

@@ -6,8 +6,9 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use wingbeat::{get_all, put};
 use wingbeat_core::spec::{BundleSpec, PlacementGroupSpec, PlacementStrategy};
-use wingbeat_core::{ActorId, Amount, JobId, PlacementGroupId, ResourceSet};
+use wingbeat_core::{ActorId, Amount, JobId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_head::state::Event;
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_tests::TestCluster;
 
 use crate::head::{DRIVER, Head, address};
@@ -92,7 +93,10 @@ fn live_actors() -> Result<Growth> {
         let begun = Instant::now();
         for _ in 0..COUNT {
             head.create(next)?;
-            head.step(Event::Kill(ActorId(next), false));
+            head.step(Event::Says(
+                ProcessId(1).into(),
+                HeadMessage::KillActor { actor: ActorId(next), may_restart: false },
+            ));
             head.orders.clear();
             next += 1;
         }

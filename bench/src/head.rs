@@ -9,7 +9,7 @@ use wingbeat_core::{
     ResourceSet, TaskId,
 };
 use wingbeat_head::state::{Action, Event, State};
-use wingbeat_net::messages::{NodeInfo, NodeMessage};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 
 /// A head without a network: nodes that do at once what they are told.
 pub(crate) struct Head {
@@ -64,7 +64,10 @@ impl Head {
     }
 
     pub(crate) fn demand(&mut self, process: ProcessId, shape: &Shape, wanted: u32) {
-        self.step(Event::Demand(process, shape.clone(), wanted, "task".into()));
+        self.step(Event::Says(
+            process.into(),
+            HeadMessage::Demand { shape: shape.clone(), wanted, name: "task".into() },
+        ));
     }
 
     /// Nodes get the processes of all new leases ready.
@@ -76,7 +79,10 @@ impl Head {
         });
         let leases: Vec<LeaseId> = started.collect();
         for lease in &leases {
-            self.step(Event::Ready(*lease, address(ProcessId(1 << 40 | lease.0)), 1));
+            self.step(Event::Says(
+                NodeId(1).into(),
+                HeadMessage::LeaseReady { lease: *lease, worker: address(ProcessId(1 << 40 | lease.0)), pid: 1 },
+            ));
         }
         leases
     }
@@ -134,8 +140,14 @@ impl Head {
             _ => None,
         });
         let Some(LeaseId(lease)) = lease else { anyhow::bail!("actor {id} was not placed") };
-        self.step(Event::Ready(LeaseId(lease), address(ProcessId(2_000_000 + id)), 1));
-        self.step(Event::ActorStarted(ActorId(id), Incarnation(0), Ok(())));
+        self.step(Event::Says(
+            NodeId(1).into(),
+            HeadMessage::LeaseReady { lease: LeaseId(lease), worker: address(ProcessId(2_000_000 + id)), pid: 1 },
+        ));
+        self.step(Event::Says(
+            NodeId(1).into(),
+            HeadMessage::ActorStarted { actor: ActorId(id), incarnation: Incarnation(0), outcome: Ok(()) },
+        ));
         Ok(())
     }
 }

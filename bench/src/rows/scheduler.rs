@@ -4,8 +4,9 @@ use anyhow::ensure;
 use futures::stream::{FuturesUnordered, StreamExt};
 use wingbeat::{Bundle, placement_group};
 use wingbeat_core::spec::Shape;
-use wingbeat_core::{Amount, ProcessId, ResourceSet};
+use wingbeat_core::{Amount, NodeId, ProcessId, ResourceSet};
 use wingbeat_head::state::Event;
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_tests::TestCluster;
 
 use super::Figures;
@@ -48,8 +49,8 @@ impl Decisions {
             let leases = self.head.ready();
             granted += leases.len() as u64;
             for lease in leases {
-                self.head.step(Event::Returned(process, lease));
-                self.head.step(Event::Ended(lease));
+                self.head.step(Event::Says(process.into(), HeadMessage::ReturnLease(lease)));
+                self.head.step(Event::Says(NodeId(1).into(), HeadMessage::LeaseEnded(lease)));
             }
             self.head.orders.clear();
         }

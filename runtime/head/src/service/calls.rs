@@ -14,7 +14,7 @@ use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
 use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers};
-use crate::state::{Event, Fact, State};
+use crate::state::{Event, Fact, Speaker, State};
 
 /// The service for one connection; it knows who is on the other side.
 #[derive(Clone)]
@@ -29,73 +29,29 @@ pub(super) struct Service {
 impl Service {
     /// What the message means; none if it is not for this process to say.
     fn event(&self, message: HeadMessage) -> Option<Event> {
-        let process = self.process;
-        let said_by = |lease| match self.role {
-            // A lease that is unknown here is over, and nothing is said of it any more.
-            Role::Node(node) => self.shell.inside.lock().state.node_of(lease).is_none_or(|of| of == node),
-            _ => false,
+        let by = match self.role {
+            Role::Node(node) => Speaker::Node(node),
+            _ => Speaker::Process(self.process),
         };
-        let is_theirs = match &message {
-            HeadMessage::LeaseReady { lease, .. }
-            | HeadMessage::LeaseFailed { lease, .. }
-            | HeadMessage::LeaseEnded(lease) => said_by(*lease),
-            HeadMessage::WorkerDied(death) => self.role == Role::Node(death.node),
-            HeadMessage::ActorStarted { .. }
-            | HeadMessage::DevicesHeld(_)
-            | HeadMessage::Owners(_)
-            | HeadMessage::NodeEnds(_) => matches!(self.role, Role::Node(_)),
-            HeadMessage::Demand { .. }
-            | HeadMessage::ReturnLease(_)
-            | HeadMessage::AbandonLease(_)
-            | HeadMessage::Waiting { .. }
-            | HeadMessage::Resumed { .. }
-            | HeadMessage::WatchActor(_)
-            | HeadMessage::WatchPlacementGroup(_)
-            | HeadMessage::KillActor { .. }
-            | HeadMessage::TerminateActor { .. }
-            | HeadMessage::Leaves => true,
-        };
-        if !is_theirs {
-            tracing::warn!(%process, role = ?self.role, ?message, "ignored what only the node concerned may say");
+        if !self.shell.inside.lock().state.may_say(by, &message) {
+            tracing::warn!(process = %self.process, role = ?self.role, ?message, "ignored what is not for it to say");
             return None;
         }
-        Some(match message {
-            HeadMessage::Demand { shape, wanted, name } => {
-                Event::Demand(process, shape, wanted, names::made_of(&name).into_owned())
-            }
-            HeadMessage::ReturnLease(lease) => Event::Returned(process, lease),
-            HeadMessage::AbandonLease(lease) => Event::Abandoned(process, lease),
-            HeadMessage::Waiting { lease, wait } => Event::Waiting(process, lease, wait),
-            HeadMessage::Resumed { lease, task } => Event::Resumed(lease, task),
-            HeadMessage::WatchActor(actor) => Event::Watch(process, actor),
-            HeadMessage::WatchPlacementGroup(group) => Event::WatchGroup(process, group),
-            HeadMessage::DevicesHeld(held) => {
-                let Role::Node(node) = self.role else { return None };
-                Event::DevicesHeld(node, held)
-            }
-            HeadMessage::Owners(owners) => {
-                let Role::Node(node) = self.role else { return None };
-                Event::Owners(node, owners)
-            }
-            HeadMessage::NodeEnds(why) => {
-                let Role::Node(node) = self.role else { return None };
-                self.leaves();
-                Event::NodeLost(node, why)
-            }
+        match message {
             HeadMessage::Leaves => {
                 self.leaves();
-                return None;
+                None
             }
-            HeadMessage::KillActor { actor, may_restart } => Event::Kill(actor, may_restart),
-            HeadMessage::TerminateActor { actor, by } => Event::Terminate(actor, by),
-            HeadMessage::LeaseReady { lease, worker, pid } => Event::Ready(lease, worker, pid),
-            HeadMessage::LeaseFailed { lease, error } => Event::Failed(lease, error),
-            HeadMessage::LeaseEnded(lease) => Event::Ended(lease),
-            HeadMessage::WorkerDied(death) => Event::WorkerDied(death),
-            HeadMessage::ActorStarted { actor, incarnation, outcome } => {
-                Event::ActorStarted(actor, incarnation, outcome)
+            HeadMessage::NodeEnds(_) => {
+                self.leaves();
+                Some(Event::Says(by, message))
             }
-        })
+            HeadMessage::Demand { shape, wanted, name } => {
+                let name = names::made_of(&name).into_owned();
+                Some(Event::Says(by, HeadMessage::Demand { shape, wanted, name }))
+            }
+            message => Some(Event::Says(by, message)),
+        }
     }
 
     /// Whether a batch of this number is to be taken in.

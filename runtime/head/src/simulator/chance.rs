@@ -6,6 +6,7 @@ use rand::RngExt;
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
+use wingbeat_net::messages::HeadMessage;
 
 use super::daemon::{Phase, address, worker_of};
 use super::owner::Owner;
@@ -75,12 +76,12 @@ impl World {
             50..=54 => {
                 if let Some(actor) = self.pick_actor() {
                     let may_restart = self.chance(2);
-                    self.say(process, Event::Kill(actor, may_restart));
+                    self.say(process, HeadMessage::KillActor { actor, may_restart });
                 }
             }
             55..=58 => {
                 if let Some(actor) = self.pick_actor() {
-                    self.say(process, Event::Terminate(actor, "the simulation".into()));
+                    self.say(process, HeadMessage::TerminateActor { actor, by: "the simulation".into() });
                 }
             }
             59..=68 => self.new_group(process)?,
@@ -169,7 +170,7 @@ impl World {
         }
         // What can never be is refused: that is an answer, too.
         let _ = self.ask(|state, now| state.create_actor(now, spec, false))?;
-        self.say(process, Event::Watch(process, ActorId(id)));
+        self.say(process, HeadMessage::WatchActor(ActorId(id)));
         Ok(())
     }
 
@@ -216,7 +217,7 @@ impl World {
         // Heard by its first driver, so that every change is seen.
         self.ask(|state, now| {
             let (answer, mut actions) = state.create_group(now, spec);
-            actions.extend(state.step(now, Event::WatchGroup(process, id)));
+            actions.extend(state.step(now, Event::Says(process.into(), HeadMessage::WatchPlacementGroup(id))));
             (answer, actions)
         })?
         .map_or_else(

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::PlacementStrategy;
 use wingbeat_core::{Amount, LeaseId, NodeId, PlacementGroupId, ResourceSet, labels};
-use wingbeat_net::messages::{LeaseHolder, LeaseStart};
+use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart};
 
 use super::world::{Granted, World};
 use crate::state::{Event, FactKey};
@@ -17,24 +17,24 @@ impl World {
     /// Keeps its own account of what an event gives back.
     pub(super) fn note(&mut self, event: &Event) {
         match event {
-            Event::Ended(lease) | Event::Failed(lease, _) => {
+            Event::Says(_, HeadMessage::LeaseEnded(lease) | HeadMessage::LeaseFailed { lease, .. }) => {
                 if let Some(granted) = self.granted.remove(lease) {
                     self.touched.insert(granted.node);
                 }
             }
-            Event::Waiting(_, Some(lease), _) => {
+            Event::Says(_, HeadMessage::Waiting { lease: Some(lease), .. }) => {
                 if let Some(granted) = self.granted.get_mut(lease) {
                     granted.waiting += 1;
                     self.touched.insert(granted.node);
                 }
             }
-            Event::Resumed(Some(lease), _) => {
+            Event::Says(_, HeadMessage::Resumed { lease: Some(lease), .. }) => {
                 if let Some(granted) = self.granted.get_mut(lease) {
                     granted.waiting = granted.waiting.saturating_sub(1);
                     self.touched.insert(granted.node);
                 }
             }
-            Event::WorkerDied(death) => {
+            Event::Says(_, HeadMessage::WorkerDied(death)) => {
                 // Its process is gone, though not all that it had started.
                 if let Some(granted) = death.lease.and_then(|lease| self.granted.get_mut(&lease)) {
                     granted.is_ending = true;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Exit;
 use wingbeat_core::{Amount, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{DeviceInfo, LeaseHolder, NodeInfo, NodeMessage, WorkerDeath};
+use wingbeat_net::messages::{DeviceInfo, HeadMessage, LeaseHolder, NodeInfo, NodeMessage, WorkerDeath};
 
 use rand::RngExt;
 
@@ -63,7 +63,8 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, node: NodeId, event: Event) {
+    pub(super) fn send(&mut self, node: NodeId, message: HeadMessage) {
+        let event = Event::Says(node.into(), message);
         let faults = self.config.faults;
         let delay = self.random.random_range(0..4);
         let is_repeated = faults && self.chance(100);
@@ -89,21 +90,21 @@ impl World {
                 }
                 let lease = start.lease;
                 if fails {
-                    self.send(node, Event::Failed(lease, Error::NoSession));
+                    self.send(node, HeadMessage::LeaseFailed { lease, error: Error::NoSession });
                     return Ok(());
                 }
                 daemon.leases.insert(lease, Serving { start: *start, phase: Phase::Starting, has_started: false });
                 self.schedule(delay, Happening::Started(node, lease));
             }
             NodeMessage::EndLease { lease, kill } => match daemon.leases.get_mut(&lease) {
-                None => self.send(node, Event::Ended(lease)),
+                None => self.send(node, HeadMessage::LeaseEnded(lease)),
                 Some(serving) if kill.is_some() || !serving.start.gpus.is_empty() => {
                     serving.phase = Phase::Dying;
                     self.schedule(delay, Happening::Gone(node, lease));
                 }
                 Some(_) => {
                     daemon.leases.remove(&lease);
-                    self.send(node, Event::Ended(lease));
+                    self.send(node, HeadMessage::LeaseEnded(lease));
                     self.process_gone(worker_of(lease))?;
                 }
             },
@@ -144,10 +145,10 @@ impl World {
         serving.phase = Phase::Ready;
         let holder = serving.start.holder.clone();
         serving.has_started = !fails;
-        self.send(node, Event::Ready(lease, address(worker_of(lease)), 7));
+        self.send(node, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 7 });
         if let LeaseHolder::Actor(spec, life) = holder {
             let outcome = if fails { Err(Error::NoSession) } else { Ok(()) };
-            self.send(node, Event::ActorStarted(spec.id, life, outcome));
+            self.send(node, HeadMessage::ActorStarted { actor: spec.id, incarnation: life, outcome });
         }
     }
 
@@ -160,7 +161,7 @@ impl World {
             let exit = Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None };
             let process = worker_of(lease);
             let death = WorkerDeath { process, pid: 7, node, lease: Some(lease), exit, started: 0 };
-            self.send(node, Event::WorkerDied(death));
+            self.send(node, HeadMessage::WorkerDied(death));
         }
         if leaks && let Some((device, _)) = serving.start.gpus.first() {
             let device = *device;
@@ -171,7 +172,7 @@ impl World {
             let after = self.random.random_range(10..2_000);
             self.schedule(after, Happening::Released(node, device));
         }
-        self.send(node, Event::Ended(lease));
+        self.send(node, HeadMessage::LeaseEnded(lease));
         // Its own connection breaks at about the same time.
         let worker = worker_of(lease);
         if self.owners.contains_key(&worker) {
@@ -183,6 +184,6 @@ impl World {
     pub(super) fn say_held(&mut self, node: NodeId) {
         let Some(daemon) = self.nodes.get(&node) else { return };
         let held = daemon.held.iter().map(|device| (*device, "somebody".to_owned())).collect();
-        self.send(node, Event::DevicesHeld(node, held));
+        self.send(node, HeadMessage::DevicesHeld(held));
     }
 }

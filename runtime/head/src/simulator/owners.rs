@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::RngExt;
 use wingbeat_core::spec::{Executable, JobSpec, MachineId, Shape};
 use wingbeat_core::{JobId, LeaseId, ProcessId, TaskId};
-use wingbeat_net::messages::{HeadEvent, Wait};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, Wait};
 
 use super::daemon::{address, worker_of};
 use super::owner::{Backlog, Held, Owner};
@@ -13,9 +13,9 @@ use super::world::{Happening, World};
 use crate::state::{Event, Millis};
 
 impl World {
-    pub(super) fn say(&mut self, process: ProcessId, event: Event) {
+    pub(super) fn say(&mut self, process: ProcessId, message: HeadMessage) {
         let delay = self.random.random_range(0..4);
-        self.say_after(process, delay, event);
+        self.say_after(process, delay, Event::Says(process.into(), message));
     }
 
     pub(super) fn say_after(&mut self, process: ProcessId, delay: Millis, event: Event) {
@@ -58,11 +58,11 @@ impl World {
         else {
             return;
         };
-        let event = Event::Demand(process, shape.clone(), wanted, "task".into());
+        let demand = HeadMessage::Demand { shape: shape.clone(), wanted, name: "task".into() };
         if self.config.faults && self.chance(100) {
-            self.say(process, event.clone());
+            self.say(process, demand.clone());
         }
-        self.say(process, event);
+        self.say(process, demand);
     }
 
     pub(super) fn process_hears(&mut self, process: ProcessId, event: HeadEvent) {
@@ -71,7 +71,7 @@ impl World {
             HeadEvent::Granted { shape, lease, node, .. } => {
                 let backlog = owner.demands.entry((*shape).clone()).or_default();
                 if backlog.left == 0 {
-                    self.say(process, Event::Returned(process, lease));
+                    self.say(process, HeadMessage::ReturnLease(lease));
                     return;
                 }
                 backlog.left -= 1;
@@ -115,7 +115,7 @@ impl World {
         if self.owners.contains_key(&worker) && self.chance(2) {
             let seq = self.id();
             let wait = Wait { task: TaskId { owner: worker, seq }, name: "t".into(), actor: None, on: Vec::new() };
-            self.say(worker, Event::Waiting(worker, Some(lease), wait));
+            self.say(worker, HeadMessage::Waiting { lease: Some(lease), wait });
             let after = self.random.random_range(4..80);
             self.schedule(after, Happening::Resumed(worker, lease, seq));
         }
@@ -143,7 +143,7 @@ impl World {
         }
         backlog.held.remove(&lease);
         let shape = shape.clone();
-        self.say(process, Event::Returned(process, lease));
+        self.say(process, HeadMessage::ReturnLease(lease));
         self.demand(process, &shape);
     }
 }

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use rand::RngExt;
 use wingbeat_core::spec::Shape;
 use wingbeat_core::{ActorId, ClusterId, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_net::messages::HeadMessage;
 
 use super::daemon::worker_of;
 use super::world::{Granted, Happening, World};
@@ -108,11 +109,11 @@ impl World {
             self.demand(process, &shape);
         }
         for actor in actors {
-            self.say(process, Event::Watch(process, actor));
+            self.say(process, HeadMessage::WatchActor(actor));
         }
         let groups: Vec<PlacementGroupId> = self.groups.keys().copied().collect();
         for group in groups {
-            self.say(process, Event::WatchGroup(process, group));
+            self.say(process, HeadMessage::WatchPlacementGroup(group));
         }
         Ok(())
     }

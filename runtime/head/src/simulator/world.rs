@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use wingbeat_core::resources::GPU;
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
-use wingbeat_net::messages::{HeadEvent, LeaseStart, NodeInfo, NodeMessage};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, LeaseStart, NodeInfo, NodeMessage};
 
 use super::daemon::Daemon;
 use super::owner::Owner;
@@ -202,7 +202,7 @@ impl World {
             Happening::TaskDone(process, lease) => self.task_done(process, lease),
             Happening::Resumed(process, lease, seq) => {
                 let task = TaskId { owner: process, seq };
-                self.say(process, Event::Resumed(Some(lease), task));
+                self.say(process, HeadMessage::Resumed { lease: Some(lease), task });
             }
             Happening::Lost(node) => self.node_lost(node)?,
             Happening::Here(node) => self.deliver(Event::NodeBack(node))?,
@@ -354,7 +354,8 @@ impl World {
         }
         let actors: Vec<ActorId> = self.state.picture().actors.iter().map(|row| row.id).collect();
         for actor in actors {
-            self.deliver(Event::Kill(actor, false))?;
+            let kill = HeadMessage::KillActor { actor, may_restart: false };
+            self.deliver(Event::Says(ProcessId(0).into(), kill))?;
         }
         let end = self.now + SETTLED;
         while self.now < end && !self.clock.is_empty() {
@@ -366,7 +367,8 @@ impl World {
         }
         let actors: Vec<ActorId> = self.state.picture().actors.iter().map(|row| row.id).collect();
         for actor in actors {
-            self.deliver(Event::Kill(actor, false))?;
+            let kill = HeadMessage::KillActor { actor, may_restart: false };
+            self.deliver(Event::Says(ProcessId(0).into(), kill))?;
         }
         while let Some(Reverse(next)) = self.clock.peek() {
             if next.at > end + SETTLED {

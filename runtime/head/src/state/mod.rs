@@ -5,6 +5,7 @@
 //!
 //! - `pool`, `nodes`, `index`: what there is, device by device; what of it is free; where a shape fits.
 //! - `shapes`, `queue`, `placing`: who waits for what, in which order, and who is placed now.
+//! - `hears`: what the head is told by whom.
 //! - `leases`: who wants how many leases, and how a lease ends.
 //! - `fairness`: whose leases are recalled for whom; `keeping`: room for those who wait long.
 //! - `quotas`: what a namespace may hold.
@@ -23,6 +24,7 @@ mod facts;
 mod fairness;
 mod gangs;
 mod groups;
+mod hears;
 mod index;
 mod keeping;
 mod leases;
@@ -41,12 +43,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, Address, Executable, JobSpec, PlacementGroupSpec, ScopedName, Shape};
-use wingbeat_core::{
-    ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet,
-};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Executable, JobSpec, PlacementGroupSpec, ScopedName};
+use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::{
-    ClusterState, ClusterView, HeadEvent, NodeInfo, NodeMessage, RunningLease, Wait, WorkerDeath,
+    ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Wait,
 };
 
 use actors::Actors;
@@ -54,6 +54,7 @@ use departed::Departed;
 pub use facts::{BundlePlace, Fact, FactKey};
 use fairness::Reservations;
 use groups::Groups;
+pub use hears::Speaker;
 use keeping::PATIENCE;
 use leases::{Holder, Leases};
 use nodes::Nodes;
@@ -91,40 +92,10 @@ pub enum Event {
     ProcessConnected(ProcessId),
     /// It is gone, or was away for too long. For a driver, its job is over.
     ProcessLost(ProcessId, Option<JobId>),
-    /// See [`wingbeat_net::messages::HeadMessage::Demand`].
-    Demand(ProcessId, Shape, u32, String),
-    /// The owner gives a lease back.
-    Returned(ProcessId, LeaseId),
-    /// As `Returned`, of a lease whose worker process may still run tasks.
-    Abandoned(ProcessId, LeaseId),
+    /// Somebody says this; see [`State::may_say`].
+    Says(Speaker, HeadMessage),
     /// After the head was started again, an owner says which leases it has.
     Holds(ProcessId, BTreeSet<LeaseId>),
-    /// The node has a worker process for a lease.
-    Ready(LeaseId, Address, u32),
-    /// The node could not start one.
-    Failed(LeaseId, Error),
-    /// The lease's process is gone or free, and so are its devices.
-    Ended(LeaseId),
-    /// A worker process ended.
-    WorkerDied(WorkerDeath),
-    /// An execution waits.
-    Waiting(ProcessId, Option<LeaseId>, Wait),
-    /// It goes on.
-    Resumed(Option<LeaseId>, wingbeat_core::TaskId),
-    /// Devices of a node that somebody without a lease uses, and who, in words.
-    DevicesHeld(NodeId, Vec<(u32, String)>),
-    /// Somebody wants to know about an actor.
-    Watch(ProcessId, ActorId),
-    /// Somebody wants to know about a placement group.
-    WatchGroup(ProcessId, PlacementGroupId),
-    /// An actor is to end at once.
-    Kill(ActorId, bool),
-    /// An actor is to finish and end.
-    Terminate(ActorId, String),
-    /// A constructor returned.
-    ActorStarted(ActorId, Incarnation, Result<(), Error>),
-    /// A node has objects of these processes, made for these jobs.
-    Owners(NodeId, BTreeMap<JobId, BTreeSet<ProcessId>>),
     /// Time passed.
     Tick,
 }
@@ -243,25 +214,8 @@ impl State {
                 self.tell(process, HeadEvent::Nodes(self.nodes.len() as u32));
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
-            Event::Demand(process, shape, wanted, name) => self.demand(process, shape, wanted, name),
-            Event::Returned(process, lease) => self.returned(process, lease, None),
-            Event::Abandoned(process, lease) => {
-                self.returned(process, lease, Some("the owner of its tasks has lost contact with it".into()));
-            }
+            Event::Says(by, message) => self.hears(by, message),
             Event::Holds(process, leases) => self.holds(process, leases),
-            Event::Ready(lease, worker, pid) => self.lease_ready(lease, worker, pid),
-            Event::Failed(lease, error) => self.lease_failed(lease, error),
-            Event::Ended(lease) => self.lease_ended(lease),
-            Event::WorkerDied(death) => self.worker_died(death),
-            Event::Waiting(process, lease, wait) => self.waiting(process, lease, wait),
-            Event::Resumed(lease, task) => self.resumed(lease, task),
-            Event::DevicesHeld(node, held) => self.devices_held(node, held),
-            Event::Watch(process, actor) => self.watch(process, actor),
-            Event::WatchGroup(process, group) => self.watch_group(process, group),
-            Event::Kill(actor, may_restart) => self.kill_actor(actor, may_restart),
-            Event::Terminate(actor, by) => self.terminate_actor(actor, by),
-            Event::ActorStarted(actor, incarnation, outcome) => self.actor_started(actor, incarnation, outcome),
-            Event::Owners(node, owners) => self.owners_on(node, owners),
             Event::Tick => self.tick(),
         }
         self.act()

@@ -7,11 +7,11 @@ use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 use wingbeat_net::messages::{
-    DeviceInfo, Explanation, HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, RunningLease, Subject, Wait,
-    WorkerDeath,
+    DeviceInfo, Explanation, HeadEvent, HeadMessage, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, RunningLease,
+    Subject, Wait, WorkerDeath,
 };
 
-use super::{Action, Event, Fact, Millis, State};
+use super::{Action, Event, Fact, Millis, Speaker, State};
 
 mod actors;
 mod exact;
@@ -173,6 +173,10 @@ impl Bench {
         self.take_in(actions);
     }
 
+    fn says(&mut self, by: impl Into<Speaker>, message: HeadMessage) {
+        self.step(Event::Says(by.into(), message));
+    }
+
     fn create(&mut self, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
         let (answer, actions) = self.state.create_actor(self.now, spec, or_get);
         self.take_in(actions);
@@ -200,7 +204,7 @@ impl Bench {
     }
 
     fn demand(&mut self, process: ProcessId, resources: ResourceSet, wanted: u32) {
-        self.step(Event::Demand(process, shape(resources), wanted, "square".into()));
+        self.says(process, HeadMessage::Demand { shape: shape(resources), wanted, name: "square".into() });
     }
 
     /// A node with labels, and with devices of 80 GiB each, four to an island.
@@ -225,7 +229,7 @@ impl Bench {
     }
 
     fn wants(&mut self, process: ProcessId, shape: Shape, wanted: u32) {
-        self.step(Event::Demand(process, shape, wanted, "square".into()));
+        self.says(process, HeadMessage::Demand { shape, wanted, name: "square".into() });
     }
 
     /// Makes a group, watched by its creator.
@@ -234,7 +238,7 @@ impl Bench {
         let (answer, actions) = self.state.create_group(self.now, spec);
         self.take_in(actions);
         answer?;
-        self.step(Event::WatchGroup(owner, id));
+        self.says(owner, HeadMessage::WatchPlacementGroup(id));
         Ok(())
     }
 
@@ -292,7 +296,10 @@ impl Bench {
     fn ready(&mut self) -> Vec<LeaseId> {
         let starts = self.starts();
         for start in &starts {
-            self.step(Event::Ready(start.lease, address(worker_of(start.lease)), 77));
+            self.says(
+                NodeId(1),
+                HeadMessage::LeaseReady { lease: start.lease, worker: address(worker_of(start.lease)), pid: 77 },
+            );
         }
         starts.iter().map(|start| start.lease).collect()
     }
@@ -339,8 +346,8 @@ impl Bench {
     }
 
     fn return_and_end(&mut self, owner: ProcessId, lease: LeaseId) {
-        self.step(Event::Returned(owner, lease));
-        self.step(Event::Ended(lease));
+        self.says(owner, HeadMessage::ReturnLease(lease));
+        self.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
 
     fn crash(&mut self, lease: LeaseId) {
@@ -352,22 +359,25 @@ impl Bench {
         let node = self.started[&lease].0;
         let process = worker_of(lease);
         let death = WorkerDeath { process, pid: 77, node, lease: Some(lease), exit: exit(), started };
-        self.step(Event::WorkerDied(death));
-        self.step(Event::Ended(lease));
+        self.says(NodeId(1), HeadMessage::WorkerDied(death));
+        self.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
 
     /// Makes an actor, and lets it start.
     fn alive(&mut self, spec: ActorSpec) -> LeaseId {
         let (id, owner) = (spec.id, spec.owner.process);
         self.create(spec, false).unwrap();
-        self.step(Event::Watch(owner, id));
+        self.says(owner, HeadMessage::WatchActor(id));
         self.start_actor(id, 0)
     }
 
     fn start_actor(&mut self, id: ActorId, incarnation: u32) -> LeaseId {
         let leases = self.ready();
         let lease = *leases.last().expect("the actor was not placed");
-        self.step(Event::ActorStarted(id, Incarnation(incarnation), Ok(())));
+        self.says(
+            NodeId(1),
+            HeadMessage::ActorStarted { actor: id, incarnation: Incarnation(incarnation), outcome: Ok(()) },
+        );
         lease
     }
 
@@ -377,10 +387,10 @@ impl Bench {
 
     fn wait(&mut self, process: ProcessId, lease: LeaseId, seq: u64) {
         let wait = Wait { task: TaskId { owner: process, seq }, name: "t".into(), actor: None, on: Vec::new() };
-        self.step(Event::Waiting(process, Some(lease), wait));
+        self.says(process, HeadMessage::Waiting { lease: Some(lease), wait });
     }
 
     fn resume(&mut self, process: ProcessId, lease: LeaseId, seq: u64) {
-        self.step(Event::Resumed(Some(lease), TaskId { owner: process, seq }));
+        self.says(DRIVER, HeadMessage::Resumed { lease: Some(lease), task: TaskId { owner: process, seq } });
     }
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
 use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
+use wingbeat_head::state::Speaker;
 use wingbeat_net::messages::HeadMessage;
 
 use super::execution::Shared;
 use super::site::Site;
 use super::value::Plan;
-use super::world::{End, Happening, World};
+use super::world::{Happening, World};
 
 impl Shared {
     /// Whether what has happened explains an error.
@@ -102,7 +103,7 @@ impl World {
                 owners.entry(*job).or_default().insert(object.owner());
             }
             if !owners.is_empty() {
-                self.say_to_head(End::Node(node), HeadMessage::Owners(owners));
+                self.say_to_head(Speaker::Node(node), HeadMessage::Owners(owners));
             }
         }
         self.come_to_rest();

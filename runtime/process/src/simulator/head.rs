@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use wingbeat_core::ProcessId;
 use wingbeat_core::spec::{Executable, JobSpec, MachineId};
-use wingbeat_head::state::{Action, Event};
+use wingbeat_head::state::{Action, Event, Speaker};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
 use super::contacts::SLOW;
 use super::execution::{Asked, Question};
 use super::process::Process;
 use super::side::address;
-use super::world::{End, Happening, World};
+use super::world::{Happening, World};
 
 impl World {
     /// The head takes an event in.
@@ -26,8 +26,8 @@ impl World {
         for action in actions {
             self.shared.trace(|| format!("  the head: {action:?}"));
             let (to, number) = match &action {
-                Action::Tell(process, _) => (End::Process(*process), process.0),
-                Action::Order(node, _) => (End::Node(*node), node.0),
+                Action::Tell(process, _) => (Speaker::Process(*process), process.0),
+                Action::Order(node, _) => (Speaker::Node(*node), node.0),
             };
             let delay = self.shared.below(if self.is_slow(0, number) { SLOW } else { 4 });
             let at = self.from_head_at.entry(to).or_default();
@@ -54,7 +54,7 @@ impl World {
     }
 
     /// Something sets out for the head, after what its sender has said before.
-    pub(super) fn send_to_head(&mut self, from: End, event: Event) {
+    pub(super) fn send_to_head(&mut self, from: Speaker, event: Event) {
         let delay = self.shared.below(4);
         let at = self.to_head_at.entry(from).or_default();
         *at = (*at).max(self.shared.now() + delay);
@@ -62,8 +62,8 @@ impl World {
         self.schedule(after, Happening::ToHead(from, Box::new(event)));
     }
 
-    pub(super) fn head_hears(&mut self, from: End, event: Event) {
-        if let End::Node(node) = from
+    pub(super) fn head_hears(&mut self, from: Speaker, event: Event) {
+        if let Speaker::Node(node) = from
             && !self.nodes.contains_key(&node)
             && !matches!(event, Event::NodeLost(..))
         {
@@ -75,36 +75,19 @@ impl World {
     pub(super) fn tell_head(&mut self, by: ProcessId, message: HeadMessage) {
         let Some(process) = self.alive(by) else { return };
         self.connect(&process);
-        self.say_to_head(End::Process(by), message);
+        self.say_to_head(Speaker::Process(by), message);
     }
 
     /// A process or a node says something to the head.
-    pub(super) fn say_to_head(&mut self, by: End, message: HeadMessage) {
-        let event = match (by, message) {
-            (End::Process(by), HeadMessage::Demand { shape, wanted, name }) => Event::Demand(by, shape, wanted, name),
-            (End::Process(by), HeadMessage::ReturnLease(lease)) => Event::Returned(by, lease),
-            (End::Process(by), HeadMessage::AbandonLease(lease)) => Event::Abandoned(by, lease),
-            (End::Process(by), HeadMessage::Waiting { lease, wait }) => Event::Waiting(by, lease, wait),
-            (End::Process(_), HeadMessage::Resumed { lease, task }) => Event::Resumed(lease, task),
-            (End::Process(by), HeadMessage::WatchActor(actor)) => Event::Watch(by, actor),
-            (End::Process(_), HeadMessage::KillActor { actor, may_restart }) => Event::Kill(actor, may_restart),
-            (End::Process(_), HeadMessage::TerminateActor { actor, by }) => Event::Terminate(actor, by),
-            (End::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => Event::Ready(lease, worker, pid),
-            (End::Node(_), HeadMessage::LeaseEnded(lease)) => Event::Ended(lease),
-            (End::Node(_), HeadMessage::WorkerDied(death)) => Event::WorkerDied(death),
-            (End::Node(_), HeadMessage::ActorStarted { actor, incarnation, outcome }) => {
-                Event::ActorStarted(actor, incarnation, outcome)
-            }
-            (End::Node(node), HeadMessage::Owners(owners)) => Event::Owners(node, owners),
-            (by, other) => panic!("{by:?} says {other:?}, which is not for it to say"),
-        };
-        self.send_to_head(by, event);
+    pub(super) fn say_to_head(&mut self, by: Speaker, message: HeadMessage) {
+        assert!(self.state.may_say(by, &message), "{by:?} says {message:?}, which is not for it to say");
+        self.send_to_head(by, Event::Says(by, message));
     }
 
     /// A process dials the head when it first has something to say.
     fn connect(&mut self, process: &Process) {
         if !process.is_connected.replace(true) {
-            self.send_to_head(End::Process(process.id), Event::ProcessConnected(process.id));
+            self.send_to_head(Speaker::Process(process.id), Event::ProcessConnected(process.id));
         }
     }
 
@@ -122,7 +105,7 @@ impl World {
             priority: 0,
         };
         self.connect(process);
-        self.send_to_head(End::Process(process.id), Event::JobJoined(Box::new(spec)));
+        self.send_to_head(Speaker::Process(process.id), Event::JobJoined(Box::new(spec)));
     }
 
     pub(super) fn head_answers(&mut self, question: Question) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use wingbeat_core::spec::Outcome;
 use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
-use wingbeat_head::state::Event;
+use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
 use wingbeat_node as node;
 
@@ -15,7 +15,7 @@ use super::programs;
 use super::queue::{Being, Next};
 use super::side::address;
 use super::site::Site;
-use super::world::{End, Happening, World};
+use super::world::{Happening, World};
 
 /// Who says what only the head may say.
 const HEAD: ProcessId = ProcessId(0);
@@ -96,7 +96,7 @@ impl World {
         let delay = 1 + self.shared.below(8);
         match action {
             node::Action::ToHead(HeadMessage::LeaseFailed { lease, error }) => panic!("{lease} failed: {error}"),
-            node::Action::ToHead(message) => self.say_to_head(End::Node(id), message),
+            node::Action::ToHead(message) => self.say_to_head(Speaker::Node(id), message),
             node::Action::Launch { process, job, .. } => {
                 self.on_machine(id, 2 * delay, Machine::HasProgram(process, job.id));
             }
@@ -188,7 +188,7 @@ impl World {
         }
         drop(queue);
         if let Some(then) = then {
-            self.say_to_head(End::Node(id), *then);
+            self.say_to_head(Speaker::Node(id), *then);
         }
     }
 
@@ -283,7 +283,7 @@ impl World {
         self.tell_peers_of_death(id);
         if process.is_connected.get() {
             let job = process.is_driver.then_some(process.job);
-            self.send_to_head(End::Process(id), Event::ProcessLost(id, job));
+            self.send_to_head(Speaker::Process(id), Event::ProcessLost(id, job));
         }
         let node = process.node.get();
         let Some(at) = self.nodes.get_mut(&node).filter(|_| !process.is_driver) else { return };
@@ -310,7 +310,7 @@ impl World {
             // The driver's connection with its node has ended: it uses another.
             process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
         }
-        self.send_to_head(End::Node(id), Event::NodeLost(id, "the simulation".into()));
+        self.send_to_head(Speaker::Node(id), Event::NodeLost(id, "the simulation".into()));
     }
 
     /// An owner has a node delete a copy. One that was made again there since is needed.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
-use wingbeat_head::state::{Event, State};
+use wingbeat_head::state::{Event, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::execution::{Number, Question, Running, Shared};
@@ -27,13 +27,6 @@ const DRIVERS: u64 = 2;
 /// Whatever waits ends long before this.
 const HANGS_AFTER: u64 = 3_600_000;
 
-/// Who says something to the head, or hears it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum End {
-    Process(ProcessId),
-    Node(NodeId),
-}
-
 /// What happens at some time.
 pub(super) enum Happening {
     Deliver { from: ProcessId, to: ProcessId, parcel: Box<Parcel> },
@@ -43,7 +36,7 @@ pub(super) enum Happening {
     FailPending { at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>> },
     InVain { at: ProcessId, peer: ProcessId },
     TellOfCopy { at: ProcessId, object: ObjectId, node: NodeId },
-    ToHead(End, Box<Event>),
+    ToHead(Speaker, Box<Event>),
     ToProcess(ProcessId, Box<HeadEvent>),
     ToNode(NodeId, Box<NodeMessage>),
     HeadTick,
@@ -93,8 +86,8 @@ pub(super) struct World {
     planned: BTreeSet<Number>,
     /// When the last word on its way arrives: later ones come after it.
     pub links: BTreeMap<(ProcessId, ProcessId), u64>,
-    pub to_head_at: BTreeMap<End, u64>,
-    pub from_head_at: BTreeMap<End, u64>,
+    pub to_head_at: BTreeMap<Speaker, u64>,
+    pub from_head_at: BTreeMap<Speaker, u64>,
     /// What is under way of this contact, or an earlier one, never arrives.
     pub dropped: BTreeMap<(ProcessId, ProcessId), u64>,
     pub nodes: BTreeMap<NodeId, Node>,

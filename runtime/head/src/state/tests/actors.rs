@@ -30,7 +30,7 @@ fn of_two_that_want_a_name_one_gets_it_and_it_is_free_again_at_death() {
     assert_eq!(bench.create(named(actor_of(OTHER, 7), "x"), true).unwrap().id, ActorId(5));
     let other_class = ActorSpec { class: FunctionId(8), ..named(actor_of(OTHER, 8), "x") };
     assert!(matches!(bench.create(other_class, true), Err(Error::InvalidArgument { .. })));
-    bench.step(Event::Kill(ActorId(5), false));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
     assert_eq!(bench.create(named(actor_of(OTHER, 9), "x"), true).unwrap().id, ActorId(9));
 }
 
@@ -103,8 +103,8 @@ fn an_actor_that_is_killed_again_while_it_rests_rests_once() {
     }
     bench.crash(lease);
     assert_eq!(bench.starts().len(), 0, "it rests");
-    bench.step(Event::Kill(ActorId(5), true));
-    bench.step(Event::Kill(ActorId(5), false));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: true });
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
     for _ in 0..100 {
         bench.tick(100);
     }
@@ -118,11 +118,11 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
     let idle = ProcessId(55);
     bench.state.worker_known(idle, JobId(DRIVER.0), NodeId(1));
     let owners = BTreeMap::from([(JobId(DRIVER.0), [idle, DRIVER].into())]);
-    bench.step(Event::Owners(NodeId(1), owners.clone()));
+    bench.says(NodeId(1), HeadMessage::Owners(owners.clone()));
     assert!(bench.ordered.is_empty(), "both live: {:?}", bench.ordered);
     let death = WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3 };
-    bench.step(Event::WorkerDied(death));
-    bench.step(Event::Owners(NodeId(1), owners));
+    bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+    bench.says(NodeId(1), HeadMessage::Owners(owners));
     let gone =
         bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::OwnersGone(gone) if gone[..] == [idle]));
     assert!(gone, "{:?}", bench.ordered);
@@ -132,9 +132,12 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
 fn a_constructor_that_fails_is_not_tried_again() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(ActorSpec { max_restarts: 5, ..actor_of(DRIVER, 5) }, false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     bench.ready();
-    bench.step(Event::ActorStarted(ActorId(5), Incarnation(0), Err(Error::NoSession)));
+    bench.says(
+        NodeId(1),
+        HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(0), outcome: Err(Error::NoSession) },
+    );
     assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::NoSession)));
     assert!(bench.ordered.iter().any(|(_, m)| matches!(m, NodeMessage::EndLease { kill: Some(_), .. })));
     assert_eq!(bench.starts().len(), 0);
@@ -145,8 +148,8 @@ fn actors_die_with_their_owner_and_detached_ones_do_not() {
     let mut bench = Bench::new(cpus(4.0));
     bench.alive(actor_of(DRIVER, 5));
     let lease = bench.alive(ActorSpec { detached: true, max_restarts: 1, ..actor_of(DRIVER, 6) });
-    bench.step(Event::Watch(OTHER, ActorId(5)));
-    bench.step(Event::Watch(OTHER, ActorId(6)));
+    bench.says(OTHER, HeadMessage::WatchActor(ActorId(5)));
+    bench.says(OTHER, HeadMessage::WatchActor(ActorId(6)));
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
     assert!(matches!(cause(&bench.actor_states(OTHER, 5)), Some(Error::ActorEnded { .. })));
     assert!(cause(&bench.actor_states(OTHER, 6)).is_none());
@@ -159,7 +162,7 @@ fn actors_die_with_their_owner_and_detached_ones_do_not() {
 fn an_actor_that_was_told_to_finish_is_never_started_again() {
     let mut bench = Bench::new(cpus(4.0));
     let lease = bench.alive(ActorSpec { max_restarts: 9, ..actor_of(DRIVER, 5) });
-    bench.step(Event::Terminate(ActorId(5), "terminate".into()));
+    bench.says(DRIVER, HeadMessage::TerminateActor { actor: ActorId(5), by: "terminate".into() });
     assert!(bench.ordered.iter().any(|(_, m)| matches!(m, NodeMessage::DrainActor { .. })));
     bench.crash(lease);
     assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::ActorEnded { by }) if by == "terminate"));
@@ -169,10 +172,10 @@ fn an_actor_that_was_told_to_finish_is_never_started_again() {
 fn who_asks_late_still_learns_why_an_actor_died() {
     let mut bench = Bench::new(cpus(4.0));
     bench.alive(actor_of(DRIVER, 5));
-    bench.step(Event::Kill(ActorId(5), false));
-    bench.step(Event::Watch(OTHER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
+    bench.says(OTHER, HeadMessage::WatchActor(ActorId(5)));
     assert!(matches!(cause(&bench.actor_states(OTHER, 5)), Some(Error::ActorEnded { by }) if by == "kill"));
-    bench.step(Event::Watch(OTHER, ActorId(404)));
+    bench.says(OTHER, HeadMessage::WatchActor(ActorId(404)));
     assert!(cause(&bench.actor_states(OTHER, 404)).is_some());
 }
 
@@ -184,7 +187,7 @@ fn waits(bench: &mut Bench, on: ProcessId, seq: u64, actor: Option<(u64, u32)>, 
         actor: actor.map(|(id, room)| (ActorId(id), room)),
         on: for_.iter().map(|(seq, actor)| (task(*seq), actor.map(ActorId))).collect(),
     };
-    bench.step(Event::Waiting(on, None, wait));
+    bench.says(on, HeadMessage::Waiting { lease: None, wait });
     bench.tick(crate::state::waits::CONFIRM_AFTER);
     bench.told_to(on, |event| matches!(event, HeadEvent::Deadlock { .. }).then_some(())).len()
 }
@@ -228,7 +231,7 @@ fn a_full_actor_one_of_whose_executions_will_go_on_is_no_circle() {
 #[test]
 fn an_actor_that_is_given_up_before_it_is_asked_for_does_not_live() {
     let mut bench = Bench::new(cpus(4.0));
-    bench.step(Event::Terminate(ActorId(5), "the drop of its last handle".into()));
+    bench.says(DRIVER, HeadMessage::TerminateActor { actor: ActorId(5), by: "the drop of its last handle".into() });
     let _ = bench.create(actor_of(DRIVER, 5), false);
     assert_eq!(bench.starts().len(), 0);
 }
@@ -237,9 +240,9 @@ fn an_actor_that_is_given_up_before_it_is_asked_for_does_not_live() {
 fn an_actor_whose_worker_process_fails_to_start_once_is_tried_again() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(actor_of(DRIVER, 5), false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     let lease = bench.starts()[0].lease;
-    bench.step(Event::Failed(lease, Error::NoSession));
+    bench.says(NodeId(1), HeadMessage::LeaseFailed { lease, error: Error::NoSession });
     assert_eq!(bench.starts().len(), 1);
     assert!(cause(&bench.actor_states(DRIVER, 5)).is_none());
 }
@@ -248,10 +251,10 @@ fn an_actor_whose_worker_process_fails_to_start_once_is_tried_again() {
 fn an_actor_whose_worker_process_never_starts_is_given_up_however_often_it_may_restart() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) }, false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     for _ in 0..10 {
         for start in bench.starts() {
-            bench.step(Event::Failed(start.lease, Error::NoSession));
+            bench.says(NodeId(1), HeadMessage::LeaseFailed { lease: start.lease, error: Error::NoSession });
         }
     }
     assert!(cause(&bench.actor_states(DRIVER, 5)).is_some());
@@ -261,7 +264,7 @@ fn an_actor_whose_worker_process_never_starts_is_given_up_however_often_it_may_r
 fn an_actor_whose_processes_die_before_its_constructor_begins_is_tried_again_and_then_given_up() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(actor_of(DRIVER, 5), false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     for _ in 0..2 {
         let lease = *bench.ready().last().unwrap();
         bench.crash(lease);
@@ -276,7 +279,7 @@ fn an_actor_whose_processes_die_before_its_constructor_begins_is_tried_again_and
 fn an_actor_whose_constructor_has_begun_dies_with_its_process() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(actor_of(DRIVER, 5), false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     let lease = *bench.ready().last().unwrap();
     bench.crash_in(lease, 1);
     assert!(matches!(cause(&bench.actor_states(DRIVER, 5)), Some(Error::WorkerCrashed { .. })));
@@ -294,6 +297,6 @@ fn the_dead_keep_no_arguments() {
     let mut bench = Bench::new(cpus(4.0));
     let args = vec![Arg::Value(wingbeat_core::value::Packed::plain(vec![0; 1000].into()))];
     bench.alive(ActorSpec { args, ..actor_of(DRIVER, 5) });
-    bench.step(Event::Kill(ActorId(5), false));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
     assert_eq!(bench.state.actors.arguments_kept(), 0);
 }

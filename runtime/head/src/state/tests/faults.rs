@@ -5,7 +5,7 @@ use wingbeat_net::messages::PendingRow;
 
 /// As an owner that has nothing more to do with a lease whose process was killed.
 fn killed(bench: &mut Bench, lease: LeaseId) {
-    bench.step(Event::Ended(lease));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
 }
 
 #[test]
@@ -16,7 +16,7 @@ fn a_task_whose_group_is_removed_before_its_process_is_ready_is_refused() {
     let lease = bench.starts()[0].lease;
     bench.remove_group(1);
     assert!(matches!(bench.refused(DRIVER)[..], [Error::PlacementGroupGone { .. }]));
-    bench.step(Event::Ready(lease, address(worker_of(lease)), 7));
+    bench.says(NodeId(1), HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 7 });
     killed(&mut bench, lease);
     assert!(bench.state.picture().pending.is_empty(), "{:?}", bench.state.picture().pending);
     // What its owner says next, before it knows, is refused as well.
@@ -136,7 +136,10 @@ fn a_lease_that_becomes_ready_above_a_lowered_quota_is_recalled() {
     bench.quota("test", Some(cpus(1.0)));
     assert_eq!(bench.recalled(DRIVER), [], "its owner does not know it yet");
     for start in &starts {
-        bench.step(Event::Ready(start.lease, address(worker_of(start.lease)), 7));
+        bench.says(
+            NodeId(1),
+            HeadMessage::LeaseReady { lease: start.lease, worker: address(worker_of(start.lease)), pid: 7 },
+        );
     }
     assert_eq!(bench.recalled(DRIVER).len(), 1);
 }
@@ -149,7 +152,7 @@ fn what_was_possible_before_its_node_was_lost_waits_for_another_such_node() {
     bench
         .create(ActorSpec { max_restarts: 1, placement: large.clone(), holds: cpus(8.0), ..actor_of(DRIVER, 5) }, false)
         .unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     bench.start_actor(ActorId(5), 0);
     bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
     bench.step(Event::NodeLost(NodeId(2), "it is gone".into()));
@@ -251,8 +254,8 @@ fn nothing_new_is_placed_on_a_node_that_is_away_and_what_runs_there_goes_on() {
     assert_eq!(there.len(), 2, "what runs there is not taken for lost");
     // Room on both nodes: only that of the other is given.
     for lease in running {
-        bench.step(Event::Returned(DRIVER, lease));
-        bench.step(Event::Ended(lease));
+        bench.says(DRIVER, HeadMessage::ReturnLease(lease));
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
     bench.demand(OTHER, cpus(1.0), 4);
     let started = bench.starts();

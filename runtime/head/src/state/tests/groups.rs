@@ -144,7 +144,7 @@ fn removing_a_group_ends_what_runs_in_it_and_gives_everything_back() {
     bench.demand(OTHER, gpus(1.0), 1);
     assert_eq!(bench.starts().len(), 0);
     for lease in [lease, LeaseId(lease.0 + 1)] {
-        bench.step(Event::Ended(lease));
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
     assert_eq!(bench.starts().len(), 1);
     bench.state.audit_all().unwrap();

@@ -100,10 +100,10 @@ fn devices_are_free_only_when_the_node_says_so() {
     bench.demand(DRIVER, gpus(1.0), 1);
     let lease = bench.ready()[0];
     bench.demand(OTHER, gpus(1.0), 1);
-    bench.step(Event::Returned(DRIVER, lease));
+    bench.says(DRIVER, HeadMessage::ReturnLease(lease));
     bench.demand(DRIVER, gpus(1.0), 0);
     assert_eq!(bench.starts().len(), 0);
-    bench.step(Event::Ended(lease));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     assert_eq!(bench.starts().len(), 1);
 }
 
@@ -128,7 +128,7 @@ fn a_dead_owner_leaves_nothing_behind() {
     assert_eq!(ended.count(), 4);
     assert!(bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { .. })));
     for lease in leases {
-        bench.step(Event::Ended(lease));
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }
     assert_eq!(bench.free(), cpus(4.0));
     assert_eq!(bench.state.picture().jobs.len(), 1);
@@ -159,7 +159,7 @@ fn a_returned_lease_is_not_replaced_before_its_owner_says_what_it_wants_now() {
     let mut bench = Bench::new(cpus(2.0));
     bench.demand(DRIVER, cpus(1.0), 2);
     let leases = bench.ready();
-    bench.step(Event::Returned(DRIVER, leases[0]));
+    bench.says(DRIVER, HeadMessage::ReturnLease(leases[0]));
     assert_eq!(bench.starts().len(), 0);
     bench.demand(DRIVER, cpus(1.0), 2);
     assert_eq!(bench.starts().len(), 1);
@@ -177,12 +177,12 @@ fn what_a_lost_worker_process_may_still_use_is_free_only_when_it_has_ended() {
                 if *ended == lease && why.contains("lost contact"))
         })
     };
-    bench.step(Event::Abandoned(OTHER, lease));
+    bench.says(OTHER, HeadMessage::AbandonLease(lease));
     assert!(!is_ended(&bench), "it is not theirs");
-    bench.step(Event::Abandoned(DRIVER, lease));
+    bench.says(DRIVER, HeadMessage::AbandonLease(lease));
     assert!(is_ended(&bench));
     assert_eq!(bench.starts().len(), 0, "its CPU may still be in use");
-    bench.step(Event::Ended(lease));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     assert_eq!(bench.starts().len(), 1);
 }
 
@@ -196,7 +196,7 @@ fn processes_that_never_start_fail_the_demand_however_many_are_wanted() {
         assert!(!starts.is_empty(), "neither refused nor tried again");
         for start in starts {
             failures += 1;
-            bench.step(Event::Failed(start.lease, Error::NoSession));
+            bench.says(NodeId(1), HeadMessage::LeaseFailed { lease: start.lease, error: Error::NoSession });
         }
         assert!(failures < 20, "it is tried for ever");
     }
@@ -208,7 +208,7 @@ fn a_demand_that_waited_for_the_first_node_is_refused_if_that_can_never_hold_it(
     bench.driver(DRIVER);
     bench.demand(DRIVER, cpus(8.0), 1);
     bench.create(ActorSpec { placement: shape(cpus(8.0)), ..actor_of(DRIVER, 5) }, false).unwrap();
-    bench.step(Event::Watch(DRIVER, ActorId(5)));
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     assert_eq!(bench.refused(DRIVER).len(), 0);
     bench.node(1, cpus(2.0));
     assert!(matches!(bench.refused(DRIVER)[..], [Error::Infeasible { .. }]));

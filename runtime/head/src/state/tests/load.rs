@@ -109,10 +109,14 @@ impl Load {
         loop {
             let starts = self.bench.starts();
             for start in &starts {
-                self.bench.step(Event::Ready(start.lease, address(worker_of(start.lease)), 7));
+                self.bench.says(
+                    NodeId(1),
+                    HeadMessage::LeaseReady { lease: start.lease, worker: address(worker_of(start.lease)), pid: 7 },
+                );
                 if let LeaseHolder::Actor(spec, life) = &start.holder {
                     let (process, actor, lease) = (spec.owner.process, spec.id, start.lease);
-                    self.bench.step(Event::ActorStarted(actor, *life, Ok(())));
+                    self.bench
+                        .says(NodeId(1), HeadMessage::ActorStarted { actor, incarnation: *life, outcome: Ok(()) });
                     let millis = self.processes[&process].millis;
                     self.after(millis, Next::ActorDone(process, actor, lease));
                 }
@@ -172,8 +176,8 @@ impl Load {
                 }
             }
             Next::ActorDone(process, actor, lease) => {
-                self.bench.step(Event::Kill(actor, false));
-                self.bench.step(Event::Ended(lease));
+                self.bench.says(DRIVER, HeadMessage::KillActor { actor, may_restart: false });
+                self.bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
                 self.processes.get_mut(&process).unwrap().done += 1;
                 self.begin(process);
             }

@@ -23,7 +23,7 @@ fn whoever_asks_for_an_actor_that_may_come_back_hears_of_its_next_life() {
     let mut bench = recovered(0);
     let found = bench.state.find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }).unwrap();
     assert_eq!(found.id, keeper());
-    bench.step(Event::Watch(DRIVER, keeper()));
+    bench.says(DRIVER, HeadMessage::WatchActor(keeper()));
     assert!(matches!(bench.actor_states(DRIVER, 5)[..], [ActorState::Starting]), "it is not dead");
     bench.node(1, cpus(1.0));
     bench.tick(10_000);
@@ -36,9 +36,12 @@ fn whoever_asks_for_an_actor_that_may_come_back_hears_of_its_next_life() {
 
 #[test]
 fn an_actor_that_is_killed_before_it_is_back_stays_dead_and_says_so() {
-    for end in [Event::Kill(keeper(), false), Event::Terminate(keeper(), "its user".into())] {
+    for end in [
+        Event::Says(DRIVER.into(), HeadMessage::KillActor { actor: keeper(), may_restart: false }),
+        Event::Says(DRIVER.into(), HeadMessage::TerminateActor { actor: keeper(), by: "its user".into() }),
+    ] {
         let mut bench = recovered(0);
-        bench.step(Event::Watch(DRIVER, keeper()));
+        bench.says(DRIVER, HeadMessage::WatchActor(keeper()));
         bench.step(end);
         assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
         let facts = bench.state.take_facts();
@@ -61,7 +64,7 @@ fn a_program_is_needed_as_long_as_a_detached_actor_of_it() {
     assert_eq!(needed(&bench), ["program"]);
     assert_ne!(bench.state.programs_version(), before);
     let before = bench.state.programs_version();
-    bench.step(Event::Kill(keeper(), false));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: keeper(), may_restart: false });
     assert_eq!(needed(&bench), [""; 0]);
     assert_ne!(bench.state.programs_version(), before);
 }
@@ -72,8 +75,8 @@ fn a_job_with_a_detached_actor_is_forgotten_everywhere_with_that() {
     let lease = bench.alive(ActorSpec { detached: true, ..named(actor_of(DRIVER, 5), "keeper") });
     bench.step(Event::ProcessLost(DRIVER, Some(job_of(DRIVER).id)));
     bench.ordered.clear();
-    bench.step(Event::Kill(keeper(), false));
-    bench.step(Event::Ended(lease));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: keeper(), may_restart: false });
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     let job = job_of(DRIVER).id;
     assert!(
         bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { job: ended } if *ended == job))

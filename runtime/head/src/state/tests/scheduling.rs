@@ -182,15 +182,15 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
         exit: exit(),
         started: 9,
     };
-    bench.step(Event::WorkerDied(death));
+    bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     let told = bench.told_to(DRIVER, |event| match event {
         HeadEvent::WorkerDied(death) => Some(death.started),
         _ => None,
     });
     assert_eq!(told, [0]);
     bench.ordered.clear();
-    bench.step(Event::Ended(lease));
-    bench.step(Event::Ended(life));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(life));
     let stopped =
         bench.ordered.iter().any(|(node, message)| *node == NodeId(1) && matches!(message, NodeMessage::Stop(_)));
     assert!(stopped, "nothing is left on it: {:?}", bench.ordered);
@@ -205,8 +205,8 @@ fn a_drained_node_does_not_wait_for_an_actor_that_yields() {
     let is_stopped = |bench: &Bench| bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::Stop(_)));
     bench.drain(1, 60_000, true);
     assert!(!is_stopped(&bench), "a task runs there");
-    bench.step(Event::Returned(DRIVER, lease));
-    bench.step(Event::Ended(lease));
+    bench.says(DRIVER, HeadMessage::ReturnLease(lease));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     assert!(is_stopped(&bench), "{:?}", bench.ordered);
 }
 
@@ -231,10 +231,10 @@ fn bundles_leave_a_drained_node_and_it_can_be_taken_back() {
 #[test]
 fn a_device_that_somebody_still_uses_is_given_to_nobody_until_it_is_free() {
     let mut bench = Bench::new(gpus(1.0));
-    bench.step(Event::DevicesHeld(NodeId(1), vec![(0, "pid 7 (`python`) still uses it".into())]));
+    bench.says(NodeId(1), HeadMessage::DevicesHeld(vec![(0, "pid 7 (`python`) still uses it".into())]));
     bench.demand(DRIVER, gpus(1.0), 1);
     assert_eq!(bench.starts().len(), 0);
     assert_eq!(bench.state.picture().nodes[0].held_devices, ["GPU 0: pid 7 (`python`) still uses it"]);
-    bench.step(Event::DevicesHeld(NodeId(1), Vec::new()));
+    bench.says(NodeId(1), HeadMessage::DevicesHeld(Vec::new()));
     assert_eq!(bench.starts().len(), 1);
 }

@@ -155,7 +155,7 @@ fn its_bundle_is_full_or_its_group_not_placed() {
 #[test]
 fn a_device_is_held_by_somebody_without_a_lease() {
     let mut bench = Bench::new(gpus(1.0));
-    bench.step(Event::DevicesHeld(NodeId(1), vec![(0, "pid 7 (`python`) still uses it".into())]));
+    bench.says(NodeId(1), HeadMessage::DevicesHeld(vec![(0, "pid 7 (`python`) still uses it".into())]));
     bench.demand(DRIVER, gpus(1.0), 1);
     assert_says(&why_process(&bench, DRIVER), &["GPU 0 is held: pid 7 (`python`) still uses it"]);
     assert_says(&shown(&why(&bench, Subject::Node(NodeId(1)))), &["GPU 0 is given to nobody"]);
@@ -172,13 +172,14 @@ fn an_actor_says_where_it_is_in_its_life() {
     );
     let lease = bench.ready()[0];
     assert_says(&shown(&why(&bench, subject)), &["waits for its constructor to return", "pid 77"]);
-    bench.step(Event::ActorStarted(ActorId(5), Incarnation(0), Ok(())));
+    bench
+        .says(NodeId(1), HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(0), outcome: Ok(()) });
     assert_says(&shown(&why(&bench, subject)), &["is alive"]);
     bench.crash(lease);
     let lease = bench.start_actor(ActorId(5), 1);
     bench.crash(lease);
     assert_says(&shown(&why(&bench, subject)), &["rests for another", "died 2 times in a row", "killed by signal 9"]);
-    bench.step(Event::Kill(ActorId(5), false));
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
     assert_says(&shown(&why(&bench, subject)), &["is dead", "it was ended by kill"]);
 }
 
@@ -301,7 +302,7 @@ fn a_task_that_waits_for_another_says_for_which_and_that_its_cpus_are_free() {
     let child = TaskId { owner: worker_of(lease), seq: 9 };
     let wait =
         Wait { task: TaskId { owner: DRIVER, seq: 1 }, name: "parent".into(), actor: None, on: vec![(child, None)] };
-    bench.step(Event::Waiting(worker_of(lease), Some(lease), wait));
+    bench.step(Event::Says(worker_of(lease).into(), HeadMessage::Waiting { lease: Some(lease), wait }));
     let text = shown(&bench.state.explain_lease(bench.now, lease, Explanation::default()));
     assert_says(&text, &["holds 1 lic for", &format!("parent waits for {child}"), "others use its CPUs meanwhile"]);
 }
