@@ -135,7 +135,10 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
         asked = signals.next() => note!("wingbeat head: {}; ending the cluster", asked.what),
-        () = head.stopped() => note!("wingbeat head: the cluster was stopped"),
+        stopped = head.stopped() => match stopped {
+            Ok(()) => note!("wingbeat head: the cluster was stopped"),
+            Err(why) => anyhow::bail!("{why}"),
+        },
     }
     head.shutdown().await;
     Ok(())

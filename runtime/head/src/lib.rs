@@ -87,15 +87,15 @@ impl Head {
         let welcome = Welcome { address: address.clone(), cluster: config.cluster };
         let serving = shell.clone();
         let accepting = shell.clone();
-        tokio::spawn(async move {
+        shell.vital("taking connections", async move {
             let listen = listener.serve(config.token, welcome, move |stream, hello| {
                 let shell = serving.clone();
                 // Handshakes run on the head's runtime, and so does this.
-                tokio::spawn(async move { shell.serve_connection(stream, hello).await });
+                shell.clone().vital("serving a connection", async move { shell.serve_connection(stream, hello).await });
             });
             accepting.until_stopped(listen).await;
         });
-        tokio::spawn(shell.clone().let_time_pass());
+        shell.vital("letting time pass", shell.clone().let_time_pass());
         Ok(HeadHandle { address, cluster: config.cluster, shell })
     }
 }
@@ -117,8 +117,11 @@ impl HeadHandle {
     }
 
     /// Waits until the head was asked to stop, and every node was told.
-    pub async fn stopped(&self) {
-        self.shell.stopped().await;
+    ///
+    /// # Errors
+    /// It cannot go on, and has left everybody: it is to be started again.
+    pub async fn stopped(&self) -> Result<(), String> {
+        self.shell.stopped().await
     }
 
     /// When what is returned is dropped, the cluster is about to end: that its nodes go is then no news.

@@ -9,6 +9,7 @@
 //! - [`messages`] and [`services`]: what is said.
 //! - [`limits`]: how long things may take.
 //! - [`silence`]: who probes connections, and what follows from silence.
+//! - [`panics`]: of the runtime's own tasks, which nobody may miss.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
@@ -23,6 +24,7 @@ pub mod link;
 pub mod messages;
 pub mod mux;
 mod outbox;
+pub mod panics;
 pub mod services;
 pub mod silence;
 mod socket;

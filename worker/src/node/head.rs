@@ -85,7 +85,7 @@ impl Daemon {
         let running = self.pool.lock().state.running();
         let answer = client.join_node(mux::within(limits().head), info, running).await;
         mux::answered(answer, "the head")??;
-        tokio::spawn(async move { self.stay(connection, client).await });
+        self.clone().vital("staying with the head", async move { self.stay(connection, client).await });
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl Daemon {
         self.ending.connections.lock().push(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = NodeService::new(self.clone(), self.head.address.process);
-        tokio::spawn(mux::serve(server, service.serve()));
+        self.vital("hearing the head", mux::serve(server, service.serve()));
         (connection, client)
     }
 

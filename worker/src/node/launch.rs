@@ -47,7 +47,7 @@ impl Daemon {
         };
         pool.processes.insert(process, known);
         let daemon = self.clone();
-        self.runtime.spawn(async move {
+        self.vital("starting a worker process", async move {
             let users = daemon.users_of(&gpus).await;
             if let Some(known) = daemon.pool.lock().processes.get_mut(&process) {
                 known.users_before = users;
@@ -138,7 +138,7 @@ impl Daemon {
         let job = pool.state.job_of(process)?;
         let commands: Link<WorkerCommand> = Link::new();
         let link = commands.clone();
-        self.runtime.spawn(async move {
+        self.vital("giving orders", async move {
             link.run(&connection, |commands| ProcessRequest::Commands { commands }).await;
         });
         pool.processes.get_mut(&process)?.commands = Some(commands);

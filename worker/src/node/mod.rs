@@ -43,6 +43,7 @@ use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::Connection;
+use wingbeat_net::panics;
 use wingbeat_store::{NodeStore, StoreConfig};
 
 use crate::gpus::Gpus;
@@ -239,17 +240,17 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     daemon.clone().join(info).await?;
     let accepting = daemon.clone();
     let welcome = Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster };
-    tokio::spawn(async move {
+    daemon.vital("taking connections", async move {
         let serving = accepting.clone();
         let listen = listener.serve(accepting.who.token.clone(), welcome, move |stream, hello| {
             let daemon = serving.clone();
-            serving.runtime.spawn(async move { daemon.accept(stream, hello).await });
+            serving.vital("serving a connection", async move { daemon.accept(stream, hello).await });
         });
         accepting.until_ended(listen).await;
     });
-    tokio::spawn(daemon.clone().hear_guard(incoming));
-    tokio::spawn(daemon.clone().keep_house());
-    tokio::spawn(daemon.clone().ask_for_owners());
+    daemon.vital("hearing the guard", daemon.clone().hear_guard(incoming));
+    daemon.vital("keeping house", daemon.clone().keep_house());
+    daemon.vital("asking for owners", daemon.clone().ask_for_owners());
     tokio::spawn(daemon.clone().leave());
     Ok(NodeHandle { daemon })
 }
@@ -266,6 +267,16 @@ impl Daemon {
             to: None,
             resumes: false,
         }
+    }
+
+    /// Runs a part without which something here would never happen: if it panics, which was printed there, the node ends.
+    fn vital(self: &Arc<Self>, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+        let daemon = self.clone();
+        self.runtime.spawn(async move {
+            if let Err(said) = panics::caught(running).await {
+                daemon.end(&panics::defect("this node", part, &said));
+            }
+        });
     }
 
     async fn until_ended(&self, work: impl Future<Output = ()>) {

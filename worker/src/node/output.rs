@@ -138,7 +138,7 @@ impl Daemon {
             tail.pipes.lock().push(fd.try_clone()?);
             let pipe = pipe::Receiver::from_owned_fd(fd)?;
             let (daemon, tail, open) = (self.clone(), tail.clone(), open.clone());
-            tokio::spawn(async move {
+            self.vital("reading output", async move {
                 daemon.read_pipe(process, job, pipe, is_stderr, &tail).await;
                 open.send_modify(|open| *open -= 1);
             });

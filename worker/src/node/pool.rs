@@ -85,7 +85,7 @@ impl Daemon {
             Action::BeginJob(spec) => {
                 let log = Link::new();
                 pool.logs.insert(spec.id, log.clone());
-                self.runtime.spawn(self.clone().forward_output(spec, log));
+                self.vital("passing output on", self.clone().forward_output(spec, log));
             }
             Action::ForgetJob(job) => {
                 pool.logs.remove(&job);
@@ -113,7 +113,8 @@ impl Daemon {
             }
             Action::ReadRest(process) => {
                 if let Some(known) = pool.processes.get(&process) {
-                    self.runtime.spawn(self.clone().read_rest(process, known.output.clone(), known.page.clone()));
+                    let reading = self.clone().read_rest(process, known.output.clone(), known.page.clone());
+                    self.vital("reading output", reading);
                 }
             }
             Action::FreeDevices { process, gpus } => {
@@ -121,7 +122,7 @@ impl Daemon {
                 let (before, gone) =
                     known.map(|known| (std::mem::take(&mut known.users_before), known.gone.take())).unwrap_or_default();
                 let daemon = self.clone();
-                self.runtime.spawn(async move {
+                self.vital("freeing devices", async move {
                     daemon.devices_released(&gpus, &before, gone).await;
                     daemon.step(Event::DevicesFree(process));
                 });
@@ -136,12 +137,12 @@ impl Daemon {
     }
 
     /// Tells a worker process something, and the head something else once the process has it.
-    fn order(&self, process: &Process, command: WorkerCommand, then: Option<HeadMessage>) {
+    fn order(self: &Arc<Self>, process: &Process, command: WorkerCommand, then: Option<HeadMessage>) {
         let Some(commands) = process.commands.clone() else { return };
         commands.send(command);
         if let Some(then) = then {
             let head = self.head.link.clone();
-            self.runtime.spawn(async move {
+            self.vital("giving orders", async move {
                 if commands.flushed().await {
                     head.send(then);
                 }

@@ -119,7 +119,7 @@ impl Daemon {
         for (device, who) in leaks {
             tracing::warn!(device, who, "a GPU is given to nobody");
             self.hold(device, Some(who));
-            tokio::spawn(self.clone().wait_for_device(device, before.clone()));
+            self.vital("freeing devices", self.clone().wait_for_device(device, before.clone()));
         }
     }
 

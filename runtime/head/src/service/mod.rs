@@ -8,7 +8,7 @@ mod peers;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, Subject, TaskStanding};
 use wingbeat_net::mux::{self, Connection, Waiting};
+use wingbeat_net::panics;
 use wingbeat_net::services::{
     Head as _, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessClient, ProcessRequest,
     ProcessResponse,
@@ -106,6 +107,8 @@ pub(crate) struct Shell {
     started: Instant,
     ticks: Notify,
     stopping: watch::Sender<Stage>,
+    /// Why it cannot go on, if it cannot.
+    broken: OnceLock<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -171,6 +174,7 @@ impl Shell {
             started: Instant::now(),
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
+            broken: OnceLock::new(),
         })
     }
 
@@ -370,9 +374,22 @@ impl Shell {
         }
     }
 
-    pub(crate) async fn stopped(&self) {
+    pub(crate) async fn stopped(&self) -> Result<(), String> {
         let mut stopping = self.stopping.subscribe();
         let _ = stopping.wait_for(|stage| *stage >= Stage::Told).await;
+        self.broken.get().map_or(Ok(()), |why| Err(why.clone()))
+    }
+
+    /// Runs a part without which something here would never happen: if it panics, which was printed there, the head ends. What
+    /// it knows may be half changed by then.
+    pub(crate) fn vital(self: &Arc<Self>, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+        let shell = self.clone();
+        tokio::spawn(async move {
+            if let Err(said) = panics::caught(running).await {
+                let _ = shell.broken.set(panics::defect("the head", part, &said));
+                shell.stop();
+            }
+        });
     }
 
     pub(crate) fn stop(&self) {

@@ -170,3 +170,11 @@ async fn what_cannot_be_written_is_taken_back_also_when_the_request_was_given_up
     let written = disk.written.lock();
     assert!(matches!(written.last(), Some(Fact::GroupGone(GROUP))), "{written:?}");
 }
+
+#[tokio::test]
+async fn a_panic_of_one_of_its_tasks_ends_the_head_with_that_as_the_reason() {
+    let shell = Shell::new(State::new(ClusterId(1), 1), None, Programs::in_memory());
+    shell.vital("a test", async { panic!("on purpose") });
+    let why = shell.stopped().await.unwrap_err();
+    assert!(why.contains("a test") && why.contains("on purpose"), "{why}");
+}

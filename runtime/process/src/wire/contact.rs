@@ -245,7 +245,7 @@ impl Process {
                     if is_new {
                         link.send(PeerMessage::Borrow(Vec::new()));
                         let process = self.clone();
-                        self.io().spawn(async move { process.dial_peer(peer, number).await });
+                        self.vital("a contact", async move { process.dial_peer(peer, number).await });
                     }
                 }
                 heard => return heard,
@@ -282,7 +282,7 @@ impl Process {
         self.owner.borrower_lost(peer);
         let pending = self.owner.borrowed_pending(peer);
         let process = self.clone();
-        self.io().spawn(async move {
+        self.vital("the loss of a contact", async move {
             if !process.wire.peers.is_gone(peer) {
                 let _turn = match pending.is_empty() {
                     true => process.wire.peers.looks.lost.acquire().await.ok(),

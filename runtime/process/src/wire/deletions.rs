@@ -36,7 +36,7 @@ impl Process {
             Entry::Vacant(new) => {
                 let deletions = new.insert(Arc::default()).clone();
                 let (process, at, of_node) = (self.clone(), at.clone(), deletions.clone());
-                self.io().spawn(async move { process.delete_loop(&at, &of_node).await });
+                self.vital("deletions", async move { process.delete_loop(&at, &of_node).await });
                 deletions
             }
         };

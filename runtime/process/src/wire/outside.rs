@@ -42,7 +42,8 @@ impl Outside for Wire {
         if self.peers.is_gone(peer) {
             if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
                 // Somebody waits for their results.
-                process.io().clone().spawn(async move { process.owner.connection_lost(peer) });
+                let owner = process.owner.clone();
+                process.vital("the loss of a process", async move { owner.connection_lost(peer) });
             }
             return false;
         }
@@ -50,7 +51,7 @@ impl Outside for Wire {
         let (link, contact, is_new) = self.peers.link_or_new(peer);
         link.send(message);
         if is_new {
-            process.io().clone().spawn(async move { process.dial_peer(peer, contact).await });
+            process.clone().vital("a contact", async move { process.dial_peer(peer, contact).await });
         }
         true
     }
@@ -66,7 +67,7 @@ impl Outside for Wire {
 
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
         let (Some(link), Some(process)) = (self.peers.link(by), Process::of(owner)) else { return false };
-        process.io().clone().spawn(process.see_registered(by, link, number));
+        process.clone().vital("a registration", process.see_registered(by, link, number));
         true
     }
 

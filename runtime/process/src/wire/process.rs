@@ -10,13 +10,11 @@
 use std::any::Any;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use futures::FutureExt;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
@@ -25,6 +23,7 @@ use wingbeat_core::{ClusterId, JobId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine};
+use wingbeat_net::panics;
 
 use crate::owner::Owner;
 use crate::owner::table::Released;
@@ -193,14 +192,14 @@ impl Process {
     /// The cluster is known by the time that anybody asks.
     fn accept_peers(&self, listener: Listener) {
         let accepting = self.clone();
-        self.io().spawn(async move {
+        self.vital("taking connections", async move {
             let mut over = accepting.wire.life.over.subscribe();
             let Identity { address, token, cluster, .. } = accepting.wire.who.clone();
             let welcome = Welcome { address, cluster };
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
-                process.io().clone().spawn(async move {
+                served.vital("serving a process", async move {
                     match hello.role {
                         Role::Driver(_) | Role::Worker => process.accept_peer(stream, &hello).await,
                         Role::Node(_) | Role::Head | Role::Tool => {
@@ -355,17 +354,15 @@ impl Process {
     pub(crate) fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
         let process = self.clone();
         self.io().spawn(async move {
-            if let Err(panic) = AssertUnwindSafe(running).catch_unwind().await {
-                process.broken(part, &*panic);
+            if let Err(said) = panics::caught(running).await {
+                process.broken(part, &said);
             }
         });
     }
 
     /// A panic on the IO thread, which was printed there, is a defect of Wingbeat's.
-    fn broken(&self, part: &str, panic: &(dyn std::any::Any + Send)) {
-        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        let why = format!("Wingbeat's IO thread panicked in {part} ({message}); this is a defect, please report it");
+    fn broken(&self, part: &str, said: &str) {
+        let why = panics::defect("Wingbeat's IO thread", part, said);
         self.end(&Error::SessionEnded { why: why.clone() });
         if self.executor().is_some() {
             // A worker process without its IO thread is of no use, and its daemon and owners act on its end.

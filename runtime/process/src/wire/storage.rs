@@ -127,7 +127,7 @@ impl Process {
             return;
         }
         let process = self.clone();
-        self.io().spawn(async move {
+        self.vital("word of a copy", async move {
             while !process.wire.peers.flushed_to(id.owner()).await && !process.is_shut_down() {
                 tokio::time::sleep(TOLD_AGAIN).await;
                 if !tell() {
