@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod progress;
 mod rank_logs;
+mod replay;
 mod say;
 mod signals;
 mod sizes;
@@ -48,6 +49,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Train(train::TrainArgs),
     Torchrun(torchrun::TorchrunArgs),
+    Replay(replay::ReplayArgs),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
             Command::Quota(args) => why::quota(args).await,
             Command::Stop(args) => cluster::stop(args).await,
             Command::Devices(args) => devices::devices(&args),
+            Command::Replay(args) => replay::replay(&args),
             Command::Doctor(args) => return doctor::run(args).await,
             Command::Train(args) => return train::train(args).await,
             Command::Torchrun(args) => return torchrun::torchrun(args).await,

@@ -136,6 +136,39 @@ fn a_killed_worker_process_fails_only_its_own_task_which_runs_again() {
 }
 
 #[test]
+fn what_the_head_and_nodes_take_in_is_recorded_and_comes_out_the_same_when_it_is_played() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let mut cluster = TestCluster::with_env(2, 2, &[("WINGBEAT_RECORD", place), ("SECRET", "xyzzy-7")]).unwrap();
+    {
+        let _driver = join(&cluster);
+        let marker = folder.path().join("marker");
+        assert_eq!(dies_once::remote(marker).get_blocking().unwrap(), 5);
+        let counter = Counter::remote();
+        assert_eq!(get_all_blocking(&(0..9).map(|_| counter.add()).collect::<Vec<_>>()).unwrap()[8], 9);
+    }
+    let played = cluster.command().unwrap().args(["replay", place, "--around", "LeaseReady"]).output().unwrap();
+    let said = String::from_utf8(played.stdout).unwrap();
+    assert!(played.status.success(), "{said}{}", String::from_utf8_lossy(&played.stderr));
+    assert_eq!(said.matches("all came out the same").count(), 3, "a head and two nodes: {said}");
+    assert!(said.contains("LeaseReady"), "{said}");
+    cluster.stop().unwrap();
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let recorded = std::fs::read(file.unwrap().path()).unwrap();
+        assert!(!recorded.windows(7).any(|bytes| bytes == b"xyzzy-7"), "a variable of the environment was recorded");
+    }
+    // One that was changed is found out.
+    let head = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let head = head.into_iter().find(|path| path.to_string_lossy().contains("head-")).unwrap();
+    let mut bytes = std::fs::read(&head).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&head, bytes).unwrap();
+    let played = cluster.command().unwrap().arg("replay").arg(&head).output().unwrap();
+    assert!(!played.status.success() && String::from_utf8_lossy(&played.stdout).contains("came out differently"));
+}
+
+#[test]
 fn a_killed_node_takes_its_tasks_elsewhere_and_its_processes_with_it() {
     let mut cluster = TestCluster::start(1, 1).unwrap();
     let _driver = join(&cluster);

@@ -26,10 +26,11 @@ use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::Token;
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
+use wingbeat_net::recording::Recording;
 
 use programs::Programs;
 use service::Shell;
-use state::State;
+use state::{Beginning, State};
 
 /// What a head is.
 pub struct HeadConfig {
@@ -57,7 +58,8 @@ impl Head {
     /// # Errors
     /// When it cannot listen: most often because another head has the port.
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
-        let shell = Shell::new(State::new(config.cluster, first_lease()), None, Programs::in_memory());
+        let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None };
+        let shell = Shell::new(recorded(with), None, Programs::in_memory());
         Self::serve(config, shell).await
     }
 
@@ -71,14 +73,15 @@ impl Head {
     pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
         let programs = Programs::beside(file)?;
-        let state = match remembered.cluster {
-            None => State::new(config.cluster, first_lease()),
+        let first_lease = first_lease();
+        let with = match remembered.cluster {
+            None => Beginning { cluster: config.cluster, first_lease, remembered: None },
             Some(cluster) => {
                 config.cluster = cluster;
-                State::recover(cluster, first_lease(), remembered.facts)
+                Beginning { cluster, first_lease, remembered: Some(remembered.facts) }
             }
         };
-        Self::serve(config, Shell::new(state, Some(Box::new(journal)), programs)).await
+        Self::serve(config, Shell::new(recorded(with), Some(Box::new(journal)), programs)).await
     }
 
     async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
@@ -98,6 +101,14 @@ impl Head {
         shell.vital("letting time pass", shell.clone().let_time_pass());
         Ok(HeadHandle { address, cluster: config.cluster, shell })
     }
+}
+
+/// The state with which a head begins; what it takes in from now on is recorded, if the environment asks for that.
+fn recorded(with: Beginning) -> State {
+    let recorder = Recording::asked_for(&format!("head-{}", with.cluster), with.clone());
+    let mut state = State::begun(with);
+    state.record_with(recorder);
+    state
 }
 
 /// Leases of different heads, or of one that was started again, are never mistaken for each other.

@@ -10,6 +10,7 @@
 //! - [`limits`]: how long things may take.
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
+//! - [`recording`]: what a head or a node took in, in a file.
 //! - [`link`]: an ordered, batching queue of one-way messages to a peer.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
@@ -25,6 +26,7 @@ pub mod messages;
 pub mod mux;
 mod outbox;
 pub mod panics;
+pub mod recording;
 pub mod services;
 pub mod silence;
 mod socket;

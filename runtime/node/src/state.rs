@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Exit, JobSpec};
 use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{
     HeadMessage, LeaseHolder, LeaseStart, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
 };
+
+use wingbeat_net::recording::{Recorder, Redact};
 
 use crate::stage::{Assignment, Contact, Effect, Ended, Event as Change, Stage};
 use crate::workers::{Worker, Workers};
@@ -18,7 +21,7 @@ use crate::workers::{Worker, Workers};
 pub type Millis = u64;
 
 /// What a node is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Config {
     /// Its id.
     pub node: NodeId,
@@ -42,7 +45,7 @@ pub struct Job {
 }
 
 /// Something that happened.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// A process says this; what is only the head's to say comes from the head.
     Says(ProcessId, NodeMessage),
@@ -97,7 +100,7 @@ pub enum Event {
 }
 
 /// What the daemon must do, in order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Action {
     /// Tell the head.
     ToHead(HeadMessage),
@@ -151,6 +154,7 @@ pub struct State {
     workers: Workers,
     jobs: BTreeMap<JobId, Job>,
     actions: Vec<Action>,
+    recorder: Option<Box<dyn Recorder<Event, Action>>>,
 }
 
 impl State {
@@ -164,12 +168,28 @@ impl State {
             workers: Workers::default(),
             jobs: BTreeMap::new(),
             actions: Vec::new(),
+            recorder: None,
         }
+    }
+
+    /// From now on, somebody is told of each step.
+    pub fn record_with(&mut self, recorder: Option<Box<dyn Recorder<Event, Action>>>) {
+        self.recorder = recorder;
     }
 
     /// Takes in what happened. The time never goes back.
     pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
+        let recorded = self.recorder.is_some().then(|| event.clone());
+        self.take_in(event);
+        let actions = std::mem::take(&mut self.actions);
+        if let (Some(recorder), Some(event)) = (&mut self.recorder, recorded) {
+            recorder.record(self.now, event, &actions);
+        }
+        actions
+    }
+
+    fn take_in(&mut self, event: Event) {
         match event {
             Event::Says(by, message) => self.hears(by, message),
             Event::HandedToGuard(process) => self.apply(process, Change::HandedToGuard),
@@ -193,7 +213,6 @@ impl State {
             }
             Event::Tick => self.end_the_superfluous(),
         }
-        std::mem::take(&mut self.actions)
     }
 
     /// Whether a worker process that was to be launched still is.
@@ -486,5 +505,30 @@ impl State {
             }
         }
         self.actions.push(Action::Forget(process));
+    }
+}
+
+impl Redact for Config {
+    fn redact(&mut self) {}
+}
+
+impl Redact for Event {
+    fn redact(&mut self) {
+        match self {
+            Event::Says(_, message) => message.redact(),
+            Event::RestRead { stderr, .. } => stderr.clear(),
+            _ => {}
+        }
+    }
+}
+
+impl Redact for Action {
+    fn redact(&mut self) {
+        match self {
+            Action::ToHead(message) => message.redact(),
+            Action::BeginJob(job) | Action::Launch { job, .. } => job.redact(),
+            Action::Order { command, .. } | Action::Tell(_, command) => command.redact(),
+            _ => {}
+        }
     }
 }

@@ -11,6 +11,7 @@ use wingbeat_core::limits::limit;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LogLine, WorkerCommand};
+use wingbeat_net::recording::Recording;
 use wingbeat_node::{Action, Config, Event, State};
 
 use super::{Daemon, output};
@@ -53,7 +54,9 @@ impl Pool {
     pub(super) fn new(node: NodeId, cpus: usize) -> Pool {
         let millis = |limit: &Duration| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let (idle, start) = (millis(&IDLE_LIMIT), millis(&START_LIMIT));
-        let state = State::new(Config { node, cpus, idle, start, first_process: ProcessId::random() });
+        let config = Config { node, cpus, idle, start, first_process: ProcessId::random() };
+        let mut state = State::new(config.clone());
+        state.record_with(Recording::asked_for(&node.to_string(), config));
         Pool { state, processes: BTreeMap::new(), logs: BTreeMap::new(), began: Instant::now() }
     }
 

@@ -14,6 +14,7 @@
 //! - `draining`: nodes that are to be free of work.
 //! - `waits`: executions that wait for each other in a circle.
 //! - `facts`, `recovery`: what survives the head, and how a new one begins with it.
+//! - `recorded`: all that changes the state, to be written down and played back.
 //! - `why`, `picture`: the state, for people; `audit`: what must always hold, for the simulator.
 
 mod actors;
@@ -34,6 +35,7 @@ mod placing;
 mod pool;
 mod queue;
 mod quotas;
+mod recorded;
 mod recovery;
 mod shapes;
 mod waits;
@@ -42,6 +44,7 @@ mod why;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Executable, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
@@ -60,6 +63,8 @@ use leases::{Holder, Leases};
 use nodes::Nodes;
 use queue::{Hold, Queue};
 use quotas::Quotas;
+use recorded::Recorded;
+pub use recorded::{Beginning, Input};
 use shapes::Shapes;
 use waits::{Circle, Waits};
 
@@ -76,7 +81,7 @@ const TICKS_AT_SPEED: u32 = 40;
 const SLOW_TICK: Millis = 400;
 
 /// What happened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// A node joined; these leases run on it, if it knew a head before.
     NodeJoined(Box<NodeInfo>, Vec<RunningLease>),
@@ -163,6 +168,7 @@ pub struct State {
     facts: Vec<Fact>,
     idle_ticks: u32,
     out: Vec<Action>,
+    recorded: Recorded,
 }
 
 impl State {
@@ -194,12 +200,13 @@ impl State {
             facts: Vec::new(),
             idle_ticks: 0,
             out: Vec::new(),
+            recorded: Recorded::default(),
         }
     }
 
     /// Takes in what happened at `now`, and answers with what is to be done, in order.
     pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
-        self.now = now;
+        self.begin(now, || Input::Event(event.clone()));
         if !matches!(event, Event::Tick) {
             self.idle_ticks = 0;
         }
@@ -224,7 +231,8 @@ impl State {
     /// Places whoever fits now, and answers with everything that is to be done.
     fn act(&mut self) -> Vec<Action> {
         self.serve();
-        std::mem::take(&mut self.out)
+        let actions = std::mem::take(&mut self.out);
+        self.done(actions)
     }
 
     fn tick(&mut self) {
@@ -281,7 +289,7 @@ impl State {
         now: Millis,
         spec: PlacementGroupSpec,
     ) -> (Result<PlacementGroupSpec, Error>, Vec<Action>) {
-        self.now = now;
+        self.begin(now, || Input::CreateGroup(Box::new(spec.clone())));
         self.idle_ticks = 0;
         let answer = self.new_group(spec);
         let actions = self.act();
@@ -296,7 +304,7 @@ impl State {
 
     /// Removes a placement group, and ends what runs in it. Nothing happens when it is gone already.
     pub fn remove_placement_group(&mut self, now: Millis, group: PlacementGroupId) -> Vec<Action> {
-        self.now = now;
+        self.begin(now, || Input::RemoveGroup(group));
         self.idle_ticks = 0;
         self.group_removed(group);
         self.act()
@@ -317,7 +325,7 @@ impl State {
 
     /// Sets what a namespace may hold at a time; anything if nothing is said.
     pub fn quota(&mut self, now: Millis, namespace: &str, limit: Option<ResourceSet>) -> Vec<Action> {
-        self.now = now;
+        self.begin(now, || Input::Quota(namespace.to_owned(), limit.clone()));
         self.idle_ticks = 0;
         self.record(match &limit {
             Some(limit) => Fact::Quota(namespace.to_owned(), limit.clone()),
@@ -340,7 +348,7 @@ impl State {
         why: String,
         stops: bool,
     ) -> (Result<(), Error>, Vec<Action>) {
-        self.now = now;
+        self.begin(now, || Input::Drain(node, within, why.clone(), stops));
         self.idle_ticks = 0;
         let answer = match within {
             Some(within) => self.drain_node(node, within, why, stops),
@@ -359,7 +367,7 @@ impl State {
         spec: ActorSpec,
         or_get: bool,
     ) -> (Result<ActorInfo, Error>, Vec<Action>) {
-        self.now = now;
+        self.begin(now, || Input::CreateActor(Box::new(spec.clone()), or_get));
         self.idle_ticks = 0;
         let answer = self.new_actor(spec, or_get);
         (answer, self.act())

@@ -7,6 +7,7 @@ use wingbeat_core::spec::Outcome;
 use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
 use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
+use wingbeat_net::recording::Recording;
 use wingbeat_node as node;
 
 use super::execution::{Ended, Execution, Running};
@@ -66,7 +67,11 @@ impl World {
         // None is kept only because it might be useful, so that more end.
         let config = node::Config { node: id, cpus: 0, idle: IDLE, start: 10_000, first_process };
         let (starting, orders_at, rest) = Default::default();
-        self.nodes.insert(id, Node { state: node::State::new(config), starting, orders_at, rest });
+        let mut state = node::State::new(config.clone());
+        if self.shared.config.trace {
+            state.record_with(Recording::asked_for(&format!("{id}-seed{}", self.shared.config.seed), config));
+        }
+        self.nodes.insert(id, Node { state, starting, orders_at, rest });
         self.shared.nodes.borrow_mut().insert(id);
         self.step(Event::NodeJoined(Box::new(info), Vec::new()));
     }

@@ -1,3 +1,10 @@
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use wingbeat_core::ClusterId;
+use wingbeat_head::state::{Action, Beginning, Input, State};
+use wingbeat_net::recording::{self, Recorder, Recording, Redact};
+
 use super::world::World;
 use super::{Config, Report};
 
@@ -54,10 +61,41 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The seed in `WINGBEAT_SEED`, with all that happens on stderr.
+#[test]
+fn what_the_head_has_taken_in_gives_the_same_when_it_is_played() {
+    for seed in 0..20 {
+        let tape = Tape::default();
+        let mut world = World::new(Config { seed, faults: true, trace: false });
+        world.state.record_with(Some(Box::new(tape.clone())));
+        world.run();
+        let mut again = State::new(ClusterId(seed), 1);
+        for (now, input, digest) in std::mem::take(&mut *tape.0.lock()) {
+            let text = format!("{input:?}");
+            let actions = again.replay(now, input);
+            assert_eq!(recording::digest(&recording::texts(&actions)), digest, "seed {seed}, at {now}: {text}");
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct Tape(Arc<Mutex<Vec<(u64, Input, u64)>>>);
+
+impl Recorder<Input, Action> for Tape {
+    fn record(&mut self, now: u64, mut input: Input, actions: &[Action]) {
+        input.redact();
+        self.0.lock().push((now, input, recording::digest(&recording::texts(actions))));
+    }
+}
+
+/// The seed in `WINGBEAT_SEED`, with all that happens on stderr. With `WINGBEAT_RECORD`, it is recorded as a cluster is.
 #[test]
 fn one_seed() {
     let Some(seed) = number("WINGBEAT_SEED") else { return };
-    let report = run(Config { seed, faults: number("WINGBEAT_FAULTS").is_some(), trace: true });
+    let config = Config { seed, faults: number("WINGBEAT_FAULTS").is_some(), trace: true };
+    let _seed = Seed(config);
+    let mut world = World::new(config);
+    let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None };
+    world.state.record_with(Recording::asked_for(&format!("head-seed{seed}"), begins));
+    let report = world.run();
     eprintln!("{report:?}");
 }

@@ -1,0 +1,157 @@
+//! `wingbeat replay`: what a head and nodes took in, played back.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use wingbeat_head::state as head;
+use wingbeat_net::recording::{self, EXTENSION, Played};
+use wingbeat_node as node;
+
+use crate::say::say;
+
+/// Play back what a head and nodes took in, and check that they decide the same again.
+///
+///     WINGBEAT_RECORD=/tmp/recording wingbeat head      (and so with workers)
+///     wingbeat replay /tmp/recording                    what there is, and whether it comes out the same
+///     wingbeat replay /tmp/recording --around lease-5   every step that is about this lease
+///     wingbeat replay /tmp/recording --at 12.5          the steps of that second, and the state after them
+///
+/// Nodes record what concerns their worker processes, each from its own start. Values of programs, what they print, and
+/// environments are not recorded; names, addresses, paths and texts of errors are. A recording ends at 256 MiB
+/// (WINGBEAT_RECORD_MB). It is played by the version that wrote it.
+#[derive(Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ReplayArgs {
+    /// A folder of recordings, or one of them.
+    recording: PathBuf,
+    /// Show the steps that name this: an id, or any word.
+    #[arg(long)]
+    around: Option<String>,
+    /// Show the steps of half a second before and after this moment, in seconds from the start, and the state then.
+    #[arg(long)]
+    at: Option<f64>,
+    /// Show all steps.
+    #[arg(long)]
+    all: bool,
+}
+
+/// What is played.
+trait Machine {
+    type Input: std::fmt::Debug;
+    fn take_in(&mut self, now: u64, input: Self::Input) -> Vec<String>;
+    /// All that it knows, for people.
+    fn state(&self) -> String;
+}
+
+impl Machine for head::State {
+    type Input = head::Input;
+
+    fn take_in(&mut self, now: u64, input: head::Input) -> Vec<String> {
+        recording::texts(&self.replay(now, input))
+    }
+
+    fn state(&self) -> String {
+        format!("{:#?}", self.picture())
+    }
+}
+
+impl Machine for node::State {
+    type Input = node::Event;
+
+    fn take_in(&mut self, now: u64, input: node::Event) -> Vec<String> {
+        recording::texts(&self.step(now, input))
+    }
+
+    fn state(&self) -> String {
+        let processes: Vec<_> = self.processes().collect();
+        format!("worker processes: {processes:#?}\nleases: {:#?}", self.running())
+    }
+}
+
+pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
+    let mut files = Vec::new();
+    if args.recording.is_dir() {
+        for entry in std::fs::read_dir(&args.recording).context("cannot read the folder")? {
+            let path = entry.context("cannot read the folder")?.path();
+            files.extend(path.extension().is_some_and(|extension| extension == EXTENSION).then_some(path));
+        }
+        files.sort();
+    } else {
+        files.push(args.recording.clone());
+    }
+    if files.is_empty() {
+        bail!("no recordings are in {}: they end with .{EXTENSION}", args.recording.display());
+    }
+    let mut differ = 0;
+    for file in &files {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_same = match name.starts_with("head-") {
+            true => {
+                let (with, played) = Played::<head::Beginning, head::Input>::open(file)?;
+                play(&name, head::State::begun(with), played, args)
+            }
+            false => {
+                let (with, played) = Played::<node::Config, node::Event>::open(file)?;
+                play(&name, node::State::new(with), played, args)
+            }
+        };
+        differ += u32::from(!is_same.with_context(|| format!("cannot play {}", shown(file)))?);
+    }
+    match differ {
+        0 => Ok(()),
+        differ => bail!("{differ} of {} recordings came out differently", files.len()),
+    }
+}
+
+fn shown(file: &Path) -> std::path::Display<'_> {
+    file.display()
+}
+
+/// Plays one recording. Whether the same came out as then.
+fn play<B, M: Machine>(name: &str, mut machine: M, mut played: Played<B, M::Input>, args: &ReplayArgs) -> Result<bool>
+where
+    B: serde::de::DeserializeOwned,
+    M::Input: serde::de::DeserializeOwned,
+{
+    let moment = args.at.map(|seconds| (seconds * 1000.0).max(0.0) as u64);
+    let (mut steps, mut last, mut different, mut is_state_due) = (0u64, 0, None, moment.is_some());
+    say!("{name}");
+    while let Some(step) = played.next_step()? {
+        if is_state_due && moment.is_some_and(|moment| step.now > moment + 500) {
+            say!("  the state then:\n{}", indented(&machine.state()));
+            is_state_due = false;
+        }
+        (steps, last) = (steps + 1, step.now);
+        let input = format!("{:?}", step.input);
+        let actions = machine.take_in(step.now, step.input);
+        let is_named = |word: &String| {
+            input.contains(word.as_str()) || actions.iter().any(|action| action.contains(word.as_str()))
+        };
+        let is_near = moment.is_some_and(|moment| step.now.abs_diff(moment) <= 500);
+        if args.all || is_near || args.around.as_ref().is_some_and(is_named) {
+            say!("  {steps:>6} at {:.3} s  {input}", step.now as f64 / 1000.0);
+            actions.iter().for_each(|action| say!("         → {action}"));
+        }
+        if different.is_none() && recording::digest(&actions) != step.digest {
+            different = Some((steps, step.now));
+            say!("  step {steps} at {:.3} s came out differently:", step.now as f64 / 1000.0);
+            say!("         {input}");
+            actions.iter().for_each(|action| say!("         → {action}"));
+        }
+    }
+    if is_state_due {
+        say!("  the state at the end:\n{}", indented(&machine.state()));
+    }
+    let end = if played.is_full { ", where it was full" } else { "" };
+    let result = match different {
+        None => "all came out the same".to_owned(),
+        Some((step, _)) => format!("not the same from step {step} on"),
+    };
+    say!("  {steps} steps, to {:.3} s{end}: {result}", last as f64 / 1000.0);
+    Ok(different.is_none())
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
+}

@@ -1,0 +1,121 @@
+//! All that changes the state, as it is recorded and played back.
+
+use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::{ActorSpec, PlacementGroupSpec};
+use wingbeat_core::{ClusterId, NodeId, PlacementGroupId, ResourceSet};
+use wingbeat_net::recording::{Recorder, Redact};
+
+use super::{Action, Event, Fact, Millis, State};
+
+/// How a state begins.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Beginning {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The number of its first lease.
+    pub first_lease: u64,
+    /// What was written down by an earlier head, if one was.
+    pub remembered: Option<Vec<Fact>>,
+}
+
+/// What a state takes in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Input {
+    /// Something happened.
+    Event(Event),
+    /// See [`State::create_actor`].
+    CreateActor(Box<ActorSpec>, bool),
+    /// See [`State::create_group`].
+    CreateGroup(Box<PlacementGroupSpec>),
+    /// See [`State::remove_placement_group`].
+    RemoveGroup(PlacementGroupId),
+    /// See [`State::quota`].
+    Quota(String, Option<ResourceSet>),
+    /// See [`State::drain`].
+    Drain(NodeId, Option<Millis>, String, bool),
+}
+
+/// Who is told of each step, and what the present one is of.
+#[derive(Default)]
+pub(super) struct Recorded {
+    recorder: Option<Box<dyn Recorder<Input, Action>>>,
+    input: Option<Input>,
+}
+
+impl State {
+    /// A state as it began.
+    pub fn begun(with: Beginning) -> State {
+        match with.remembered {
+            None => State::new(with.cluster, with.first_lease),
+            Some(facts) => State::recover(with.cluster, with.first_lease, facts),
+        }
+    }
+
+    /// From now on, somebody is told of each step.
+    pub fn record_with(&mut self, recorder: Option<Box<dyn Recorder<Input, Action>>>) {
+        self.recorded.recorder = recorder;
+    }
+
+    /// A step begins.
+    pub(super) fn begin(&mut self, now: Millis, input: impl FnOnce() -> Input) {
+        self.now = now;
+        if self.recorded.recorder.is_some() {
+            self.recorded.input = Some(input());
+        }
+    }
+
+    /// A step was made.
+    pub(super) fn done(&mut self, actions: Vec<Action>) -> Vec<Action> {
+        if let Recorded { recorder: Some(recorder), input } = &mut self.recorded
+            && let Some(input) = input.take()
+        {
+            recorder.record(self.now, input, &actions);
+        }
+        actions
+    }
+
+    /// Takes in again what was recorded.
+    pub fn replay(&mut self, now: Millis, input: Input) -> Vec<Action> {
+        match input {
+            Input::Event(event) => self.step(now, event),
+            Input::CreateActor(spec, or_get) => self.create_actor(now, *spec, or_get).1,
+            Input::CreateGroup(spec) => self.create_group(now, *spec).1,
+            Input::RemoveGroup(group) => self.remove_placement_group(now, group),
+            Input::Quota(namespace, limit) => self.quota(now, &namespace, limit),
+            Input::Drain(node, within, why, stops) => self.drain(now, node, within, why, stops).1,
+        }
+    }
+}
+
+impl Redact for Beginning {
+    fn redact(&mut self) {
+        for fact in self.remembered.iter_mut().flatten() {
+            match fact {
+                Fact::Job(spec) => spec.redact(),
+                Fact::Actor(spec, _) => spec.redact(),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Redact for Input {
+    fn redact(&mut self) {
+        match self {
+            Input::Event(Event::JobJoined(spec)) => spec.redact(),
+            Input::Event(Event::NodeJoined(_, running)) => running.iter_mut().for_each(Redact::redact),
+            Input::Event(Event::Says(_, message)) => message.redact(),
+            Input::CreateActor(spec, _) => spec.redact(),
+            _ => {}
+        }
+    }
+}
+
+impl Redact for Action {
+    fn redact(&mut self) {
+        match self {
+            Action::Tell(_, event) => event.redact(),
+            Action::Order(_, message) => message.redact(),
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! What a head or a node took in, and a check of what followed, in a file: a hang in somebody's cluster can be played back on
+//! another machine, by `wingbeat replay`.
+//!
+//! Nothing is recorded unless `WINGBEAT_RECORD` names a folder. A file begins with how its machine began, and has one frame
+//! for each step: the time, the input, and a digest of the actions. It ends at 256 MiB (`WINGBEAT_RECORD_MB`). Values and
+//! environments are taken out before anything is written ([`Redact`]).
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use wingbeat_core::codec::{self, Payload};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{ActorSpec, ActorState, Arg, JobSpec};
+
+use crate::messages::{HeadEvent, HeadMessage, LeaseHolder, NodeMessage, RunningLease, WorkerCommand};
+
+/// The folder, if anything is to be recorded.
+const FOLDER: &str = "WINGBEAT_RECORD";
+/// How large a recording may become, in MiB.
+const LIMIT: &str = "WINGBEAT_RECORD_MB";
+const USUAL_LIMIT_MB: u64 = 256;
+/// What a recording's name ends with.
+pub const EXTENSION: &str = "wbrec";
+
+/// Takes out what nobody else is to see: values of users' programs, and environments.
+pub trait Redact {
+    /// Takes it out.
+    fn redact(&mut self);
+}
+
+/// Is told what a machine has taken in, and what it has decided.
+pub trait Recorder<I, A>: Send {
+    /// One step.
+    fn record(&mut self, now: u64, input: I, actions: &[A]);
+}
+
+#[derive(Serialize, Deserialize)]
+enum Frame<B, I> {
+    Begins {
+        version: String,
+        with: B,
+    },
+    Step {
+        now: u64,
+        input: I,
+        digest: u64,
+    },
+    /// It was as large as it may be.
+    Full,
+}
+
+/// A recording that is being written.
+pub struct Recording<I, A> {
+    file: File,
+    path: PathBuf,
+    left: u64,
+    is_over: bool,
+    of: PhantomData<fn(I, A)>,
+}
+
+impl<I, A> Recording<I, A>
+where
+    I: Serialize + Redact + Send,
+    A: Clone + Debug + Redact,
+{
+    /// Begins a recording, if the environment asks for one. What keeps it from being written is said, and no reason not to
+    /// go on.
+    pub fn asked_for<B: Serialize + Redact>(name: &str, mut with: B) -> Option<Box<dyn Recorder<I, A>>>
+    where
+        I: 'static,
+        A: 'static,
+    {
+        let folder = PathBuf::from(std::env::var_os(FOLDER).filter(|folder| !folder.is_empty())?);
+        let megabytes = std::env::var(LIMIT).ok().and_then(|limit| limit.parse().ok()).unwrap_or(USUAL_LIMIT_MB);
+        with.redact();
+        match Self::begin(&folder, &format!("{name}-{}", std::process::id()), megabytes << 20, with) {
+            Ok(recording) => {
+                tracing::info!("recording what happens in {}", recording.path.display());
+                Some(Box::new(recording))
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot record in {}", folder.display());
+                None
+            }
+        }
+    }
+
+    fn begin<B: Serialize>(folder: &Path, name: &str, limit: u64, with: B) -> io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let path = folder.join(name).with_extension(EXTENSION);
+        let file = File::create_new(&path)?;
+        let mut recording = Recording { file, path, left: limit, is_over: false, of: PhantomData };
+        recording.write(&Frame::<B, I>::Begins { version: env!("CARGO_PKG_VERSION").into(), with })?;
+        Ok(recording)
+    }
+
+    fn write<B: Serialize>(&mut self, frame: &Frame<B, I>) -> io::Result<()> {
+        let mut bytes = BytesMut::zeroed(4);
+        codec::encode_message(frame, &mut bytes).map_err(io::Error::other)?;
+        let length = (bytes.len() - 4) as u32;
+        bytes[..4].copy_from_slice(&length.to_le_bytes());
+        self.left = self.left.saturating_sub(bytes.len() as u64);
+        // Whole at once: it may be killed at any time.
+        self.file.write_all(&bytes)
+    }
+}
+
+impl<I, A> Recorder<I, A> for Recording<I, A>
+where
+    I: Serialize + Redact + Send,
+    A: Clone + Debug + Redact,
+{
+    fn record(&mut self, now: u64, mut input: I, actions: &[A]) {
+        if self.is_over {
+            return;
+        }
+        input.redact();
+        let frame = match self.left {
+            0 => Frame::Full,
+            _ => Frame::Step { now, input, digest: digest(&texts(actions)) },
+        };
+        self.is_over = matches!(frame, Frame::Full);
+        if let Err(error) = self.write::<()>(&frame) {
+            tracing::error!(%error, "the recording {} ends here", self.path.display());
+            self.is_over = true;
+        }
+    }
+}
+
+/// Actions as people may see them.
+pub fn texts<A: Clone + Debug + Redact>(actions: &[A]) -> Vec<String> {
+    let text = |action: &A| {
+        let mut action = action.clone();
+        action.redact();
+        format!("{action:?}")
+    };
+    actions.iter().map(text).collect()
+}
+
+/// FNV-1a of 64 bits (Fowler, Noll and Vo), which is the same everywhere and for ever.
+pub fn digest(texts: &[String]) -> u64 {
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A step that was recorded.
+pub struct Step<I> {
+    /// When, in milliseconds.
+    pub now: u64,
+    /// What was taken in.
+    pub input: I,
+    /// Of the actions that followed.
+    pub digest: u64,
+}
+
+/// A recording that is played back.
+pub struct Played<B, I> {
+    file: io::BufReader<File>,
+    /// Whether it ended because it was as large as it may be.
+    pub is_full: bool,
+    of: PhantomData<fn() -> (B, I)>,
+}
+
+impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
+    /// Opens a recording, and answers with how its machine began.
+    ///
+    /// # Errors
+    /// It cannot be read, or is of another version.
+    pub fn open(path: &Path) -> Result<(B, Played<B, I>), Error> {
+        let read = |error: io::Error| Error::io(format!("reading {}", path.display()), &error);
+        let file = io::BufReader::new(File::open(path).map_err(read)?);
+        let mut played = Played { file, is_full: false, of: PhantomData };
+        let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+        match played.frame().map_err(|error| other(format!("it is no recording of this version: {error}")))? {
+            Some(Frame::Begins { version, with }) if version == env!("CARGO_PKG_VERSION") => Ok((with, played)),
+            Some(Frame::Begins { version, .. }) => {
+                Err(other(format!("it is of version {version}, and this is {}", env!("CARGO_PKG_VERSION"))))
+            }
+            _ => Err(other("it does not begin as a recording does".into())),
+        }
+    }
+
+    /// The next step; none at the end. Half a frame is what a process was writing when it was killed.
+    ///
+    /// # Errors
+    /// It cannot be read on.
+    pub fn next_step(&mut self) -> io::Result<Option<Step<I>>> {
+        Ok(match self.frame()? {
+            Some(Frame::Step { now, input, digest }) => Some(Step { now, input, digest }),
+            Some(Frame::Full) => {
+                self.is_full = true;
+                None
+            }
+            Some(Frame::Begins { .. }) | None => None,
+        })
+    }
+
+    fn frame(&mut self) -> io::Result<Option<Frame<B, I>>> {
+        let Some(length) = self.whole(4)? else { return Ok(None) };
+        let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+        let Some(bytes) = self.whole(length as usize)? else { return Ok(None) };
+        codec::decode_message(Bytes::from(bytes)).map(Some).map_err(io::Error::other)
+    }
+
+    fn whole(&mut self, length: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        self.file.by_ref().take(length as u64).read_to_end(&mut bytes)?;
+        Ok((bytes.len() == length).then_some(bytes))
+    }
+}
+
+impl Redact for JobSpec {
+    fn redact(&mut self) {
+        self.env.clear();
+        self.local_env.clear();
+    }
+}
+
+impl Redact for ActorSpec {
+    fn redact(&mut self) {
+        for arg in &mut self.args {
+            if let Arg::Value(packed) = arg {
+                packed.bytes = Payload::default();
+            }
+        }
+    }
+}
+
+impl<T: Redact + Clone> Redact for Arc<T> {
+    fn redact(&mut self) {
+        Arc::make_mut(self).redact();
+    }
+}
+
+impl Redact for Error {
+    fn redact(&mut self) {
+        match self {
+            Error::Application { error, .. } => error.payload = Payload::default(),
+            Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
+            Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
+            _ => {}
+        }
+    }
+}
+
+impl Redact for LeaseHolder {
+    fn redact(&mut self) {
+        if let LeaseHolder::Actor(spec, _) = self {
+            spec.redact();
+        }
+    }
+}
+
+impl Redact for RunningLease {
+    fn redact(&mut self) {
+        self.start.holder.redact();
+    }
+}
+
+impl Redact for NodeMessage {
+    fn redact(&mut self) {
+        match self {
+            NodeMessage::BeginJob(spec) => spec.redact(),
+            NodeMessage::StartLease(start) => start.holder.redact(),
+            NodeMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
+            _ => {}
+        }
+    }
+}
+
+impl Redact for HeadMessage {
+    fn redact(&mut self) {
+        match self {
+            HeadMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
+            // What a program has printed.
+            HeadMessage::WorkerDied(death) => death.exit.stderr.clear(),
+            _ => {}
+        }
+    }
+}
+
+impl Redact for WorkerCommand {
+    fn redact(&mut self) {
+        if let WorkerCommand::StartActor { spec, .. } = self {
+            spec.redact();
+        }
+    }
+}
+
+impl Redact for HeadEvent {
+    fn redact(&mut self) {
+        match self {
+            HeadEvent::WorkerDied(death) => death.exit.stderr.clear(),
+            HeadEvent::Actor { state: ActorState::Restarting { cause } | ActorState::Dead { cause }, .. } => {
+                cause.redact()
+            }
+            HeadEvent::Refused { error, .. } => error.redact(),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct Word(String);
+
+    impl Redact for Word {
+        fn redact(&mut self) {
+            self.0 = self.0.replace("secret", "");
+        }
+    }
+
+    fn recording(folder: &Path, limit: u64) -> Recording<Word, Word> {
+        Recording::begin(folder, "head-1", limit, Word("begin".into())).unwrap()
+    }
+
+    fn played(folder: &Path) -> (Word, Played<Word, Word>) {
+        Played::open(&folder.join("head-1").with_extension(EXTENSION)).unwrap()
+    }
+
+    #[test]
+    fn what_was_recorded_is_played_without_what_nobody_is_to_see() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writing = recording(folder.path(), 1 << 20);
+        writing.record(7, Word("a secret key".into()), &[Word("secret one".into()), Word("two".into())]);
+        let (with, mut played) = played(folder.path());
+        assert_eq!(with, Word("begin".into()));
+        let step = played.next_step().unwrap().unwrap();
+        assert_eq!((step.now, step.input), (7, Word("a  key".into())));
+        assert_eq!(step.digest, digest(&texts(&[Word(" one".into()), Word("two".into())])));
+        assert!(played.next_step().unwrap().is_none() && !played.is_full);
+    }
+
+    #[test]
+    fn a_recording_ends_where_it_is_full_and_where_its_process_was_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writing = recording(folder.path(), 400);
+        for now in 0..100 {
+            writing.record(now, Word("x".repeat(50)), &[]);
+        }
+        let (_, mut full) = played(folder.path());
+        let mut steps = 0;
+        while full.next_step().unwrap().is_some() {
+            steps += 1;
+        }
+        assert!((3..10).contains(&steps) && full.is_full, "{steps}");
+        let path = folder.path().join("head-1").with_extension(EXTENSION);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
+        let (_, mut cut) = played(folder.path());
+        let mut read = 0;
+        while cut.next_step().unwrap().is_some() {
+            read += 1;
+        }
+        assert!(read >= steps - 1 && !cut.is_full);
+    }
+}
