@@ -482,7 +482,7 @@ impl State {
         if is_reported {
             // Also of one that was idle: what it owned is nobody's from now on.
             let (node, exit) = (self.config.node, exit.clone());
-            let death = WorkerDeath { process, pid, node, lease, exit, started };
+            let death = WorkerDeath { process, pid, node, lease, exit, started, is_moved: false };
             self.actions.push(Action::ToHead(HeadMessage::WorkerDied(death)));
         } else if lease.is_none() && !by_head {
             self.actions.push(Action::Warn(format!("worker process {process} ended before it reported: {exit}")));

@@ -160,7 +160,7 @@ impl World {
         if serving.phase != Phase::Starting {
             let exit = Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None };
             let process = worker_of(lease);
-            let death = WorkerDeath { process, pid: 7, node, lease: Some(lease), exit, started: 0 };
+            let death = WorkerDeath { process, pid: 7, node, lease: Some(lease), exit, started: 0, is_moved: false };
             self.send(node, HeadMessage::WorkerDied(death));
         }
         if leaks && let Some((device, _)) = serving.start.gpus.first() {

@@ -380,8 +380,8 @@ impl State {
         let Some(lease) = self.leases.leases.get(&id) else { return };
         let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);
         if lease.ending && self.nodes.get(lease.taken.node).is_some_and(is_moved) {
-            // Whoever is moved away from a node that is drained has not failed: nothing counts as attempted.
-            death.started = 0;
+            // Whoever is moved away from a node that is drained has not failed.
+            death.is_moved = true;
         }
         match lease.holder {
             Holder::Nobody => {}

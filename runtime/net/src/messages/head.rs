@@ -223,6 +223,8 @@ pub struct WorkerDeath {
     /// The owner's number of the last task that it started for this lease (see `PeerMessage::Tasks::first`) plus 1: tasks
     /// after it were never touched. 1 if an actor's constructor had begun. 0 if nothing had begun.
     pub started: u64,
+    /// Whether the head had moved what ran there to other nodes: what had begun begins again at no cost.
+    pub is_moved: bool,
 }
 
 /// What the head tells a process.

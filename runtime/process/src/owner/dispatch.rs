@@ -116,7 +116,17 @@ pub(crate) struct Grant {
     pub pid: u32,
 }
 
-#[derive(PartialEq, Clone, Copy, Debug)]
+/// What became of the last attempt at a task that is tried again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// It was never begun.
+    Nothing,
+    /// It was begun, and moved to another node: it costs no retry.
+    Move,
+    Failure,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Open,
     /// The worker process waits in user code, and takes no tasks.
@@ -475,7 +485,7 @@ impl Dispatch {
         self.return_if_done(id, out);
         match failed {
             Some(error) if self.may_retry(&task, error) => {
-                self.again(task, true);
+                self.again(task, After::Failure);
                 Settled::Retried
             }
             _ => Settled::Done(task),
@@ -490,10 +500,12 @@ impl Dispatch {
     }
 
     /// Puts a task at the front of its queue.
-    fn again(&mut self, mut task: Task, charged: bool) {
-        if charged {
-            task.retries = task.retries.saturating_sub(1);
+    fn again(&mut self, mut task: Task, after: After) {
+        if after != After::Nothing {
             Arc::make_mut(&mut task.spec).attempt += 1;
+        }
+        if after == After::Failure {
+            task.retries = task.retries.saturating_sub(1);
         }
         let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_front(task);
@@ -534,7 +546,7 @@ impl Dispatch {
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
             } else {
-                self.again(task, false);
+                self.again(task, After::Nothing);
             }
         }
         self.return_if_done(id, out);
@@ -614,6 +626,7 @@ impl Dispatch {
             });
         }
         let started = death.as_ref().map_or(u64::MAX, |death| death.started);
+        let is_moved = death.as_ref().is_some_and(|death| death.is_moved);
         for (seq, task) in lease.in_flight.into_iter().rev() {
             if seq < started {
                 out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.node.clone() });
@@ -623,8 +636,8 @@ impl Dispatch {
                 out.push(Action::Fail { task, error });
                 continue;
             }
-            if seq >= started && self.session_over.is_none() {
-                self.again(task, false);
+            if self.session_over.is_none() && (seq >= started || is_moved) {
+                self.again(task, if seq < started { After::Move } else { After::Nothing });
                 continue;
             }
             let error = match &death {
@@ -641,7 +654,7 @@ impl Dispatch {
                 },
             };
             if self.may_retry(&task, &error) {
-                self.again(task, true);
+                self.again(task, After::Failure);
             } else {
                 out.push(Action::Fail { task, error });
             }
@@ -660,7 +673,7 @@ impl Dispatch {
                     false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
                 };
                 if self.may_retry(&task, &error) {
-                    self.again(task, true);
+                    self.again(task, After::Failure);
                 } else {
                     out.push(Action::Fail { task, error });
                 }

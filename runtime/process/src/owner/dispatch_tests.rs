@@ -114,6 +114,7 @@ fn death(lease: u64, started: u64) -> WorkerDeath {
         lease: Some(LeaseId(lease)),
         exit: Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None },
         started,
+        is_moved: false,
     }
 }
 
@@ -244,6 +245,22 @@ fn a_task_without_attempts_left_fails_with_the_cause() {
     dispatch.worker_died(death(1, 1), &mut out);
     let failed = said(out).failed;
     assert!(matches!(&failed[..], [(0, Error::WorkerCrashed { exit, .. })] if exit.signal == Some(9)));
+}
+
+#[test]
+fn a_task_that_is_moved_begins_again_at_no_cost_as_another_attempt_and_leaves_nothing_behind() {
+    let mut dispatch = submitted(1);
+    let mut out = Vec::new();
+    dispatch.granted(grant(1), 0, &mut out);
+    dispatch.settle(0, &mut out);
+    let retries = dispatch.leases[&LeaseId(1)].in_flight[0].1.retries;
+    out.clear();
+    dispatch.connection_lost(ProcessId(101), 1, &mut out);
+    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, &mut out);
+    assert!(out.iter().any(|action| matches!(action, Action::Left { .. })), "what it had stored is deleted");
+    let queue = dispatch.queues.values().next().unwrap();
+    let again = &queue.ready[0];
+    assert_eq!((again.retries, again.spec.attempt), (retries, 1));
 }
 
 #[test]

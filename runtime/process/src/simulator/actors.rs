@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, Arg, Outputs, ScopedName, Shape};
+use wingbeat_core::spec::{ActorSpec, Arg, Outputs, ScopedName, Shape};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount, FunctionId, ResourceSet};
 
 use wingbeat_net::messages::HeadMessage;
 
-use super::execution::{Asked, Question};
+use super::execution::{Answer, Asked, Question};
 use super::side::address;
 use super::site::{Site, Submitted};
 use super::value::{Plan, Ref};
@@ -24,8 +24,8 @@ use crate::owner::outbound::holds;
 use crate::owner::submission::Request;
 
 impl Site {
-    async fn ask_head(&self, asked: Asked) -> Result<ActorInfo, Error> {
-        let answer: Rc<RefCell<Option<Result<ActorInfo, Error>>>> = Rc::default();
+    pub(super) async fn ask_head(&self, asked: Asked) -> Answer {
+        let answer: Rc<RefCell<Option<Answer>>> = Rc::default();
         let mut asked = Some(asked);
         poll_fn(|cx| {
             if let Some(asked) = asked.take() {
@@ -78,7 +78,8 @@ impl Site {
 
     /// The actor of this name, which another process may have made.
     pub(super) async fn find_actor(&self, name: String) -> Result<Ref, Error> {
-        let info = self.ask_head(Asked::Find(ScopedName { namespace: "shared".into(), name })).await?;
+        let asked = Asked::Find(ScopedName { namespace: "shared".into(), name });
+        let info = self.ask_head(asked).await?.expect("it was found");
         self.shared.found.borrow_mut().insert(info.id);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
@@ -87,7 +88,14 @@ impl Site {
     }
 
     /// Calls an actor.
-    pub(super) fn call(&self, actor: &Ref, plan: Plan, refs: &[Ref], objects: &[Ref], retries: u32) -> Ref {
+    pub(super) fn call(
+        &self,
+        actor: &Ref,
+        plan: Plan,
+        (refs, objects): (&[Ref], &[Ref]),
+        outputs: Outputs,
+        retries: u32,
+    ) -> Submitted {
         let owner = &self.process.owner;
         let target = actor.actor.expect("it is a handle of an actor");
         let mut made = self.process.calls_made.borrow_mut();
@@ -96,7 +104,7 @@ impl Site {
         let plan = Plan { number: *number, ..plan };
         drop(made);
         let args = Self::arguments(plan, refs, objects);
-        let (id, outputs) = (owner.next_task(), Outputs::Fixed(1));
+        let id = owner.next_task();
         let submitted = self.outputs(id, outputs, Some(target));
         let name = Name::Given(id.to_string().into());
         let mut held = holds(&args);
@@ -120,8 +128,9 @@ impl Site {
                 });
             }
         }
-        Submitted::one(submitted)
+        submitted
     }
+
     /// Ends an actor at once; it may be made again.
     pub(super) fn kill_actor(&self, actor: &Ref, may_restart: bool) {
         let Some(actor) = actor.actor else { return };

@@ -23,11 +23,15 @@ impl Shared {
                 let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
                 is_asked || broke || self.is_part_of_cancelled(task)
             }
-            Error::WorkerCrashed { process, .. } => broke && self.ended.borrow().contains(process),
+            Error::WorkerCrashed { process, .. } => {
+                (broke || self.gave_back()) && self.ended.borrow().contains(process)
+            }
             Error::NodeDied { node, .. } => !self.nodes.borrow().contains(node),
             // With faults, calls also give what the actor owns, which ends with it.
             Error::OwnerDied { owner, .. } => {
-                self.config.faults && self.ended.borrow().contains(owner) || report.cuts > 0
+                // What ran in a group that was given back has ended.
+                let ends = self.config.faults || self.gave_back();
+                ends && self.ended.borrow().contains(owner) || report.cuts > 0
             }
             Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => broke,
             // Its last handle was dropped before the one that was found was registered.
@@ -35,8 +39,14 @@ impl Shared {
                 broke || self.found.borrow().contains(actor)
             }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
+            Error::PlacementGroupGone { .. } => broke || self.gave_back(),
             _ => false,
         }
+    }
+
+    /// Whether a placement group was given back, which ends what runs in it.
+    fn gave_back(&self) -> bool {
+        !self.given_back.borrow().is_empty()
     }
 
     fn is_part_of_cancelled(&self, task: &str) -> bool {

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, ScopedName, TaskSpec};
-use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, PlacementGroupSpec, ScopedName, TaskSpec};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 
 use super::process::Process;
 use super::side::Said;
@@ -68,14 +68,19 @@ impl Wake for Woken {
 pub(super) struct Question {
     pub by: ProcessId,
     pub asked: Asked,
-    pub answer: Rc<RefCell<Option<Result<ActorInfo, Error>>>>,
+    pub answer: Rc<RefCell<Option<Answer>>>,
     pub waker: Waker,
 }
 
 pub(super) enum Asked {
     Create(Box<ActorSpec>),
     Find(ScopedName),
+    Reserve(Box<PlacementGroupSpec>),
+    GiveBack(PlacementGroupId),
 }
+
+/// An actor, where one was asked for.
+pub(super) type Answer = Result<Option<ActorInfo>, Error>;
 
 /// What everything in the world shares.
 pub(super) struct Shared {
@@ -105,6 +110,8 @@ pub(super) struct Shared {
     pub found: RefCell<BTreeSet<ActorId>>,
     /// The last call that each actor has begun, by its life and its caller.
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
+    /// Placement groups that were given back.
+    pub given_back: RefCell<BTreeSet<PlacementGroupId>>,
     pub report: RefCell<Report>,
 }
 

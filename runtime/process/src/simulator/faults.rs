@@ -50,6 +50,12 @@ impl World {
                     self.node_dies(node);
                 }
             }
+            22 | 23 => {
+                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+                if let Some(node) = self.pick(&nodes) {
+                    self.drain(node);
+                }
+            }
             21 if self.drivers.len() > 1 => {
                 let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
                 if let Some(driver) = self.pick(&drivers) {
@@ -59,6 +65,26 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// A person empties a node, and changes their mind or not.
+    fn drain(&mut self, node: NodeId) {
+        self.shared.report.borrow_mut().deaths += 1;
+        let (within, comes_back) = (self.shared.below(300), self.shared.below(3) > 0);
+        if !comes_back {
+            self.new_node();
+        }
+        let (_, actions) = self.state.drain(self.shared.now(), node, Some(within), "a person".into(), !comes_back);
+        self.act(actions);
+        if comes_back {
+            let after = self.shared.below(600);
+            self.schedule(after, Happening::EndDrain(node));
+        }
+    }
+
+    pub(super) fn end_drain(&mut self, node: NodeId) {
+        let (_, actions) = self.state.drain(self.shared.now(), node, None, String::new(), false);
+        self.act(actions);
     }
 
     /// Nodes look for worker processes that are not worth keeping.

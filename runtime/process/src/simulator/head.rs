@@ -22,7 +22,7 @@ impl World {
         self.act(actions);
     }
 
-    fn act(&mut self, actions: Vec<Action>) {
+    pub(super) fn act(&mut self, actions: Vec<Action>) {
         for action in actions {
             self.shared.trace(|| format!("  the head: {action:?}"));
             let (to, number) = match &action {
@@ -116,9 +116,20 @@ impl World {
             Asked::Create(spec) => {
                 let (answer, actions) = self.state.create_actor(self.shared.now(), *spec, false);
                 self.act(actions);
-                answer
+                answer.map(Some)
             }
-            Asked::Find(name) => self.state.find_actor(&name),
+            Asked::Find(name) => self.state.find_actor(&name).map(Some),
+            Asked::Reserve(spec) => {
+                let (answer, actions) = self.state.create_group(self.shared.now(), *spec);
+                self.act(actions);
+                answer.map(|_| None)
+            }
+            Asked::GiveBack(group) => {
+                self.shared.given_back.borrow_mut().insert(group);
+                let actions = self.state.remove_placement_group(self.shared.now(), group);
+                self.act(actions);
+                Ok(None)
+            }
         };
         *question.answer.borrow_mut() = Some(answer);
         let after = 1 + self.shared.below(4);

@@ -82,6 +82,7 @@ impl World {
                 let is_gone = |object: &ObjectId| owners.contains(&object.owner());
                 self.shared.copies.borrow_mut().retain(|(object, node), _| *node != id || !is_gone(object));
             }
+            NodeMessage::Stop(_) => self.node_dies(id),
             message => self.node_steps(id, node::Event::Says(HEAD, message)),
         }
     }

@@ -6,10 +6,12 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
+use wingbeat_core::spec::{BundleSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
+use wingbeat_core::{Amount, PlacementGroupId, ResourceSet};
 
-use super::execution::{Ended, Execution, Running};
+use super::execution::{Asked, Ended, Execution, Running};
 use super::queue::Being;
+use super::side::address;
 use super::site::{Site, Stream, Submitted, failed};
 use super::value::{Kind, Plan, Ref, refs_in};
 
@@ -33,19 +35,20 @@ struct Work<'a> {
     random: StdRng,
     depth: u64,
     bag: Vec<Ref>,
-    /// Those of the bag whose values may be waited for.
     is_driver: bool,
+    /// What it has reserved.
+    reserved: Option<PlacementGroupId>,
 }
 
 /// A driver's program: it waits for all that it holds at last.
 pub(super) async fn driver(site: Site, seed: u64) -> Ended {
-    let mut work =
-        Work { site: &site, random: StdRng::seed_from_u64(seed), depth: DEPTH, bag: Vec::new(), is_driver: true };
+    let mut work = Work::new(&site, seed, DEPTH, Vec::new(), true);
     let steps = work.random.random_range(8..40);
     for _ in 0..steps {
         let _ = work.step().await;
     }
     let _ = work.read_all().await;
+    work.give_back().await;
     (Outcome::StreamEnded(0), Vec::new())
 }
 
@@ -80,8 +83,7 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     }
     drop(incoming);
     site.shared.trace(|| format!("{} begins attempt {} at {} {plan:?}", site.process.id, spec.attempt, spec.id));
-    let random = StdRng::seed_from_u64(plan.seed);
-    let mut work = Work { site, random, depth: plan.depth, bag, is_driver: false };
+    let mut work = Work::new(site, plan.seed, plan.depth, bag, false);
     if let Some(actor) = execution.actor {
         site.check_order(actor, &plan, spec);
         return work.call(&plan, spec).await;
@@ -97,7 +99,11 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     Ok(work.results(spec))
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    fn new(site: &'a Site, seed: u64, depth: u64, bag: Vec<Ref>, is_driver: bool) -> Work<'a> {
+        Work { site, random: StdRng::seed_from_u64(seed), depth, bag, is_driver, reserved: None }
+    }
+
     fn chance(&mut self, of: u32) -> bool {
         self.random.random_range(0..of) == 0
     }
@@ -170,6 +176,10 @@ impl Work<'_> {
                 }
             }
             18 | 19 if self.depth > 0 => self.consume().await?,
+            20 if self.is_driver && self.chance(3) => match self.reserved {
+                None => self.reserve().await,
+                Some(_) => self.give_back().await,
+            },
             20 if self.is_driver => self.make_actor().await?,
             21..=23 => self.call_actor().await?,
             _ => {}
@@ -191,8 +201,34 @@ impl Work<'_> {
         let outputs = Outputs::Fixed(self.random.random_range(1..3));
         let retries = self.random.random_range(0..4);
         let args = Site::arguments(plan, &refs, &objects);
-        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries) {
+        let within = self.reserved.filter(|_| self.chance(2));
+        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, within) {
             self.bag.extend(refs);
+        }
+    }
+
+    /// Reserves a CPU. There is always one more for whoever has to wait for others.
+    async fn reserve(&mut self) {
+        let group = PlacementGroupId(self.site.shared.id());
+        let spec = PlacementGroupSpec {
+            id: group,
+            job: self.site.process.job,
+            name: None,
+            strategy: PlacementStrategy::Pack,
+            bundles: vec![BundleSpec { resources: ResourceSet::cpus(Amount::ONE), gpu_memory: 0, labels: Vec::new() }],
+            detached: false,
+            captures_children: self.chance(2),
+            patient: true,
+            owner: address(self.site.process.id),
+        };
+        if self.site.ask_head(Asked::Reserve(Box::new(spec))).await.is_ok() {
+            self.reserved = Some(group);
+        }
+    }
+
+    async fn give_back(&mut self) {
+        if let Some(group) = self.reserved.take() {
+            let _ = self.site.ask_head(Asked::GiveBack(group)).await;
         }
     }
 
@@ -232,9 +268,15 @@ impl Work<'_> {
         let (wants, retries) = (self.random.random_range(0..12), self.random.random_range(0..3));
         let count = items_of(&plan);
         let args = Site::arguments(plan, &refs, &[]);
-        let Submitted::Stream(mut stream) = self.site.submit(args, Outputs::Stream { ahead }, retries) else {
-            return Ok(());
-        };
+        let within = self.reserved.filter(|_| self.chance(2));
+        match self.site.submit(args, Outputs::Stream { ahead }, retries, within) {
+            Submitted::Stream(stream) => self.take(stream, wants, count).await,
+            Submitted::Objects(_) => Ok(()),
+        }
+    }
+
+    /// Takes so many items of a stream that has `count`.
+    async fn take(&mut self, mut stream: Stream, wants: u32, count: u32) -> Result<(), Error> {
         let mut taken = 0;
         while taken < wants {
             match stream.next().await {
@@ -304,8 +346,17 @@ impl Work<'_> {
             // A call of this process holds back its later ones until its arguments are there.
             let objects = if self.is_driver { self.objects(1) } else { Vec::new() };
             let retries = if self.chance(3) { 2 } else { 0 };
-            let result = self.site.call(&actor, plan, &refs, &objects, retries);
-            self.bag.push(result);
+            if self.is_driver && self.chance(5) {
+                let (ahead, wants) = (self.random.random_range(1..4), self.random.random_range(0..12));
+                let (plan, count) = (Plan { kind: Kind::Work, ..plan.clone() }, items_of(&plan));
+                let outputs = Outputs::Stream { ahead };
+                if let Submitted::Stream(stream) = self.site.call(&actor, plan, (&refs, &[]), outputs, retries) {
+                    self.take(stream, wants, count).await?;
+                }
+                continue;
+            }
+            let result = self.site.call(&actor, plan, (&refs, &objects), Outputs::Fixed(1), retries);
+            self.bag.push(result.one());
         }
         Ok(())
     }
@@ -313,6 +364,9 @@ impl Work<'_> {
     /// A call of the actor that this process is.
     async fn call(&mut self, plan: &Plan, spec: &TaskSpec) -> Result<Ended, Error> {
         self.site.shared.report.borrow_mut().calls += 1;
+        if let Outputs::Stream { ahead } = spec.outputs {
+            return self.stream(plan, spec, ahead).await;
+        }
         let given = std::mem::take(&mut self.bag);
         self.pause().await;
         if self.chance(3) {
@@ -344,18 +398,21 @@ impl Work<'_> {
     }
 
     async fn stream(&mut self, plan: &Plan, spec: &TaskSpec, ahead: u32) -> Result<Ended, Error> {
-        let count = items_of(plan);
+        let (count, is_actor) = (items_of(plan), plan.number > 0);
         for index in 0..count {
             self.site.room(index, ahead).await;
             self.pause().await;
+            // What an actor owns itself would end with it.
+            let may_own = !is_actor || self.site.shared.config.faults;
             let mut refs = self.some(1);
-            if self.chance(2) {
+            if self.chance(2) && may_own {
                 refs.push(self.site.put(&[], self.random.random_range(0..2) == 0));
             }
             let is_stored = self.chance(3);
             let (value, held) = self.site.pack(spec.id.output(index), &refs, is_stored, false);
             self.site.process.send_item(spec.id, index, value, held);
-            if self.chance(3) {
+            // An actor's calls may not wait for others of it.
+            if self.chance(3) && !is_actor {
                 self.step().await?;
             }
             if !self.bag.is_empty() && self.chance(2) {

@@ -49,6 +49,7 @@ pub(super) enum Happening {
     Exits { process: ProcessId, until: u64 },
     Delete { by: ProcessId, node: NodeId, object: ObjectId },
     Deleted(NodeId, ObjectId),
+    EndDrain(NodeId),
     Chance,
 }
 
@@ -120,6 +121,7 @@ impl World {
             untold: RefCell::default(),
             found: RefCell::default(),
             calls: RefCell::default(),
+            given_back: RefCell::default(),
             report: RefCell::default(),
         };
         World {
@@ -258,6 +260,7 @@ impl World {
             Happening::Exits { process, until } => self.exits(process, until),
             Happening::Delete { by, node, object } => self.delete(by, node, object),
             Happening::Deleted(node, object) => drop(self.shared.copies.borrow_mut().remove(&(object, node))),
+            Happening::EndDrain(node) => self.end_drain(node),
             Happening::Chance => self.chance(),
         }
     }

@@ -301,7 +301,7 @@ impl State {
 
     pub(in crate::state) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
         let Some(actor) = self.actors.actors.get(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
-        let has_begun = death.started > 0 || matches!(actor.phase, Phase::Alive { .. });
+        let has_begun = (death.started > 0 && !death.is_moved) || matches!(actor.phase, Phase::Alive { .. });
         let cause = match &actor.terminating {
             Some(by) => Error::ActorEnded { by: by.clone() },
             None => Error::WorkerCrashed {

@@ -120,7 +120,8 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
     let owners = BTreeMap::from([(JobId(DRIVER.0), [idle, DRIVER].into())]);
     bench.says(NodeId(1), HeadMessage::Owners(owners.clone()));
     assert!(bench.ordered.is_empty(), "both live: {:?}", bench.ordered);
-    let death = WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3 };
+    let death =
+        WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3, is_moved: false };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     bench.says(NodeId(1), HeadMessage::Owners(owners));
     let gone =

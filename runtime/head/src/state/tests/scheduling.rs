@@ -181,13 +181,14 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
         lease: Some(lease),
         exit: exit(),
         started: 9,
+        is_moved: false,
     };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     let told = bench.told_to(DRIVER, |event| match event {
-        HeadEvent::WorkerDied(death) => Some(death.started),
+        HeadEvent::WorkerDied(death) => Some((death.started, death.is_moved)),
         _ => None,
     });
-    assert_eq!(told, [0]);
+    assert_eq!(told, [(9, true)]);
     bench.ordered.clear();
     bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     bench.says(NodeId(1), HeadMessage::LeaseEnded(life));
