@@ -49,15 +49,27 @@ pub(crate) async fn stay_attached(joined: Joined, session: Session) {
     }
 }
 
-/// A private cluster has one node: when that has to end, nothing will run any more.
+/// A private cluster has one head and one node: when one of them has to end, nothing will run any more.
 #[cfg(feature = "embedded")]
-pub(crate) async fn end_with_node(ended: impl Future<Output = Result<String, String>>, session: Session) {
+pub(crate) async fn end_with(
+    head: impl Future<Output = Result<(), String>>,
+    node: impl Future<Output = Result<String, String>>,
+    session: Session,
+) {
     let process = session.process();
+    let broken = async {
+        match head.await {
+            Err(why) => why,
+            Ok(()) => std::future::pending().await,
+        }
+    };
     let why = tokio::select! {
-        ended = ended => ended.unwrap_or_else(|why| why),
+        biased;
+        why = broken => why,
+        ended = node => format!("the node of this private cluster has ended: {}", ended.unwrap_or_else(|why| why)),
         () = process.over() => return,
     };
-    process.end(&Error::SessionEnded { why: format!("the node of this private cluster has ended: {why}") });
+    process.end(&Error::SessionEnded { why });
 }
 
 async fn attach_again(joined: &Joined, session: &Session, dead: NodeId) -> Result<(), Error> {
@@ -79,7 +91,7 @@ async fn attach_to(joined: &Joined, session: &Session, node: NodeId, daemon: &Ad
     let client = NodeClient::new(mux::client_config(), client).spawn();
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection));
     let service = PeerService::new(process.clone(), daemon.process);
-    tokio::spawn(mux::serve(server, service.serve()));
+    process.vital("hearing its node", mux::serve(server, service.serve()));
     Ok(())
 }
 

@@ -177,7 +177,8 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
     let joined = Joined { token, cluster, head: address, listen: None, node: Probing::default() };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
-    tokio::spawn(home::end_with_node(embedded.node_ended(), session.clone()));
+    let ending = home::end_with(head.stopped(), embedded.node_ended(), session.clone());
+    session.process().vital("the end of the private cluster", ending);
     // They end in this order.
     session.process().keep(Box::new(head.ends_with()));
     session.process().keep(Box::new(embedded));
@@ -202,7 +203,7 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
     let joined = Joined { token, cluster, head, listen, node: Probing::Expects };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
-    tokio::spawn(home::stay_attached(joined, session.clone()));
+    session.process().vital("staying with a node", home::stay_attached(joined, session.clone()));
     Ok(session)
 }
 

@@ -34,6 +34,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Small simulated clusters of real owners, real nodes and the real head, each with and without faults; the tests run 5,000.
+    Explore(simulate::Explore),
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(&bench),
         Command::Demo => demo::run(),
+        Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
         Command::Simulate { args } => simulate::run(&args),
         Command::Soak(soak) => soak::run(&soak),

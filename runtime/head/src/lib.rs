@@ -131,8 +131,9 @@ impl HeadHandle {
     ///
     /// # Errors
     /// It cannot go on, and has left everybody: it is to be started again.
-    pub async fn stopped(&self) -> Result<(), String> {
-        self.shell.stopped().await
+    pub fn stopped(&self) -> impl Future<Output = Result<(), String>> + Send + use<> {
+        let shell = self.shell.clone();
+        async move { shell.stopped().await }
     }
 
     /// When what is returned is dropped, the cluster is about to end: that its nodes go is then no news.

@@ -6,11 +6,13 @@
 //! environments are taken out before anything is written ([`Redact`]).
 
 use std::fmt::Debug;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -19,13 +21,20 @@ use wingbeat_core::codec::{self, Payload};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, ActorState, Arg, JobSpec};
 
-use crate::messages::{HeadEvent, HeadMessage, LeaseHolder, NodeMessage, RunningLease, WorkerCommand};
+use crate::handshake;
+use crate::messages::{
+    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, RunningLease, WorkerCommand,
+};
 
 /// The folder, if anything is to be recorded.
 const FOLDER: &str = "WINGBEAT_RECORD";
 /// How large a recording may become, in MiB.
 const LIMIT: &str = "WINGBEAT_RECORD_MB";
 const USUAL_LIMIT_MB: u64 = 256;
+/// Steps that wait for the disk: so many, and the recording ends.
+const QUEUED: usize = 16_384;
+/// Counts changes of what is recorded, beside those of the protocol.
+const FORMAT: u32 = 1;
 /// What a recording's name ends with.
 pub const EXTENSION: &str = "wbrec";
 
@@ -58,10 +67,11 @@ enum Frame<B, I> {
 
 /// A recording that is being written.
 pub struct Recording<I, A> {
-    file: File,
+    /// To whoever writes; none once it is over.
+    frames: Option<mpsc::SyncSender<Vec<u8>>>,
+    writer: Option<JoinHandle<()>>,
     path: PathBuf,
     left: u64,
-    is_over: bool,
     of: PhantomData<fn(I, A)>,
 }
 
@@ -95,21 +105,38 @@ where
     fn begin<B: Serialize>(folder: &Path, name: &str, limit: u64, with: B) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(name).with_extension(EXTENSION);
-        let file = File::create_new(&path)?;
-        let mut recording = Recording { file, path, left: limit, is_over: false, of: PhantomData };
-        recording.write(&Frame::<B, I>::Begins { version: env!("CARGO_PKG_VERSION").into(), with })?;
-        Ok(recording)
+        // Names and addresses are nobody else's.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let begins = framed(&Frame::<B, I>::Begins { version: version(), with })?;
+        file.write_all(&begins)?;
+        let (frames, to_write) = mpsc::sync_channel::<Vec<u8>>(QUEUED);
+        let place = path.clone();
+        // A disk may stand still for long, and whoever is recorded may not.
+        let writer = std::thread::Builder::new().name("wingbeat-record".into()).spawn(move || {
+            while let Ok(frame) = to_write.recv() {
+                // Whole at once: the process may be killed at any time.
+                if let Err(error) = file.write_all(&frame) {
+                    tracing::error!(%error, "the recording {} ends here", place.display());
+                    return;
+                }
+            }
+        })?;
+        let left = limit.saturating_sub(begins.len() as u64);
+        Ok(Recording { frames: Some(frames), writer: Some(writer), path, left, of: PhantomData })
     }
+}
 
-    fn write<B: Serialize>(&mut self, frame: &Frame<B, I>) -> io::Result<()> {
-        let mut bytes = BytesMut::zeroed(4);
-        codec::encode_message(frame, &mut bytes).map_err(io::Error::other)?;
-        let length = (bytes.len() - 4) as u32;
-        bytes[..4].copy_from_slice(&length.to_le_bytes());
-        self.left = self.left.saturating_sub(bytes.len() as u64);
-        // Whole at once: it may be killed at any time.
-        self.file.write_all(&bytes)
-    }
+/// With which version a recording can be played.
+fn version() -> String {
+    format!("{} (protocol {:08x}, {FORMAT})", env!("CARGO_PKG_VERSION"), handshake::PROTOCOL)
+}
+
+fn framed<B: Serialize, I: Serialize>(frame: &Frame<B, I>) -> io::Result<Vec<u8>> {
+    let mut bytes = BytesMut::zeroed(4);
+    codec::encode_message(frame, &mut bytes).map_err(io::Error::other)?;
+    let length = (bytes.len() - 4) as u32;
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    Ok(bytes.into())
 }
 
 impl<I, A> Recorder<I, A> for Recording<I, A>
@@ -118,18 +145,35 @@ where
     A: Clone + Debug + Redact,
 {
     fn record(&mut self, now: u64, mut input: I, actions: &[A]) {
-        if self.is_over {
-            return;
-        }
+        let Some(frames) = &self.frames else { return };
         input.redact();
         let frame = match self.left {
-            0 => Frame::Full,
+            0 => Frame::<(), I>::Full,
             _ => Frame::Step { now, input, digest: digest(&texts(actions)) },
         };
-        self.is_over = matches!(frame, Frame::Full);
-        if let Err(error) = self.write::<()>(&frame) {
-            tracing::error!(%error, "the recording {} ends here", self.path.display());
-            self.is_over = true;
+        let is_full = matches!(frame, Frame::Full);
+        let end = match framed(&frame) {
+            Ok(bytes) => {
+                self.left = self.left.saturating_sub(bytes.len() as u64);
+                frames.try_send(bytes).err().map(|error| error.to_string())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = &end {
+            tracing::error!("the recording {} ends here: {why}", self.path.display());
+        }
+        if is_full || end.is_some() {
+            self.frames = None;
+        }
+    }
+}
+
+impl<I, A> Drop for Recording<I, A> {
+    fn drop(&mut self) {
+        self.frames = None;
+        if let Some(writer) = self.writer.take() {
+            // It was told of a panic there.
+            let _ = writer.join();
         }
     }
 }
@@ -177,11 +221,11 @@ impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
         let read = |error: io::Error| Error::io(format!("reading {}", path.display()), &error);
         let file = io::BufReader::new(File::open(path).map_err(read)?);
         let mut played = Played { file, is_full: false, of: PhantomData };
-        let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+        let (ours, other) = (version(), |why: String| Error::Io { what: format!("playing {}", path.display()), why });
         match played.frame().map_err(|error| other(format!("it is no recording of this version: {error}")))? {
-            Some(Frame::Begins { version, with }) if version == env!("CARGO_PKG_VERSION") => Ok((with, played)),
+            Some(Frame::Begins { version, with }) if version == ours => Ok((with, played)),
             Some(Frame::Begins { version, .. }) => {
-                Err(other(format!("it is of version {version}, and this is {}", env!("CARGO_PKG_VERSION"))))
+                Err(other(format!("it is of version {version}, and this is {ours}")))
             }
             _ => Err(other("it does not begin as a recording does".into())),
         }
@@ -245,6 +289,7 @@ impl Redact for Error {
             Error::Application { error, .. } => error.payload = Payload::default(),
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
+            Error::Io { what, why } if what == ENDED_UNREPORTED => why.clear(),
             _ => {}
         }
     }
@@ -278,7 +323,9 @@ impl Redact for NodeMessage {
 impl Redact for HeadMessage {
     fn redact(&mut self) {
         match self {
-            HeadMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
+            HeadMessage::ActorStarted { outcome: Err(error), .. } | HeadMessage::LeaseFailed { error, .. } => {
+                error.redact()
+            }
             // What a program has printed.
             HeadMessage::WorkerDied(death) => death.exit.stderr.clear(),
             _ => {}
@@ -333,6 +380,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut writing = recording(folder.path(), 1 << 20);
         writing.record(7, Word("a secret key".into()), &[Word("secret one".into()), Word("two".into())]);
+        drop(writing);
         let (with, mut played) = played(folder.path());
         assert_eq!(with, Word("begin".into()));
         let step = played.next_step().unwrap().unwrap();
@@ -348,6 +396,7 @@ mod tests {
         for now in 0..100 {
             writing.record(now, Word("x".repeat(50)), &[]);
         }
+        drop(writing);
         let (_, mut full) = played(folder.path());
         let mut steps = 0;
         while full.next_step().unwrap().is_some() {

@@ -9,7 +9,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Exit, JobSpec};
 use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{
-    HeadMessage, LeaseHolder, LeaseStart, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
+    ENDED_UNREPORTED, HeadMessage, LeaseHolder, LeaseStart, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
 };
 
 use wingbeat_net::recording::{Recorder, Redact};
@@ -492,8 +492,8 @@ impl State {
             let report = if is_reported || by_head {
                 HeadMessage::LeaseEnded(lease)
             } else {
-                let what = "a worker process ended before it reported".into();
-                HeadMessage::LeaseFailed { lease, error: Error::Io { what, why: exit.to_string() } }
+                let error = Error::Io { what: ENDED_UNREPORTED.into(), why: exit.to_string() };
+                HeadMessage::LeaseFailed { lease, error }
             };
             if gpus.is_empty() {
                 self.actions.push(Action::ToHead(report));
@@ -526,6 +526,8 @@ impl Redact for Action {
     fn redact(&mut self) {
         match self {
             Action::ToHead(message) => message.redact(),
+            // What a program has printed may be in it.
+            Action::Warn(text) => text.clear(),
             Action::BeginJob(job) | Action::Launch { job, .. } => job.redact(),
             Action::Order { command, .. } | Action::Tell(_, command) => command.redact(),
             _ => {}

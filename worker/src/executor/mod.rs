@@ -92,14 +92,14 @@ async fn join(
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
     let queue = Arc::new(Queue::new(session.clone(), page));
     process.set_executor(queue.clone());
-    tokio::spawn(fence::keep(queue.clone(), connection.clone(), node));
-    tokio::spawn(fence::report_loss_of_head(process.clone()));
+    process.vital("looking after its node", fence::keep(queue.clone(), connection.clone(), node));
+    process.vital("looking after the head", fence::report_loss_of_head(process.clone()));
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
-    tokio::spawn(mux::serve(server, service.serve()));
+    process.vital("hearing its node", mux::serve(server, service.serve()));
     handover::install(process.clone()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
     let (ending, watched) = (queue.clone(), process.clone());
-    tokio::spawn(async move {
+    process.vital("the end of the session", async move {
         watched.over().await;
         // Without the head nothing can be submitted or waited for here: another process is of more use. What runs is
         // finished, and its results can still reach their owners.

@@ -60,7 +60,11 @@ impl Daemon {
                     Err(Error::OutOfDescriptors { .. }) if begun.elapsed() < *DESCRIPTORS_LIMIT => {
                         tokio::time::sleep(DESCRIPTORS_PAUSE).await;
                     }
-                    Err(error) => return daemon.step(Event::NotStarted { process, error }),
+                    Err(error) => {
+                        // It may be forgotten already, and then this is all that is left of it.
+                        daemon.store.process_gone(process);
+                        return daemon.step(Event::NotStarted { process, error });
+                    }
                 }
             }
         });

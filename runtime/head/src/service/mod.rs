@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::address::Stream;
@@ -89,8 +89,9 @@ impl Drop for Written {
         let Some((shell, back)) = self.back.take() else { return };
         let result = std::mem::replace(&mut self.result, Box::pin(async { Ok(()) }));
         // Without a runtime the head has ended, and nobody hears of it any more.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
+        if tokio::runtime::Handle::try_current().is_ok() {
+            let undoing = shell.clone();
+            undoing.vital("taking a change back", async move {
                 if result.await.is_err() {
                     shell.change(|state, now| ((), back(state, now)));
                 }
@@ -157,8 +158,8 @@ fn but(error: Error, what_follows: &str) -> Error {
     }
 }
 
-fn change_failed(error: &tokio::task::JoinError) -> Error {
-    Error::Io { what: "a change of the cluster".into(), why: format!("{error}; see the head's log") }
+fn change_failed() -> Error {
+    Error::Io { what: "a change of the cluster".into(), why: "the head has ended meanwhile; see its log".into() }
 }
 
 impl Shell {
@@ -183,6 +184,10 @@ impl Shell {
     }
 
     fn step(&self, event: Event) {
+        if self.broken.get().is_some() {
+            // Nothing true follows from a state that may be half changed.
+            return;
+        }
         self.change(|state, now| ((), state.step(now, event)));
         self.note_time();
     }
@@ -233,7 +238,8 @@ impl Shell {
     }
 
     fn write(&self, facts: Vec<Fact>) {
-        if let Some(journal) = self.journal.as_ref().filter(|_| !facts.is_empty()) {
+        let is_broken = self.broken.get().is_some();
+        if let Some(journal) = self.journal.as_ref().filter(|_| !facts.is_empty() && !is_broken) {
             journal.write(facts);
         }
     }
@@ -256,7 +262,8 @@ impl Shell {
         let shell = self.clone();
         // A task of its own, which ends when the fact is written: the request may be given up at any time, and what is on
         // the disk must then be true all the same.
-        let changing = tokio::spawn(async move {
+        let (told, changed) = oneshot::channel();
+        let changing = async move {
             if let Some(journal) = &shell.journal {
                 journal.intend(vec![fact]).await.map_err(|error| but(error, UNCHANGED))?;
             }
@@ -270,8 +277,12 @@ impl Shell {
             });
             shell.note_time();
             answer
+        };
+        self.vital("a change of the cluster", async move {
+            // Whoever asked may be gone.
+            let _ = told.send(changing.await);
         });
-        changing.await.unwrap_or_else(|error| Err(change_failed(&error)))
+        changed.await.unwrap_or_else(|_| Err(change_failed()))
     }
 
     /// As [`Shell::change_durably`], for a change whose result only its asker can use: it is made first, and written as it

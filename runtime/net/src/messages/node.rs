@@ -101,6 +101,9 @@ pub enum NodeMessage {
     LostHead,
 }
 
+/// What happened to a worker process that was started and never said where it is reached. Why follows, with what it printed.
+pub const ENDED_UNREPORTED: &str = "a worker process ended before it reported";
+
 /// A lease as the head hands it to a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LeaseStart {

@@ -147,8 +147,9 @@ impl Owner {
     }
 
     /// The process is about to end: the worker processes that it has for nothing stay, with what they own.
-    pub(crate) fn return_idle_leases(self: &Arc<Self>) {
-        self.with_core(|core, _, todo| core.dispatch.return_idle(&mut todo.dispatch));
+    /// Whether there were any.
+    pub(crate) fn return_idle_leases(self: &Arc<Self>) -> bool {
+        self.with_core(|core, _, todo| core.dispatch.return_idle(&mut todo.dispatch))
     }
 
     /// Takes in what the head says of leases, worker processes, actors and nodes.

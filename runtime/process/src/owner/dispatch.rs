@@ -720,14 +720,15 @@ impl Dispatch {
         next
     }
 
-    /// Gives back every lease under which nothing runs.
-    pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) {
+    /// Gives back every lease under which nothing runs. Whether there were any.
+    pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) -> bool {
         let is_idle = |lease: &&Lease| matches!(lease.phase, Phase::Open) && lease.in_flight.is_empty();
         let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.id).collect();
-        for lease in idle {
-            self.give_up(lease);
-            out.push(Action::Return { lease });
+        for lease in &idle {
+            self.give_up(*lease);
+            out.push(Action::Return { lease: *lease });
         }
+        !idle.is_empty()
     }
 
     /// Whether it has neither tasks nor leases.

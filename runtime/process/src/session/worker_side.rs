@@ -1,5 +1,7 @@
 //! What a worker process does with a [`Process`]: arguments in, results out.
 
+use std::time::Duration;
+
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Stored};
@@ -16,6 +18,9 @@ use crate::session::session::Session;
 use crate::session::values::pack_output;
 use crate::wire::process::Process;
 use crate::wire::view::Bits;
+
+/// How long an orderly end waits until the head has leases back. Without it they end with their worker processes.
+const RETURN_LIMIT: Duration = Duration::from_millis(200);
 
 impl Session {
     /// Brings the arguments of a task into reach, in order. For arguments of actors (`patient`), whose place in the
@@ -151,10 +156,12 @@ impl Process {
     /// Before the process ends in order: waits until every result so far, and whatever else was queued for others, was
     /// taken in.
     pub async fn results_taken_in(&self) {
-        self.owner.return_idle_leases();
+        let has_returned = self.owner.return_idle_leases();
         self.owner.registrations.settled().await;
         self.wire.peers.flushed().await;
-        self.head_flushed().await;
+        if has_returned {
+            let _ = tokio::time::timeout(RETURN_LIMIT, self.head_flushed()).await;
+        }
     }
 
     /// Whether the process can end without anybody's loss.

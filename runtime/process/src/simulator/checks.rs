@@ -21,7 +21,7 @@ impl Shared {
         match error {
             Error::Cancelled { task } => {
                 let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
-                is_asked || broke || self.is_part_of_cancelled(task)
+                is_asked || broke || self.gave_back() || self.is_part_of_cancelled(task)
             }
             Error::WorkerCrashed { process, .. } => {
                 (broke || self.gave_back()) && self.ended.borrow().contains(process)
@@ -33,7 +33,9 @@ impl Shared {
                 let ends = self.config.faults || self.gave_back();
                 ends && self.ended.borrow().contains(owner) || report.cuts > 0
             }
-            Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => broke,
+            Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => {
+                broke || self.gave_back()
+            }
             // Its last handle was dropped before the one that was found was registered.
             Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop")) => {
                 broke || self.found.borrow().contains(actor)
@@ -86,7 +88,7 @@ impl World {
             assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
         }
         self.ask_for_owners();
-        let has_broken = self.shared.config.faults;
+        let has_broken = self.shared.config.faults || self.shared.gave_back();
         let copies = self.shared.copies.borrow();
         // Nobody knows which items an attempt has stored whose word of them was lost, or of which copies a process could not
         // tell. They go with their owner.

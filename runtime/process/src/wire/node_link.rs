@@ -11,6 +11,7 @@ use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage};
 use wingbeat_net::mux::{self, Connection};
+use wingbeat_net::panics;
 use wingbeat_net::services::{NodeClient, NodeRequest};
 use wingbeat_store::Mapping;
 
@@ -48,7 +49,13 @@ impl NodeLink {
     ) -> Self {
         let link = Link::new();
         let (sending, over) = (link.clone(), connection.clone());
-        tokio::spawn(async move { sending.run(&over, |messages| NodeRequest::Deliver { messages }).await });
+        tokio::spawn(async move {
+            let run = sending.run(&over, |messages| NodeRequest::Deliver { messages });
+            if panics::caught(run).await.is_err() {
+                // A worker process ends with this connection, and a driver finds another node.
+                over.close();
+            }
+        });
         NodeLink { shared: Arc::new(Shared { node, daemon, client, link, mapping, connection }) }
     }
 

@@ -351,7 +351,7 @@ impl Process {
     }
 
     /// Runs a part on the IO thread without which everything would wait for ever: if it panics, the session ends.
-    pub(crate) fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
+    pub fn vital(&self, part: &'static str, running: impl Future<Output = ()> + Send + 'static) {
         let process = self.clone();
         self.io().spawn(async move {
             if let Err(said) = panics::caught(running).await {
