@@ -11,8 +11,13 @@ use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Weight};
 
 use crate::owner::Owner;
 use crate::owner::object::{Handle, Object};
+use crate::owner::streams::Left;
 use crate::owner::submission::Request;
 use crate::owner::table::Freed;
+
+/// Of how many items of a stream it is looked whether an attempt has left them; more would be stored ahead of their consumer
+/// only on purpose.
+const MOST_LEFT: u32 = 1_024;
 
 impl Owner {
     /// Sets an object's value and tells everybody who waits for it.
@@ -164,11 +169,20 @@ impl Owner {
         }
     }
 
-    /// An attempt that counts no more may have stored these there. Of a stream, nobody knows which items were not announced.
+    /// An attempt that counts no more may have stored these there.
     pub(super) fn outputs_left_over(self: &Arc<Self>, task: TaskId, outputs: Outputs, at: &StoreNode) {
-        let Outputs::Fixed(count) = outputs else { return };
-        for index in 0..count {
-            self.left_over(task.output(index), at);
+        match outputs {
+            Outputs::Fixed(count) => (0..count).for_each(|index| self.left_over(task.output(index), at)),
+            Outputs::Stream { ahead } => self.delete_left(task, self.streams.left_over(task, ahead, at)),
+        }
+    }
+
+    /// Deletes what attempts may have stored of a stream to which nobody adds any more.
+    pub(super) fn delete_left(self: &Arc<Self>, task: TaskId, left: impl IntoIterator<Item = Left>) {
+        for Left { at, ahead, taken } in left {
+            for index in taken..taken.saturating_add(ahead.min(MOST_LEFT)) {
+                self.left_over(task.output(index), &at);
+            }
         }
     }
 

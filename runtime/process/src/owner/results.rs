@@ -87,8 +87,8 @@ impl Owner {
         self.submission.timeouts.end(spec.id);
         if let Outputs::Stream { .. } = spec.outputs {
             match outcome {
-                Outcome::StreamEnded(count) => self.streams.ended(spec.id, count),
-                Outcome::Failed(error) => self.streams.failed(spec.id, *error),
+                Outcome::StreamEnded(count) => self.delete_left(spec.id, self.streams.ended(spec.id, count)),
+                Outcome::Failed(error) => self.delete_left(spec.id, self.streams.failed(spec.id, *error)),
                 Outcome::One(_) | Outcome::Many(_) => {}
             }
             return;
@@ -140,7 +140,7 @@ impl Owner {
     /// Gives a task's outputs an error instead of values.
     pub(crate) fn fail_outputs(self: &Arc<Self>, task: TaskId, outputs: Outputs, error: &Error) {
         match outputs {
-            Outputs::Stream { .. } => self.streams.failed(task, error.clone()),
+            Outputs::Stream { .. } => self.delete_left(task, self.streams.failed(task, error.clone())),
             Outputs::Fixed(count) => {
                 for index in 0..count {
                     if let Some(object) = self.objects.get(task.output(index)) {

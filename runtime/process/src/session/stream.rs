@@ -32,7 +32,7 @@ impl StreamHandle {
         let owner = session.owner();
         let cell = owner.streams.begin(task);
         if let Some(error) = owner.ended() {
-            owner.streams.failed(task, error.clone());
+            drop(owner.streams.failed(task, error.clone()));
         }
         StreamHandle { session: Ok(session.clone()), task, producer, cell, next: None }
     }

@@ -88,10 +88,9 @@ impl World {
             assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
         }
         self.ask_for_owners();
-        let has_broken = self.shared.config.faults || self.shared.gave_back();
+        let has_broken = self.shared.config.faults;
         let copies = self.shared.copies.borrow();
-        // Nobody knows which items an attempt has stored whose word of them was lost, or of which copies a process could not
-        // tell. They go with their owner.
+        // An item of one of several attempts may be left, and a copy of which a process could not tell. They go with their owner.
         let is_known = |copy: &(ObjectId, NodeId)| {
             !self.shared.streams.borrow().contains(&copy.0.task) && !self.shared.untold.borrow().contains(copy)
         };
