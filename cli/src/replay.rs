@@ -14,7 +14,7 @@ use crate::say::say;
 ///
 ///     WINGBEAT_RECORD=/tmp/recording wingbeat head      (and so with workers)
 ///     wingbeat replay /tmp/recording                    what there is, and whether it comes out the same
-///     wingbeat replay /tmp/recording --around lease-5   every step that is about this lease
+///     wingbeat replay /tmp/recording --around 9f1c      every step that names this: any part of an id
 ///     wingbeat replay /tmp/recording --at 12.5          the steps of that second, and the state after them
 ///
 /// Nodes record what concerns their worker processes, each from its own start. Values of programs, what they print, and
@@ -28,7 +28,7 @@ pub(crate) struct ReplayArgs {
     /// Show the steps that name this: an id, or any word.
     #[arg(long)]
     around: Option<String>,
-    /// Show the steps of half a second before and after this moment, in seconds from the start, and the state then.
+    /// Show the steps of half a second before and after this moment, in seconds from the start, and the state after those steps.
     #[arg(long)]
     at: Option<f64>,
     /// Show all steps.

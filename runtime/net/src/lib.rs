@@ -34,3 +34,4 @@ pub mod spin;
 
 pub use handshake::{Hello, Purpose, Role, Token};
 pub use mux::Connection;
+pub use socket::bytes_carried;

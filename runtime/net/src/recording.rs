@@ -13,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -33,12 +34,15 @@ const LIMIT: &str = "WINGBEAT_RECORD_MB";
 const USUAL_LIMIT_MB: u64 = 256;
 /// Steps that wait for the disk: so many, and the recording ends.
 const QUEUED: usize = 16_384;
+/// How long the end of a process waits for what is left.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Counts changes of what is recorded, beside those of the protocol.
 const FORMAT: u32 = 1;
 /// What a recording's name ends with.
 pub const EXTENSION: &str = "wbrec";
 
-/// Takes out what nobody else is to see: values of users' programs, and environments.
+/// Takes out what nobody else is to see: values of users' programs, what they print, and environments. Before a step is written,
+/// and before actions are compared.
 pub trait Redact {
     /// Takes it out.
     fn redact(&mut self);
@@ -171,9 +175,10 @@ where
 impl<I, A> Drop for Recording<I, A> {
     fn drop(&mut self) {
         self.frames = None;
-        if let Some(writer) = self.writer.take() {
-            // It was told of a panic there.
-            let _ = writer.join();
+        let begun = Instant::now();
+        // What is left is written, unless the disk stands still.
+        while self.writer.as_ref().is_some_and(|writer| !writer.is_finished()) && begun.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -188,7 +193,7 @@ pub fn texts<A: Clone + Debug + Redact>(actions: &[A]) -> Vec<String> {
     actions.iter().map(text).collect()
 }
 
-/// FNV-1a of 64 bits (Fowler, Noll and Vo), which is the same everywhere and for ever.
+/// A fingerprint of actions: two that decided the same have the same. FNV-1a of 64 bits (Fowler, Noll and Vo), which is the same everywhere and for ever.
 pub fn digest(texts: &[String]) -> u64 {
     let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

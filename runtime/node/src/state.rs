@@ -207,7 +207,9 @@ impl State {
             }
             Event::RestRead { process, stderr, started } => self.wind_up(process, stderr, started),
             Event::DevicesFree(process) => {
-                if let Some(Stage::Freeing { report, .. }) = self.workers.remove(process).map(Worker::into_stage) {
+                let is_gone = self.workers.get(process).is_some_and(|worker| worker.stage().is_gone());
+                let gone = is_gone.then(|| self.workers.remove(process)).flatten();
+                if let Some(Stage::Freeing { report, .. }) = gone.map(Worker::into_stage) {
                     self.actions.push(Action::ToHead(*report));
                 }
             }
@@ -345,16 +347,16 @@ impl State {
             // Its process is gone already, and the head was told.
             return self.actions.push(Action::ToHead(HeadMessage::LeaseEnded(lease)));
         };
-        let mut is_kill = false;
+        let mut must_kill = false;
         self.workers.note(process, |worker| {
             // Devices are given on only when the process that used them is gone.
             let reason = kill.or_else(|| (!worker.gpus.is_empty()).then(|| "its lease of devices is over".into()));
-            is_kill = reason.is_some();
+            must_kill = reason.is_some();
             if !worker.stage().is_ending() {
                 worker.reason = reason.or(worker.reason.take());
             }
         });
-        self.apply(process, Change::LeaseOver { kill: is_kill });
+        self.apply(process, Change::LeaseOver { kill: must_kill });
     }
 
     fn drain(&mut self, lease: LeaseId, by: String) {
@@ -371,7 +373,11 @@ impl State {
             .map(|(process, worker)| (process, worker.stage().assignment().is_some_and(Assignment::is_detached)))
             .partition(|(_, detached)| *detached);
         for (process, _) in ended {
-            self.workers.note(process, |worker| worker.reason = Some("its job is over".into()));
+            self.workers.note(process, |worker| {
+                if !worker.stage().is_ending() {
+                    worker.reason = Some("its job is over".into());
+                }
+            });
             self.apply(process, Change::End { by_head: true });
         }
         if let Some(known) = self.jobs.get_mut(&job) {

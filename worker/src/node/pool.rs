@@ -11,6 +11,7 @@ use wingbeat_core::limits::limit;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LogLine, WorkerCommand};
+use wingbeat_net::panics;
 use wingbeat_net::recording::Recording;
 use wingbeat_node::{Action, Config, Event, State};
 
@@ -41,6 +42,7 @@ pub(super) struct Process {
     pub gone: Option<oneshot::Receiver<()>>,
 }
 
+/// The worker processes, and what is carried for their jobs.
 pub(super) struct Pool {
     /// What is decided, and from what.
     pub state: State,
@@ -163,8 +165,11 @@ impl Daemon {
             }
             self.transfers.close_idle();
             let daemon = self.clone();
-            // Giving gigabytes back takes a while. A panic there was printed there.
-            let _ = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now())).await;
+            // Giving gigabytes back takes a while.
+            let trimmed = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now())).await;
+            if trimmed.is_err_and(|error| error.is_panic()) {
+                return self.end(&panics::defect("this node", "giving memory back", "see above"));
+            }
             self.step(Event::Tick);
         }
     }

@@ -110,6 +110,7 @@ fn main() -> Result<()> {
     let begun = Instant::now();
     let mut count = 0u64;
     let mut first: Option<Sample> = None;
+    let mut last = String::new();
     'load: loop {
         for cell in cells(size, &mut chance).into_iter().filter(|cell| cell.to_string().contains(&args.only)) {
             if first.is_none() && begun.elapsed() > whole / 10 {
@@ -121,6 +122,7 @@ fn main() -> Result<()> {
                 break 'load;
             }
             watchdog.feed(cell);
+            last = cell.to_string();
             runtime.block_on(run(&session, cell, &cluster.pids()))?;
             count += 1;
             if count.is_multiple_of(200) {
@@ -139,7 +141,10 @@ fn main() -> Result<()> {
             break;
         }
         if ended.elapsed() > SETTLE {
-            bail!("after {count} cells there is more than after the first tenth:\n{}", more.join("\n"));
+            let more = more.join("\n");
+            bail!(
+                "after {count} cells, of which the last was {last}, there is more than after the first tenth:\n{more}"
+            );
         }
         std::thread::sleep(Duration::from_millis(200));
     }
