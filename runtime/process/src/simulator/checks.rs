@@ -88,7 +88,7 @@ impl World {
             assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
         }
         self.ask_for_owners();
-        let has_broken = self.shared.config.faults;
+        let has_broken = self.shared.config.faults || self.shared.gave_back();
         let copies = self.shared.copies.borrow();
         // An item of one of several attempts may be left, and a copy of which a process could not tell. They go with their owner.
         let is_known = |copy: &(ObjectId, NodeId)| {
