@@ -22,16 +22,22 @@ const MOST_LEFT: u32 = 1_024;
 impl Owner {
     /// Sets an object's value and tells everybody who waits for it.
     pub(crate) fn resolve_object(self: &Arc<Self>, object: &Object, value: ObjectValue, contained: Vec<Handle>) {
-        let is_stored = if let ObjectValue::Stored(stored) = &value {
-            self.objects.stored(object.id(), &stored.nodes);
-            true
-        } else {
-            false
+        let stored_at = match &value {
+            ObjectValue::Stored(stored) => stored.nodes.clone(),
+            ObjectValue::Inline(_) | ObjectValue::Failed(_) => Vec::new(),
         };
+        self.objects.stored(object.id(), &stored_at);
         let announce = object.resolve(value, contained);
-        if is_stored && !self.objects.has(object) {
-            // It was freed in the same moment, perhaps before its value was there to be deleted.
-            self.freed_while_stored(object);
+        if !stored_at.is_empty() {
+            if let Some(value) = object.value() {
+                // An earlier value may stand.
+                let elsewhere = stored_at.into_iter().filter(|at| !value.is_stored_at(at.node));
+                self.objects.not_stored(object.id(), &elsewhere.collect::<Vec<_>>());
+            }
+            if !self.objects.has(object) {
+                // It was freed in the same moment, perhaps before its value was there to be deleted.
+                self.freed_while_stored(object);
+            }
         }
         self.value_is_known(object);
         if announce.subscribers.is_empty() {
