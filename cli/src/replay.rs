@@ -1,6 +1,7 @@
 //! `wingbeat replay`: what a head and nodes took in, played back.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -8,7 +9,7 @@ use wingbeat_head::state as head;
 use wingbeat_net::recording::{self, EXTENSION, Played};
 use wingbeat_node as node;
 
-use crate::say::say;
+use crate::say::{note, say};
 
 /// Play back what a head and nodes took in, and check that they decide the same again.
 ///
@@ -83,29 +84,39 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
     if files.is_empty() {
         bail!("no recordings are in {}: they end with .{EXTENSION}", args.recording.display());
     }
-    let mut differ = 0;
+    let (mut differ, mut unread) = (0, 0);
     for file in &files {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_same = match name.starts_with("head-") {
-            true => {
-                let (with, played) = Played::<head::Beginning, head::Input>::open(file)?;
-                play(&name, head::State::begun(with), played, args)
+        match play_file(file, &name, args) {
+            Ok(is_same) => differ += u32::from(!is_same),
+            // The others may tell.
+            Err(error) => {
+                unread += 1;
+                note!("error: {error:#}");
             }
-            false => {
-                let (with, played) = Played::<node::Config, node::Event>::open(file)?;
-                play(&name, node::State::new(with), played, args)
-            }
-        };
-        differ += u32::from(!is_same.with_context(|| format!("cannot play {}", shown(file)))?);
+        }
     }
-    match differ {
-        0 => Ok(()),
-        differ => bail!("{differ} of {} recordings came out differently", files.len()),
+    match (differ, unread) {
+        (0, 0) => Ok(()),
+        (differ, 0) => bail!("{differ} of {} recordings came out differently", files.len()),
+        (0, unread) => bail!("{unread} of {} recordings cannot be played to the end", files.len()),
+        (differ, unread) => {
+            bail!("of {} recordings, {differ} came out differently and {unread} cannot be played", files.len())
+        }
     }
 }
 
-fn shown(file: &Path) -> std::path::Display<'_> {
-    file.display()
+fn play_file(file: &Path, name: &str, args: &ReplayArgs) -> Result<bool> {
+    match recording::kind(file)? {
+        recording::Machine::Head => {
+            let (with, played) = Played::<head::Beginning, head::Input>::open(file)?;
+            play(name, head::State::begun(with), played, args)
+        }
+        recording::Machine::Node => {
+            let (with, played) = Played::<node::Config, node::Event>::open(file)?;
+            play(name, node::State::new(with), played, args)
+        }
+    }
 }
 
 /// Plays one recording. Whether the same came out as then.
@@ -116,10 +127,12 @@ where
 {
     let moment = args.at.map(|seconds| (seconds * 1000.0).max(0.0) as u64);
     let (mut steps, mut last, mut different, mut is_state_due) = (0u64, 0, None, moment.is_some());
-    say!("{name}");
-    while let Some(step) = played.next_step()? {
+    let mut named = 0u64;
+    let begun = SystemTime::UNIX_EPOCH + Duration::from_millis(played.begun);
+    say!("{name}, from {}", humantime::format_rfc3339_millis(begun));
+    while let Some(step) = played.next_step().with_context(|| format!("{name} cannot be played after step {steps}"))? {
         if is_state_due && moment.is_some_and(|moment| step.now > moment + 500) {
-            say!("  the state then:\n{}", indented(&machine.state()));
+            say!("  the state after these steps:\n{}", indented(&machine.state()));
             is_state_due = false;
         }
         (steps, last) = (steps + 1, step.now);
@@ -129,12 +142,14 @@ where
             input.contains(word.as_str()) || actions.iter().any(|action| action.contains(word.as_str()))
         };
         let is_near = moment.is_some_and(|moment| step.now.abs_diff(moment) <= 500);
-        if args.all || is_near || args.around.as_ref().is_some_and(is_named) {
+        let is_named = args.around.as_ref().is_some_and(is_named);
+        named += u64::from(is_named);
+        if args.all || is_near || is_named {
             say!("  {steps:>6} at {:.3} s  {input}", step.now as f64 / 1000.0);
             actions.iter().for_each(|action| say!("         → {action}"));
         }
         if different.is_none() && recording::digest(&actions) != step.digest {
-            different = Some((steps, step.now));
+            different = Some(steps);
             say!("  step {steps} at {:.3} s came out differently:", step.now as f64 / 1000.0);
             say!("         {input}");
             actions.iter().for_each(|action| say!("         → {action}"));
@@ -143,10 +158,17 @@ where
     if is_state_due {
         say!("  the state at the end:\n{}", indented(&machine.state()));
     }
-    let end = if played.is_full { ", where it was full" } else { "" };
+    if let Some(word) = args.around.as_ref().filter(|_| named == 0) {
+        say!("  no step names {word}");
+    }
+    let end = match (played.is_full, played.is_cut) {
+        (true, _) => ", where it was full",
+        (_, true) => ", where it ends in the middle of a step (its process was killed, or the rest was lost)",
+        _ => "",
+    };
     let result = match different {
         None => "all came out the same".to_owned(),
-        Some((step, _)) => format!("not the same from step {step} on"),
+        Some(step) => format!("not the same from step {step} on"),
     };
     say!("  {steps} steps, to {:.3} s{end}: {result}", last as f64 / 1000.0);
     Ok(different.is_none())

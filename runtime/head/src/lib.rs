@@ -26,7 +26,7 @@ use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::Token;
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
-use wingbeat_net::recording::Recording;
+use wingbeat_net::recording::{Machine, Recording};
 
 use programs::Programs;
 use service::Shell;
@@ -105,7 +105,7 @@ impl Head {
 
 /// The state with which a head begins; what it takes in from now on is recorded, if the environment asks for that.
 fn recorded(with: Beginning) -> State {
-    let recorder = Recording::asked_for(&format!("head-{}", with.cluster), with.clone());
+    let recorder = Recording::asked_for(Machine::Head, &format!("head-{}", with.cluster), with.clone());
     let mut state = State::begun(with);
     state.record_with(recorder);
     state

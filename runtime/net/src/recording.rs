@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -54,10 +54,27 @@ pub trait Recorder<I, A>: Send {
     fn record(&mut self, now: u64, input: I, actions: &[A]);
 }
 
+/// What the first frame says, in every version.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: String,
+    of: Machine,
+    /// In milliseconds since 1970.
+    begun: u64,
+}
+
+/// What was recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Machine {
+    /// A head.
+    Head,
+    /// A node.
+    Node,
+}
+
 #[derive(Serialize, Deserialize)]
 enum Frame<B, I> {
     Begins {
-        version: String,
         with: B,
     },
     Step {
@@ -86,15 +103,25 @@ where
 {
     /// Begins a recording, if the environment asks for one. What keeps it from being written is said, and no reason not to
     /// go on.
-    pub fn asked_for<B: Serialize + Redact>(name: &str, mut with: B) -> Option<Box<dyn Recorder<I, A>>>
+    pub fn asked_for<B: Serialize + Redact>(of: Machine, name: &str, mut with: B) -> Option<Box<dyn Recorder<I, A>>>
     where
         I: 'static,
         A: 'static,
     {
         let folder = PathBuf::from(std::env::var_os(FOLDER).filter(|folder| !folder.is_empty())?);
-        let megabytes = std::env::var(LIMIT).ok().and_then(|limit| limit.parse().ok()).unwrap_or(USUAL_LIMIT_MB);
+        let megabytes = match std::env::var(LIMIT).map(|limit| (limit.parse::<u32>(), limit)) {
+            Ok((Ok(megabytes), _)) => u64::from(megabytes),
+            Ok((Err(error), limit)) => {
+                tracing::error!(%error, limit, "{LIMIT} is no number of MiB: recording {USUAL_LIMIT_MB}");
+                USUAL_LIMIT_MB
+            }
+            Err(_) => USUAL_LIMIT_MB,
+        };
+        if megabytes == 0 {
+            return None;
+        }
         with.redact();
-        match Self::begin(&folder, &format!("{name}-{}", std::process::id()), megabytes << 20, with) {
+        match Self::begin(of, &folder, &format!("{name}-{}", std::process::id()), megabytes << 20, with) {
             Ok(recording) => {
                 tracing::info!("recording what happens in {}", recording.path.display());
                 Some(Box::new(recording))
@@ -106,12 +133,14 @@ where
         }
     }
 
-    fn begin<B: Serialize>(folder: &Path, name: &str, limit: u64, with: B) -> io::Result<Self> {
+    fn begin<B: Serialize>(of: Machine, folder: &Path, name: &str, limit: u64, with: B) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(name).with_extension(EXTENSION);
         // Names and addresses are nobody else's.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let begins = framed(&Frame::<B, I>::Begins { version: version(), with })?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let header = Header { version: version(), of, begun: since.as_millis() as u64 };
+        let begins = [framed(&header)?, framed(&Frame::<B, I>::Begins { with })?].concat();
         file.write_all(&begins)?;
         let (frames, to_write) = mpsc::sync_channel::<Vec<u8>>(QUEUED);
         let place = path.clone();
@@ -135,11 +164,15 @@ fn version() -> String {
     format!("{} (protocol {:08x}, {FORMAT})", env!("CARGO_PKG_VERSION"), handshake::PROTOCOL)
 }
 
-fn framed<B: Serialize, I: Serialize>(frame: &Frame<B, I>) -> io::Result<Vec<u8>> {
-    let mut bytes = BytesMut::zeroed(4);
+/// Before each frame are its length and its fingerprint.
+const BEFORE: usize = 12;
+
+fn framed<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
+    let mut bytes = BytesMut::zeroed(BEFORE);
     codec::encode_message(frame, &mut bytes).map_err(io::Error::other)?;
-    let length = (bytes.len() - 4) as u32;
+    let (length, print) = ((bytes.len() - BEFORE) as u32, fingerprint(bytes[BEFORE..].iter().copied()));
     bytes[..4].copy_from_slice(&length.to_le_bytes());
+    bytes[4..BEFORE].copy_from_slice(&print.to_le_bytes());
     Ok(bytes.into())
 }
 
@@ -195,7 +228,10 @@ pub fn texts<A: Clone + Debug + Redact>(actions: &[A]) -> Vec<String> {
 
 /// A fingerprint of actions: two that decided the same have the same. FNV-1a of 64 bits (Fowler, Noll and Vo), which is the same everywhere and for ever.
 pub fn digest(texts: &[String]) -> u64 {
-    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
+    fingerprint(texts.iter().flat_map(|text| text.bytes().chain([0])))
+}
+
+fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
@@ -212,56 +248,107 @@ pub struct Step<I> {
 /// A recording that is played back.
 pub struct Played<B, I> {
     file: io::BufReader<File>,
+    /// When it began, in milliseconds since 1970.
+    pub begun: u64,
     /// Whether it ended because it was as large as it may be.
     pub is_full: bool,
+    /// Whether it ends in the middle of a step: its process was killed there, or the rest was lost on the way.
+    pub is_cut: bool,
     of: PhantomData<fn() -> (B, I)>,
+}
+
+/// What a recording is of.
+///
+/// # Errors
+/// It cannot be read, or is of another build.
+pub fn kind(path: &Path) -> Result<Machine, Error> {
+    let mut file = open(path)?;
+    Ok(header(path, &mut file)?.of)
+}
+
+fn open(path: &Path) -> Result<io::BufReader<File>, Error> {
+    let file = File::open(path).map_err(|error| Error::io(format!("reading {}", path.display()), &error))?;
+    Ok(io::BufReader::new(file))
+}
+
+fn header(path: &Path, file: &mut io::BufReader<File>) -> Result<Header, Error> {
+    let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+    let header: Option<Header> = match frame(file) {
+        Ok(Found::Frame(header)) => Some(header),
+        Ok(Found::End | Found::Cut) | Err(_) => None,
+    };
+    let ours = version();
+    match header {
+        Some(header) if header.version == ours => Ok(header),
+        Some(header) => {
+            Err(other(format!("it was written by {}, and this is {ours}: use the same build", header.version)))
+        }
+        None => Err(other("it does not begin as a recording does".into())),
+    }
+}
+
+enum Found<T> {
+    Frame(T),
+    End,
+    Cut,
+}
+
+fn frame<T: DeserializeOwned>(file: &mut impl Read) -> io::Result<Found<T>> {
+    let before = up_to(file, BEFORE)?;
+    if before.is_empty() {
+        return Ok(Found::End);
+    }
+    if before.len() < BEFORE {
+        return Ok(Found::Cut);
+    }
+    let length = u32::from_le_bytes([before[0], before[1], before[2], before[3]]) as usize;
+    let bytes = up_to(file, length)?;
+    if bytes.len() < length {
+        return Ok(Found::Cut);
+    }
+    if fingerprint(bytes.iter().copied()).to_le_bytes() != before[4..BEFORE] {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is damaged there"));
+    }
+    codec::decode_message(Bytes::from(bytes)).map(Found::Frame).map_err(io::Error::other)
+}
+
+/// So many bytes, or those before the end.
+fn up_to(file: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(length as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
     /// Opens a recording, and answers with how its machine began.
     ///
     /// # Errors
-    /// It cannot be read, or is of another version.
+    /// It cannot be read, or is of another build.
     pub fn open(path: &Path) -> Result<(B, Played<B, I>), Error> {
-        let read = |error: io::Error| Error::io(format!("reading {}", path.display()), &error);
-        let file = io::BufReader::new(File::open(path).map_err(read)?);
-        let mut played = Played { file, is_full: false, of: PhantomData };
-        let (ours, other) = (version(), |why: String| Error::Io { what: format!("playing {}", path.display()), why });
-        match played.frame().map_err(|error| other(format!("it is no recording of this version: {error}")))? {
-            Some(Frame::Begins { version, with }) if version == ours => Ok((with, played)),
-            Some(Frame::Begins { version, .. }) => {
-                Err(other(format!("it is of version {version}, and this is {ours}")))
+        let mut file = open(path)?;
+        let begun = header(path, &mut file)?.begun;
+        let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+        match frame::<Frame<B, I>>(&mut file) {
+            Ok(Found::Frame(Frame::Begins { with })) => {
+                Ok((with, Played { file, begun, is_full: false, is_cut: false, of: PhantomData }))
             }
-            _ => Err(other("it does not begin as a recording does".into())),
+            Err(error) => Err(other(error.to_string())),
+            Ok(_) => Err(other("it does not begin as a recording does".into())),
         }
     }
 
-    /// The next step; none at the end. Half a frame is what a process was writing when it was killed.
+    /// The next step; none at the end.
     ///
     /// # Errors
     /// It cannot be read on.
     pub fn next_step(&mut self) -> io::Result<Option<Step<I>>> {
-        Ok(match self.frame()? {
-            Some(Frame::Step { now, input, digest }) => Some(Step { now, input, digest }),
-            Some(Frame::Full) => {
-                self.is_full = true;
-                None
-            }
-            Some(Frame::Begins { .. }) | None => None,
-        })
-    }
-
-    fn frame(&mut self) -> io::Result<Option<Frame<B, I>>> {
-        let Some(length) = self.whole(4)? else { return Ok(None) };
-        let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
-        let Some(bytes) = self.whole(length as usize)? else { return Ok(None) };
-        codec::decode_message(Bytes::from(bytes)).map(Some).map_err(io::Error::other)
-    }
-
-    fn whole(&mut self, length: usize) -> io::Result<Option<Vec<u8>>> {
-        let mut bytes = Vec::new();
-        self.file.by_ref().take(length as u64).read_to_end(&mut bytes)?;
-        Ok((bytes.len() == length).then_some(bytes))
+        match frame::<Frame<B, I>>(&mut self.file)? {
+            Found::Frame(Frame::Step { now, input, digest }) => return Ok(Some(Step { now, input, digest })),
+            Found::Frame(Frame::Full) => self.is_full = true,
+            Found::Cut => self.is_cut = true,
+            Found::Frame(Frame::Begins { .. }) | Found::End => {}
+        }
+        Ok(None)
     }
 }
 
@@ -373,7 +460,7 @@ mod tests {
     }
 
     fn recording(folder: &Path, limit: u64) -> Recording<Word, Word> {
-        Recording::begin(folder, "head-1", limit, Word("begin".into())).unwrap()
+        Recording::begin(Machine::Head, folder, "head-1", limit, Word("begin".into())).unwrap()
     }
 
     fn played(folder: &Path) -> (Word, Played<Word, Word>) {
@@ -410,12 +497,19 @@ mod tests {
         assert!((3..10).contains(&steps) && full.is_full, "{steps}");
         let path = folder.path().join("head-1").with_extension(EXTENSION);
         let whole = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 25]).unwrap();
         let (_, mut cut) = played(folder.path());
         let mut read = 0;
         while cut.next_step().unwrap().is_some() {
             read += 1;
         }
-        assert!(read >= steps - 1 && !cut.is_full);
+        assert!(read >= steps - 1 && !cut.is_full && cut.is_cut);
+        assert_eq!(kind(&path).unwrap(), Machine::Head);
+        let mut damaged = whole.clone();
+        let last = damaged.len() - 1;
+        damaged[last] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let (_, mut damaged) = played(folder.path());
+        assert!(std::iter::from_fn(|| damaged.next_step().transpose()).any(|step| step.is_err()));
     }
 }

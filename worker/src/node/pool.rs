@@ -12,7 +12,7 @@ use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, LogLine, WorkerCommand};
 use wingbeat_net::panics;
-use wingbeat_net::recording::Recording;
+use wingbeat_net::recording::{Machine, Recording};
 use wingbeat_node::{Action, Config, Event, State};
 
 use super::{Daemon, output};
@@ -58,7 +58,7 @@ impl Pool {
         let (idle, start) = (millis(&IDLE_LIMIT), millis(&START_LIMIT));
         let config = Config { node, cpus, idle, start, first_process: ProcessId::random() };
         let mut state = State::new(config.clone());
-        state.record_with(Recording::asked_for(&node.to_string(), config));
+        state.record_with(Recording::asked_for(Machine::Node, &node.to_string(), config));
         Pool { state, processes: BTreeMap::new(), logs: BTreeMap::new(), began: Instant::now() }
     }
 

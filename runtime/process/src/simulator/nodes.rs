@@ -7,7 +7,7 @@ use wingbeat_core::spec::Outcome;
 use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
 use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
-use wingbeat_net::recording::Recording;
+use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
 
 use super::execution::{Ended, Execution, Running};
@@ -69,7 +69,11 @@ impl World {
         let (starting, orders_at, rest) = Default::default();
         let mut state = node::State::new(config.clone());
         if self.shared.config.trace {
-            state.record_with(Recording::asked_for(&format!("{id}-seed{}", self.shared.config.seed), config));
+            state.record_with(Recording::asked_for(
+                recording::Machine::Node,
+                &format!("{id}-seed{}", self.shared.config.seed),
+                config,
+            ));
         }
         self.nodes.insert(id, Node { state, starting, orders_at, rest });
         self.shared.nodes.borrow_mut().insert(id);

@@ -95,7 +95,7 @@ fn one_seed() {
     let _seed = Seed(config);
     let mut world = World::new(config);
     let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None };
-    world.state.record_with(Recording::asked_for(&format!("head-seed{seed}"), begins));
+    world.state.record_with(Recording::asked_for(recording::Machine::Head, &format!("head-seed{seed}"), begins));
     let report = world.run();
     eprintln!("{report:?}");
 }
