@@ -20,7 +20,7 @@ use crate::say::{note, say};
 ///
 /// Nodes record what concerns their worker processes, each from its own start. Values of programs, what they print, and
 /// environments are not recorded; names, addresses, paths and texts of errors are. A recording ends at 256 MiB
-/// (WINGBEAT_RECORD_MB). It is played by the version that wrote it.
+/// (WINGBEAT_RECORD_MB). It is played by the build that wrote it.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReplayArgs {
