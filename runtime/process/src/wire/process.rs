@@ -91,6 +91,15 @@ pub(crate) struct Assigned {
     pub captures: RwLock<Option<PlacementGroupId>>,
 }
 
+/// Has the allocator give back what it does not need.
+fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes no pointers, and may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// A function that shows what user code has printed.
 type LogSink = Box<dyn Fn(Vec<LogLine>) + Send + Sync>;
 
@@ -328,7 +337,9 @@ impl Process {
     pub(super) fn note_carried(&self) {
         let memory = &self.wire.life.memory;
         let carried = bytes_carried().wrapping_sub(memory.given_back_at.load(Ordering::Relaxed));
-        if carried < MUCH || memory.is_watched.swap(true, Ordering::Relaxed) {
+        let is_watched =
+            || memory.is_watched.load(Ordering::Relaxed) || memory.is_watched.swap(true, Ordering::Relaxed);
+        if carried < MUCH || is_watched() {
             return;
         }
         let process = self.clone();
@@ -336,14 +347,18 @@ impl Process {
             loop {
                 let before = bytes_carried();
                 tokio::time::sleep(EBB_KEEP).await;
+                // What is carried is counted for all sessions of the system's process: another may go on.
+                if process.is_shut_down() {
+                    return;
+                }
                 if bytes_carried().wrapping_sub(before) < LITTLE {
                     break;
                 }
             }
+            trim();
             let memory = &process.wire.life.memory;
             memory.given_back_at.store(bytes_carried(), Ordering::Relaxed);
             memory.is_watched.store(false, Ordering::Relaxed);
-            process.clone().give_memory_back();
         });
     }
 
@@ -353,11 +368,7 @@ impl Process {
         self.io().clone().spawn(async move {
             tokio::time::sleep(EBB_KEEP).await;
             self.owner.objects.shrink();
-            #[cfg(target_env = "gnu")]
-            // SAFETY: it takes no pointers, and may be called at any time from any thread.
-            unsafe {
-                libc::malloc_trim(0);
-            }
+            trim();
         });
     }
 
