@@ -8,6 +8,7 @@
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
 //! - [`limits`]: how long things may take.
+//! - [`memory`]: what connections hold while they are quiet, and the allocator.
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
 //! - [`recording`]: what a head or a node took in, in a file.
@@ -22,6 +23,7 @@ pub mod descriptors;
 pub mod handshake;
 pub mod limits;
 pub mod link;
+pub mod memory;
 pub mod messages;
 pub mod mux;
 mod outbox;
@@ -34,4 +36,3 @@ pub mod spin;
 
 pub use handshake::{Hello, Purpose, Role, Token};
 pub use mux::Connection;
-pub use socket::bytes_carried;

@@ -29,9 +29,13 @@ use tokio::sync::{mpsc, watch};
 use wingbeat_core::codec;
 
 use crate::address::Stream;
+use crate::memory::Ebb;
 use crate::outbox::{FRAME_LIMIT, Outbox, PushError, Urgency};
 use crate::silence::{Probing, Silence};
 use crate::socket::Socket;
+
+/// Room for what a read brings, in bytes.
+const ROOM: usize = 64 << 10;
 
 /// Decoded messages that wait for a channel's consumer. Consumers are prompt; this only smooths.
 const INBOX: usize = 256;
@@ -314,9 +318,11 @@ where
     CResp: DeserializeOwned,
     SReq: DeserializeOwned,
 {
-    let mut buffer = BytesMut::with_capacity(64 << 10);
+    let mut buffer = BytesMut::with_capacity(ROOM);
+    let mut ebb = Ebb::default();
     loop {
         while let Some(mut frame) = next_frame(&mut buffer)? {
+            ebb.holds(frame.len());
             let tag = frame.get_u8();
             // A channel whose consumer is gone just loses its messages: the other may live on.
             match tag {
@@ -337,15 +343,28 @@ where
                 other => return Err(io::Error::other(format!("a frame of unknown kind {other}"))),
             }
         }
-        buffer.reserve(64 << 10);
-        if silence.reading(socket.read(&mut buffer)).await? == 0 {
+        buffer.reserve(ROOM);
+        let read = async {
+            // What is left of a large buffer holds all of it.
+            if let Some(keeps) = ebb.keeps()
+                && buffer.is_empty()
+            {
+                if let Ok(read) = tokio::time::timeout(keeps, socket.read(&mut buffer)).await {
+                    return read;
+                }
+                buffer = BytesMut::with_capacity(ROOM);
+                ebb.is_over();
+            }
+            socket.read(&mut buffer).await
+        };
+        if silence.reading(read).await? == 0 {
             return Ok(());
         }
     }
 }
 
 async fn read_to_end(socket: &Socket) {
-    let mut buffer = BytesMut::with_capacity(64 << 10);
+    let mut buffer = BytesMut::with_capacity(ROOM);
     while socket.read(&mut buffer).await.is_ok_and(|count| count > 0) {
         buffer.clear();
     }

@@ -8,12 +8,13 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{BufMut, BytesMut};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::Notify;
 use wingbeat_core::codec;
 
+use crate::memory::Ebb;
 use crate::socket::Socket;
 
 /// Beyond this many unsent bytes senders wait. Large enough to keep a fast link busy, small enough that
@@ -161,6 +162,7 @@ impl Outbox {
     /// Writes until the connection is closed. With `probe`, that is written when nothing else was for so long.
     pub(crate) async fn write_loop(&self, socket: &Socket, probe: Option<(&[u8], Duration)>) -> io::Result<()> {
         let mut sending = BytesMut::new();
+        let mut ebb = Ebb::default();
         // Whether patient frames have waited long enough.
         let mut ripe = false;
         loop {
@@ -177,8 +179,10 @@ impl Outbox {
             };
             ripe = false;
             if !sending.is_empty() {
-                write_all(socket, &mut sending).await?;
-                // One huge message must not hold its memory for ever.
+                ebb.holds(sending.len());
+                write_all(socket, &sending).await?;
+                sending.clear();
+                // One huge message must not hold its memory at all.
                 if sending.capacity() > 2 * HIGH {
                     sending = BytesMut::new();
                 }
@@ -187,27 +191,45 @@ impl Outbox {
             if closed {
                 return socket.shutdown();
             }
-            let woken = self.wake_writer.notified();
-            match (waiting, probe) {
-                (true, _) => ripe = tokio::time::timeout(PATIENCE, woken).await.is_err(),
-                (false, None) => woken.await,
-                (false, Some((probe, every))) => {
-                    if tokio::time::timeout(every, woken).await.is_err() {
-                        let mut buffer = self.buffer.lock();
-                        buffer.bytes.extend_from_slice(probe);
-                        buffer.urgent = true;
-                    }
+            let keeps = ebb.keeps();
+            if keeps == Some(Duration::ZERO) {
+                sending = BytesMut::new();
+                let mut buffer = self.buffer.lock();
+                if buffer.bytes.is_empty() {
+                    buffer.bytes = BytesMut::new();
                 }
+                drop(buffer);
+                ebb.is_over();
+                continue;
+            }
+            let woken = self.wake_writer.notified();
+            let patience = waiting.then_some(PATIENCE);
+            let every = probe.map(|(_, every)| every);
+            let Some(limit) = [patience, keeps, every].into_iter().flatten().min() else {
+                woken.await;
+                continue;
+            };
+            if tokio::time::timeout(limit, woken).await.is_ok() {
+                continue;
+            }
+            match probe {
+                _ if waiting => ripe = true,
+                Some((probe, every)) if every == limit => {
+                    let mut buffer = self.buffer.lock();
+                    buffer.bytes.extend_from_slice(probe);
+                    buffer.urgent = true;
+                }
+                _ => {}
             }
         }
     }
 }
 
-async fn write_all(socket: &Socket, bytes: &mut BytesMut) -> io::Result<()> {
+async fn write_all(socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match socket.try_write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes.advance(count),
+            Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
             Err(error) => return Err(error),
         }

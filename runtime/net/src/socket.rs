@@ -5,7 +5,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, BytesMut};
@@ -71,9 +70,7 @@ impl Socket {
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let fd = self.fd()?.get_ref();
-        let sent = rustix::io::retry_on_intr(|| rustix::net::send(fd, bytes, flags))?;
-        CARRIED.fetch_add(sent as u64, Ordering::Relaxed);
-        Ok(sent)
+        Ok(rustix::io::retry_on_intr(|| rustix::net::send(fd, bytes, flags))?)
     }
 
     /// Waits until the kernel takes more, or may.
@@ -93,13 +90,6 @@ impl Socket {
     pub(crate) fn shutdown(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(self.fd()?.get_ref(), Shutdown::Write)?)
     }
-}
-
-static CARRIED: AtomicU64 = AtomicU64::new(0);
-
-/// How many bytes this process has read and written over all of its connections.
-pub fn bytes_carried() -> u64 {
-    CARRIED.load(Ordering::Relaxed)
 }
 
 /// How often a socket that is full is tried while there is no descriptor by which to wait for it.
@@ -125,7 +115,6 @@ fn receive(fd: &OwnedFd, buffer: &mut BytesMut) -> io::Result<Option<usize>> {
         Ok(count) => {
             // SAFETY: the kernel has written so many bytes.
             unsafe { buffer.advance_mut(count) };
-            CARRIED.fetch_add(count as u64, Ordering::Relaxed);
             Ok(Some(count))
         }
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

@@ -10,7 +10,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use wingbeat_core::{ClusterId, JobId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine};
-use wingbeat_net::{bytes_carried, panics};
+use wingbeat_net::{memory, panics};
 
 use crate::owner::Owner;
 use crate::owner::table::Released;
@@ -34,12 +34,6 @@ use crate::wire::node_link::HomeNode;
 use crate::wire::peers::Peers;
 use crate::wire::to_delete::Deletions;
 use crate::wire::watched::{Watched, ready_value};
-
-/// How long freed memory is kept, since it may be needed again at once.
-const EBB_KEEP: Duration = Duration::from_secs(1);
-/// After so many bytes were sent and received, the allocator may keep much, and while so few are in that time, it is quiet.
-const MUCH: u64 = 512 << 10;
-const LITTLE: u64 = 64 << 10;
 
 /// What a process must know to take part.
 pub struct Config {
@@ -70,16 +64,6 @@ pub(crate) struct Life {
     over: tokio::sync::watch::Sender<bool>,
     /// What must outlive the session, such as an embedded head and node.
     keep: Mutex<Vec<Box<dyn Any + Send>>>,
-    memory: Memory,
-}
-
-/// When the memory that messages took was given back.
-#[derive(Default)]
-struct Memory {
-    /// How much had been carried then.
-    given_back_at: AtomicU64,
-    /// Somebody waits until it is quiet.
-    is_watched: AtomicBool,
 }
 
 /// What a worker process was assigned with its lease.
@@ -89,15 +73,6 @@ pub(crate) struct Assigned {
     pub gpus: RwLock<Vec<u32>>,
     /// The placement group in which what is submitted here runs, unless told otherwise.
     pub captures: RwLock<Option<PlacementGroupId>>,
-}
-
-/// Has the allocator give back what it does not need.
-fn trim() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it takes no pointers, and may be called at any time from any thread.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 /// A function that shows what user code has printed.
@@ -191,7 +166,6 @@ impl Prepared {
                 shut_down: AtomicBool::new(false),
                 over: tokio::sync::watch::Sender::new(false),
                 keep: Mutex::default(),
-                memory: Memory::default(),
             },
         });
         let (owner, to_release) = Owner::new(config.id, cluster, wire.clone());
@@ -333,42 +307,13 @@ impl Process {
         }
     }
 
-    /// After much was sent or received: what that took is given back when it is quiet.
-    pub(super) fn note_carried(&self) {
-        let memory = &self.wire.life.memory;
-        let carried = bytes_carried().wrapping_sub(memory.given_back_at.load(Ordering::Relaxed));
-        let is_watched =
-            || memory.is_watched.load(Ordering::Relaxed) || memory.is_watched.swap(true, Ordering::Relaxed);
-        if carried < MUCH || is_watched() {
-            return;
-        }
-        let process = self.clone();
-        self.vital("giving memory back", async move {
-            loop {
-                let before = bytes_carried();
-                tokio::time::sleep(EBB_KEEP).await;
-                // What is carried is counted for all sessions of the system's process: another may go on.
-                if process.is_shut_down() {
-                    return;
-                }
-                if bytes_carried().wrapping_sub(before) < LITTLE {
-                    break;
-                }
-            }
-            trim();
-            let memory = &process.wire.life.memory;
-            memory.given_back_at.store(bytes_carried(), Ordering::Relaxed);
-            memory.is_watched.store(false, Ordering::Relaxed);
-        });
-    }
-
     /// After many objects were freed, and a moment in which the rest of them are: without this, the table and the
     /// allocator would keep their memory for good.
     pub(super) fn give_memory_back(self) {
         self.io().clone().spawn(async move {
-            tokio::time::sleep(EBB_KEEP).await;
+            tokio::time::sleep(memory::KEEP).await;
             self.owner.objects.shrink();
-            trim();
+            memory::trim();
         });
     }
 
@@ -395,7 +340,6 @@ impl Process {
                 return;
             }
             next_tick = self.owner.take_requests();
-            self.note_carried();
         }
     }
 

@@ -57,7 +57,6 @@ impl wingbeat_net::services::Process for PeerService {
         for message in messages {
             self.take_in(message);
         }
-        self.process.note_carried();
     }
 
     async fn head_events(self, _: Context, number: u64, events: Vec<HeadEvent>) {
