@@ -19,8 +19,8 @@ pub struct Limits {
     /// A process that cannot be reached is looked for so long before what waits for it is told: four times `silence`, or
     /// `WINGBEAT_CONTACT_MS`.
     pub contact: Duration,
-    /// A process or node whose connection to the head has ended, and that does not come back for so long, is lost: three times
-    /// `silence` since it was last heard, or `WINGBEAT_LOST_MS`. One whose machine says that nobody listens there any more is
+    /// A process or node whose connection to the head has ended, and that does not come back for so long, is lost: three and a half
+    /// times `silence` since it was last heard, so that a cut of three times `silence` costs nothing, or `WINGBEAT_LOST_MS`. One whose machine says that nobody listens there any more is
     /// lost at once, unless it is a driver on another machine, which not everybody can dial.
     pub lost: Duration,
     /// Dialling and the handshake together: 10 s, `WINGBEAT_DIAL_MS`. A live peer answers in milliseconds; this allows for a
@@ -47,7 +47,7 @@ impl Limits {
         Limits {
             silence,
             probe: silence / 10,
-            lost: set_to(variable("WINGBEAT_LOST_MS"), 3 * silence),
+            lost: set_to(variable("WINGBEAT_LOST_MS"), silence * 7 / 2),
             contact: set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence),
             dial: of("WINGBEAT_DIAL_MS", 10_000),
             proof: of("WINGBEAT_PROOF_MS", 2_000),
@@ -72,6 +72,7 @@ mod tests {
     fn a_limit_is_what_its_variable_says_or_the_usual_one() {
         let usual = Limits::read(|_| None);
         assert_eq!((usual.silence, usual.probe), (Duration::from_secs(10), Duration::from_secs(1)));
+        assert_eq!((usual.lost, usual.contact), (Duration::from_secs(35), Duration::from_secs(40)));
         assert_eq!(Limits::read(|_| Some("0".into())), usual);
         assert_eq!(Limits::read(|_| Some("soon".into())), usual);
         let short = Limits::read(|name| (name == "WINGBEAT_SILENCE_MS").then(|| "500".into()));

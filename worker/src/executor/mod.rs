@@ -105,7 +105,7 @@ async fn join(
         // finished, and its results can still reach their owners.
         eprintln!(
             "wingbeat: this worker process takes no more work, because it has lost the head, which is gone or has heard nothing from it for {:?}",
-            limits().silence
+            limits().lost
         );
         ending.end();
     });

@@ -223,7 +223,7 @@ impl<'a> Call<'a> {
             who: format!("the head, in its worker process (pid {})", std::process::id()),
             why: format!(
                 "the head is gone, or heard nothing from the process for {:?}, and the task then failed: {error}",
-                limits().silence
+                limits().lost
             ),
         }
     }

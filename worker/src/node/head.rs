@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
@@ -27,11 +27,11 @@ use super::service::NodeService;
 /// The first pause before the head is dialled again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// How long the node goes on without the head, from the end of a connection. The head has heard nothing for `silence` by then,
-/// and gives the node up after `lost`; before that, the node's processes must be gone.
+/// How long the node goes on without the head, from the end of a connection. The head has heard nothing for `silence` by then, and
+/// for one probe more if that was lost, and gives the node up after `lost`; before that, the node's processes must be gone.
 fn patience() -> Duration {
     let limits = limits();
-    limits.lost.saturating_sub(limits.silence + limits.silence / 2)
+    limits.lost.saturating_sub(limits.silence + 2 * limits.probe)
 }
 
 /// What is kept of the connection to the head.
@@ -144,9 +144,12 @@ impl Daemon {
 
     /// Dials the head until it answers, or is lost.
     async fn find_head(&self) -> Result<Stream, Loss> {
-        let end = Instant::now() + patience();
+        tokio::time::timeout(patience(), self.dial_head()).await.unwrap_or_else(|_| Err(Loss::TooLong(patience())))
+    }
+
+    async fn dial_head(&self) -> Result<Stream, Loss> {
         let (mut pause, longest) = PAUSES;
-        while Instant::now() < end && self.ending.ended.borrow().is_none() {
+        while self.ending.ended.borrow().is_none() {
             let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
             let dialling = address::dial_known(&self.head.address, "the head", &self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
@@ -159,10 +162,7 @@ impl Daemon {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
         }
-        match self.ending.ended.borrow().is_some() {
-            true => Err(Loss::Ended),
-            false => Err(Loss::TooLong(patience())),
-        }
+        Err(Loss::Ended)
     }
 }
 

@@ -66,8 +66,8 @@ struct Limits {
     silence: Duration,
     /// How long a connection may be idle at its reader; twice as long at its holder (`WINGBEAT_TRANSFER_IDLE_MS`).
     idle: Duration,
-    /// How long holders that cannot be reached are asked again. Longer than the head takes to find a dead node
-    /// (`WINGBEAT_TRANSFER_REACH_MS`).
+    /// How long holders that cannot be reached are asked again: ten seconds more than the head takes to give a node up, which then
+    /// says whether they are dead (`WINGBEAT_TRANSFER_REACH_MS`).
     reach: Duration,
     /// How long another writer of the same object is waited for (`WINGBEAT_WRITER_LIMIT_MS`).
     writer: Duration,
@@ -79,7 +79,7 @@ impl Default for Limits {
         Limits {
             silence: limit("WINGBEAT_TRANSFER_SILENCE_MS", 10),
             idle: limit("WINGBEAT_TRANSFER_IDLE_MS", 30),
-            reach: limit("WINGBEAT_TRANSFER_REACH_MS", 20),
+            reach: limit("WINGBEAT_TRANSFER_REACH_MS", 45),
             writer: limit("WINGBEAT_WRITER_LIMIT_MS", 30),
         }
     }
