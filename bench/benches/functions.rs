@@ -10,7 +10,7 @@ use wingbeat_core::spec::{Arg, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::Packed;
 use wingbeat_core::{Amount, ClusterId, FunctionId, LeaseId, ObjectId, ProcessId, ResourceSet, TaskId};
 use wingbeat_head::state::{Event, State};
-use wingbeat_net::messages::{HeadMessage, PeerMessage};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Work};
 use wingbeat_store::{NodeStore, StoreConfig};
 
 fn main() {
@@ -33,7 +33,7 @@ fn push(tasks: u64) -> PeerMessage {
         group: None,
         parent: None,
     };
-    PeerMessage::Tasks { lease: LeaseId(1), first: 0, tasks: (0..tasks).map(|seq| spec(seq).into()).collect() }
+    Work::Tasks { lease: LeaseId(1), first: 0, tasks: (0..tasks).map(|seq| spec(seq).into()).collect() }.into()
 }
 
 #[divan::bench(args = [1, 100])]

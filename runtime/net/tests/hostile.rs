@@ -19,7 +19,7 @@ use wingbeat_core::{ClusterId, FunctionId, LeaseId, NodeId, ObjectId, ProcessId,
 use wingbeat_net::address::{self, Listener, Stream};
 use wingbeat_net::handshake::{Hello, Token, Welcome};
 use wingbeat_net::messages::{
-    Explanation, HeadEvent, HeadMessage, LogLine, NodeInfo, NodeMessage, PeerMessage, Registration, TaskStanding,
+    Explanation, HeadEvent, HeadMessage, LogLine, NodeInfo, NodeMessage, PeerMessage, Registration, TaskStanding, Work,
     WorkerCommand,
 };
 use wingbeat_net::mux::{self, Waiting};
@@ -113,7 +113,7 @@ fn honest() -> Vec<Bytes> {
     };
     let failed = ObjectValue::Failed(Box::new(Error::OwnerDied { object: id, owner: ProcessId(2) }));
     let peer = vec![
-        PeerMessage::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec.into(); 2] },
+        Work::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec.into(); 2] }.into(),
         PeerMessage::Resolved(vec![(id, ObjectValue::Inline(value)), (id, failed)]),
         PeerMessage::Borrow(vec![(id, Registration(7)); 4]),
     ];

@@ -5,12 +5,15 @@
 //!   which actor, making lost objects again.
 //! - `wire`: its connections, to other processes, the head and its node.
 //! - `session`: what users call.
+//!
+//! Beside them, [`work`]: what a worker process has to do.
 
 mod owner;
 mod session;
 #[cfg(test)]
 mod simulator;
 mod wire;
+pub mod work;
 
 pub use owner::object::Handle;
 pub use owner::outbound::Outbound;
@@ -23,8 +26,8 @@ pub use session::stream::StreamHandle;
 pub use session::submit::Submitted;
 pub use session::waiting::Waiting;
 pub use session::{actor, arguments, context, groups, options, refs, registry, submit};
-pub use wingbeat_net::messages::{ClusterState, Explanation};
-pub use wire::executor::{Executor, Work};
+pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
+pub use wire::executor::Executor;
 pub use wire::head_link::HeadLink;
 pub use wire::io::Io;
 pub use wire::node_link::NodeLink;

@@ -14,15 +14,16 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use wingbeat_core::Incarnation;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
+use wingbeat_core::{ActorId, Incarnation, LeaseId};
 use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::registry::{self, Constructing, Instance};
+use wingbeat_process::work::{Become, DEFAULT_GROUP, Next};
 use wingbeat_process::{Arguments, Session};
 
-use super::queue::{Become, Being, DEFAULT_GROUP, Next, Queue, task_name};
+use super::queue::{Queue, task_name};
 use super::run::{self, Call};
 use super::threads::UnderWay;
 
@@ -75,8 +76,7 @@ fn user_runtime() -> Option<tokio::runtime::Runtime> {
 fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime, become_actor: Become) {
     let Become { lease, spec, incarnation } = become_actor;
     queue.page.rename(&spec.class_name);
-    let being = Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease };
-    queue.be(being.clone());
+    let being = Being { actor: spec.id, concurrency: spec.max_concurrency, lease };
     let instance = match construct(session, queue, runtime, &spec, &being) {
         Ok(instance) => instance,
         Err(error) => {
@@ -135,6 +135,14 @@ fn construct(
             Constructing::Future(future) => runtime.block_on(execution.scope(future)),
         }
     })
+}
+
+/// The actor that the process is.
+#[derive(Clone)]
+struct Being {
+    actor: ActorId,
+    concurrency: u32,
+    lease: LeaseId,
 }
 
 /// Calls of an actor that count together.

@@ -1,85 +1,32 @@
-//! The unstarted tasks and calls of a worker process, and who they are for.
+//! The threads of a worker process and what they take out of its queue.
 //!
-//! The IO thread puts in, takes back and cancels; executing threads take out. Whatever is answered with
-//! "given up" was not started and never will be here.
+//! The IO thread puts in, takes back and cancels; executing threads take out. What becomes of it is decided in
+//! [`wingbeat_process::work`].
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Outcome, TaskResult, TaskSpec};
+use wingbeat_core::spec::{Outcome, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
-use wingbeat_core::{ActorId, Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{NodeMessage, WorkerCommand};
 use wingbeat_process::context::Execution;
+use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
 use wingbeat_process::{Executor, Handle, Process, Session, Work};
 
 use crate::page::Page;
 
-/// The default concurrency group.
-pub(crate) const DEFAULT_GROUP: &str = "";
-
 /// How long a forced cancel waits for owners to take in the results of other tasks. Those that read at all take less.
 const FORCED_LIMIT: Duration = Duration::from_millis(500);
 
-/// Something to start.
-pub(crate) enum Next {
-    Task {
-        lease: LeaseId,
-        number: u64,
-        spec: Arc<TaskSpec>,
-    },
-    Call {
-        spec: Arc<TaskSpec>,
-    },
-    Become(Box<Become>),
-    /// There will be nothing more.
-    End,
-}
-
-/// An actor to become.
-pub(crate) struct Become {
-    pub lease: LeaseId,
-    pub spec: Arc<ActorSpec>,
-    pub incarnation: Incarnation,
-}
-
-/// The actor that the process is.
-#[derive(Clone)]
-pub(crate) struct Being {
-    pub actor: ActorId,
-    pub incarnation: Incarnation,
-    pub concurrency: u32,
-    pub lease: LeaseId,
-}
-
 #[derive(Default)]
 struct State {
-    tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
-    calls: BTreeMap<String, VecDeque<Arc<TaskSpec>>>,
-    become_actor: Option<Box<Become>>,
-    being: Option<Being>,
-    lease: Option<LeaseId>,
-    /// The owner that sent the last tasks, to whom readiness is told.
-    owner: Option<ProcessId>,
-    running: BTreeMap<TaskId, Arc<Execution>>,
-    /// What was cancelled, with or without force, while a thread had taken something out and not begun it: it may have
-    /// been this.
-    cancelled_early: Vec<(TaskId, bool)>,
-    /// Executions that wait in user code.
-    waiting: u32,
-    draining: bool,
-    ended: bool,
-    /// Nothing is started meanwhile: it may have been started elsewhere.
-    held: bool,
-    /// The process is about to be killed, and nothing is started any more: it would be killed with it.
-    killed: bool,
+    work: work::Queue<Arc<Execution>>,
     /// Threads that would take another call while some are under way.
     takers: Vec<Waker>,
 }
@@ -90,13 +37,9 @@ pub(crate) struct Queue {
     pub page: Arc<Page>,
     state: Mutex<State>,
     arrived: Condvar,
-    /// Handles of refs in results, until the owner has registered them.
-    returned: DashMap<TaskId, Vec<Handle>>,
-    /// The same for items of streams.
-    sent_items: DashMap<ObjectId, Vec<Handle>>,
+    held: Held,
     /// Credit of streams that run here.
     pub streams: DashMap<TaskId, Arc<Credit>>,
-    busy: AtomicUsize,
 }
 
 /// How many items of a stream the consumer has taken.
@@ -139,10 +82,8 @@ impl Queue {
             page,
             state: Mutex::default(),
             arrived: Condvar::new(),
-            returned: DashMap::new(),
-            sent_items: DashMap::new(),
+            held: Held::default(),
             streams: DashMap::new(),
-            busy: AtomicUsize::new(0),
         }
     }
 
@@ -150,19 +91,8 @@ impl Queue {
     pub(crate) fn next(&self) -> Next {
         let mut state = self.state.lock();
         loop {
-            if state.ended {
-                return Next::End;
-            }
-            if state.held || state.killed {
-                self.arrived.wait(&mut state);
-                continue;
-            }
-            if let Some(actor) = state.become_actor.take() {
-                return Next::Become(actor);
-            }
-            if let Some((_, lease, number, spec)) = state.tasks.pop_front() {
-                self.busy.fetch_add(1, Ordering::Relaxed);
-                return Next::Task { lease, number, spec };
+            if let Some(next) = state.work.next_task() {
+                return next;
             }
             self.arrived.wait(&mut state);
         }
@@ -192,22 +122,11 @@ impl Queue {
     }
 
     fn take_call(&self, state: &mut State, group: &str) -> Option<Next> {
-        if state.ended {
-            return Some(Next::End);
-        }
-        if state.held || state.killed {
-            return None;
-        }
-        if let Some(spec) = state.calls.get_mut(group).and_then(VecDeque::pop_front) {
-            self.busy.fetch_add(1, Ordering::Relaxed);
-            return Some(Next::Call { spec });
-        }
-        if state.draining && self.busy.load(Ordering::Relaxed) == 0 && state.calls.values().all(VecDeque::is_empty) {
-            state.ended = true;
+        let next = state.work.next_call(group);
+        if let Some(Next::End) = next {
             self.wake_all(state);
-            return Some(Next::End);
         }
-        None
+        next
     }
 
     /// Has every thread look again.
@@ -218,51 +137,38 @@ impl Queue {
         }
     }
 
+    /// Changes what every thread is to see.
+    fn change(&self, change: impl FnOnce(&mut work::Queue<Arc<Execution>>)) {
+        let mut state = self.state.lock();
+        change(&mut state.work);
+        self.wake_all(&mut state);
+    }
+
     /// What a thread took out is done.
     pub(crate) fn done(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
-        // A later attempt may have begun since.
-        if state.running.get(&execution.task).is_some_and(|running| Arc::ptr_eq(running, execution)) {
-            state.running.remove(&execution.task);
-        }
-        let busy = self.busy.fetch_sub(1, Ordering::Relaxed) - 1;
-        if busy == state.running.len() {
-            state.cancelled_early.clear();
-        }
-        if state.draining {
+        state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
+        if state.work.is_draining() {
             self.wake_all(&mut state);
         }
     }
 
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
-        let mut state = self.state.lock();
-        state.running.insert(execution.task, execution.clone());
-        let early = state.cancelled_early.iter().position(|(task, _)| *task == execution.task);
-        let early = early.map(|at| state.cancelled_early.swap_remove(at));
-        drop(state);
-        if let Some((_, force)) = early {
+        let cancelled = self.state.lock().work.started(execution.task, execution.clone());
+        if let Some(force) = cancelled {
             self.stop(execution, force);
         }
     }
 
-    /// The process is an actor from now on.
-    pub(crate) fn be(&self, being: Being) {
-        self.state.lock().being = Some(being);
-    }
-
     /// Starts nothing while `held`; what arrives waits.
     pub(crate) fn hold(&self, held: bool) {
-        let mut state = self.state.lock();
-        state.held = held;
-        self.wake_all(&mut state);
+        self.change(|work| work.hold(held));
     }
 
     /// Nothing is started any more: the threads end when what they run is done.
     pub(crate) fn end(&self) {
-        let mut state = self.state.lock();
-        state.ended = true;
-        self.wake_all(&mut state);
+        self.change(work::Queue::end);
     }
 
     /// Sends a result; refs in it live until the owner has registered them.
@@ -277,61 +183,55 @@ impl Queue {
             }
             held = Vec::new();
         }
-        let holds = !held.is_empty();
-        if holds {
-            self.returned.insert(spec.id, held);
-        }
-        process.send_result(&spec.args, result);
-        if holds && !process.can_reach(spec.id.owner) {
-            // It will never say that it has them.
-            let unwanted = self.returned.remove(&spec.id);
-            drop(unwanted);
-        }
+        let send = || process.send_result(&spec.args, result);
+        self.held.result(spec.id, held, send, || process.can_reach(spec.id.owner));
     }
 
     /// Sends an item of a stream; refs in it live until the consumer has registered them.
     pub(crate) fn send_item(&self, task: TaskId, index: u32, value: ObjectValue, held: Vec<Handle>) {
-        let (process, item, holds) = (self.session.process(), task.output(index), !held.is_empty());
-        if holds {
-            self.sent_items.insert(item, held);
-        }
-        process.send_item(task, index, value);
-        if holds && !process.can_reach(task.owner) {
-            let unwanted = self.sent_items.remove(&item);
-            drop(unwanted);
-        }
+        let process = self.session.process();
+        let send = || process.send_item(task, index, value);
+        self.held.item(task.output(index), held, send, || process.can_reach(task.owner));
     }
 
     fn refuse(&self, spec: &TaskSpec, error: Error) {
         self.answer(spec, Outcome::Failed(Box::new(error)), 0, Vec::new());
     }
 
-    /// Gives unstarted tasks back. Called under the lock: that the process waits must not be said after it is ready again.
-    fn give_back(&self, state: &State, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>) {
-        // One that is no longer leased, or is about to end, takes nothing either.
-        let waiting = state.waiting > 0 || state.lease != Some(lease) || state.ended;
-        self.session.process().give_back(owner, lease, tasks, waiting);
+    fn refuse_calls(&self, refused: Refused, actor: Actor) {
+        match refused {
+            Refused::Another(calls) => {
+                for spec in calls {
+                    let class = task_name(&spec);
+                    let cause = Box::new(Error::ActorEnded { by: "a restart".into() });
+                    let error = Error::ActorUnavailable { actor: actor.id, class: class.into(), cause };
+                    self.refuse(&spec, error);
+                }
+            }
+            Refused::UnknownGroup(calls) => {
+                for spec in calls {
+                    let option = "group".to_owned();
+                    let why =
+                        "the actor has no such concurrency group; declare it with the class or its options".into();
+                    self.refuse(&spec, Error::InvalidOption { what: task_name(&spec).into(), option, why });
+                }
+            }
+        }
+    }
+
+    /// Says that tasks go back. Called under the lock: that the process waits must not be said after it is ready again.
+    fn say(&self, _locked: &MutexGuard<'_, State>, gave: GaveBack) {
+        self.session.process().give_back(gave.to, gave.lease, gave.tasks, gave.waiting);
     }
 
     fn cancel(&self, task: TaskId, force: bool) {
-        let mut state = self.state.lock();
-        let queued = state.tasks.iter().position(|(_, _, _, spec)| spec.id == task);
-        let mut taken = queued.and_then(|at| state.tasks.remove(at)).map(|(_, _, _, spec)| spec);
-        for calls in state.calls.values_mut() {
-            if let Some(at) = calls.iter().position(|spec| spec.id == task) {
-                taken = calls.remove(at);
+        let cancelled = self.state.lock().work.cancel(task, force);
+        match cancelled {
+            Cancelled::Nothing => {}
+            Cancelled::Unstarted(spec) => {
+                self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
             }
-        }
-        let running = state.running.get(&task).cloned();
-        if taken.is_none() && running.is_none() && self.busy.load(Ordering::Relaxed) > state.running.len() {
-            state.cancelled_early.push((task, force));
-        }
-        drop(state);
-        if let Some(spec) = taken {
-            self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
-        }
-        if let Some(execution) = running {
-            self.stop(&execution, force);
+            Cancelled::Running(execution) => self.stop(&execution, force),
         }
     }
 
@@ -344,7 +244,7 @@ impl Queue {
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
-        self.state.lock().killed = true;
+        self.state.lock().work.kill();
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
         // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
         self.session.process().io().spawn(async move {
@@ -366,116 +266,49 @@ pub(crate) fn task_name(spec: &TaskSpec) -> Cow<'static, str> {
 impl Executor for Queue {
     fn deliver(&self, from: ProcessId, work: Work) {
         match work {
-            Work::Tasks(lease, first, tasks) => {
+            Work::Tasks { lease, first, tasks } => {
                 let mut state = self.state.lock();
-                if state.waiting > 0 || state.lease != Some(lease) || state.ended {
-                    self.give_back(&state, from, lease, tasks.iter().map(|task| task.id).collect());
-                    return;
+                match state.work.add_tasks(from, lease, first, tasks) {
+                    Some(gave) => self.say(&state, gave),
+                    None => {
+                        drop(state);
+                        self.arrived.notify_one();
+                    }
                 }
-                state.owner = Some(from);
-                for (number, spec) in (first..).zip(tasks) {
-                    state.tasks.push_back((from, lease, number, spec));
-                }
-                drop(state);
-                self.arrived.notify_one();
             }
-            Work::Calls(actor, incarnation, calls) => {
+            Work::Calls { actor: id, incarnation, calls } => {
+                let actor = Actor { id, incarnation };
                 let mut state = self.state.lock();
-                let ours =
-                    state.being.as_ref().is_some_and(|being| being.actor == actor && being.incarnation == incarnation);
-                if ours && state.ended {
-                    // The process is about to end, and the head says what becomes of the actor and of these calls.
-                    return;
-                }
-                if !ours {
-                    drop(state);
-                    for spec in calls {
-                        let class = task_name(&spec);
-                        let cause = Box::new(Error::ActorEnded { by: "a restart".into() });
-                        self.refuse(&spec, Error::ActorUnavailable { actor, class: class.into(), cause });
-                    }
-                    return;
-                }
-                let mut unknown = Vec::new();
-                for spec in calls {
-                    let group = spec.group.as_deref().unwrap_or(DEFAULT_GROUP);
-                    match state.calls.get_mut(group) {
-                        Some(queue) => queue.push_back(spec),
-                        None => unknown.push(spec),
-                    }
-                }
+                let added = state.work.add_calls(actor, calls);
                 self.wake_all(&mut state);
                 drop(state);
-                for spec in unknown {
-                    let option = "group".to_owned();
-                    let why =
-                        "the actor has no such concurrency group; declare it with the class or its options".into();
-                    self.refuse(&spec, Error::InvalidOption { what: task_name(&spec).into(), option, why });
+                if let Err(refused) = added {
+                    self.refuse_calls(refused, actor);
                 }
             }
-            Work::TakeBack(lease, most) => {
+            Work::TakeBack { lease, most } => {
                 let mut state = self.state.lock();
-                // Of this lease: a late message must not take another owner's.
-                let of_lease = state.tasks.iter().filter(|(_, of, ..)| *of == lease).count();
-                let mut kept = of_lease.saturating_sub(most as usize);
-                let mut back = Vec::new();
-                state.tasks.retain(|(_, of, _, spec)| {
-                    if *of != lease {
-                        return true;
-                    }
-                    if kept == 0 {
-                        back.push(spec.id);
-                        return false;
-                    }
-                    kept -= 1;
-                    true
-                });
-                self.give_back(&state, from, lease, back);
+                let gave = state.work.take_back(from, lease, most);
+                self.say(&state, gave);
             }
-            Work::Cancel(task, force) => self.cancel(task, force),
-            Work::StreamTaken(task, count) => {
+            Work::Cancel { task, force } => self.cancel(task, force),
+            Work::StreamTaken { task, count } => {
                 if let Some(credit) = self.streams.get(&task) {
                     credit.taken(count);
                 }
             }
-            Work::ItemReceived(item) => {
-                let held = self.sent_items.remove(&item);
-                drop(held);
-            }
-            Work::Received(tasks) => {
-                for task in tasks {
-                    let held = self.returned.remove(&task);
-                    drop(held);
-                }
-            }
+            Work::ItemReceived(item) => self.held.item_received(item),
+            Work::Received(tasks) => self.held.results_received(tasks),
         }
     }
 
     fn peer_lost(&self, peer: ProcessId) {
-        let mut state = self.state.lock();
-        state.tasks.retain(|(owner, ..)| *owner != peer);
-        for calls in state.calls.values_mut() {
-            calls.retain(|spec| spec.id.owner != peer);
-        }
-        let running: Vec<Arc<Execution>> =
-            state.running.values().filter(|execution| execution.task.owner == peer).cloned().collect();
-        drop(state);
+        let running = self.state.lock().work.peer_lost(peer);
         for execution in running {
             self.session.process().cancel_children(execution.task);
             execution.disown();
         }
-        let gone: Vec<TaskId> =
-            self.returned.iter().map(|entry| *entry.key()).filter(|task| task.owner == peer).collect();
-        for task in gone {
-            let held = self.returned.remove(&task);
-            drop(held);
-        }
-        let items: Vec<ObjectId> =
-            self.sent_items.iter().map(|entry| *entry.key()).filter(|item| item.owner() == peer).collect();
-        for item in items {
-            let held = self.sent_items.remove(&item);
-            drop(held);
-        }
+        self.held.peer_lost(peer);
     }
 
     fn command(&self, command: WorkerCommand) {
@@ -483,27 +316,14 @@ impl Executor for Queue {
             WorkerCommand::Lease { lease, gpus, captures } => {
                 self.session.process().set_gpus(gpus);
                 self.session.process().set_captures(captures);
-                self.state.lock().lease = Some(lease);
+                self.state.lock().work.lease(lease);
             }
             WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures } => {
                 self.session.process().set_gpus(gpus);
                 self.session.process().set_captures(captures);
-                let mut state = self.state.lock();
-                state.lease = Some(lease);
-                state.calls.insert(DEFAULT_GROUP.to_owned(), VecDeque::new());
-                for group in spec.groups.keys() {
-                    state.calls.insert(group.clone(), VecDeque::new());
-                }
-                // Calls that come while the constructor runs wait in their queues.
-                state.being = Some(Being { actor: spec.id, incarnation, concurrency: spec.max_concurrency, lease });
-                state.become_actor = Some(Box::new(Become { lease, spec, incarnation }));
-                self.wake_all(&mut state);
+                self.change(|work| work.start_actor(Become { lease, spec, incarnation }));
             }
-            WorkerCommand::Drain => {
-                let mut state = self.state.lock();
-                state.draining = true;
-                self.wake_all(&mut state);
-            }
+            WorkerCommand::Drain => self.change(work::Queue::drain),
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns, or run something for it.
                 if self.session.process().is_done() {
@@ -517,27 +337,15 @@ impl Executor for Queue {
 
     fn begin_wait(&self) {
         let mut state = self.state.lock();
-        if state.being.is_some() {
-            return;
-        }
-        state.waiting += 1;
-        if state.waiting > 1 {
-            return;
-        }
-        let back: Vec<TaskId> = state.tasks.drain(..).map(|(_, _, _, spec)| spec.id).collect();
-        if let (Some(owner), Some(lease)) = (state.owner, state.lease) {
-            self.give_back(&state, owner, lease, back);
+        if let Some(gave) = state.work.begin_wait() {
+            self.say(&state, gave);
         }
     }
 
     fn end_wait(&self) {
         let mut state = self.state.lock();
-        if state.being.is_some() {
-            return;
-        }
-        state.waiting -= 1;
-        // Under the lock, as what it takes back.
-        if let (0, Some(owner), Some(lease)) = (state.waiting, state.owner, state.lease) {
+        // Under the lock, as what goes back.
+        if let Some((owner, lease)) = state.work.end_wait() {
             self.session.process().say_ready(owner, lease);
         }
     }

@@ -220,7 +220,7 @@ pub struct WorkerDeath {
     pub lease: Option<LeaseId>,
     /// How it ended.
     pub exit: Exit,
-    /// The owner's number of the last task that it started for this lease (see `PeerMessage::Tasks::first`) plus 1: tasks
+    /// The owner's number of the last task that it started for this lease (see `Work::Tasks::first`) plus 1: tasks
     /// after it were never touched. 1 if an actor's constructor had begun. 0 if nothing had begun.
     pub started: u64,
     /// Whether the head had moved what ran there to other nodes: what had begun begins again at no cost.

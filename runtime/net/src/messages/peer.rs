@@ -10,33 +10,10 @@ use wingbeat_core::*;
 /// What processes say to each other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// Owner to worker process: run these, in order.
-    Tasks {
-        /// Under this lease.
-        lease: LeaseId,
-        /// The owner's number of the first on this lease; the others follow.
-        first: u64,
-        /// The tasks.
-        tasks: Vec<Arc<TaskSpec>>,
-    },
-    /// Caller to actor: run these, in order.
-    Calls {
-        /// The actor.
-        actor: ActorId,
-        /// The life that the caller means.
-        incarnation: Incarnation,
-        /// The calls.
-        calls: Vec<Arc<TaskSpec>>,
-    },
+    /// To a worker process.
+    Work(Work),
     /// Worker process to owner.
     Results(Vec<TaskResult>),
-    /// Owner to worker process: give up to this many unstarted tasks back, the latest first.
-    TakeBack {
-        /// Of this lease.
-        lease: LeaseId,
-        /// At most.
-        most: u32,
-    },
     /// Worker process to owner: these were not started and never will be here.
     GaveBack {
         /// The lease.
@@ -48,13 +25,6 @@ pub enum PeerMessage {
     },
     /// Worker process to owner: it takes tasks of this lease again.
     Ready(LeaseId),
-    /// Owner to worker process.
-    Cancel {
-        /// The task.
-        task: TaskId,
-        /// Whether the worker process ends if it runs now.
-        force: bool,
-    },
     /// Borrower to owner: cancel the task that makes this object, if it is not there yet.
     CancelObject {
         /// The object.
@@ -70,13 +40,6 @@ pub enum PeerMessage {
         index: u32,
         /// The item.
         value: ObjectValue,
-    },
-    /// Owner to worker process: the consumer took items up to here.
-    StreamTaken {
-        /// The stream.
-        task: TaskId,
-        /// Number of items taken.
-        count: u32,
     },
     /// Borrower to owner: say when these are there.
     Subscribe(Vec<ObjectId>),
@@ -102,10 +65,60 @@ pub enum PeerMessage {
         /// What was tried.
         why: String,
     },
-    /// Owner to worker process: the results of these tasks arrived, and the refs in them are registered.
+}
+
+/// What an owner, a caller or a consumer says to the worker process that runs something for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Work {
+    /// Run these, in order.
+    Tasks {
+        /// Under this lease.
+        lease: LeaseId,
+        /// The owner's number of the first on this lease; the others follow.
+        first: u64,
+        /// The tasks.
+        tasks: Vec<Arc<TaskSpec>>,
+    },
+    /// From a caller to an actor: run these, in order.
+    Calls {
+        /// The actor.
+        actor: ActorId,
+        /// The life that the caller means.
+        incarnation: Incarnation,
+        /// The calls.
+        calls: Vec<Arc<TaskSpec>>,
+    },
+    /// Give up to this many unstarted tasks back, the latest first.
+    TakeBack {
+        /// Of this lease.
+        lease: LeaseId,
+        /// At most.
+        most: u32,
+    },
+    /// A task or call is not wanted any more.
+    Cancel {
+        /// The task.
+        task: TaskId,
+        /// Whether the worker process ends if it runs now.
+        force: bool,
+    },
+    /// The consumer took items up to here.
+    StreamTaken {
+        /// The stream.
+        task: TaskId,
+        /// Number of items taken.
+        count: u32,
+    },
+    /// The results of these tasks arrived, and the refs in them are registered.
     Received(Vec<TaskId>),
-    /// Consumer to worker process: this item of a stream arrived, and the refs in it are registered.
+    /// This item of a stream arrived, and the refs in it are registered.
     ItemReceived(ObjectId),
+}
+
+impl From<Work> for PeerMessage {
+    fn from(work: Work) -> PeerMessage {
+        PeerMessage::Work(work)
+    }
 }
 
 /// The number of a registration of a borrowed object. Later ones of a process are larger; 0 is none.

@@ -6,7 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::{ObjectValue, Packed, Refs, Stored};
 
-use super::{HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, WorkerCommand};
+use super::{HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, Work, WorkerCommand};
 
 /// What a message costs beside what can grow in it.
 const FIXED: usize = 128;
@@ -98,23 +98,22 @@ impl Weight for PeerMessage {
     fn weight(&self) -> usize {
         FIXED
             + match self {
-                PeerMessage::Tasks { tasks: specs, .. } | PeerMessage::Calls { calls: specs, .. } => {
+                PeerMessage::Work(Work::Tasks { tasks: specs, .. } | Work::Calls { calls: specs, .. }) => {
                     specs.iter().map(|spec| spec.weight()).sum()
                 }
                 PeerMessage::Results(results) => results.iter().map(Weight::weight).sum(),
                 PeerMessage::StreamItem { value, .. } => value.weight(),
                 PeerMessage::Resolved(values) => values.iter().map(|(_, value)| 24 + value.weight()).sum(),
-                PeerMessage::GaveBack { tasks, .. } | PeerMessage::Received(tasks) => tasks.len() * 16,
+                PeerMessage::GaveBack { tasks, .. } | PeerMessage::Work(Work::Received(tasks)) => tasks.len() * 16,
                 PeerMessage::Subscribe(ids) => ids.len() * 20,
                 PeerMessage::Borrow(registrations) | PeerMessage::Release(registrations) => registrations.len() * 28,
                 PeerMessage::Copied { at, .. } => address(&at.address),
                 PeerMessage::Lost { at, why, .. } => at.len() * 8 + why.len(),
-                PeerMessage::TakeBack { .. }
+                PeerMessage::Work(
+                    Work::TakeBack { .. } | Work::Cancel { .. } | Work::StreamTaken { .. } | Work::ItemReceived(_),
+                )
                 | PeerMessage::Ready(_)
-                | PeerMessage::Cancel { .. }
-                | PeerMessage::StreamTaken { .. }
-                | PeerMessage::CancelObject { .. }
-                | PeerMessage::ItemReceived(_) => 0,
+                | PeerMessage::CancelObject { .. } => 0,
             }
     }
 }
@@ -235,9 +234,9 @@ mod tests {
         let refs = Box::new(Refs { ids: vec![id; 10_000], owners: vec![owner] });
         let with_refs = ObjectValue::Inline(Packed { bytes: Bytes::new().into(), refs: Some(refs) });
         vec![
-            PeerMessage::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec(3, 90_000); 100] },
-            PeerMessage::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec(0, 0); 1000] },
-            PeerMessage::Calls { actor: ActorId(1), incarnation: Incarnation(0), calls: vec![spec(1, 1000); 1000] },
+            Work::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec(3, 90_000); 100] }.into(),
+            Work::Tasks { lease: LeaseId(1), first: 0, tasks: vec![spec(0, 0); 1000] }.into(),
+            Work::Calls { actor: ActorId(1), incarnation: Incarnation(0), calls: vec![spec(1, 1000); 1000] }.into(),
             PeerMessage::Resolved(vec![(id, with_refs)]),
             PeerMessage::Release(vec![(id, Registration(u64::MAX)); 4096]),
             PeerMessage::Ready(LeaseId(1)),

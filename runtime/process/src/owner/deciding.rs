@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs};
 use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::{HeadEvent, HeadMessage, PeerMessage};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
 use crate::owner::Owner;
 use crate::owner::calls;
@@ -62,7 +62,7 @@ impl Owner {
         for action in todo.dispatch {
             match action {
                 dispatch::Action::Push { worker, lease, first, tasks } => {
-                    self.outside.send(self, &worker, PeerMessage::Tasks { lease, first, tasks });
+                    self.outside.send(self, &worker, Work::Tasks { lease, first, tasks }.into());
                 }
                 dispatch::Action::Demand { shape, wanted, name } => {
                     let shape = (*shape).clone();
@@ -72,10 +72,10 @@ impl Owner {
                 dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
                 dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
                 dispatch::Action::TakeBack { worker, lease, most } => {
-                    self.send_to(worker, PeerMessage::TakeBack { lease, most });
+                    self.send_to(worker, Work::TakeBack { lease, most }.into());
                 }
                 dispatch::Action::Cancel { worker, task, force } => {
-                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                    self.send_to(worker, Work::Cancel { task, force }.into());
                 }
                 dispatch::Action::Fail { task, error } => {
                     self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
@@ -88,14 +88,14 @@ impl Owner {
         for action in todo.calls {
             match action {
                 calls::Action::Push { worker, actor, incarnation, calls } => {
-                    self.outside.send(self, &worker, PeerMessage::Calls { actor, incarnation, calls });
+                    self.outside.send(self, &worker, Work::Calls { actor, incarnation, calls }.into());
                 }
                 calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
                 calls::Action::Terminate(actor) => {
                     self.tell_head(HeadMessage::TerminateActor { actor, by: "terminate".into() });
                 }
                 calls::Action::Cancel { worker, task, force } => {
-                    self.send_to(worker, PeerMessage::Cancel { task, force });
+                    self.send_to(worker, Work::Cancel { task, force }.into());
                 }
                 calls::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
                 calls::Action::Fail { call, error } => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ProcessId, TaskId};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::Work;
 
 use crate::owner::Owner;
 use crate::owner::streams::Place;
@@ -15,7 +15,7 @@ impl Owner {
         self.place_item(from, task, index, value);
         // It holds the refs in the item until they are registered here, or until it hears that they are not needed.
         if let Some(refs) = refs {
-            self.confirm(from, &refs, PeerMessage::ItemReceived(task.output(index)));
+            self.confirm(from, &refs, Work::ItemReceived(task.output(index)).into());
         }
     }
 
@@ -31,19 +31,17 @@ impl Owner {
                 let contained = self.hold_refs(value.refs());
                 self.resolve_object(handle.object(), value, contained);
                 // Items arrive on this thread alone, so that nobody else has put one there.
-                self.streams.change(task, |state| {
-                    state.items.insert(index, handle);
-                });
+                self.streams.put(task, index, handle);
                 return;
             }
             // Another attempt sends the first ones again. It must know how far the consumer is, or it would wait there for
             // room that nobody will make.
             Place::Taken(count) => {
-                self.send_to(from, PeerMessage::StreamTaken { task, count });
+                self.send_to(from, Work::StreamTaken { task, count }.into());
             }
             Place::Arrived => {}
             Place::Nowhere => {
-                self.send_to(from, PeerMessage::Cancel { task, force: false });
+                self.send_to(from, Work::Cancel { task, force: false }.into());
             }
         }
         // The first one's copies stand, as long as anybody needs them.

@@ -62,13 +62,9 @@ impl Owner {
             PeerMessage::Copied { object, at } => self.copied(object, at),
             PeerMessage::Lost { object, at, why } => self.object_lost(object, &at, &why),
             PeerMessage::CancelObject { object, force } => self.cancel_object(object, force),
-            PeerMessage::Tasks { .. }
-            | PeerMessage::Calls { .. }
-            | PeerMessage::TakeBack { .. }
-            | PeerMessage::Cancel { .. }
-            | PeerMessage::StreamTaken { .. }
-            | PeerMessage::Received(_)
-            | PeerMessage::ItemReceived(_) => tracing::warn!(%from, "this is no worker process, and was sent work"),
+            PeerMessage::Work(work) => {
+                tracing::warn!(%from, ?work, "this is no worker process, and was sent work, which it drops");
+            }
         }
     }
 }

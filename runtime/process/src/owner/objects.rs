@@ -185,9 +185,9 @@ impl Owner {
 
     /// Deletes what attempts may have stored of a stream to which nobody adds any more.
     pub(super) fn delete_left(self: &Arc<Self>, task: TaskId, left: impl IntoIterator<Item = Left>) {
-        for Left { at, ahead, taken } in left {
-            for index in taken..taken.saturating_add(ahead.min(MOST_LEFT)) {
-                self.left_over(task.output(index), &at);
+        for left in left {
+            for index in left.indices(MOST_LEFT) {
+                self.left_over(task.output(index), &left.at);
             }
         }
     }

@@ -6,7 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::Work;
 
 use crate::owner::Owner;
 use crate::owner::dispatch::{Settled, Task};
@@ -78,7 +78,7 @@ impl Owner {
         }
         for (task, refs) in received {
             // The sender holds the refs until they are registered with their owners.
-            self.confirm(from, &refs, PeerMessage::Received(vec![task]));
+            self.confirm(from, &refs, Work::Received(vec![task]).into());
         }
     }
 

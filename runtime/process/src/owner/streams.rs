@@ -27,11 +27,14 @@ pub(crate) struct State {
     /// Who sends the items.
     pub worker: Option<ProcessId>,
     pub waker: Option<Waker>,
+    /// There is no consumer any more. The stream is gone when it is over, too.
+    is_forgotten: bool,
     left: Vec<Left>,
 }
 
-/// Where an attempt that counts no more may have stored items that were never announced: a few after those that were taken. They
-/// can be deleted when no other attempt writes items any more.
+/// Where an attempt that counts no more may have stored items that were never announced: a few from the beginning of the stream,
+/// where it began, and a few after those that were taken, as far as it knew. They can be deleted when no other attempt writes items
+/// any more.
 pub(crate) struct Left {
     pub at: StoreNode,
     /// How many may be there.
@@ -48,8 +51,16 @@ pub(super) enum Place {
     Arrived,
     /// The consumer has taken so many, and it is one of them.
     Taken(u32),
-    /// There is no consumer any more.
+    /// There is no consumer any more, or the stream has failed and what it has left may be deleted already.
     Nowhere,
+}
+
+impl Left {
+    /// The indices of what may be there, of an attempt that was never more than `most` ahead.
+    pub(super) fn indices(&self, most: u32) -> impl Iterator<Item = u32> + use<> {
+        let ahead = self.ahead.min(most);
+        (0..ahead.min(self.taken)).chain(self.taken..self.taken.saturating_add(ahead))
+    }
 }
 
 impl State {
@@ -58,7 +69,9 @@ impl State {
     }
 
     pub(super) fn place_of(&self, index: u32) -> Place {
-        if index < self.taken {
+        if self.is_forgotten || self.failed {
+            Place::Nowhere
+        } else if index < self.taken {
             Place::Taken(self.taken)
         } else if self.items.contains_key(&index) {
             Place::Arrived
@@ -74,9 +87,8 @@ pub(crate) type Cell = Mutex<State>;
 /// The streams that this process consumes.
 #[derive(Default)]
 pub(crate) struct Streams {
+    /// Those that have a consumer or are not over.
     cells: DashMap<TaskId, Arc<Cell>>,
-    /// Of streams whose consumer is gone, and whose task is not done yet: how many items were taken, and what is left.
-    abandoned: DashMap<TaskId, (u32, Vec<Left>)>,
     /// How many items were taken of the last streams that ended badly or were abandoned: a worker process that is killed may store
     /// an item after the news of its end.
     ended_early: Mutex<VecDeque<(TaskId, u32)>>,
@@ -95,43 +107,33 @@ impl Streams {
 
     /// Nobody consumes it any more.
     pub(crate) fn forget(&self, task: TaskId) {
-        self.look(task, |state| match state.is_over() {
-            false => drop(self.abandoned.insert(task, (state.taken, std::mem::take(&mut state.left)))),
-            true if state.failed => self.remember(task, state.taken),
-            true => {}
+        self.look(task, |state| {
+            state.is_forgotten = true;
+            if state.is_over() {
+                self.is_gone(task, state);
+            }
         });
-        let cell = self.cells.remove(&task);
-        drop(cell);
     }
 
     /// An attempt that counts no more may have stored items there. Answers with that if no other attempt writes any.
     pub(super) fn left_over(&self, task: TaskId, ahead: u32, at: &StoreNode) -> Option<Left> {
         let left = |taken| Left { at: at.clone(), ahead, taken };
-        if let Some(mut abandoned) = self.abandoned.get_mut(&task) {
-            // Its task was cancelled, but another attempt may be under way.
-            let left = left(abandoned.0);
-            abandoned.1.push(left);
-            return None;
+        let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) else {
+            return self.ended_early.lock().iter().find(|(ended, _)| *ended == task).map(|(_, taken)| left(*taken));
+        };
+        let mut state = cell.lock();
+        let left = left(state.taken);
+        if state.is_over() {
+            return Some(left);
         }
-        let ended = self.ended_early.lock().iter().find(|(ended, _)| *ended == task).map(|(_, taken)| left(*taken));
-        if ended.is_some() {
-            return ended;
-        }
-        let mut now = None;
-        self.look(task, |state| {
-            let left = left(state.taken);
-            match state.is_over() {
-                true => now = Some(left),
-                false => state.left.push(left),
-            }
-        });
-        now
+        // If its consumer is gone, its task was cancelled, but another attempt may be under way.
+        state.left.push(left);
+        None
     }
 
     #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {
-        let abandoned = self.abandoned.iter().map(|known| format!("what is left of the stream of {}", known.key()));
-        self.cells.iter().map(|cell| format!("the stream of {}", cell.key())).chain(abandoned).collect()
+        self.cells.iter().map(|cell| format!("the stream of {}", cell.key())).collect()
     }
 
     /// Looks at a stream without waking its consumer.
@@ -141,22 +143,37 @@ impl Streams {
         }
     }
 
-    pub(super) fn change(&self, task: TaskId, change: impl FnOnce(&mut State)) -> bool {
-        let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) else { return false };
-        let mut state = cell.lock();
-        change(&mut state);
-        let waker = state.waker.take();
-        drop(state);
+    fn change(&self, task: TaskId, change: impl FnOnce(&mut State)) {
+        let mut waker = None;
+        self.look(task, |state| {
+            change(state);
+            waker = state.waker.take();
+        });
         if let Some(waker) = waker {
             waker.wake();
         }
-        true
+    }
+
+    /// An item that has a place.
+    pub(super) fn put(&self, task: TaskId, index: u32, item: Handle) {
+        let mut item = Some(item);
+        self.change(task, |state| {
+            if let Place::Wanted = state.place_of(index)
+                && let Some(item) = item.take()
+            {
+                state.items.insert(index, item);
+            }
+        });
+        // Outside of the lock: it frees the object.
+        drop(item);
     }
 
     /// Whether all items of a stream of so many have come, as far as anybody wants them.
     pub(super) fn has_all(&self, task: TaskId, count: u32) -> bool {
         let mut has_all = true;
-        self.look(task, |state| has_all = state.items.len() >= count.saturating_sub(state.taken) as usize);
+        self.look(task, |state| {
+            has_all = state.is_forgotten || state.items.len() >= count.saturating_sub(state.taken) as usize;
+        });
         has_all
     }
 
@@ -180,20 +197,23 @@ impl Streams {
         self.change(task, |state| {
             change(state);
             left = std::mem::take(&mut state.left);
+            if state.is_forgotten {
+                self.is_gone(task, state);
+            }
         });
-        if let Some((_, (taken, more))) = self.abandoned.remove(&task) {
-            self.remember(task, taken);
-            left.extend(more);
-        }
         left
     }
 
-    fn remember(&self, task: TaskId, taken: u32) {
-        let mut ended = self.ended_early.lock();
-        if ended.len() == ENDED_EARLY {
-            ended.pop_front();
+    /// It is over, and nobody consumes it. Whoever has found it before finds that in it.
+    fn is_gone(&self, task: TaskId, state: &State) {
+        if state.failed || state.count.is_none_or(|count| state.taken < count) {
+            let mut ended = self.ended_early.lock();
+            if ended.len() == ENDED_EARLY {
+                ended.pop_front();
+            }
+            ended.push_back((task, state.taken));
         }
-        ended.push_back((task, taken));
+        self.cells.remove(&task);
     }
 
     pub(crate) fn end(&self, error: &Error) {
@@ -202,6 +222,5 @@ impl Streams {
             // The nodes delete what an owner that is gone has left.
             drop(self.failed(task, error.clone()));
         }
-        self.abandoned.clear();
     }
 }

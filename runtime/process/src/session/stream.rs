@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Outputs;
 use wingbeat_core::{ActorId, ProcessId, TaskId};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::Work;
 
 use crate::owner::object::Handle;
 use crate::owner::streams::Cell;
@@ -90,7 +90,7 @@ impl StreamHandle {
         if let Some(handle) = state.items.remove(&index) {
             state.taken += 1;
             if let Some(worker) = state.worker {
-                session.process().send_to(worker, PeerMessage::StreamTaken { task: self.task, count: state.taken });
+                session.process().send_to(worker, Work::StreamTaken { task: self.task, count: state.taken }.into());
             }
             return Poll::Ready(Some(Ok(handle)));
         }

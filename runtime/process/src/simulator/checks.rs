@@ -67,7 +67,7 @@ impl Site {
 
     /// Calls of one caller begin in order, and each once. One that is made again comes before those after it.
     pub(super) fn check_order(&self, actor: ActorId, plan: &Plan, spec: &TaskSpec) {
-        let life = self.process.queue.borrow().being.as_ref().map_or(0, |being| being.incarnation.0);
+        let life = self.process.queue.borrow().being.as_ref().map_or(0, |(_, incarnation, _)| incarnation.0);
         let mut calls = self.shared.calls.borrow_mut();
         let last = calls.entry((actor, life, spec.id.owner)).or_default();
         assert!(plan.number > *last || spec.attempt > 0, "{} is call {}, and {last} was before", spec.id, plan.number);
@@ -81,11 +81,8 @@ impl World {
         for process in self.processes.values() {
             let left = process.owner.what_is_left();
             assert!(left.is_empty(), "everything is over, and {} has {left:?}", process.id);
-            let queue = process.queue.borrow();
-            let held: Vec<_> = queue.returned.keys().collect();
-            assert!(held.is_empty(), "everything is over, and {} holds what {held:?} gave", process.id);
-            let items: Vec<_> = queue.sent_items.keys().collect();
-            assert!(items.is_empty(), "everything is over, and {} holds what is in {items:?}", process.id);
+            let held = process.held.what_is_left();
+            assert!(held.is_empty(), "everything is over, and {} holds the refs in {held:?}", process.id);
         }
         self.ask_for_owners();
         let has_broken = self.shared.config.faults || self.shared.gave_back();

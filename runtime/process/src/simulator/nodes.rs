@@ -13,10 +13,11 @@ use wingbeat_node as node;
 use super::execution::{Ended, Execution, Running};
 use super::process::Process;
 use super::programs;
-use super::queue::{Being, Next};
+use super::queue::Next;
 use super::side::address;
 use super::site::Site;
 use super::world::{Happening, World};
+use crate::work::Become;
 
 /// Who says what only the head may say.
 const HEAD: ProcessId = ProcessId(0);
@@ -182,15 +183,17 @@ impl World {
         let is_done = process.owner.is_done();
         let mut queue = process.queue.borrow_mut();
         let is_lease = matches!(command, WorkerCommand::Lease { .. } | WorkerCommand::StartActor { .. });
-        assert!(!(is_lease && queue.ended), "{to} is about to exit, because it was asked to, and gets {command:?}");
+        assert!(
+            !(is_lease && queue.work.has_ended()),
+            "{to} is about to exit, because it was asked to, and gets {command:?}"
+        );
         match command {
-            WorkerCommand::Lease { lease, .. } => queue.lease = Some(lease),
+            WorkerCommand::Lease { lease, .. } => queue.work.lease(lease),
             WorkerCommand::StartActor { lease, spec, incarnation, .. } => {
-                queue.lease = Some(lease);
-                queue.being = Some(Being { spec, incarnation, has_begun: false });
+                queue.work.start_actor(Become { lease, spec, incarnation });
             }
-            WorkerCommand::Drain => queue.draining = true,
-            WorkerCommand::Exit if is_done => queue.ended = true,
+            WorkerCommand::Drain => queue.work.drain(),
+            WorkerCommand::Exit if is_done => queue.work.end(),
             WorkerCommand::Exit => {
                 let stays = node::Event::Says(to, NodeMessage::Stays);
                 self.on_machine(id, 1, Machine::Node(Box::new(stays)));
@@ -206,17 +209,17 @@ impl World {
     pub(super) fn begin(&mut self, process: &Rc<Process>, next: Next) {
         let (number, began) = (self.shared.id(), self.shared.now());
         let shared = self.shared.clone();
-        let actor = process.queue.borrow().being.as_ref().map(|being| being.spec.id);
+        let actor = process.queue.borrow().being.as_ref().map(|(spec, ..)| spec.id);
         let (execution, program): (_, std::pin::Pin<Box<dyn Future<Output = Ended>>>) = match next {
-            Next::Become(being) => {
+            Next::Become(spec) => {
                 let site = Site { process: process.clone(), execution: None, shared };
-                (None, Box::pin(programs::constructor(site, being)))
+                (None, Box::pin(programs::constructor(site, spec)))
             }
             Next::Attempt { spec, lease } => {
                 let (is_cancelled, is_disowned, waits) = Default::default();
                 let execution = Execution { number, spec, lease, actor, began, is_cancelled, is_disowned, waits };
                 let execution = Rc::new(execution);
-                process.queue.borrow_mut().running = Some(execution.clone());
+                process.started(&execution);
                 let site = Site { process: process.clone(), execution: Some(execution.clone()), shared };
                 (Some(execution), Box::pin(programs::attempt(site)))
             }
@@ -239,7 +242,7 @@ impl World {
         }
         let mut queue = process.queue.borrow_mut();
         queue.is_beginning = false;
-        let being = queue.being.as_ref().map(|being| (being.spec.id, being.incarnation));
+        let being = queue.being.as_ref().map(|(spec, incarnation, _)| (spec.id, *incarnation));
         drop(queue);
         let (actor, incarnation): (_, Incarnation) = being.expect("it is an actor");
         let outcome = match ended.0 {
@@ -254,7 +257,7 @@ impl World {
     /// A worker process that is to do nothing more ends when what it has said was taken in.
     pub(super) fn let_exit(&mut self, process: &Process) {
         let queue = process.queue.borrow();
-        let is_done = queue.ended && queue.running.is_none();
+        let is_done = queue.work.has_ended() && queue.running.is_none();
         if process.is_driver || !(is_done || queue.killed_at.is_some()) || process.exits.replace(true) {
             return;
         }

@@ -18,6 +18,7 @@ use super::side::Side;
 use super::value::Ref;
 use crate::owner::Owner;
 use crate::owner::table::Released;
+use crate::work::Held;
 
 pub(super) struct Process {
     pub id: ProcessId,
@@ -29,6 +30,7 @@ pub(super) struct Process {
     pub side: Arc<Side>,
     /// What it does as a worker process.
     pub queue: RefCell<Queue>,
+    pub held: Held,
     /// What the actor that it is keeps, and in which order that was asked.
     pub kept: RefCell<Vec<(u64, Ref)>>,
     /// How many calls of each actor it has made.
@@ -62,6 +64,7 @@ impl Process {
             owner,
             side,
             queue: RefCell::default(),
+            held: Held::default(),
             kept: RefCell::default(),
             calls_made: RefCell::default(),
             released: RefCell::new(released),

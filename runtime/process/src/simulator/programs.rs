@@ -3,14 +3,15 @@
 //! Whatever a program holds lies in its bag. Nobody can wait in a circle: a program waits for what was submitted before it or
 //! by itself, and nobody but a driver for what an actor has kept.
 
+use std::sync::Arc;
+
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{BundleSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
+use wingbeat_core::spec::{ActorSpec, BundleSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
 use wingbeat_core::{Amount, PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
-use super::queue::Being;
 use super::side::address;
 use super::site::{Site, Stream, Submitted, failed};
 use super::value::{Kind, Plan, Ref, refs_in};
@@ -53,8 +54,8 @@ pub(super) async fn driver(site: Site, seed: u64) -> Ended {
 }
 
 /// The constructor of an actor, which keeps its arguments.
-pub(super) async fn constructor(site: Site, being: Being) -> Ended {
-    match site.bring_in(&being.spec.args, true).await {
+pub(super) async fn constructor(site: Site, actor: Arc<ActorSpec>) -> Ended {
+    match site.bring_in(&actor.args, true).await {
         Ok(incoming) => {
             let kept = site.refs(&Plan::read(&incoming[0].bytes).refs);
             site.process.kept.borrow_mut().extend(kept.into_iter().map(|held| (0, held)));

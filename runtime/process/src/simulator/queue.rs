@@ -1,7 +1,7 @@
-//! What a worker process does with the work that it is sent.
+//! What a worker process does with the work that it is sent: what its executor does, in one thread.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -10,22 +10,15 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Arg, Outcome, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::PeerMessage;
+use wingbeat_net::messages::{PeerMessage, Work};
 
 use super::execution::{Ended, Execution, Shared};
 use super::process::Process;
 use crate::owner::object::Handle;
+use crate::work::{self, Actor, Cancelled, DEFAULT_GROUP, GaveBack, Refused};
 
 /// How long a forced cancel waits for owners to take in the results of other tasks.
 const FORCED_LIMIT: u64 = 500;
-
-/// The actor that a process is.
-#[derive(Clone)]
-pub(super) struct Being {
-    pub spec: Arc<ActorSpec>,
-    pub incarnation: Incarnation,
-    pub has_begun: bool,
-}
 
 /// How many items of a stream its consumer has taken.
 #[derive(Default)]
@@ -37,28 +30,20 @@ pub(super) struct Credit {
 /// What is to be begun.
 pub(super) enum Next {
     Attempt { spec: Arc<TaskSpec>, lease: Option<LeaseId> },
-    Become(Being),
+    Become(Arc<ActorSpec>),
 }
 
 #[derive(Default)]
 pub(super) struct Queue {
-    pub lease: Option<LeaseId>,
-    owner: Option<ProcessId>,
-    tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
-    calls: VecDeque<Arc<TaskSpec>>,
-    pub being: Option<Being>,
+    pub work: work::Queue<Rc<Execution>>,
     pub running: Option<Rc<Execution>>,
+    /// The actor that it is, from when its constructor begins; and the life and lease of that.
+    pub being: Option<(Arc<ActorSpec>, Incarnation, LeaseId)>,
     pub is_beginning: bool,
-    waiting: u32,
-    pub draining: bool,
-    pub ended: bool,
-    /// It is about to be killed, at this time at the latest: nothing is begun any more.
+    /// It is about to be killed, at this time at the latest.
     pub killed_at: Option<u64>,
     /// As the head is told when the process dies.
     pub started: u64,
-    /// Handles of refs in results and items, until the owner has registered them.
-    pub returned: BTreeMap<TaskId, Vec<Handle>>,
-    pub sent_items: BTreeMap<ObjectId, Vec<Handle>>,
     pub streams: BTreeMap<TaskId, Rc<Credit>>,
 }
 
@@ -76,51 +61,37 @@ impl Process {
     /// Takes in a message: work, or what is for the owner.
     pub(super) fn take_in(&self, from: ProcessId, message: PeerMessage, shared: &Shared) {
         match message {
-            PeerMessage::Tasks { lease, first, tasks } => {
-                let mut queue = self.queue.borrow_mut();
-                if queue.waiting > 0 || queue.lease != Some(lease) || queue.ended {
-                    let back = tasks.iter().map(|task| task.id).collect();
-                    return self.give_back(&queue, from, lease, back);
-                }
-                queue.owner = Some(from);
-                queue.tasks.extend((first..).zip(tasks).map(|(number, spec)| (from, lease, number, spec)));
+            PeerMessage::Work(work) => self.deliver(from, work, shared),
+            message => self.owner.hears(from, message),
+        }
+    }
+
+    fn deliver(&self, from: ProcessId, work: Work, shared: &Shared) {
+        match work {
+            Work::Tasks { lease, first, tasks } => {
+                let gave = self.queue.borrow_mut().work.add_tasks(from, lease, first, tasks);
+                self.give_back(gave);
             }
-            PeerMessage::Calls { actor, incarnation, calls } => {
-                let mut queue = self.queue.borrow_mut();
-                let is_ours = |being: &Being| being.spec.id == actor && being.incarnation == incarnation;
-                if queue.being.as_ref().is_some_and(is_ours) {
-                    if !queue.ended {
-                        queue.calls.extend(calls);
-                    }
-                    return;
-                }
-                drop(queue);
-                for spec in calls {
+            Work::Calls { actor, incarnation, calls } => {
+                let actor = Actor { id: actor, incarnation };
+                let added = self.queue.borrow_mut().work.add_calls(actor, calls);
+                let refused = match added {
+                    Ok(()) => return,
+                    Err(Refused::Another(calls)) => calls,
+                    Err(Refused::UnknownGroup(calls)) => panic!("{calls:?} are for groups, which no program here has"),
+                };
+                for spec in refused {
                     let cause = Box::new(Error::ActorEnded { by: "a restart".into() });
-                    let error = Error::ActorUnavailable { actor, class: "actor".into(), cause };
+                    let error = Error::ActorUnavailable { actor: actor.id, class: "actor".into(), cause };
                     self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
                 }
             }
-            PeerMessage::TakeBack { lease, most } => {
-                let mut queue = self.queue.borrow_mut();
-                let of_lease = queue.tasks.iter().filter(|(_, of, ..)| *of == lease).count();
-                let mut kept = of_lease.saturating_sub(most as usize);
-                let mut back = Vec::new();
-                queue.tasks.retain(|(_, of, _, spec)| {
-                    if *of != lease {
-                        return true;
-                    }
-                    if kept == 0 {
-                        back.push(spec.id);
-                        return false;
-                    }
-                    kept -= 1;
-                    true
-                });
-                self.give_back(&queue, from, lease, back);
+            Work::TakeBack { lease, most } => {
+                let gave = self.queue.borrow_mut().work.take_back(from, lease, most);
+                self.give_back(Some(gave));
             }
-            PeerMessage::Cancel { task, force } => self.cancel(task, force, shared),
-            PeerMessage::StreamTaken { task, count } => {
+            Work::Cancel { task, force } => self.cancel(task, force, shared),
+            Work::StreamTaken { task, count } => {
                 if let Some(credit) = self.queue.borrow().streams.get(&task) {
                     credit.taken.set(credit.taken.get().max(count));
                     if let Some(waker) = credit.waker.take() {
@@ -128,13 +99,8 @@ impl Process {
                     }
                 }
             }
-            PeerMessage::ItemReceived(item) => drop(self.queue.borrow_mut().sent_items.remove(&item)),
-            PeerMessage::Received(tasks) => {
-                for task in tasks {
-                    drop(self.queue.borrow_mut().returned.remove(&task));
-                }
-            }
-            message => self.owner.hears(from, message),
+            Work::ItemReceived(item) => self.held.item_received(item),
+            Work::Received(tasks) => self.held.results_received(tasks),
         }
     }
 
@@ -142,35 +108,44 @@ impl Process {
         self.owner.outside.send_to(&self.owner, to, message, false)
     }
 
-    fn give_back(&self, queue: &Queue, owner: ProcessId, lease: LeaseId, tasks: Vec<TaskId>) {
-        let waiting = queue.waiting > 0 || queue.lease != Some(lease) || queue.ended;
-        self.say(owner, PeerMessage::GaveBack { lease, tasks, waiting });
+    fn give_back(&self, gave: Option<GaveBack>) {
+        if let Some(GaveBack { to, lease, tasks, waiting }) = gave {
+            self.say(to, PeerMessage::GaveBack { lease, tasks, waiting });
+        }
     }
 
-    /// What can begin now.
+    /// What can begin now. There is one thread, and room for one call.
     pub(super) fn next(&self) -> Option<Next> {
         let mut queue = self.queue.borrow_mut();
-        if queue.ended || queue.killed_at.is_some() || queue.running.is_some() || queue.is_beginning {
+        if queue.running.is_some() || queue.is_beginning {
             return None;
         }
-        if let Some(being) = &mut queue.being {
-            if !being.has_begun {
-                being.has_begun = true;
-                let being = being.clone();
+        let next = if queue.being.is_some() { queue.work.next_call(DEFAULT_GROUP) } else { queue.work.next_task() };
+        match next? {
+            work::Next::Become(actor) => {
+                queue.being = Some((actor.spec.clone(), actor.incarnation, actor.lease));
                 queue.started = 1;
                 queue.is_beginning = true;
-                return Some(Next::Become(being));
+                Some(Next::Become(actor.spec))
             }
-            let lease = queue.lease;
-            if let Some(spec) = queue.calls.pop_front() {
-                return Some(Next::Attempt { spec, lease });
+            work::Next::Call { spec } => {
+                let lease = queue.being.as_ref().map(|(_, _, lease)| *lease);
+                Some(Next::Attempt { spec, lease })
             }
-            queue.ended = queue.draining;
-            return None;
+            work::Next::Task { lease, number, spec } => {
+                queue.started = number + 1;
+                Some(Next::Attempt { spec, lease: Some(lease) })
+            }
+            work::Next::End => None,
         }
-        let (_, lease, number, spec) = queue.tasks.pop_front()?;
-        queue.started = number + 1;
-        Some(Next::Attempt { spec, lease: Some(lease) })
+    }
+
+    /// Something runs.
+    pub(super) fn started(&self, execution: &Rc<Execution>) {
+        let mut queue = self.queue.borrow_mut();
+        queue.running = Some(execution.clone());
+        let cancelled = queue.work.started(execution.spec.id, execution.clone());
+        assert!(cancelled.is_none(), "it was taken out in the same moment");
     }
 
     /// What runs has ended.
@@ -180,7 +155,9 @@ impl Process {
             let ran_nanos = (shared.now() - execution.began) * 1_000_000 + 1_000;
             self.answer(&execution.spec, ended, ran_nanos);
         }
-        let running = self.queue.borrow_mut().running.take();
+        let mut queue = self.queue.borrow_mut();
+        queue.work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
+        let running = queue.running.take();
         assert!(running.is_some_and(|running| Rc::ptr_eq(&running, execution)), "something else runs");
     }
 
@@ -188,100 +165,65 @@ impl Process {
     fn answer(&self, spec: &TaskSpec, (outcome, held): Ended, ran_nanos: u64) {
         let result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
         let owner = spec.id.owner;
-        let holds = !held.is_empty();
-        if holds {
-            let before = self.queue.borrow_mut().returned.insert(spec.id, held);
-            drop(before);
-        }
         let message = PeerMessage::Results(vec![result]);
-        if spec.args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
-            self.say(owner, message);
-        } else {
-            self.owner.confirm(owner, spec.args.iter().flat_map(refs_of), message);
-        }
-        if holds && !self.side.can_reach(owner) {
-            drop(self.queue.borrow_mut().returned.remove(&spec.id));
-        }
+        let send = || {
+            if spec.args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
+                self.say(owner, message);
+            } else {
+                self.owner.confirm(owner, spec.args.iter().flat_map(refs_of), message);
+            }
+        };
+        self.held.result(spec.id, held, send, || self.side.can_reach(owner));
     }
 
     pub(super) fn send_item(&self, task: TaskId, index: u32, value: ObjectValue, held: Vec<Handle>) {
-        let (item, holds) = (task.output(index), !held.is_empty());
-        if holds {
-            let before = self.queue.borrow_mut().sent_items.insert(item, held);
-            drop(before);
-        }
-        self.say(task.owner, PeerMessage::StreamItem { task, index, value });
-        if holds && !self.side.can_reach(task.owner) {
-            drop(self.queue.borrow_mut().sent_items.remove(&item));
-        }
+        let send = || {
+            self.say(task.owner, PeerMessage::StreamItem { task, index, value });
+        };
+        self.held.item(task.output(index), held, send, || self.side.can_reach(task.owner));
     }
 
     fn cancel(&self, task: TaskId, force: bool, shared: &Shared) {
-        let mut queue = self.queue.borrow_mut();
-        let queued = queue.tasks.iter().position(|(_, _, _, spec)| spec.id == task);
-        let mut taken = queued.and_then(|at| queue.tasks.remove(at)).map(|(_, _, _, spec)| spec);
-        if let Some(at) = queue.calls.iter().position(|spec| spec.id == task) {
-            taken = queue.calls.remove(at);
-        }
-        let running = queue.running.clone().filter(|running| running.spec.id == task);
-        drop(queue);
-        if let Some(spec) = taken {
-            let error = Error::Cancelled { task: task.to_string() };
-            self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
-        }
-        if let Some(execution) = running {
-            if force {
-                // What else was finished here is handed over first.
-                self.queue.borrow_mut().killed_at = Some(shared.now() + FORCED_LIMIT);
-                return;
+        let cancelled = self.queue.borrow_mut().work.cancel(task, force);
+        match cancelled {
+            Cancelled::Nothing => {}
+            Cancelled::Unstarted(spec) => {
+                let error = Error::Cancelled { task: task.to_string() };
+                self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
             }
-            self.owner.cancel_children(task);
-            execution.cancel(shared);
+            Cancelled::Running(_) if force => {
+                // What else was finished here is handed over first.
+                let mut queue = self.queue.borrow_mut();
+                queue.work.kill();
+                queue.killed_at = Some(shared.now() + FORCED_LIMIT);
+            }
+            Cancelled::Running(execution) => {
+                self.owner.cancel_children(task);
+                execution.cancel(shared);
+            }
         }
     }
 
     /// Contact with a process was lost: what runs for it is pointless.
     pub(super) fn peer_lost(&self, peer: ProcessId, shared: &Shared) {
-        let mut queue = self.queue.borrow_mut();
-        queue.tasks.retain(|(owner, ..)| *owner != peer);
-        queue.calls.retain(|spec| spec.id.owner != peer);
-        let running = queue.running.clone().filter(|running| running.spec.id.owner == peer);
-        let (gone, kept) = std::mem::take(&mut queue.returned).into_iter().partition(|(task, _)| task.owner == peer);
-        let gone: BTreeMap<TaskId, Vec<Handle>> = gone;
-        queue.returned = kept;
-        let (items, kept) =
-            std::mem::take(&mut queue.sent_items).into_iter().partition(|(item, _)| item.owner() == peer);
-        let items: BTreeMap<ObjectId, Vec<Handle>> = items;
-        queue.sent_items = kept;
-        drop(queue);
-        drop((gone, items));
-        if let Some(execution) = running {
+        let running = self.queue.borrow_mut().work.peer_lost(peer);
+        for execution in running {
             self.owner.cancel_children(execution.spec.id);
             execution.is_disowned.set(true);
             execution.cancel(shared);
         }
+        self.held.peer_lost(peer);
     }
 
     /// What runs begins to wait: unstarted tasks go back.
     pub(super) fn begin_wait(&self) {
-        let mut queue = self.queue.borrow_mut();
-        if queue.being.is_some() {
-            return;
-        }
-        queue.waiting += 1;
-        let back = queue.tasks.drain(..).map(|(_, _, _, spec)| spec.id).collect();
-        if let (1, Some(owner), Some(lease)) = (queue.waiting, queue.owner, queue.lease) {
-            self.give_back(&queue, owner, lease, back);
-        }
+        let gave = self.queue.borrow_mut().work.begin_wait();
+        self.give_back(gave);
     }
 
     pub(super) fn end_wait(&self) {
-        let mut queue = self.queue.borrow_mut();
-        if queue.being.is_some() {
-            return;
-        }
-        queue.waiting -= 1;
-        if let (0, Some(owner), Some(lease)) = (queue.waiting, queue.owner, queue.lease) {
+        let ready = self.queue.borrow_mut().work.end_wait();
+        if let Some((owner, lease)) = ready {
             self.say(owner, PeerMessage::Ready(lease));
         }
     }

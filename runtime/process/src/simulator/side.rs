@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
-use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 
 use crate::owner::{Outside, Owner};
 
@@ -254,7 +254,7 @@ impl Outside for Side {
         let peer = to.process;
         let is_open = known.contacts.get(&peer).is_some_and(|contact| contact.is_open);
         if !is_open && known.gone.contains(&peer) {
-            if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
+            if matches!(message, PeerMessage::Work(Work::Tasks { .. } | Work::Calls { .. })) {
                 self.say(Word::InVain(peer));
             }
             return false;

@@ -11,7 +11,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs, Shape, Strategy, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
 use wingbeat_core::{ActorId, Amount, FunctionId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
-use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait, Work};
 
 use super::execution::{Ended, Execution, Shared};
 use super::process::Process;
@@ -372,7 +372,7 @@ impl Stream {
             if let Some(handle) = state.items.remove(&index) {
                 state.taken += 1;
                 if let Some(worker) = state.worker {
-                    self.site.process.say(worker, PeerMessage::StreamTaken { task: self.task, count: state.taken });
+                    self.site.process.say(worker, Work::StreamTaken { task: self.task, count: state.taken }.into());
                 }
                 return Poll::Ready(Some(Ok(Ref::of(handle))));
             }

@@ -6,7 +6,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ObjectId, ProcessId};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 
 use crate::owner::{Outside, Owner};
 use crate::wire::process::{Process, Wire};
@@ -40,7 +40,7 @@ impl Outside for Wire {
         let Some(process) = Process::of(owner) else { return false };
         let peer = to.process;
         if self.peers.is_gone(peer) {
-            if matches!(message, PeerMessage::Tasks { .. } | PeerMessage::Calls { .. }) {
+            if matches!(message, PeerMessage::Work(Work::Tasks { .. } | Work::Calls { .. })) {
                 // Somebody waits for their results.
                 let owner = process.owner.clone();
                 process.vital("the loss of a process", async move { owner.connection_lost(peer) });

@@ -137,7 +137,7 @@ fn nothing_is_kept_of_a_process_that_ended_while_nobody_waited_for_it() {
         let other = start_in(process.wire.who.token.clone(), process.cluster());
         let id = other.process().id();
         process.know(other.process().address());
-        process.send_to(id, wingbeat_net::messages::PeerMessage::Received(Vec::new()));
+        process.send_to(id, wingbeat_net::messages::Work::Received(Vec::new()).into());
         while !process.wire.peers.has_contact(id) {
             std::thread::yield_now();
         }

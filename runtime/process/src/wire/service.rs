@@ -6,7 +6,6 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
-use crate::wire::executor::Work;
 use crate::wire::peers::Heard;
 use crate::wire::process::Process;
 
@@ -26,23 +25,10 @@ impl PeerService {
         PeerService { process, peer }
     }
 
-    fn work(&self, work: Work) {
-        match self.process.executor() {
-            Some(executor) => executor.deliver(self.peer, work),
-            None => tracing::warn!(peer = %self.peer, ?work, "a driver was sent work, and dropped it"),
-        }
-    }
-
     fn take_in(&self, message: PeerMessage) {
-        match message {
-            PeerMessage::Tasks { lease, first, tasks } => self.work(Work::Tasks(lease, first, tasks)),
-            PeerMessage::Calls { actor, incarnation, calls } => self.work(Work::Calls(actor, incarnation, calls)),
-            PeerMessage::TakeBack { lease, most } => self.work(Work::TakeBack(lease, most)),
-            PeerMessage::Cancel { task, force } => self.work(Work::Cancel(task, force)),
-            PeerMessage::StreamTaken { task, count } => self.work(Work::StreamTaken(task, count)),
-            PeerMessage::Received(tasks) => self.work(Work::Received(tasks)),
-            PeerMessage::ItemReceived(item) => self.work(Work::ItemReceived(item)),
-            message => self.process.owner.hears(self.peer, message),
+        match (message, self.process.executor()) {
+            (PeerMessage::Work(work), Some(executor)) => executor.deliver(self.peer, work),
+            (message, _) => self.process.owner.hears(self.peer, message),
         }
     }
 }

@@ -1,0 +1,376 @@
+//! The unstarted tasks and calls of a worker process, and who they are for.
+//!
+//! Whatever is given back was not started and never will be here. `R` is how the user of the queue knows something that runs.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use wingbeat_core::spec::{ActorSpec, TaskSpec};
+use wingbeat_core::{ActorId, Incarnation, LeaseId, ProcessId, TaskId};
+
+/// The default concurrency group.
+pub const DEFAULT_GROUP: &str = "";
+
+/// Something to start.
+pub enum Next {
+    /// A task, with its number on its lease.
+    Task {
+        /// Of the task.
+        lease: LeaseId,
+        /// Tasks with lower numbers have begun, or were given back.
+        number: u64,
+        /// What to run.
+        spec: Arc<TaskSpec>,
+    },
+    /// A call of the actor that the process is.
+    Call {
+        /// What to run.
+        spec: Arc<TaskSpec>,
+    },
+    /// The process is to become an actor.
+    Become(Box<Become>),
+    /// There will be nothing more.
+    End,
+}
+
+/// An actor to become.
+pub struct Become {
+    /// Its lease.
+    pub lease: LeaseId,
+    /// What it is.
+    pub spec: Arc<ActorSpec>,
+    /// Which of its lives.
+    pub incarnation: Incarnation,
+}
+
+/// The actor that the process is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Actor {
+    /// Its id.
+    pub id: ActorId,
+    /// Which of its lives.
+    pub incarnation: Incarnation,
+}
+
+/// Why calls are not taken.
+pub enum Refused {
+    /// They are for another actor, or another life of this one.
+    Another(Vec<Arc<TaskSpec>>),
+    /// The actor has no such concurrency groups.
+    UnknownGroup(Vec<Arc<TaskSpec>>),
+}
+
+/// Unstarted tasks that their owner is to run elsewhere.
+#[derive(Debug, PartialEq, Eq)]
+pub struct GaveBack {
+    /// Their owner.
+    pub to: ProcessId,
+    /// Of which lease they are.
+    pub lease: LeaseId,
+    /// The tasks, perhaps none.
+    pub tasks: Vec<TaskId>,
+    /// Whether more of them would come back, too: the code that runs waits, or the lease is over.
+    pub waiting: bool,
+}
+
+/// What cancelling has found.
+pub enum Cancelled<R> {
+    /// It is not here, or not found yet.
+    Nothing,
+    /// It had not been started, and will not be.
+    Unstarted(Arc<TaskSpec>),
+    /// It runs.
+    Running(R),
+}
+
+/// What a worker process has to do. Lives as long as the process.
+pub struct Queue<R> {
+    /// With who sent them, their lease and their number on it.
+    tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,
+    /// By concurrency group.
+    calls: BTreeMap<String, VecDeque<Arc<TaskSpec>>>,
+    to_become: Option<Box<Become>>,
+    /// Set once: an actor ends with its process.
+    actor: Option<Actor>,
+    /// The last; its end is not told, another replaces it.
+    lease: Option<LeaseId>,
+    /// The owner that sent the last tasks, to whom readiness is told.
+    owner: Option<ProcessId>,
+    running: BTreeMap<TaskId, R>,
+    /// What was taken out and is not done. Not all of it runs yet.
+    busy: usize,
+    /// What was cancelled, with or without force, while something was taken out and not begun: it may have been this.
+    cancelled_early: Vec<(TaskId, bool)>,
+    /// Executions that wait in user code.
+    waiting: u32,
+    phase: Phase,
+    /// Nothing is started meanwhile: it may have been started elsewhere.
+    is_held: bool,
+}
+
+/// How far the process is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Open,
+    /// An actor that is to end when its calls are done.
+    Draining,
+    /// The process is about to be killed, and nothing is started any more: it would be killed with it.
+    Killed,
+    /// There will be nothing more.
+    Ended,
+}
+
+impl<R> Default for Queue<R> {
+    fn default() -> Self {
+        Queue {
+            tasks: VecDeque::new(),
+            calls: BTreeMap::new(),
+            to_become: None,
+            actor: None,
+            lease: None,
+            owner: None,
+            running: BTreeMap::new(),
+            busy: 0,
+            cancelled_early: Vec::new(),
+            waiting: 0,
+            phase: Phase::Open,
+            is_held: false,
+        }
+    }
+}
+
+impl<R: Clone> Queue<R> {
+    /// Takes in tasks of a lease; the first has this number. Those that cannot be taken go back.
+    pub fn add_tasks(
+        &mut self,
+        from: ProcessId,
+        lease: LeaseId,
+        first: u64,
+        tasks: Vec<Arc<TaskSpec>>,
+    ) -> Option<GaveBack> {
+        if self.takes_nothing(lease) {
+            return Some(self.give_back(from, lease, tasks.iter().map(|task| task.id).collect()));
+        }
+        self.owner = Some(from);
+        self.tasks.extend((first..).zip(tasks).map(|(number, spec)| (from, lease, number, spec)));
+        None
+    }
+
+    /// Takes in calls of an actor, those of known groups.
+    ///
+    /// # Errors
+    /// The calls that will not be run here.
+    pub fn add_calls(&mut self, actor: Actor, calls: Vec<Arc<TaskSpec>>) -> Result<(), Refused> {
+        if self.actor != Some(actor) {
+            return Err(Refused::Another(calls));
+        }
+        if self.phase == Phase::Ended {
+            // The process is about to end, and the head says what becomes of the actor and of these calls.
+            return Ok(());
+        }
+        let mut unknown = Vec::new();
+        for spec in calls {
+            match self.calls.get_mut(spec.group.as_deref().unwrap_or(DEFAULT_GROUP)) {
+                Some(group) => group.push_back(spec),
+                None => unknown.push(spec),
+            }
+        }
+        match unknown.is_empty() {
+            true => Ok(()),
+            false => Err(Refused::UnknownGroup(unknown)),
+        }
+    }
+
+    /// Gives back the last unstarted tasks of a lease, so many at most. Of this lease alone: a late message must not take
+    /// another owner's.
+    pub fn take_back(&mut self, from: ProcessId, lease: LeaseId, most: u32) -> GaveBack {
+        let of_lease = self.tasks.iter().filter(|(_, of, ..)| *of == lease).count();
+        let mut kept = of_lease.saturating_sub(most as usize);
+        let mut back = Vec::new();
+        self.tasks.retain(|(_, of, _, spec)| {
+            if *of != lease {
+                return true;
+            }
+            if kept == 0 {
+                back.push(spec.id);
+                return false;
+            }
+            kept -= 1;
+            true
+        });
+        self.give_back(from, lease, back)
+    }
+
+    /// The next thing for a process that is no actor (yet); none if that is to be waited for.
+    pub fn next_task(&mut self) -> Option<Next> {
+        if let Some(rest) = self.starts_nothing() {
+            return rest;
+        }
+        if let Some(actor) = self.to_become.take() {
+            return Some(Next::Become(actor));
+        }
+        let (_, lease, number, spec) = self.tasks.pop_front()?;
+        self.busy += 1;
+        Some(Next::Task { lease, number, spec })
+    }
+
+    /// The next call of a concurrency group; none if that is to be waited for.
+    pub fn next_call(&mut self, group: &str) -> Option<Next> {
+        if let Some(rest) = self.starts_nothing() {
+            return rest;
+        }
+        if let Some(spec) = self.calls.get_mut(group).and_then(VecDeque::pop_front) {
+            self.busy += 1;
+            return Some(Next::Call { spec });
+        }
+        if self.phase == Phase::Draining && self.busy == 0 && self.calls.values().all(VecDeque::is_empty) {
+            self.phase = Phase::Ended;
+            return Some(Next::End);
+        }
+        None
+    }
+
+    fn starts_nothing(&self) -> Option<Option<Next>> {
+        match self.phase {
+            Phase::Ended => Some(Some(Next::End)),
+            Phase::Killed => Some(None),
+            Phase::Open | Phase::Draining => self.is_held.then_some(None),
+        }
+    }
+
+    /// What was taken out runs: cancelling finds it from now on. Answers whether it was cancelled already, and then whether by
+    /// force.
+    #[must_use]
+    pub fn started(&mut self, task: TaskId, execution: R) -> Option<bool> {
+        self.running.insert(task, execution);
+        let early = self.cancelled_early.iter().position(|(cancelled, _)| *cancelled == task)?;
+        Some(self.cancelled_early.swap_remove(early).1)
+    }
+
+    /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
+    pub fn done(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
+        if self.running.get(&task).is_some_and(is_this) {
+            self.running.remove(&task);
+        }
+        self.busy -= 1;
+        if self.busy == self.running.len() {
+            self.cancelled_early.clear();
+        }
+    }
+
+    /// Takes out what is cancelled, or says that it runs.
+    pub fn cancel(&mut self, task: TaskId, force: bool) -> Cancelled<R> {
+        if let Some(at) = self.tasks.iter().position(|(_, _, _, spec)| spec.id == task)
+            && let Some((_, _, _, spec)) = self.tasks.remove(at)
+        {
+            return Cancelled::Unstarted(spec);
+        }
+        for calls in self.calls.values_mut() {
+            if let Some(at) = calls.iter().position(|spec| spec.id == task)
+                && let Some(spec) = calls.remove(at)
+            {
+                return Cancelled::Unstarted(spec);
+            }
+        }
+        if let Some(running) = self.running.get(&task) {
+            return Cancelled::Running(running.clone());
+        }
+        if self.busy > self.running.len() {
+            self.cancelled_early.push((task, force));
+        }
+        Cancelled::Nothing
+    }
+
+    /// Forgets what a process wanted that is gone. Answers with what runs for it.
+    pub fn peer_lost(&mut self, peer: ProcessId) -> Vec<R> {
+        self.tasks.retain(|(owner, ..)| *owner != peer);
+        for calls in self.calls.values_mut() {
+            calls.retain(|spec| spec.id.owner != peer);
+        }
+        self.running.iter().filter(|(task, _)| task.owner == peer).map(|(_, running)| running.clone()).collect()
+    }
+
+    /// Has tasks of a lease from now on.
+    pub fn lease(&mut self, lease: LeaseId) {
+        self.lease = Some(lease);
+    }
+
+    /// Is an actor from now on. Calls that come while it is made wait.
+    pub fn start_actor(&mut self, actor: Become) {
+        self.lease = Some(actor.lease);
+        self.actor = Some(Actor { id: actor.spec.id, incarnation: actor.incarnation });
+        for group in [DEFAULT_GROUP].into_iter().chain(actor.spec.groups.keys().map(String::as_str)) {
+            self.calls.insert(group.to_owned(), VecDeque::new());
+        }
+        self.to_become = Some(Box::new(actor));
+    }
+
+    /// An actor ends when its calls are done.
+    pub fn drain(&mut self) {
+        if self.phase == Phase::Open {
+            self.phase = Phase::Draining;
+        }
+    }
+
+    /// Nothing is started any more.
+    pub fn end(&mut self) {
+        self.phase = Phase::Ended;
+    }
+
+    /// The process is about to be killed.
+    pub fn kill(&mut self) {
+        if self.phase != Phase::Ended {
+            self.phase = Phase::Killed;
+        }
+    }
+
+    /// Starts nothing while it is held; what arrives waits.
+    pub fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    /// The code that runs begins to wait: unstarted tasks go back.
+    pub fn begin_wait(&mut self) -> Option<GaveBack> {
+        if self.actor.is_some() {
+            return None;
+        }
+        self.waiting += 1;
+        if self.waiting > 1 {
+            return None;
+        }
+        let back = self.tasks.drain(..).map(|(_, _, _, spec)| spec.id).collect();
+        Some(self.give_back(self.owner?, self.lease?, back))
+    }
+
+    /// It goes on. Answers with who is to know that more is taken.
+    pub fn end_wait(&mut self) -> Option<(ProcessId, LeaseId)> {
+        if self.actor.is_some() {
+            return None;
+        }
+        self.waiting -= 1;
+        if self.waiting > 0 { None } else { self.owner.zip(self.lease) }
+    }
+
+    /// Whether an actor waits for its calls to be done.
+    pub fn is_draining(&self) -> bool {
+        self.phase == Phase::Draining
+    }
+
+    /// Whether there will be nothing more.
+    pub fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    fn takes_nothing(&self, lease: LeaseId) -> bool {
+        self.waiting > 0 || self.lease != Some(lease) || self.phase == Phase::Ended
+    }
+
+    fn give_back(&self, to: ProcessId, lease: LeaseId, tasks: Vec<TaskId>) -> GaveBack {
+        // One that is no longer leased, or is about to end, takes nothing either.
+        GaveBack { to, lease, tasks, waiting: self.takes_nothing(lease) }
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

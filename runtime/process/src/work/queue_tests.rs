@@ -1,0 +1,200 @@
+use wingbeat_core::spec::{Address, MachineId, Outputs, Shape};
+use wingbeat_core::{Amount, FunctionId, JobId, ResourceSet};
+
+use super::*;
+
+const OWNER: ProcessId = ProcessId(1);
+const OTHER: ProcessId = ProcessId(2);
+const LEASE: LeaseId = LeaseId(1);
+const ACTOR: Actor = Actor { id: ActorId(7), incarnation: Incarnation(1) };
+
+fn id(owner: ProcessId, seq: u64) -> TaskId {
+    TaskId { owner, seq }
+}
+
+fn spec(owner: ProcessId, seq: u64, group: Option<&str>) -> Arc<TaskSpec> {
+    Arc::new(TaskSpec {
+        id: id(owner, seq),
+        function: FunctionId(1),
+        name: None,
+        args: Vec::new(),
+        outputs: Outputs::Fixed(1),
+        attempt: 0,
+        remakes: false,
+        group: group.map(Into::into),
+        parent: None,
+    })
+}
+
+fn tasks(seqs: impl IntoIterator<Item = u64>) -> Vec<Arc<TaskSpec>> {
+    seqs.into_iter().map(|seq| spec(OWNER, seq, None)).collect()
+}
+
+/// A queue that has a lease; what runs is known by a number.
+fn leased() -> Queue<u32> {
+    let mut queue = Queue::default();
+    queue.lease(LEASE);
+    queue
+}
+
+fn actor() -> Queue<u32> {
+    let mut queue = Queue::default();
+    let owner = Address { process: OWNER, machine: MachineId(1), unix: String::new(), tcp: None };
+    let spec = ActorSpec {
+        id: ACTOR.id,
+        job: JobId(1),
+        class: FunctionId(1),
+        class_name: "Actor".into(),
+        args: Vec::new(),
+        placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
+        holds: ResourceSet::default(),
+        max_restarts: 0,
+        max_concurrency: 1,
+        max_pending_calls: None,
+        groups: [("io".to_owned(), 2)].into(),
+        name: None,
+        detached: false,
+        yields_to_drain: false,
+        handle: id(OWNER, 1).output(0),
+        owner,
+    };
+    queue.start_actor(Become { lease: LEASE, spec: Arc::new(spec), incarnation: ACTOR.incarnation });
+    queue
+}
+
+/// Of what is next: the number of the task or call.
+fn next(queue: &mut Queue<u32>, group: Option<&str>) -> Option<u64> {
+    let next = match group {
+        None => queue.next_task(),
+        Some(group) => queue.next_call(group),
+    };
+    match next? {
+        Next::Task { spec, .. } | Next::Call { spec } => Some(spec.id.seq),
+        Next::Become(_) => Some(0),
+        Next::End => None,
+    }
+}
+
+fn gave(tasks: impl IntoIterator<Item = u64>, waiting: bool) -> GaveBack {
+    GaveBack { to: OWNER, lease: LEASE, tasks: tasks.into_iter().map(|seq| id(OWNER, seq)).collect(), waiting }
+}
+
+#[test]
+fn tasks_run_in_order_and_have_their_numbers_on_the_lease() {
+    let mut queue = leased();
+    assert!(queue.add_tasks(OWNER, LEASE, 5, tasks([1, 2])).is_none());
+    for (seq, expected) in [(1, 5), (2, 6)] {
+        let Some(Next::Task { number, spec, lease }) = queue.next_task() else { panic!("no task") };
+        assert_eq!((spec.id.seq, number, lease), (seq, expected, LEASE));
+    }
+    assert!(queue.next_task().is_none());
+}
+
+#[test]
+fn tasks_of_a_lease_that_is_over_go_back() {
+    let mut queue = leased();
+    queue.lease(LeaseId(2));
+    assert_eq!(queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2])), Some(gave([1, 2], true)));
+    assert!(queue.next_task().is_none());
+}
+
+#[test]
+fn the_last_tasks_are_taken_back_and_only_those_of_the_lease() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks(1..=4));
+    assert_eq!(queue.take_back(OWNER, LEASE, 2), gave([3, 4], false));
+    let other = GaveBack { to: OTHER, lease: LeaseId(9), tasks: Vec::new(), waiting: true };
+    assert_eq!(queue.take_back(OTHER, LeaseId(9), 10), other);
+    assert_eq!(next(&mut queue, None), Some(1));
+}
+
+#[test]
+fn while_what_runs_waits_nothing_is_taken_and_its_owner_hears_when_it_goes_on() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks(1..=3));
+    assert_eq!(next(&mut queue, None), Some(1));
+    assert_eq!(queue.begin_wait(), Some(gave([2, 3], true)));
+    assert_eq!(queue.begin_wait(), None);
+    assert_eq!(queue.add_tasks(OWNER, LEASE, 3, tasks([4])), Some(gave([4], true)));
+    assert_eq!(queue.end_wait(), None);
+    assert_eq!(queue.end_wait(), Some((OWNER, LEASE)));
+    assert!(queue.add_tasks(OWNER, LEASE, 3, tasks([4])).is_none());
+}
+
+#[test]
+fn cancelling_takes_out_what_has_not_begun_and_finds_what_runs() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
+    assert_eq!(next(&mut queue, None), Some(1));
+    assert!(queue.started(id(OWNER, 1), 11).is_none());
+    assert!(matches!(queue.cancel(id(OWNER, 2), false), Cancelled::Unstarted(spec) if spec.id.seq == 2));
+    assert!(matches!(queue.cancel(id(OWNER, 1), false), Cancelled::Running(11)));
+    assert!(matches!(queue.cancel(id(OWNER, 3), false), Cancelled::Nothing));
+    assert!(next(&mut queue, None).is_none());
+}
+
+#[test]
+fn what_is_cancelled_between_being_taken_out_and_being_begun_hears_of_it() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
+    assert_eq!(next(&mut queue, None), Some(1));
+    assert!(matches!(queue.cancel(id(OWNER, 1), true), Cancelled::Nothing));
+    assert_eq!(queue.started(id(OWNER, 1), 11), Some(true));
+    queue.done(id(OWNER, 1), |running| *running == 11);
+    // A later attempt at what was cancelled before it came here begins.
+    assert_eq!(next(&mut queue, None), Some(2));
+    assert!(matches!(queue.cancel(id(OWNER, 5), true), Cancelled::Nothing));
+    queue.done(id(OWNER, 2), |_| false);
+    assert_eq!(queue.started(id(OWNER, 5), 12), None);
+}
+
+#[test]
+fn calls_of_another_life_and_of_unknown_groups_are_refused_and_the_others_taken() {
+    let mut queue = actor();
+    let later = Actor { incarnation: Incarnation(2), ..ACTOR };
+    assert!(matches!(queue.add_calls(later, tasks([1])), Err(Refused::Another(calls)) if calls.len() == 1));
+    let calls = vec![spec(OWNER, 1, None), spec(OWNER, 2, Some("io")), spec(OWNER, 3, Some("no such"))];
+    let Err(Refused::UnknownGroup(unknown)) = queue.add_calls(ACTOR, calls) else { panic!("all are taken") };
+    assert_eq!(unknown.iter().map(|spec| spec.id.seq).collect::<Vec<_>>(), [3]);
+    assert_eq!(next(&mut queue, None), Some(0), "it becomes an actor first");
+    assert_eq!((next(&mut queue, Some("io")), next(&mut queue, Some(DEFAULT_GROUP))), (Some(2), Some(1)));
+}
+
+#[test]
+fn an_actor_that_drains_ends_when_its_calls_are_done() {
+    let mut queue = actor();
+    queue.add_calls(ACTOR, tasks([1, 2])).ok();
+    assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
+    queue.drain();
+    assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(2));
+    queue.done(id(OWNER, 1), |_| true);
+    assert!(queue.next_call("io").is_none(), "one call is under way");
+    queue.done(id(OWNER, 2), |_| true);
+    assert!(matches!(queue.next_call("io"), Some(Next::End)));
+    assert!(queue.has_ended());
+    assert!(matches!(queue.next_call(DEFAULT_GROUP), Some(Next::End)));
+    // The head says what becomes of calls that come then.
+    assert!(queue.add_calls(ACTOR, tasks([3])).is_ok());
+}
+
+#[test]
+fn nothing_begins_while_it_is_held_or_about_to_be_killed() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
+    queue.hold(true);
+    assert!(queue.next_task().is_none());
+    queue.hold(false);
+    assert_eq!(next(&mut queue, None), Some(1));
+    queue.kill();
+    assert!(queue.next_task().is_none());
+}
+
+#[test]
+fn what_a_lost_process_wanted_is_forgotten_and_what_runs_for_it_is_named() {
+    let mut queue = actor();
+    queue.add_calls(ACTOR, vec![spec(OTHER, 1, None), spec(OWNER, 2, None), spec(OTHER, 3, Some("io"))]).ok();
+    assert_eq!(next(&mut queue, Some(DEFAULT_GROUP)), Some(1));
+    assert!(queue.started(id(OTHER, 1), 11).is_none());
+    assert_eq!(queue.peer_lost(OTHER), [11]);
+    assert_eq!((next(&mut queue, Some("io")), next(&mut queue, Some(DEFAULT_GROUP))), (None, Some(2)));
+}
