@@ -13,7 +13,7 @@ pub(crate) fn write(dir: &Path, report: &Report) -> Result<()> {
     let mut page = String::new();
     page.push_str("# Performance\n\n");
     page.push_str(
-        "Written by `cargo xtask bench --docs`. Every row runs user code in other processes than the driver's and\n",
+        "Written by `cargo xtask bench --docs`. Rows of tasks and actors run user code in other processes than the driver's and\n",
     );
     page.push_str(
         "checks every result. The limits are what the machine itself does, measured in the same run; machines differ\n",
