@@ -507,6 +507,9 @@ impl Dispatch {
         if after == After::Failure {
             task.retries = task.retries.saturating_sub(1);
         }
+        if let Some(remaking) = &task.remaking {
+            remaking.goes_on(task.spec.attempt, task.retries);
+        }
         let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_front(task);
     }

@@ -23,7 +23,7 @@ impl Owner {
     /// What `task`, which is done, was called with; none if it may not run again.
     pub(super) fn recipe(&self, task: &Task) -> Option<Arc<Recipe>> {
         if let Some(remaking) = &task.remaking {
-            return Some(remaking.done(task.spec.attempt, task.retries));
+            return Some(remaking.recipe().clone());
         }
         if task.retries == 0 {
             return None;

@@ -30,6 +30,7 @@ pub(crate) struct Recipe {
     pub(super) retry_errors: bool,
     /// Attempts that are left, over all times that it is made again.
     retries: AtomicU32,
+    /// The last that has begun.
     attempt: AtomicU32,
     /// Whether an attempt is under way.
     busy: AtomicBool,
@@ -63,7 +64,7 @@ impl Recipe {
     pub(super) fn next_attempt(&self) -> Option<(TaskSpec, u32)> {
         let left = self.retries.load(Ordering::Relaxed).checked_sub(1)?;
         self.retries.store(left, Ordering::Relaxed);
-        let attempt = self.attempt.load(Ordering::Relaxed) + 1;
+        let attempt = self.attempt.fetch_add(1, Ordering::Relaxed) + 1;
         Some((TaskSpec { attempt, remakes: true, ..self.spec.clone() }, left))
     }
 
@@ -86,11 +87,11 @@ impl Remaking {
         &self.0
     }
 
-    /// It has been made again, in this attempt and with so many left.
-    pub(super) fn done(&self, attempt: u32, retries: u32) -> Arc<Recipe> {
+    /// It goes on with this attempt, and has so many left. Whoever makes the task again later begins after it, however this
+    /// ends: other outputs of it may be lost then.
+    pub(super) fn goes_on(&self, attempt: u32, retries: u32) {
         self.0.retries.store(retries, Ordering::Relaxed);
         self.0.attempt.store(attempt, Ordering::Relaxed);
-        self.0.clone()
     }
 }
 
