@@ -12,7 +12,7 @@
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
 //! - [`recording`]: what a head or a node took in, in a file.
-//! - [`link`]: an ordered, batching queue of one-way messages to a peer.
+//! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
 //! [`limits::Limits::silence`]. Whoever uses a connection learns of its end through [`mux::Connection::closed`].
@@ -29,6 +29,7 @@ pub mod mux;
 mod outbox;
 pub mod panics;
 pub mod recording;
+pub mod sequence;
 pub mod services;
 pub mod silence;
 mod socket;

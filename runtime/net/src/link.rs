@@ -11,7 +11,6 @@
 //! not is sent again, under the same numbers, over the next connection. The peer passes over what it has taken in already,
 //! so that every message arrives once and in order, over any number of connections.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -22,48 +21,17 @@ use tokio::sync::{Notify, watch};
 use crate::messages::Weight;
 use crate::mux::{self, Connection, HURRY, LINK, REQUEST};
 use crate::outbox::{Answers, PushError, Urgency};
-
-/// Batches in flight. Answers may be a millisecond late.
-const BATCHES: usize = 64;
-
-/// Messages in a batch.
-const BATCH: usize = 512;
+use crate::sequence::{Answered, BATCH, Batch, Sequence};
 
 /// Ids that one message lists at most: keeps frames far below their limit.
 pub const IDS_A_MESSAGE: usize = 4_096;
 
-/// About so many bytes in a batch, unless its first message has more: with [`BATCHES`] it bounds what a peer that takes
-/// nothing in must keep, and it keeps frames far below their limit.
-const BATCH_BYTES: usize = 1 << 20;
-
 struct Shared<M> {
-    state: Mutex<State<M>>,
+    sequence: Mutex<Sequence<M>>,
     wake: Notify,
     /// Held by what carries it: one connection at a time.
     carrier: tokio::sync::Mutex<()>,
     acknowledged: watch::Sender<Progress>,
-}
-
-struct State<M> {
-    queue: VecDeque<M>,
-    /// Messages ever queued.
-    queued: u64,
-    /// After its last connection: nothing is queued any more.
-    broken: bool,
-    /// Whether somebody waits for one of those in the queue to be taken in.
-    hurry: bool,
-    /// Batches that are not answered.
-    in_flight: VecDeque<Batch<M>>,
-    /// Those that were sent over a connection which has ended.
-    again: VecDeque<Batch<M>>,
-    next: u64,
-}
-
-struct Batch<M> {
-    id: u64,
-    count: u64,
-    /// As long as it may have to be sent again.
-    kept: Vec<M>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -92,26 +60,15 @@ impl<M: Weight + Send + 'static> Default for Link<M> {
 impl<M: Weight + Send + 'static> Link<M> {
     /// A link that queues until [`Link::run`] is given a connection.
     pub fn new() -> Self {
-        let state = State {
-            queue: VecDeque::new(),
-            queued: 0,
-            broken: false,
-            hurry: false,
-            in_flight: VecDeque::new(),
-            again: VecDeque::new(),
-            next: 0,
-        };
         let (wake, carrier, acknowledged) = Default::default();
-        let shared = Shared { state: Mutex::new(state), wake, carrier, acknowledged };
+        let shared = Shared { sequence: Mutex::default(), wake, carrier, acknowledged };
         Link { shared: Arc::new(shared) }
     }
 
     /// Queues a message. Does not wait, and the queue has no bound of its own: callers are bounded by what they have in
     /// flight (leases, calls, live objects), whose bytes they hold anyway. After the link broke the message is dropped.
     pub fn send(&self, message: M) {
-        let mut state = self.shared.state.lock();
-        let first = state.push(message);
-        drop(state);
+        let first = self.shared.sequence.lock().push(message);
         if first {
             self.shared.wake.notify_one();
         }
@@ -119,10 +76,10 @@ impl<M: Weight + Send + 'static> Link<M> {
 
     /// As [`Link::send`], for a message that somebody will wait for with [`Link::flushed`].
     pub fn send_in_a_hurry(&self, message: M) {
-        let mut state = self.shared.state.lock();
-        state.hurry = true;
-        let first = state.push(message);
-        drop(state);
+        let mut sequence = self.shared.sequence.lock();
+        sequence.hurry();
+        let first = sequence.push(message);
+        drop(sequence);
         if first {
             self.shared.wake.notify_one();
         }
@@ -138,7 +95,7 @@ impl<M: Weight + Send + 'static> Link<M> {
     /// Waits until the peer has taken in everything that was queued before this call.
     /// False when the link broke first.
     pub async fn flushed(&self) -> bool {
-        let target = self.shared.state.lock().queued;
+        let target = self.shared.sequence.lock().queued();
         let mut progress = self.shared.acknowledged.subscribe();
         match progress.wait_for(|progress| progress.broken || progress.count >= target).await {
             Ok(progress) => progress.count >= target,
@@ -148,29 +105,27 @@ impl<M: Weight + Send + 'static> Link<M> {
 
     /// Number of messages that wait to be sent.
     pub fn queued(&self) -> usize {
-        self.shared.state.lock().queue.len()
+        self.shared.sequence.lock().waiting()
     }
 
     /// Whether everything queued was taken in.
     pub fn is_idle(&self) -> bool {
-        let queued = self.shared.state.lock().queued;
+        let queued = self.shared.sequence.lock().queued();
         let progress = *self.shared.acknowledged.borrow();
         progress.broken || progress.count >= queued
     }
 
     /// Whether its last connection has ended: nothing that is queued arrives any more.
     pub fn is_broken(&self) -> bool {
-        self.shared.state.lock().broken
+        self.shared.sequence.lock().is_broken()
     }
 
     /// Marks the link as broken: waits end, and what is queued is dropped.
     pub fn broke(&self) {
-        let mut state = self.shared.state.lock();
-        state.broken = true;
-        let dropped =
-            (std::mem::take(&mut state.queue), std::mem::take(&mut state.in_flight), std::mem::take(&mut state.again));
+        let mut sequence = self.shared.sequence.lock();
+        let dropped = sequence.broke();
         self.shared.acknowledged.send_modify(|progress| progress.broken = true);
-        drop(state);
+        drop(sequence);
         drop(dropped);
         self.shared.wake.notify_one();
     }
@@ -204,12 +159,7 @@ impl<M: Weight + Send + 'static> Link<M> {
             carrier = self.shared.carrier.lock() => carrier,
             () = connection.closed() => return,
         };
-        {
-            let mut state = self.shared.state.lock();
-            let mut again = std::mem::take(&mut state.in_flight);
-            again.append(&mut state.again);
-            state.again = again;
-        }
+        self.shared.sequence.lock().resume();
         self.send_over(connection, &request, &kept).await;
     }
 
@@ -230,15 +180,20 @@ impl<M: Weight + Send + 'static> Link<M> {
                 if std::future::poll_fn(|cx| outbox.poll_room(cx)).await.is_err() {
                     return;
                 }
-                let Some((id, batch)) = self.next_batch() else {
+                let next = self.shared.sequence.lock().next_batch(BATCH);
+                let Some(Batch { number, is_hurried, messages }) = next else {
                     self.shared.wake.notified().await;
                     continue;
                 };
-                let message = request(id & !(LINK | HURRY), batch);
+                let id = LINK | number | if is_hurried { HURRY } else { 0 };
+                let message = request(number, messages);
                 let asked = ClientMessage::Request(Request { context: mux::no_deadline(), id, message });
                 let pushed = outbox.push(REQUEST, &asked, Urgency::Soon);
                 if let ClientMessage::Request(asked) = asked {
-                    self.keep(id, kept(asked.message));
+                    let messages = kept(asked.message);
+                    if !messages.is_empty() {
+                        self.shared.sequence.lock().keep(number, messages);
+                    }
                 }
                 match pushed {
                     Ok(()) => {}
@@ -256,76 +211,19 @@ impl<M: Weight + Send + 'static> Link<M> {
             () = connection.closed() => {}
         }
     }
-
-    /// Keeps a batch that was sent until it is answered.
-    fn keep(&self, id: u64, messages: Vec<M>) {
-        if messages.is_empty() {
-            return;
-        }
-        let mut state = self.shared.state.lock();
-        if let Some(batch) = state.in_flight.iter_mut().rev().find(|batch| batch.id == id) {
-            batch.kept = messages;
-        }
-    }
-
-    /// What goes next, if there is something and it may be sent.
-    fn next_batch(&self) -> Option<(u64, Vec<M>)> {
-        let mut state = self.shared.state.lock();
-        if let Some(Batch { id, count, kept }) = state.again.pop_front() {
-            state.in_flight.push_back(Batch { id, count, kept: Vec::new() });
-            return Some((id, kept));
-        }
-        if state.queue.is_empty() || state.in_flight.len() >= BATCHES {
-            return None;
-        }
-        let mut bytes = 0;
-        let fits = |message: &&M| {
-            bytes += message.weight();
-            bytes <= BATCH_BYTES
-        };
-        let count = state.queue.iter().take(BATCH).take_while(fits).count().max(1);
-        let batch: Vec<M> = state.queue.drain(..count).collect();
-        let mut id = LINK | state.next;
-        if state.hurry {
-            id |= HURRY;
-            state.hurry = !state.queue.is_empty();
-        }
-        state.next += 1;
-        state.in_flight.push_back(Batch { id, count: count as u64, kept: Vec::new() });
-        Some((id, batch))
-    }
-}
-
-impl<M> State<M> {
-    /// Whether it is the first in the queue.
-    fn push(&mut self, message: M) -> bool {
-        // What was dropped counts as queued: whoever waits for it learns that it was not taken in.
-        self.queued += 1;
-        if self.broken {
-            return false;
-        }
-        self.queue.push_back(message);
-        self.queue.len() == 1
-    }
 }
 
 impl<M: Send> Answers for Shared<M> {
     fn answered(&self, id: u64, taken_in: bool) {
-        let mut state = self.state.lock();
-        let full = state.in_flight.len() >= BATCHES;
-        let State { in_flight, again, .. } = &mut *state;
-        let answered = [in_flight, again].into_iter().find_map(|batches| {
-            let at = batches.iter().position(|batch| batch.id == id)?;
-            batches.remove(at)
-        });
-        let Some(Batch { count, kept, .. }) = answered else { return };
+        let mut sequence = self.sequence.lock();
+        let Some(Answered { count, was_full, messages }) = sequence.answered(id & !(LINK | HURRY)) else { return };
         self.acknowledged.send_modify(|progress| {
             progress.count += count;
             progress.broken |= !taken_in;
         });
-        drop(state);
-        drop(kept);
-        if full || !taken_in {
+        drop(sequence);
+        drop(messages);
+        if was_full || !taken_in {
             self.wake.notify_one();
         }
     }

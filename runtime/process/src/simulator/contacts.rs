@@ -6,28 +6,93 @@ use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::PeerMessage;
 
-use super::side::{Awaited, Heard, Parcel, address};
+use super::side::{Awaited, Parcel, address};
 use super::world::{Happening, World};
 use crate::owner::object::Object;
+use crate::wire::numbers::Heard;
 
 /// The pause before an owner is told again of a copy.
 const TOLD_AGAIN: u64 = 1_000;
 /// How long a word may take between two that are far from each other.
 pub(super) const SLOW: u64 = 150;
 
+/// The connection between two processes.
+pub(super) struct Line {
+    /// How many have broken.
+    connection: u64,
+    is_up: bool,
+}
+
+impl Default for Line {
+    fn default() -> Line {
+        Line { connection: 0, is_up: true }
+    }
+}
+
+fn pair(one: ProcessId, other: ProcessId) -> (ProcessId, ProcessId) {
+    (one.min(other), one.max(other))
+}
+
 impl World {
-    /// A message sets out. It comes after those before it.
-    pub(super) fn send(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {
-        let delay = match self.shared.below(20) {
-            // Some are far from each other.
-            _ if self.is_slow(from.0, to.0) => self.shared.below(SLOW),
-            0 => self.shared.below(60),
-            _ => self.shared.below(4),
+    /// What a process has to say to another sets out, if there is a connection. It comes after what was said before.
+    pub(super) fn send(&mut self, from: ProcessId, to: ProcessId) {
+        let line = self.lines.entry(pair(from, to)).or_default();
+        let (connection, is_up) = (line.connection, line.is_up);
+        let Some(process) = self.alive(from).filter(|_| is_up) else { return };
+        // What is said at once may go together or not.
+        let most = 1 + self.shared.below(8) as usize;
+        while let Some(parcel) = process.side.next_parcel(to, connection, most) {
+            let delay = match self.shared.below(20) {
+                // Some are far from each other.
+                _ if self.is_slow(from.0, to.0) => self.shared.below(SLOW),
+                0 => self.shared.below(60),
+                _ => self.shared.below(4),
+            };
+            let after = self.arrival((from, to), delay);
+            self.shared.trace(|| format!("{from} says to {to} in {}: {:?}", parcel.contact, parcel.batch));
+            self.schedule(after, Happening::Deliver { from, to, parcel: Box::new(parcel) });
+        }
+    }
+
+    /// After how long something arrives that takes so long: not before what is on its way.
+    fn arrival(&mut self, way: (ProcessId, ProcessId), delay: u64) -> u64 {
+        let now = self.shared.now();
+        let at = self.links.entry(way).or_default();
+        *at = (*at).max(now + delay);
+        *at - now
+    }
+
+    /// The connection between two breaks. What is under way over it is lost, in both directions; what was not answered comes
+    /// again over the next, which is there after a while.
+    pub(super) fn breaks(&mut self, one: ProcessId, other: ProcessId) {
+        let line = self.lines.entry(pair(one, other)).or_default();
+        if !std::mem::replace(&mut line.is_up, false) {
+            return;
+        }
+        line.connection += 1;
+        self.shared.report.borrow_mut().cuts += 1;
+        self.shared.trace(|| format!("the connection between {one} and {other} breaks"));
+        let after = match self.shared.below(4) {
+            0 => self.shared.below(2_000),
+            _ => self.shared.below(50),
         };
-        self.shared.trace(|| format!("{from} says to {to} in {}: {:?}", parcel.contact, parcel.message));
-        let at = (self.shared.now() + delay).max(self.links.get(&(from, to)).copied().unwrap_or_default());
-        self.links.insert((from, to), at);
-        self.schedule(at - self.shared.now(), Happening::Deliver { from, to, parcel: Box::new(parcel) });
+        self.schedule(after, Happening::Reconnect { one, other });
+    }
+
+    pub(super) fn reconnect(&mut self, one: ProcessId, other: ProcessId) {
+        self.lines.entry(pair(one, other)).or_default().is_up = true;
+        for (from, to) in [(one, other), (other, one)] {
+            self.links.remove(&(from, to));
+            if let Some(process) = self.alive(from) {
+                process.side.resume(to);
+                self.send(from, to);
+            }
+        }
+    }
+
+    /// Whether a connection between two has ended.
+    fn is_over(&self, from: ProcessId, to: ProcessId, connection: u64) -> bool {
+        self.lines.get(&pair(from, to)).is_some_and(|line| line.connection != connection)
     }
 
     /// Whether two are far from each other: one pair of eight, others with every seed.
@@ -37,7 +102,8 @@ impl World {
     }
 
     pub(super) fn deliver(&mut self, from: ProcessId, to: ProcessId, parcel: Parcel) {
-        if self.dropped.get(&(from, to)).is_some_and(|contact| parcel.contact <= *contact) {
+        let is_dropped = self.dropped.get(&(from, to)).is_some_and(|contact| parcel.contact <= *contact);
+        if is_dropped || self.is_over(from, to, parcel.connection) {
             return;
         }
         let Some(process) = self.alive(to) else {
@@ -59,27 +125,41 @@ impl World {
             }
             heard = process.side.hear(from, &parcel);
         }
-        self.shared.trace(|| format!("{to} hears {from} in {}: {heard:?} {:?}", parcel.contact, parcel.message));
+        let Parcel { contact, connection, batch } = parcel;
+        let number = batch.number;
+        self.shared.trace(|| format!("{to} hears {from} in {contact}: {heard:?} {batch:?}"));
         if heard == Heard::TakeIn {
-            let (contact, count) = (parcel.contact, parcel.number + 1);
-            process.take_in(from, parcel.message, &self.shared);
-            let after = self.shared.below(4);
-            self.schedule(after, Happening::TakenIn { at: from, by: to, contact, count });
+            for message in batch.messages {
+                process.take_in(from, message, &self.shared);
+            }
+        }
+        if matches!(heard, Heard::TakeIn | Heard::Again) {
+            // The answer goes over the same connection, after what was said before it.
+            let delay = if self.shared.below(10) == 0 { self.shared.below(60) } else { self.shared.below(4) };
+            let after = self.arrival((to, from), delay);
+            self.schedule(after, Happening::Answered { at: from, by: to, contact, connection, number });
         }
     }
 
-    pub(super) fn taken_in(&mut self, at: ProcessId, by: ProcessId, contact: u64, count: u64) {
+    /// A process hears that another has taken a batch in.
+    pub(super) fn answered(&mut self, at: ProcessId, by: ProcessId, contact: u64, connection: u64, number: u64) {
         let Some(process) = self.alive(at) else { return };
-        if self.dropped.get(&(by, at)).is_some_and(|dropped| contact <= *dropped) {
+        let is_dropped = self.dropped.get(&(by, at)).is_some_and(|dropped| contact <= *dropped);
+        if is_dropped || self.is_over(at, by, connection) {
             return;
         }
-        for awaited in process.side.taken_in(by, contact, count) {
-            if let Awaited::Registered(number) = awaited
-                && let Some(next) = process.owner.registered(by, number, || true)
-            {
-                process.side.await_all(by, Awaited::Registered(next));
+        for awaited in process.side.answered(by, contact, number) {
+            let Awaited::Registered(mut registered) = awaited else { continue };
+            while let Some(next) = process.owner.registered(by, registered, || true) {
+                registered = next;
+                // What was sent together was taken in together.
+                if !process.side.is_flushed_to(by) {
+                    process.side.await_all(by, Awaited::Registered(next));
+                    break;
+                }
             }
         }
+        self.send(at, by);
     }
 
     /// A process loses its contact with another, of this number.

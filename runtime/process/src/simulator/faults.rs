@@ -30,7 +30,10 @@ impl World {
                 if let Some(one) = self.pick(&processes) {
                     let peers = self.processes[&one].side.peers();
                     if let Some(other) = self.pick(&peers) {
-                        self.cut(one, other);
+                        match self.shared.below(2) {
+                            0 => self.cut(one, other),
+                            _ => self.breaks(one, other),
+                        }
                     }
                 }
             }

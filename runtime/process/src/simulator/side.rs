@@ -9,26 +9,29 @@ use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
+use wingbeat_net::sequence::{Batch, Sequence};
 
 use crate::owner::{Outside, Owner};
+use crate::wire::numbers::{Heard, Numbers};
 
 /// What owners have said and the world has not carried yet, in order.
 pub(super) type Said = Arc<Mutex<VecDeque<(ProcessId, Word)>>>;
 
 /// One thing that an owner has said.
 pub(super) enum Word {
-    Peer(ProcessId, Parcel),
+    /// There is something to be sent to a process.
+    Peer(ProcessId),
     Head(HeadMessage),
     Delete(StoreNode, ObjectId),
     /// Work was sent to a process that is gone: its results will never come.
     InVain(ProcessId),
 }
 
-/// A message of a contact.
+/// A batch of messages of a contact, on its way over a connection.
 pub(super) struct Parcel {
     pub contact: u64,
-    pub number: u64,
-    pub message: PeerMessage,
+    pub connection: u64,
+    pub batch: Batch<PeerMessage>,
 }
 
 /// What waits until something was taken in.
@@ -37,28 +40,21 @@ pub(super) enum Awaited {
     Copied(ObjectId, StoreNode),
 }
 
-/// What is to be done with a message.
-#[derive(PartialEq, Debug)]
-pub(super) enum Heard {
-    TakeIn,
-    /// It is of a contact that is over here.
-    Stale,
-    /// The other side has lost this contact.
-    Lost(u64),
-}
-
 /// What a process knows of its contact with another.
 #[derive(Default)]
 struct Contact {
-    /// How often contact was lost before.
-    number: u64,
-    /// Whether anything may be said or heard in it.
-    is_open: bool,
-    was_connected: bool,
-    said: u64,
+    numbers: Numbers,
+    /// What is said in it; none while nothing may be said or heard.
+    said: Option<Sequence<PeerMessage>>,
+    /// Messages that were taken in.
     taken_in: u64,
-    heard: u64,
     awaited: Vec<(u64, Awaited)>,
+}
+
+impl Contact {
+    fn is_open(&self) -> bool {
+        self.said.is_some()
+    }
 }
 
 #[derive(Default)]
@@ -94,10 +90,25 @@ impl Side {
 
     fn say_in(&self, known: &mut Known, to: ProcessId, message: PeerMessage) {
         let contact = known.contacts.entry(to).or_default();
-        contact.is_open = true;
-        let parcel = Parcel { contact: contact.number, number: contact.said, message };
-        contact.said += 1;
-        self.say(Word::Peer(to, parcel));
+        contact.said.get_or_insert_default().push(message);
+        self.say(Word::Peer(to));
+    }
+
+    /// The next batch for a process, of so many messages at most.
+    pub(super) fn next_parcel(&self, to: ProcessId, connection: u64, most: usize) -> Option<Parcel> {
+        let mut known = self.known.lock();
+        let contact = known.contacts.get_mut(&to)?;
+        let said = contact.said.as_mut()?;
+        let batch = said.next_batch(most)?;
+        said.keep(batch.number, batch.messages.clone());
+        Some(Parcel { contact: contact.numbers.contact, connection, batch })
+    }
+
+    /// The next connection with a process begins.
+    pub(super) fn resume(&self, peer: ProcessId) {
+        if let Some(said) = self.known.lock().contacts.get_mut(&peer).and_then(|contact| contact.said.as_mut()) {
+            said.resume();
+        }
     }
 
     /// Says nothing any more.
@@ -118,29 +129,28 @@ impl Side {
         known.gone.remove(&from);
         known.addresses.entry(from).or_insert_with(|| address(from));
         let contact = known.contacts.entry(from).or_default();
-        if parcel.contact > contact.number {
-            return Heard::Lost(contact.number);
-        }
-        if parcel.contact < contact.number {
+        let expected = contact.numbers.heard;
+        let heard = contact.numbers.hear(parcel.contact, parcel.batch.number);
+        match heard {
             // The answer tells it of the loss.
-            self.say_in(&mut known, from, PeerMessage::Borrow(Vec::new()));
-            return Heard::Stale;
+            Heard::Stale => self.say_in(&mut known, from, PeerMessage::Borrow(Vec::new())),
+            Heard::TakeIn => {
+                assert_eq!(parcel.batch.number, expected, "{} misses what {from} has said", self.id);
+                contact.said.get_or_insert_default();
+            }
+            Heard::Again | Heard::Lost(_) => {}
         }
-        assert_eq!(parcel.number, contact.heard, "{} hears {from} out of order", self.id);
-        contact.heard += 1;
-        contact.is_open = true;
-        contact.was_connected = true;
-        Heard::TakeIn
+        heard
     }
 
-    /// The other side has taken in so many messages. Answers with what waited for that.
-    pub(super) fn taken_in(&self, by: ProcessId, number: u64, count: u64) -> Vec<Awaited> {
+    /// The other side has taken a batch in. Answers with what waited for that.
+    pub(super) fn answered(&self, by: ProcessId, number: u64, batch: u64) -> Vec<Awaited> {
         let mut known = self.known.lock();
-        let Some(contact) = known.contacts.get_mut(&by).filter(|contact| contact.number == number) else {
-            return Vec::new();
-        };
-        contact.was_connected = true;
-        contact.taken_in = contact.taken_in.max(count);
+        let contact = known.contacts.get_mut(&by).filter(|contact| contact.numbers.contact == number);
+        let Some(contact) = contact else { return Vec::new() };
+        contact.numbers.was_connected = true;
+        let answered = contact.said.as_mut().and_then(|said| said.answered(batch));
+        contact.taken_in += answered.map_or(0, |answered| answered.count);
         let (met, awaited) =
             std::mem::take(&mut contact.awaited).into_iter().partition(|(count, _)| *count <= contact.taken_in);
         contact.awaited = awaited;
@@ -150,41 +160,42 @@ impl Side {
     /// Something waits until all that was said so far was taken in. False without contact.
     pub(super) fn await_all(&self, by: ProcessId, what: Awaited) -> bool {
         let mut known = self.known.lock();
-        let Some(contact) = known.contacts.get_mut(&by).filter(|contact| contact.is_open) else { return false };
-        contact.awaited.push((contact.said, what));
+        let Some(contact) = known.contacts.get_mut(&by) else { return false };
+        let Some(said) = &contact.said else { return false };
+        contact.awaited.push((said.queued(), what));
         true
     }
 
     /// The contact of this number, if there is one in which anything may have been said.
     pub(super) fn contact_with(&self, peer: ProcessId) -> Option<u64> {
         let known = self.known.lock();
-        known.contacts.get(&peer).filter(|contact| contact.is_open).map(|contact| contact.number)
+        known.contacts.get(&peer).filter(|contact| contact.is_open()).map(|contact| contact.numbers.contact)
     }
 
     /// A connection carries the contact of this number.
     pub(super) fn connected(&self, peer: ProcessId, number: u64) {
         let mut known = self.known.lock();
-        if let Some(contact) = known.contacts.get_mut(&peer).filter(|contact| contact.number == number) {
-            contact.was_connected = true;
+        if let Some(contact) = known.contacts.get_mut(&peer).filter(|contact| contact.numbers.contact == number) {
+            contact.numbers.was_connected = true;
         }
     }
 
     pub(super) fn is_connected(&self, peer: ProcessId) -> bool {
-        self.known.lock().contacts.get(&peer).is_some_and(|contact| contact.is_open && contact.was_connected)
+        self.known.lock().contacts.get(&peer).is_some_and(|contact| contact.is_open() && contact.numbers.was_connected)
     }
 
     /// How the next contact is numbered if the present one is lost now.
     pub(super) fn next_contact(&self, peer: ProcessId) -> u64 {
         let known = self.known.lock();
-        known.contacts.get(&peer).map_or(0, |contact| contact.number + u64::from(contact.was_connected))
+        known.contacts.get(&peer).map_or(0, |contact| contact.numbers.next())
     }
 
     /// The contact of this number is over. Answers with what waited in it, unless nothing was ever said.
     pub(super) fn end_contact(&self, peer: ProcessId, number: u64, next: u64) -> Option<Vec<Awaited>> {
         let mut known = self.known.lock();
-        let contact = known.contacts.get_mut(&peer).filter(|contact| contact.number == number)?;
-        let over = std::mem::replace(contact, Contact { number: next, ..Contact::default() });
-        over.is_open.then(|| over.awaited.into_iter().map(|(_, awaited)| awaited).collect())
+        let contact = known.contacts.get_mut(&peer).filter(|contact| contact.numbers.contact == number)?;
+        let over = std::mem::replace(contact, Contact { numbers: Numbers::after(next), ..Contact::default() });
+        over.said.is_some().then(|| over.awaited.into_iter().map(|(_, awaited)| awaited).collect())
     }
 
     /// Begins a contact if there is none, so that the other side learns its number.
@@ -198,13 +209,21 @@ impl Side {
     /// Those with whom there is contact.
     pub(super) fn peers(&self) -> Vec<ProcessId> {
         let known = self.known.lock();
-        known.contacts.iter().filter(|(_, contact)| contact.is_open).map(|(peer, _)| *peer).collect()
+        known.contacts.iter().filter(|(_, contact)| contact.is_open()).map(|(peer, _)| *peer).collect()
+    }
+
+    /// Whether everything that was said to one was taken in.
+    fn is_flushed_in(contact: &Contact) -> bool {
+        contact.said.as_ref().is_none_or(|said| contact.taken_in == said.queued())
+    }
+
+    pub(super) fn is_flushed_to(&self, peer: ProcessId) -> bool {
+        self.known.lock().contacts.get(&peer).is_none_or(Self::is_flushed_in)
     }
 
     /// Whether everything that was said was taken in.
     pub(super) fn is_flushed(&self) -> bool {
-        let known = self.known.lock();
-        known.contacts.values().all(|contact| !contact.is_open || contact.taken_in == contact.said)
+        self.known.lock().contacts.values().all(Self::is_flushed_in)
     }
 
     /// Copies of which their owners may not have heard.
@@ -252,7 +271,7 @@ impl Outside for Side {
             return false;
         }
         let peer = to.process;
-        let is_open = known.contacts.get(&peer).is_some_and(|contact| contact.is_open);
+        let is_open = known.contacts.get(&peer).is_some_and(Contact::is_open);
         if !is_open && known.gone.contains(&peer) {
             if matches!(message, PeerMessage::Work(Work::Tasks { .. } | Work::Calls { .. })) {
                 self.say(Word::InVain(peer));

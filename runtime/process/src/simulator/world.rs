@@ -14,6 +14,7 @@ use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
+use super::contacts::Line;
 use super::execution::{Number, Question, Running, Shared};
 use super::nodes::{Machine, Node};
 use super::process::Process;
@@ -30,7 +31,8 @@ const HANGS_AFTER: u64 = 3_600_000;
 /// What happens at some time.
 pub(super) enum Happening {
     Deliver { from: ProcessId, to: ProcessId, parcel: Box<Parcel> },
-    TakenIn { at: ProcessId, by: ProcessId, contact: u64, count: u64 },
+    Answered { at: ProcessId, by: ProcessId, contact: u64, connection: u64, number: u64 },
+    Reconnect { one: ProcessId, other: ProcessId },
     Lose { at: ProcessId, peer: ProcessId, number: u64 },
     Greet { at: ProcessId, peer: ProcessId },
     FailPending { at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>> },
@@ -87,6 +89,7 @@ pub(super) struct World {
     planned: BTreeSet<Number>,
     /// When the last word on its way arrives: later ones come after it.
     pub links: BTreeMap<(ProcessId, ProcessId), u64>,
+    pub lines: BTreeMap<(ProcessId, ProcessId), Line>,
     pub to_head_at: BTreeMap<Speaker, u64>,
     pub from_head_at: BTreeMap<Speaker, u64>,
     /// What is under way of this contact, or an earlier one, never arrives.
@@ -134,6 +137,7 @@ impl World {
             running: BTreeMap::new(),
             planned: BTreeSet::new(),
             links: BTreeMap::new(),
+            lines: BTreeMap::new(),
             to_head_at: BTreeMap::new(),
             from_head_at: BTreeMap::new(),
             dropped: BTreeMap::new(),
@@ -225,7 +229,10 @@ impl World {
     fn happen(&mut self, what: Happening) {
         match what {
             Happening::Deliver { from, to, parcel } => self.deliver(from, to, *parcel),
-            Happening::TakenIn { at, by, contact, count } => self.taken_in(at, by, contact, count),
+            Happening::Answered { at, by, contact, connection, number } => {
+                self.answered(at, by, contact, connection, number);
+            }
+            Happening::Reconnect { one, other } => self.reconnect(one, other),
             Happening::Lose { at, peer, number } => self.contact_lost(at, peer, number),
             Happening::Greet { at, peer } => {
                 if let (Some(process), true) = (self.alive(at), self.processes.contains_key(&peer)) {
@@ -351,7 +358,7 @@ impl World {
     /// Carries one thing that a process has said.
     fn carry(&mut self, by: ProcessId, word: Word) {
         match word {
-            Word::Peer(to, parcel) => self.send(by, to, parcel),
+            Word::Peer(to) => self.send(by, to),
             Word::Head(message) => self.tell_head(by, message),
             Word::Delete(at, object) => {
                 let after = self.shared.below(5);

@@ -24,7 +24,8 @@ use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
 
-use crate::wire::peers::{Contact, Heard, Life};
+use crate::wire::numbers::Heard;
+use crate::wire::peers::{Contact, Life};
 use crate::wire::process::Process;
 use crate::wire::service::PeerService;
 
@@ -76,7 +77,7 @@ impl Process {
         // Whoever connects lives. One that was taken for gone does not know that contact with it was lost.
         let lost = self.wire.peers.gone.write().remove(process).unwrap_or_default();
         self.wire.peers.learn(&hello.address);
-        let number = self.wire.peers.contacts.entry(process).or_insert_with(|| Contact::after(lost)).number;
+        let number = self.wire.peers.contacts.entry(process).or_insert_with(|| Contact::after(lost)).numbers.contact;
         if hello.losses > number {
             self.contact_over(process, number, hello.losses);
         }
@@ -111,7 +112,7 @@ impl Process {
                 Ok(Some(number)) => self.look_for(peer, number).await.map(|stream| (stream, number)),
                 Err(_) => {
                     tracing::error!(%peer, "a message of a peer could not be taken in; contact with it ends");
-                    let present = self.wire.peers.contacts.get(&peer).map(|contact| contact.number);
+                    let present = self.wire.peers.contacts.get(&peer).map(|contact| contact.numbers.contact);
                     self.contact_lost(peer, present.unwrap_or(number));
                     None
                 }
@@ -255,15 +256,16 @@ impl Process {
 
     /// Contact with a process was lost: the one of this number, if it is not over already.
     fn contact_lost(&self, peer: ProcessId, number: u64) {
-        let was_connected = self.wire.peers.contacts.get(&peer).is_some_and(|contact| contact.was_connected);
-        self.contact_over(peer, number, number + u64::from(was_connected));
+        let next = self.wire.peers.contacts.get(&peer).map(|contact| contact.numbers.next());
+        self.contact_over(peer, number, next.unwrap_or(number));
     }
 
     /// The contact of this number is over, and the next one has that number: everything that waits for the process must know.
     /// It may be gone, or may be reached again.
     fn contact_over(&self, peer: ProcessId, number: u64, next: u64) {
         let (link, connections) = {
-            let Some(mut contact) = self.wire.peers.contacts.get_mut(&peer).filter(|contact| contact.number == number)
+            let Some(mut contact) =
+                self.wire.peers.contacts.get_mut(&peer).filter(|contact| contact.numbers.contact == number)
             else {
                 return;
             };

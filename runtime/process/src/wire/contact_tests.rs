@@ -103,8 +103,14 @@ fn who_hears_of_a_loss_is_in_the_contact_after_it_and_notices_the_end_of_the_oth
     let (process, peer) = (owner.process().clone(), borrower.process().id());
     borrower.process().contact_lost(process.id(), 0);
     // It looks for who broke the connection, and hears so.
-    let is_next =
-        || process.wire.peers.contacts.get(&peer).is_some_and(|contact| contact.number == 1 && contact.link.is_some());
+    let is_next = || {
+        process
+            .wire
+            .peers
+            .contacts
+            .get(&peer)
+            .is_some_and(|contact| contact.numbers.contact == 1 && contact.link.is_some())
+    };
     let begun = std::time::Instant::now();
     while !is_next() {
         assert!(begun.elapsed() < LIMIT, "it is in no contact");

@@ -15,6 +15,7 @@ mod head;
 pub(crate) mod head_link;
 pub(crate) mod io;
 pub(crate) mod node_link;
+pub(crate) mod numbers;
 mod outside;
 mod peers;
 pub(crate) mod process;

@@ -12,6 +12,8 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::Connection;
 
+use crate::wire::numbers::{Heard, Numbers};
+
 /// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
 /// still names it makes this process dial it, and find it gone again.
 const GONE: usize = 4_096;
@@ -132,18 +134,13 @@ impl Peers {
 /// What this process knows of its contact with another. Entries stay while the other may live.
 #[derive(Default)]
 pub(crate) struct Contact {
-    /// How often contact was lost before, as far as either side has said.
-    pub number: u64,
+    pub numbers: Numbers,
     /// What is said in it; none before anything was, and after a loss.
     pub link: Option<Link<PeerMessage>>,
-    /// The number of the next batch of the other side.
-    pub heard: u64,
     /// Those that live: two if both sides dialled at once, and none while the other side is looked for.
     pub connections: Vec<Connection>,
     /// Whether the other side has dialled, in this contact or an earlier one. It may be one that nobody else can dial.
     pub has_come: bool,
-    /// Whether there was a connection. Before that nothing can have been heard, and the end of a contact is no loss.
-    pub was_connected: bool,
     /// Somebody looks for the other side.
     pub is_looked_for: bool,
     /// Connections in a row over which nothing was heard. The next is not dialled at once.
@@ -155,7 +152,7 @@ pub(crate) struct Contact {
 impl Contact {
     /// After so many losses.
     pub(super) fn after(number: u64) -> Contact {
-        Contact { number, ..Contact::default() }
+        Contact { numbers: Numbers::after(number), ..Contact::default() }
     }
 }
 
@@ -185,7 +182,7 @@ impl Peers {
         let mut contact = self.contacts.entry(process).or_default();
         let is_new = contact.link.is_none();
         let link = contact.link.get_or_insert_with(Link::new).clone();
-        (link, contact.number, is_new)
+        (link, contact.numbers.contact, is_new)
     }
 
     pub(crate) fn close(&self) {
@@ -201,7 +198,7 @@ impl Peers {
     pub(super) fn forget_contact(&self, process: ProcessId) {
         let is_over = |_: &ProcessId, contact: &Contact| contact.link.is_none() && contact.connections.is_empty();
         if let Some((_, contact)) = self.contacts.remove_if(&process, is_over) {
-            self.gone.write().insert(process, contact.number);
+            self.gone.write().insert(process, contact.numbers.contact);
         }
     }
 
@@ -219,17 +216,18 @@ impl Peers {
 
     /// Enters a connection of the contact of this number; false if that is over.
     pub(super) fn connected(&self, process: ProcessId, number: u64, connection: &Connection) -> bool {
-        let Some(mut contact) = self.contacts.get_mut(&process).filter(|contact| contact.number == number) else {
+        let Some(mut contact) = self.contacts.get_mut(&process).filter(|contact| contact.numbers.contact == number)
+        else {
             return false;
         };
         contact.connections.push(connection.clone());
-        contact.was_connected = true;
+        contact.numbers.was_connected = true;
         true
     }
 
     /// Somebody begins to look for the process of this contact, or ends that; false if somebody does already, or it is over.
     pub(super) fn looks_for(&self, process: ProcessId, number: u64, begins: bool) -> bool {
-        let contact = self.contacts.get_mut(&process).filter(|contact| contact.number == number);
+        let contact = self.contacts.get_mut(&process).filter(|contact| contact.numbers.contact == number);
         contact.is_some_and(|mut contact| std::mem::replace(&mut contact.is_looked_for, begins) != begins)
     }
 
@@ -238,7 +236,7 @@ impl Peers {
         let mut contact = self.contacts.get_mut(&process)?;
         contact.connections.iter().any(|other| other.is(connection)).then(|| {
             let link = contact.link.get_or_insert_with(Link::new).clone();
-            (link, contact.number)
+            (link, contact.numbers.contact)
         })
     }
 
@@ -250,19 +248,19 @@ impl Peers {
         contact.flaps = if life.was_silent { contact.flaps.saturating_add(1) } else { 0 };
         let since = contact.fruitless_since.unwrap_or_else(Instant::now);
         contact.fruitless_since = life.was_fruitless.then_some(since);
-        contact.connections.is_empty().then_some(contact.number)
+        contact.connections.is_empty().then_some(contact.numbers.contact)
     }
 
     /// Whether a process must be looked for: its contact goes on, and has no connection.
     pub(super) fn is_away(&self, process: ProcessId, number: u64) -> bool {
         let contact = self.contacts.get(&process);
-        contact.is_some_and(|contact| contact.number == number && contact.connections.is_empty())
+        contact.is_some_and(|contact| contact.numbers.contact == number && contact.connections.is_empty())
     }
 
     /// How many messages were answered in this contact, and how many batches heard.
     pub(super) fn progress(&self, process: ProcessId) -> (u64, u64) {
         let contact = self.contacts.get(&process);
-        contact.map_or((0, 0), |contact| (contact.link.as_ref().map_or(0, Link::taken_in), contact.heard))
+        contact.map_or((0, 0), |contact| (contact.link.as_ref().map_or(0, Link::taken_in), contact.numbers.heard))
     }
 
     /// How many connections have ended in silence, and since when without fruit.
@@ -275,24 +273,18 @@ impl Peers {
     pub(super) fn hear(&self, peer: ProcessId, number: u64, batch: u64) -> Heard {
         // Nothing is kept of one that is gone: this came over a connection that ended with the contact.
         let Some(mut contact) = self.contacts.get_mut(&peer) else { return Heard::Stale };
-        if number > contact.number {
-            return Heard::Lost(contact.number);
-        }
-        if number < contact.number {
-            // It does not know yet that this contact is over.
-            if let Some(link) = &contact.link {
-                link.send(PeerMessage::Borrow(Vec::new()));
+        let heard = contact.numbers.hear(number, batch);
+        match heard {
+            Heard::TakeIn | Heard::Again => contact.fruitless_since = None,
+            Heard::Stale => {
+                // It does not know yet that this contact is over.
+                if let Some(link) = &contact.link {
+                    link.send(PeerMessage::Borrow(Vec::new()));
+                }
             }
-            return Heard::Stale;
+            Heard::Lost(_) => {}
         }
-        contact.fruitless_since = None;
-        if batch < contact.heard {
-            return Heard::Again;
-        }
-        contact.heard = batch + 1;
-        // It may have come over a connection that ended with the contact before.
-        contact.was_connected = true;
-        Heard::TakeIn
+        heard
     }
 }
 
@@ -302,16 +294,4 @@ pub(super) struct Life {
     pub was_silent: bool,
     /// Something was sent over it, and nothing was answered.
     pub was_fruitless: bool,
-}
-
-/// What is to be done with a batch.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
-    TakeIn,
-    /// It was taken in before.
-    Again,
-    /// It is of a contact that is over, which the other side does not know yet. It is not answered: it is not taken in.
-    Stale,
-    /// The other side has lost this contact.
-    Lost(u64),
 }

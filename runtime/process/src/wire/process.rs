@@ -313,7 +313,7 @@ impl Process {
         self.io().clone().spawn(async move {
             tokio::time::sleep(memory::KEEP).await;
             self.owner.objects.shrink();
-            memory::trim();
+            memory::trim_soon();
         });
     }
 

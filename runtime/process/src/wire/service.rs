@@ -6,7 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
-use crate::wire::peers::Heard;
+use crate::wire::numbers::Heard;
 use crate::wire::process::Process;
 
 /// A piece of an executable: large enough that round trips do not matter.
