@@ -148,10 +148,17 @@ impl Hosts {
         self.between(one, other, "del")
     }
 
+    /// Has what one host sends to another vanish, and not what the other sends.
+    pub fn cut_way(&self, from: usize, to: usize) -> bool {
+        self.way(from, to, "add")
+    }
+
     fn between(&self, one: usize, other: usize, change: &str) -> bool {
-        [(one, other), (other, one)].iter().all(|(from, to)| {
-            ip(&format!("-n {} route {change} blackhole {}/32", self.names[*from], self.address(*to)))
-        })
+        [(one, other), (other, one)].iter().all(|(from, to)| self.way(*from, *to, change))
+    }
+
+    fn way(&self, from: usize, to: usize, change: &str) -> bool {
+        ip(&format!("-n {} route {change} blackhole {}/32", self.names[from], self.address(to)))
     }
 
     /// A command that runs on a host.

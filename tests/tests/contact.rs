@@ -277,6 +277,14 @@ fn a_driver_that_is_cut_off_from_everybody_and_comes_back_in_time_loses_nothing_
     );
 }
 
+const LARGE: usize = 64 << 20;
+
+/// A value that lies where it is made until somebody reads it. It cannot be made again.
+#[wingbeat::remote(max_retries = 0)]
+fn large() -> Vec<u8> {
+    vec![7; LARGE]
+}
+
 /// Asks the head for one actor after the other, for longer than the cut lasts.
 #[wingbeat::remote(max_retries = 0)]
 fn make_actors(at_least: Duration) -> u64 {
@@ -307,12 +315,17 @@ fn across_a_cut() {
     assert_eq!(items.next_blocking().unwrap().unwrap(), 0);
     left[0].get_blocking().unwrap();
     calls[0].get_blocking().unwrap();
+    let large = large::options().num_cpus(0.1).resource("far", 0.1).remote();
+    let (mut ready, _) = wingbeat::wait_blocking(vec![large], 1, None).unwrap();
+    let large = ready.remove(0);
     println!("it is under way");
+    let reads = std::thread::spawn(move || large.get_blocking().unwrap().len());
     // What is asked of the head from here, too.
     assert!(made.get_blocking().unwrap() > 0);
     let here: Vec<_> =
         (0..20).map(|_| Counter::options().num_cpus(0.0).resource("near", 0.01).remote().count()).collect();
     assert_eq!(wingbeat::get_all_blocking(&here).unwrap(), [1; 20]);
+    assert_eq!(reads.join().unwrap(), LARGE);
     let counted = wingbeat::get_all_blocking(&calls).unwrap();
     assert_eq!(counted, (1..=COUNT as u64).collect::<Vec<_>>());
     for number in 1..COUNT as u64 {

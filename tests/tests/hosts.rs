@@ -345,3 +345,82 @@ fn on_both_sides_of_a_link() {
     }
     wingbeat::shutdown_blocking();
 }
+
+/// Its process, which lives alone.
+struct Alone(u32);
+
+#[wingbeat::actor(max_restarts = 3)]
+impl Alone {
+    /// Leaves a sign if an earlier life goes on.
+    fn new(signs: std::path::PathBuf) -> Self {
+        let earlier = std::fs::read_to_string(signs.join("pid")).ok().map(|pid| pid.parse().unwrap());
+        if earlier.is_some_and(wingbeat_tests::is_alive) {
+            std::fs::write(signs.join("two lives"), "").unwrap();
+        }
+        std::fs::write(signs.join("pid"), std::process::id().to_string()).unwrap();
+        Alone(std::process::id())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0
+    }
+}
+
+/// Cuts the first node's machine off from the head's in one direction or both: it ends before what ran there is started again.
+fn lives_once(test: &str, cut: impl Fn(&Hosts)) {
+    if let Some(signs) = std::env::var_os(INSIDE) {
+        return lives_again(std::path::Path::new(&signs));
+    }
+    let Some(hosts) = Hosts::new(3).unwrap() else { return };
+    let hosts = hosts.env("WINGBEAT_SILENCE_MS", "2000");
+    let (address, _head) = hosts.head().unwrap();
+    let first = hosts.node(1, &address, &["--resource", "here=1"]).unwrap();
+    let signs = tempfile::tempdir().unwrap();
+    let mut driver = hosts.on(0, &std::env::current_exe().unwrap());
+    driver.args(["--exact", test, "--nocapture"]).env(INSIDE, signs.path()).stdout(Stdio::piped());
+    hosts.join(&mut driver, &address);
+    let mut driver = driver.spawn().unwrap();
+    let mut said = BufReader::new(driver.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.ends_with("it lives\n") {
+        assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    let _second = hosts.node(2, &address, &["--resource", "here=1"]).unwrap();
+    cut(&hosts);
+    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    assert!(driver.wait().unwrap().success(), "{text}");
+    assert!(wingbeat_tests::wait_for_end(first.pid(), std::time::Duration::from_secs(30)), "the first node goes on");
+}
+
+fn lives_again(signs: &std::path::Path) {
+    wingbeat::init_blocking().unwrap();
+    let alone = Alone::options().num_cpus(0.0).resource("here", 1.0).remote(signs.to_owned());
+    let first = alone.pid().get_blocking().unwrap();
+    println!("it lives");
+    // Calls fail while it is between two lives.
+    let begun = std::time::Instant::now();
+    while !alone.pid().get_blocking().is_ok_and(|pid| pid != first) {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(90), "it is not started again");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(!signs.join("two lives").exists(), "two of its lives went on at a time");
+}
+
+#[test]
+fn a_node_that_the_head_does_not_hear_ends_before_what_ran_there_lives_again() {
+    lives_once("a_node_that_the_head_does_not_hear_ends_before_what_ran_there_lives_again", |hosts| {
+        assert!(hosts.cut_way(1, 0));
+    });
+}
+
+#[test]
+fn a_node_that_does_not_hear_the_head_ends_before_what_ran_there_lives_again() {
+    lives_once("a_node_that_does_not_hear_the_head_ends_before_what_ran_there_lives_again", |hosts| {
+        assert!(hosts.cut_way(0, 1));
+    });
+}
+
+#[test]
+fn a_node_that_is_cut_off_ends_before_what_ran_there_lives_again() {
+    lives_once("a_node_that_is_cut_off_ends_before_what_ran_there_lives_again", |hosts| assert!(hosts.cut(1)));
+}

@@ -2,8 +2,7 @@
 //!
 //! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again, in both directions.
 //! The node ends when the head's machine says that nobody listens there any more, when the head says that it has given the node
-//! up, or when it cannot be reached for so long that the head may be about to: what runs here may then be started again
-//! elsewhere.
+//! up, or when its term is over (`term.rs`): what runs here may then be started again elsewhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,16 +22,10 @@ use wingbeat_net::silence::Probing;
 
 use super::Daemon;
 use super::service::NodeService;
+use super::term::{self, Term};
 
 /// The first pause before the head is dialled again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-
-/// How long the node goes on without the head, from the end of a connection. The head has heard nothing for `silence` by then, and
-/// for one probe more if that was lost, and gives the node up after `lost`; before that, the node's processes must be gone.
-fn patience() -> Duration {
-    let limits = limits();
-    limits.lost.saturating_sub(limits.silence + 2 * limits.probe)
-}
 
 /// What is kept of the connection to the head.
 pub(super) struct HeadLink {
@@ -43,11 +36,13 @@ pub(super) struct HeadLink {
     client: Mutex<Option<HeadClient>>,
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
+    term: Term,
 }
 
 impl HeadLink {
     pub(super) fn new(address: Address) -> HeadLink {
-        HeadLink { address, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0) }
+        let term = Term::new(&address);
+        HeadLink { address, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0), term }
     }
 
     /// A client for questions to the head; none while there is no connection.
@@ -68,9 +63,7 @@ enum Loss {
     Gone,
     #[error("the head has given this node up, because it had heard nothing from it for {:?}; start this worker again", limits().lost)]
     GivenUp,
-    #[error(
-        "the head could not be reached again within {0:?}, and is about to give this node up; start this worker again"
-    )]
+    #[error("the head has answered nothing for {0:?}, and is about to give this node up; start this worker again")]
     TooLong(Duration),
     #[error("this node has ended")]
     Ended,
@@ -83,8 +76,11 @@ impl Daemon {
         let stream = address::dial(&self.head.address, "the head", &self.who.token, hello).await?;
         let (connection, client) = self.serve_head(stream);
         let running = self.pool.lock().state.running();
+        let asked = self.head.term.now();
         let answer = client.join_node(mux::within(limits().head), info, running).await;
         mux::answered(answer, "the head")??;
+        self.head.term.is_known(asked);
+        self.vital("keeping its term", self.clone().keep_term());
         self.clone().vital("staying with the head", async move { self.stay(connection, client).await });
         Ok(())
     }
@@ -106,17 +102,24 @@ impl Daemon {
     async fn stay(self: Arc<Self>, mut connection: Connection, mut client: HeadClient) {
         let mut is_back = false;
         loop {
+            let asked = self.head.term.now();
             let resumed = match is_back {
                 true => client.resume(mux::within(limits().silence)).await,
                 false => Ok(true),
             };
             if let Ok(true) = resumed {
                 if is_back {
+                    self.head.term.is_known(asked);
+                }
+                if is_back {
                     tracing::info!("the head is back");
                 }
-                *self.head.client.lock() = Some(client);
+                *self.head.client.lock() = Some(client.clone());
                 let request = |number, messages| HeadRequest::Deliver { number, messages };
-                self.head.link.carry(&connection, request, messages_of).await;
+                tokio::select! {
+                    () = self.head.link.carry(&connection, request, messages_of) => {}
+                    () = self.ask(&client) => {}
+                }
                 *self.head.client.lock() = None;
             }
             // Without an answer, the next connection may tell.
@@ -142,12 +145,32 @@ impl Daemon {
         }
     }
 
-    /// Dials the head until it answers, or is lost.
-    async fn find_head(&self) -> Result<Stream, Loss> {
-        tokio::time::timeout(patience(), self.dial_head()).await.unwrap_or_else(|_| Err(Loss::TooLong(patience())))
+    /// Asks the head whether it knows this node, again and again.
+    async fn ask(&self, client: &HeadClient) {
+        loop {
+            tokio::time::sleep(self.head.term.question()).await;
+            let asked = self.head.term.now();
+            // A connection that has ended is found by others, and a node that is not known by its return.
+            if let Ok(true) = client.knows_node(mux::within(limits().silence), self.who.id).await {
+                self.head.term.is_known(asked);
+            }
+        }
     }
 
-    async fn dial_head(&self) -> Result<Stream, Loss> {
+    /// Ends the node when its term is over.
+    async fn keep_term(self: Arc<Self>) {
+        let mut ended = self.ending.ended.subscribe();
+        while !self.head.term.left().is_zero() {
+            tokio::select! {
+                () = tokio::time::sleep(self.head.term.look()) => {}
+                _ = ended.wait_for(Option::is_some) => return,
+            }
+        }
+        self.end(&Loss::TooLong(term::whole()).to_string());
+    }
+
+    /// Dials the head until it answers, or the node ends.
+    async fn find_head(&self) -> Result<Stream, Loss> {
         let (mut pause, longest) = PAUSES;
         while self.ending.ended.borrow().is_none() {
             let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };

@@ -23,6 +23,7 @@ mod owners;
 mod pool;
 mod release;
 mod service;
+mod term;
 mod transfer;
 mod wire;
 
@@ -251,7 +252,12 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     daemon.vital("hearing the guard", daemon.clone().hear_guard(incoming));
     daemon.vital("keeping house", daemon.clone().keep_house());
     daemon.vital("asking for owners", daemon.clone().ask_for_owners());
-    tokio::spawn(daemon.clone().leave());
+    let leaving = daemon.clone();
+    tokio::spawn(async move {
+        // Whoever waits for the end hears of it in any case.
+        let _ = panics::caught(leaving.clone().leave()).await;
+        leaving.ending.left.send_replace(true);
+    });
     Ok(NodeHandle { daemon })
 }
 
@@ -304,7 +310,6 @@ impl Daemon {
         for connection in self.ending.connections.lock().drain(..) {
             connection.close();
         }
-        self.ending.left.send_replace(true);
     }
 
     /// The head wants it to end.

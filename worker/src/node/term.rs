@@ -1,0 +1,80 @@
+//! Until when a node may go on.
+//!
+//! The head gives a node up when it has heard nothing from it for [`wingbeat_net::limits::Limits::lost`], and then starts elsewhere
+//! what ran there. Before that, the node's processes must be gone, whatever has become of the connection: packets may still arrive
+//! in one direction, arrive late, or the machine may stand still. So the node asks the head again and again whether it is
+//! known there. The head cannot have heard a question before it was asked: each answer gives the node time from the moment of its
+//! question on, and from nothing else.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+use wingbeat_core::spec::Address;
+use wingbeat_net::address;
+use wingbeat_net::limits::limits;
+
+/// A time on the clock of a [`Term`].
+#[derive(Clone, Copy)]
+pub(super) struct Asked(Duration);
+
+/// How long the node may go on.
+pub(super) struct Term {
+    clock: ClockId,
+    /// When the last question was asked that the head has answered.
+    asked: Mutex<Duration>,
+}
+
+impl Term {
+    /// With this head, from now on.
+    pub(super) fn new(head: &Address) -> Term {
+        // A machine that is suspended stands still with everything on it; other machines go on meanwhile.
+        let clock = match head.machine == address::this_machine() {
+            true => ClockId::Monotonic,
+            false => ClockId::Boottime,
+        };
+        let term = Term { clock, asked: Mutex::default() };
+        term.is_known(term.now());
+        term
+    }
+
+    /// Now, for a question that is asked next.
+    pub(super) fn now(&self) -> Asked {
+        let now = clock_gettime(self.clock);
+        Asked(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
+    }
+
+    /// The head has answered a question of that time: it knows the node.
+    pub(super) fn is_known(&self, asked: Asked) {
+        let mut last = self.asked.lock();
+        *last = asked.0.max(*last);
+    }
+
+    /// How long the node may still go on.
+    pub(super) fn left(&self) -> Duration {
+        let since = self.now().0.saturating_sub(*self.asked.lock());
+        whole().saturating_sub(since)
+    }
+
+    /// How long it may be slept until the next look: a clock that goes on while the machine stands still wakes nobody.
+    pub(super) fn look(&self) -> Duration {
+        match self.clock {
+            ClockId::Boottime => self.left().min(limits().probe),
+            _ => self.left(),
+        }
+    }
+
+    /// How often the head is asked. Between machines, the questions take the place of probes.
+    pub(super) fn question(&self) -> Duration {
+        match self.clock {
+            ClockId::Boottime => limits().probe,
+            _ => limits().silence / 4,
+        }
+    }
+}
+
+/// How long a node may go on from a question on. What is left to the time after which the head gives it up is for ending its
+/// processes.
+pub(super) fn whole() -> Duration {
+    limits().lost.saturating_sub(limits().silence / 5)
+}
