@@ -124,9 +124,11 @@ impl Journal {
     }
 
     fn tell(&self, order: Order) {
-        // Fails only when the writer has panicked; those who wait for it are told so.
-        if let Some(queue) = &self.queue {
-            let _ = queue.send(order);
+        if let Some(queue) = &self.queue
+            && queue.send(order).is_err()
+        {
+            // A head that forgot from here on what it has said would be worse than none.
+            std::panic::resume_unwind(Box::new("the journal's writer has panicked".to_owned()));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Memory that was needed for a while, and is given back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long freed memory is kept, since it may be needed again at once.
@@ -9,12 +10,34 @@ pub const KEEP: Duration = Duration::from_secs(1);
 const LITTLE: usize = 256 << 10;
 
 /// Has the allocator give back what it does not need.
-pub fn trim() {
+fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes no pointers, and may be called at any time from any thread.
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Has the allocator do so after a while, once for all who ask meanwhile, and on a thread where nobody waits for it: it looks at
+/// everything that is free.
+pub fn trim_soon() {
+    static IS_PLANNED: AtomicBool = AtomicBool::new(false);
+    /// Also when its runtime ends before.
+    struct Planned;
+    impl Drop for Planned {
+        fn drop(&mut self) {
+            IS_PLANNED.store(false, Ordering::Release);
+        }
+    }
+    if IS_PLANNED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let planned = Planned;
+    tokio::spawn(async move {
+        tokio::time::sleep(KEEP).await;
+        drop(planned);
+        let _ = tokio::task::spawn_blocking(trim).await;
+    });
 }
 
 /// When a buffer was last needed for something large.
@@ -36,9 +59,9 @@ impl Ebb {
         self.large_at.map(|at| KEEP.saturating_sub(at.elapsed()))
     }
 
-    /// The buffer is gone.
+    /// The buffer is gone. On a tokio runtime, the allocator gives its memory back soon.
     pub(crate) fn is_over(&mut self) {
         self.large_at = None;
-        trim();
+        trim_soon();
     }
 }

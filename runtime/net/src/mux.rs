@@ -203,7 +203,8 @@ impl Connection {
 
     /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
-        *self.ended.borrow()
+        // Its task may have ended without a word.
+        *self.ended.borrow() || self.ended.has_changed().is_err()
     }
 
     /// Whether nothing was heard for the limit. Then the connection has ended, unless that is only noted

@@ -197,9 +197,11 @@ impl Outbox {
                 let mut buffer = self.buffer.lock();
                 if buffer.bytes.is_empty() {
                     buffer.bytes = BytesMut::new();
+                    ebb.is_over();
+                } else {
+                    // What has come meanwhile goes first.
+                    ripe = true;
                 }
-                drop(buffer);
-                ebb.is_over();
                 continue;
             }
             let woken = self.wake_writer.notified();

@@ -247,7 +247,7 @@ impl Queue {
         self.state.lock().work.kill();
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
         // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
-        self.session.process().io().spawn(async move {
+        self.session.process().vital("a forced cancel", async move {
             let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         });
