@@ -46,6 +46,7 @@ pub(crate) struct Shipped {
     pub run: String,
 }
 
+/// What a trainer was told: a field for each of its options.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,

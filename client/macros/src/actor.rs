@@ -148,6 +148,7 @@ impl Constructor {
     }
 }
 
+/// A method as it is written: a field for each part of it that the macro writes again.
 struct Method {
     name: Ident,
     /// Name of its registry entry.

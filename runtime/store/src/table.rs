@@ -102,7 +102,8 @@ struct Holdings {
 /// spilled that is long enough by itself: about a millisecond's worth.
 const EVICTIONS_TRIED: usize = 1024;
 
-/// All objects of a store, and the map of its arena.
+/// All objects of a store, and the map of its arena. The sums beside it are kept, and not counted anew, since each `put` asks for
+/// them.
 #[derive(Debug)]
 pub struct ObjectTable {
     allocator: Allocator,

@@ -1,10 +1,10 @@
 //! What ranks report is stored, and what is stored is found for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-use futures::future::join_all;
-use futures::stream::StreamExt;
+use futures::future::{BoxFuture, join_all};
+use futures::stream::{FuturesUnordered, StreamExt};
 use wingbeat::{Error, get_all};
 
 use super::Attempt;
@@ -15,27 +15,88 @@ use crate::process::{Answer, Report};
 use crate::rank::RankHandle;
 use crate::storage::{Claim, Listing, Place};
 
+/// What came of writing a checkpoint, and the reports that are answered with it.
+type Saved = (BTreeMap<usize, Report>, Result<(), String>);
+
+/// The checkpoints of an attempt: those that are reported, written, looked for and removed.
+pub(super) struct Checkpoints {
+    /// The number of the next.
+    pub next: u64,
+    /// Whether there is a newer one than that which ranks began with.
+    pub has_stored: bool,
+    /// The one that is being written, and who waits for it.
+    pub saves: FuturesUnordered<BoxFuture<'static, Saved>>,
+    /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
+    pub held: VecDeque<BTreeMap<usize, Report>>,
+    /// Why one that ranks did not wait for could not be stored while they ended.
+    pub not_stored: Option<String>,
+    /// Whether what an earlier run has left was looked at.
+    pub has_made_room: bool,
+    /// What is stored now is the last: there is no time to make room for it.
+    pub is_ending: bool,
+    pub removals: Removals,
+    pub lookups: Lookups,
+}
+
+/// Old checkpoints that are being removed, one removal at a time.
+#[derive(Default)]
+pub(super) struct Removals {
+    pub running: FuturesUnordered<BoxFuture<'static, Result<(), String>>>,
+    /// Since when, while one is under way.
+    pub since: Option<Instant>,
+    /// Whether there are more by now.
+    pub is_outdated: bool,
+    /// What was said of those that cannot be removed.
+    pub complaints: BTreeSet<String>,
+}
+
+/// Ranks that look for the newest checkpoint.
+#[derive(Default)]
+pub(super) struct Lookups {
+    /// Where it is, for a node.
+    pub running: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
+    /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
+    pub asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
+}
+
+impl Checkpoints {
+    /// None yet; the first has this number.
+    pub(super) fn from(next: u64) -> Checkpoints {
+        Checkpoints {
+            next,
+            has_stored: false,
+            saves: FuturesUnordered::new(),
+            held: VecDeque::new(),
+            not_stored: None,
+            has_made_room: false,
+            is_ending: false,
+            removals: Removals::default(),
+            lookups: Lookups::default(),
+        }
+    }
+}
+
 impl Attempt<'_> {
     /// The attempt is about to end: what all have reported is stored now.
     pub(super) fn hurry(&mut self) {
-        (self.leaves, self.is_ending) = (false, true);
+        (self.moves.leaves, self.checkpoints.is_ending) = (false, true);
     }
 
     /// Begins to store what is held, if it is its turn. Called whenever something has happened.
     pub(super) fn save_next(&mut self) {
-        if self.leaves || !self.saves.is_empty() || self.held.is_empty() {
+        if self.moves.leaves || !self.checkpoints.saves.is_empty() || self.checkpoints.held.is_empty() {
             return;
         }
-        if !self.has_made_room {
+        if !self.checkpoints.has_made_room {
             // An earlier run may have left more than is kept.
-            self.has_made_room = true;
+            self.checkpoints.has_made_room = true;
             self.remove_outdated();
         }
         if self.makes_room_until().is_none_or(|until| until <= Instant::now())
-            && let Some(held) = self.held.pop_front()
+            && let Some(held) = self.checkpoints.held.pop_front()
         {
             // A removal is no silence of ranks.
-            self.quiet_since = Instant::now();
+            self.quiet.since = Instant::now();
             self.save(held);
         }
     }
@@ -43,8 +104,8 @@ impl Attempt<'_> {
     /// Until when the next checkpoint waits for the removal of old ones: a disk with room for one more is enough then. When
     /// the run is about to leave or to end, there is no time for it.
     pub(super) fn makes_room_until(&self) -> Option<Instant> {
-        let is_in_a_hurry = self.is_ending || self.drained.is_some() || self.grows_to.is_some();
-        self.removing_since.filter(|_| !is_in_a_hurry).map(|since| since + *limits::STORAGE)
+        let is_in_a_hurry = self.checkpoints.is_ending || self.moves.drained.is_some() || self.moves.grows_to.is_some();
+        self.checkpoints.removals.since.filter(|_| !is_in_a_hurry).map(|since| since + *limits::STORAGE)
     }
 
     /// A checkpoint is there, or cannot be: who waits is told, and if nobody does, the run.
@@ -54,7 +115,7 @@ impl Attempt<'_> {
         saved: Result<(), String>,
     ) -> Result<(), TrainError> {
         if saved.is_ok() {
-            self.has_stored = true;
+            self.checkpoints.has_stored = true;
             self.remove_outdated();
         }
         match saved {
@@ -69,27 +130,29 @@ impl Attempt<'_> {
     /// Begins to remove what is not kept any more, one removal at a time: the new one is there, whatever becomes of older
     /// ones.
     fn remove_outdated(&mut self) {
-        self.is_outdated = self.removing_since.is_some();
-        let Some(claim) = self.storage.claim().cloned().filter(|_| !self.is_outdated) else { return };
+        self.checkpoints.removals.is_outdated = self.checkpoints.removals.since.is_some();
+        let Some(claim) = self.storage.claim().cloned().filter(|_| !self.checkpoints.removals.is_outdated) else {
+            return;
+        };
         let keep = self.plan.keep.clone();
-        self.removing_since = Some(Instant::now());
-        self.removals.push(Box::pin(async move { claim.remove_outdated(&keep).await }));
+        self.checkpoints.removals.since = Some(Instant::now());
+        self.checkpoints.removals.running.push(Box::pin(async move { claim.remove_outdated(&keep).await }));
     }
 
     pub(super) fn removed(&mut self, removed: Result<(), String>) {
-        (self.removing_since, self.quiet_since) = (None, Instant::now());
+        (self.checkpoints.removals.since, self.quiet.since) = (None, Instant::now());
         if let Err(complaint) = removed
-            && self.complaints.insert(complaint.clone())
+            && self.checkpoints.removals.complaints.insert(complaint.clone())
         {
             (self.plan.on_notice)(&format!("an old checkpoint cannot be removed: {complaint}"));
         }
-        if self.is_outdated {
+        if self.checkpoints.removals.is_outdated {
             self.remove_outdated();
         }
     }
 
     pub(super) async fn finish_removals(&mut self) {
-        while let Some(removed) = self.removals.next().await {
+        while let Some(removed) = self.checkpoints.removals.running.next().await {
             self.removed(removed);
         }
     }
@@ -97,7 +160,7 @@ impl Attempt<'_> {
     pub(super) async fn finish_saves(&mut self) -> Result<(), TrainError> {
         let mut all = Ok(());
         self.save_next();
-        while let Some((reports, saved)) = self.saves.next().await {
+        while let Some((reports, saved)) = self.checkpoints.saves.next().await {
             all = all.and(self.saved(reports, saved));
             self.save_next();
         }
@@ -106,24 +169,24 @@ impl Attempt<'_> {
 
     /// Begins to store a checkpoint.
     pub(super) fn save(&mut self, reports: BTreeMap<usize, Report>) {
-        let number = self.next;
-        self.next += 1;
+        let number = self.checkpoints.next;
+        self.checkpoints.next += 1;
         let save = save(self.group, self.storage, number, &reports);
         // Those who do not wait are answered now, and their next checkpoint waits for what is left of this one.
         let (waiting, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             reports.into_iter().partition(|(_, report)| report.waits);
-        self.saves.push(Box::pin(async move { (waiting, save.await) }));
+        self.checkpoints.saves.push(Box::pin(async move { (waiting, save.await) }));
         self.tell(others, &Answer(Ok(None)));
     }
 
     /// A rank asks for the newest checkpoint. One at a time is looked for on a node: its ranks have only so many calls.
     pub(super) fn look_up(&mut self, rank: usize, id: u64) {
         let Some(node) = self.group.ranks.get(rank).map(|rank| rank.at.node) else { return };
-        if !self.has_stored {
+        if !self.checkpoints.has_stored {
             // It was given it when it began.
             return self.tell_one(rank, id, &Answer(Ok(None)));
         }
-        let [with, since] = self.asked.entry(node).or_default();
+        let [with, since] = self.checkpoints.lookups.asked.entry(node).or_default();
         match with.is_empty() {
             true => {
                 with.push((rank, id));
@@ -142,16 +205,16 @@ impl Attempt<'_> {
             let path = fetcher.fetch(claim.storage().url().to_owned(), newest).get().await;
             path.map(Some).map_err(own_words)
         };
-        self.lookups.push(Box::pin(async move { (node, Answer(find.await)) }));
+        self.checkpoints.lookups.running.push(Box::pin(async move { (node, Answer(find.await)) }));
     }
 
     pub(super) fn looked_up(&mut self, node: u64, answer: &Answer) {
-        let [with, since] = self.asked.remove(&node).unwrap_or_default();
+        let [with, since] = self.checkpoints.lookups.asked.remove(&node).unwrap_or_default();
         for (rank, id) in with {
             self.tell_one(rank, id, answer);
         }
         if let Some((rank, _)) = since.first().copied() {
-            self.asked.insert(node, [since, Vec::new()]);
+            self.checkpoints.lookups.asked.insert(node, [since, Vec::new()]);
             self.begin_lookup(node, rank);
         }
     }

@@ -1,10 +1,34 @@
 //! Why an attempt has failed: the cause, and not what followed from it.
 
+use std::collections::BTreeMap;
+
 use wingbeat::Error;
 
 use super::Attempt;
 use crate::error::TrainError;
 use crate::process::Outcome;
+
+/// How the ranks of an attempt have ended.
+pub(super) struct Ranks {
+    /// How many have not.
+    pub left: usize,
+    pub failures: Vec<(usize, Outcome)>,
+    /// Those whose actors are gone.
+    pub lost: Vec<(usize, Error)>,
+    /// What functions raised.
+    pub raised: BTreeMap<usize, Vec<u8>>,
+}
+
+impl Ranks {
+    pub(super) fn new(count: usize) -> Ranks {
+        Ranks { left: count, failures: Vec::new(), lost: Vec::new(), raised: BTreeMap::new() }
+    }
+
+    /// Whether none has failed.
+    pub(super) fn are_well(&self) -> bool {
+        self.failures.is_empty() && self.lost.is_empty()
+    }
+}
 
 impl Attempt<'_> {
     /// A rank that was lost is why others then fail; but not one that was ended because its group has no place any more.
@@ -14,12 +38,12 @@ impl Attempt<'_> {
             Error::ActorDied { cause, .. } => matches!(**cause, Error::PlacementGroupGone { .. }),
             _ => false,
         };
-        self.lost.sort_by_key(|(_, error)| ended_with_group(error));
-        if let Some((rank, error)) = self.lost.drain(..).next() {
+        self.ranks.lost.sort_by_key(|(_, error)| ended_with_group(error));
+        if let Some((rank, error)) = self.ranks.lost.drain(..).next() {
             let node = self.group.hostname(rank);
             return TrainError::RankLost { rank: rank as u32, node, cause: Box::new(error) };
         }
-        let failures = std::mem::take(&mut self.failures);
+        let failures = std::mem::take(&mut self.ranks.failures);
         let Some((rank, outcome)) = first(failures) else { return TrainError::stopped() };
         // The exception itself: a library may print the words about something optional.
         let no_torch = "ModuleNotFoundError: No module named 'torch'";
@@ -36,7 +60,7 @@ impl Attempt<'_> {
             return TrainError::PortTaken { port, node: self.group.hostname(0) };
         }
         let python_error = outcome.error.clone().map(|mut error| {
-            error.pickled = self.raised.remove(&rank);
+            error.pickled = self.ranks.raised.remove(&rank);
             Box::new(error)
         });
         TrainError::RankFailed {

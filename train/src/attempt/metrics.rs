@@ -1,33 +1,49 @@
 //! Metrics are written while the ranks go on.
 
-use futures::stream::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::Attempt;
-use crate::recorder::Recorded;
+use crate::recorder::{Recorded, Recorder};
+
+/// The metrics of an attempt.
+pub(super) struct Metrics {
+    pub recorder: Recorder,
+    /// Those that are being written.
+    pub writing: FuturesUnordered<BoxFuture<'static, Recorded>>,
+    /// It was said that they cannot be stored.
+    pub has_complained: bool,
+}
+
+impl Metrics {
+    pub(super) fn new() -> Metrics {
+        Metrics { recorder: Recorder::new(), writing: FuturesUnordered::new(), has_complained: false }
+    }
+}
 
 impl Attempt<'_> {
     /// Begins to write the metrics that are there; unless `all`, once they are many. Ranks are heard meanwhile.
     pub(super) fn record(&mut self, all: bool) {
         // Without a storage, there is one from the first checkpoint on.
         let Some(claim) = self.storage.claim() else { return };
-        self.records.extend(self.recorder.write(claim.clone(), all));
+        self.metrics.writing.extend(self.metrics.recorder.write(claim.clone(), all));
     }
 
     /// Metrics were written. That they cannot be is no reason to end a training.
     pub(super) fn recorded(&mut self, recorded: Recorded, is_last: bool) {
-        match self.recorder.recorded(recorded) {
+        match self.metrics.recorder.recorded(recorded) {
             Ok(()) => {
-                self.has_complained = false;
-                let missed = self.recorder.take_missed();
+                self.metrics.has_complained = false;
+                let missed = self.metrics.recorder.take_missed();
                 if missed > 0 {
                     (self.plan.on_notice)(&format!(
                         "metrics are stored again; those of {missed} reports are missing: too many waited"
                     ));
                 }
             }
-            Err(_) if self.has_complained && !is_last => {}
+            Err(_) if self.metrics.has_complained && !is_last => {}
             Err(why) => {
-                self.has_complained = true;
+                self.metrics.has_complained = true;
                 let later = if is_last { "" } else { "; they are kept for now" };
                 (self.plan.on_notice)(&format!("metrics cannot be stored: {why}{later}"));
             }
@@ -36,11 +52,11 @@ impl Attempt<'_> {
 
     /// Writes the metrics that are left.
     pub(super) async fn record_all(&mut self) {
-        if let Some(recorded) = self.records.next().await {
+        if let Some(recorded) = self.metrics.writing.next().await {
             self.recorded(recorded, false);
         }
         self.record(true);
-        if let Some(recorded) = self.records.next().await {
+        if let Some(recorded) = self.metrics.writing.next().await {
             self.recorded(recorded, true);
         }
     }

@@ -8,25 +8,26 @@ mod failure;
 mod metrics;
 mod quiet;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, Stream, StreamExt};
+use futures::stream::{Stream, StreamExt};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 use wingbeat::{Drained, Error};
 
+use self::checkpoints::Checkpoints;
+use self::failure::Ranks;
+use self::metrics::Metrics;
+use self::quiet::Quiet;
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::launch::{Events, Heard};
 use crate::limits;
 use crate::plan::Plan;
 use crate::printer::Message;
-use crate::process::{Answer, Event, Outcome, Report};
+use crate::process::{Answer, Event, Report};
 use crate::progress::Progress;
-use crate::ras::Status;
-use crate::recorder::{Recorded, Recorder};
 use crate::reports::{Reports, Step};
 use crate::storage::Place;
 
@@ -50,53 +51,35 @@ pub(crate) struct Finished {
     pub returned: BTreeMap<u32, Vec<u8>>,
 }
 
+/// What is known while it runs.
 struct Attempt<'a> {
     plan: &'a Plan,
-    /// Where what ranks print is shown.
+    group: &'a Group,
+    /// Where checkpoints and metrics go to.
+    storage: &'a Place,
+    showing: Showing<'a>,
+    metrics: Metrics,
+    checkpoints: Checkpoints,
+    quiet: Quiet,
+    moves: Moves,
+    ranks: Ranks,
+    reports: Reports,
+    progress: Progress,
+    finished: Finished,
+}
+
+/// What ranks print, on its way to who shows it.
+struct Showing<'a> {
     output: &'a mpsc::Sender<Message>,
     /// What is to be shown next: nothing more is heard until it is taken.
     unshown: Option<Message>,
     /// When what shows it is told that nothing came since, and how often still.
     pause: Instant,
     pauses: u32,
-    group: &'a Group,
-    /// Where checkpoints go to.
-    storage: &'a Place,
-    /// The number of the next.
-    next: u64,
-    recorder: Recorder,
-    /// Metrics that are being written.
-    records: FuturesUnordered<BoxFuture<'static, Recorded>>,
-    /// That metrics cannot be stored.
-    has_complained: bool,
-    progress: Progress,
-    /// Where NCCL tells how far it is, if ranks use it.
-    ras: Option<u16>,
-    /// How far it was when nothing had been heard for half the time that makes a hang.
-    nccl: Option<Status>,
-    /// Whether there is a newer checkpoint than the one that ranks began with.
-    has_stored: bool,
-    /// The checkpoint that is being written, and who waits for it.
-    saves: FuturesUnordered<BoxFuture<'static, Saved>>,
-    /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
-    held: VecDeque<BTreeMap<usize, Report>>,
-    /// Where the newest one is, for a node.
-    lookups: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
-    /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
-    asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
-    /// How many have not ended.
-    left: usize,
-    failures: Vec<(usize, Outcome)>,
-    /// Ranks whose actors are gone.
-    lost: Vec<(usize, Error)>,
-    /// What functions raised.
-    raised: BTreeMap<usize, Vec<u8>>,
-    reports: Reports,
-    finished: Finished,
-    /// Since when nobody has done anything that can be seen.
-    quiet_since: Instant,
-    was_named: bool,
-    was_hanging: bool,
+}
+
+/// Why the attempt may end although nothing has failed.
+struct Moves {
     /// When an elastic group looks next whether there is room for more ranks.
     next_growth: Instant,
     /// How many ranks it is to have when its next checkpoint is there.
@@ -106,19 +89,12 @@ struct Attempt<'a> {
     /// It has a checkpoint to go on from elsewhere, or with more ranks: what is being stored is the last, and what is
     /// reported now waits.
     leaves: bool,
-    /// Why a checkpoint that ranks did not wait for could not be stored while they ended.
-    not_stored: Option<String>,
-    /// Old checkpoints that are being removed, and whether there are more by now.
-    removals: FuturesUnordered<BoxFuture<'static, Result<(), String>>>,
-    is_outdated: bool,
-    /// Since when, while there are some.
-    removing_since: Option<Instant>,
-    /// Whether there was one before the first checkpoint of this attempt.
-    has_made_room: bool,
-    /// What is stored now is the last: there is no time to make room for it.
-    is_ending: bool,
-    /// What was said of old checkpoints that cannot be removed.
-    complaints: BTreeSet<String>,
+}
+
+impl Moves {
+    fn new() -> Moves {
+        Moves { next_growth: Instant::now() + GROWTH_LOOK, grows_to: None, drained: None, leaves: false }
+    }
 }
 
 fn moves(Drained { node, why, .. }: Drained) -> TrainError {
@@ -146,9 +122,6 @@ async fn or_stopped(plan: &Plan, work: impl Future<Output = Result<(), TrainErro
     }
 }
 
-/// What came of writing a checkpoint, and the reports that are answered with it.
-type Saved = (BTreeMap<usize, Report>, Result<(), String>);
-
 impl Group {
     /// Runs all ranks to their end. The first that fails ends the others, and is the error.
     pub(crate) async fn run(
@@ -171,52 +144,25 @@ impl Group {
                 self.prepare_attempt(plan, &progress, storage).await
             } => prepared?,
         };
-        let (port, next) = (prepared.port, prepared.next);
-        let ras = prepared.ras;
+        let port = prepared.port;
         let mut events = self.launch(plan, attempt, run_id, &prepared);
+        let count = self.ranks.len();
         let mut attempt = Attempt {
             plan,
-            output,
-            unshown: None,
-            pause: Instant::now(),
-            pauses: 0,
             group: self,
-            recorder: Recorder::new(),
-            records: FuturesUnordered::new(),
-            has_complained: false,
-            leaves: false,
-            removing_since: None,
-            has_made_room: false,
-            is_ending: false,
-            removals: FuturesUnordered::new(),
-            is_outdated: false,
-            complaints: BTreeSet::new(),
-            has_stored: false,
-            not_stored: None,
-            progress,
-            ras,
-            nccl: None,
             storage,
-            next,
-            saves: FuturesUnordered::new(),
-            held: VecDeque::new(),
-            lookups: FuturesUnordered::new(),
-            asked: BTreeMap::new(),
-            left: self.ranks.len(),
-            failures: Vec::new(),
-            lost: Vec::new(),
-            raised: BTreeMap::new(),
-            reports: Reports::of(self.ranks.len()),
-            finished: Finished { ranks: self.ranks.len() as u32, ..Finished::default() },
-            next_growth: Instant::now() + GROWTH_LOOK,
-            grows_to: None,
-            drained: None,
-            quiet_since: Instant::now(),
-            was_named: false,
-            was_hanging: false,
+            showing: Showing { output, unshown: None, pause: Instant::now(), pauses: 0 },
+            metrics: Metrics::new(),
+            checkpoints: Checkpoints::from(prepared.next),
+            quiet: Quiet::new(prepared.ras),
+            moves: Moves::new(),
+            ranks: Ranks::new(count),
+            reports: Reports::of(count),
+            progress,
+            finished: Finished { ranks: count as u32, ..Finished::default() },
         };
         let mut told = attempt.until_failure(&mut events).await;
-        if told.is_ok() && attempt.failures.is_empty() && attempt.lost.is_empty() {
+        if told.is_ok() && attempt.ranks.are_well() {
             attempt.hurry();
             let given_up = async {
                 plan.stopper.stopped().await;
@@ -229,7 +175,7 @@ impl Group {
             };
             return attempt.finish(saved).await;
         }
-        let grace = match (&told, &attempt.drained) {
+        let grace = match (&told, &attempt.moves.drained) {
             // What still runs at the deadline is ended there.
             (Err(TrainError::Moves { .. }), Some(drained)) => {
                 plan.grace.min(drained.deadline.saturating_duration_since(Instant::now()))
@@ -247,7 +193,7 @@ impl Group {
             Ok(saved) => saved.err().map(|error| error.to_string()),
             Err(_) => Some(format!("not within {} s", limits::STORAGE.as_secs())),
         };
-        if let Some(why) = attempt.not_stored.take().or(lost) {
+        if let Some(why) = attempt.checkpoints.not_stored.take().or(lost) {
             (plan.on_notice)(&format!("what ranks reported last is not stored: {why}"));
         }
         if told.is_ok() {
@@ -263,65 +209,65 @@ impl Attempt<'_> {
         &mut self,
         events: &mut Events<S>,
     ) -> Result<(), TrainError> {
-        let output = self.output;
-        while (self.left > 0 || self.unshown.is_some()) && self.failures.is_empty() && self.lost.is_empty() {
+        let output = self.showing.output;
+        while (self.ranks.left > 0 || self.showing.unshown.is_some()) && self.ranks.are_well() {
             self.save_next();
             let stopped = self.plan.stopper.stopped();
             let room_made = tokio::time::sleep_until(self.makes_room_until().unwrap_or_else(Instant::now).into());
-            let look = tokio::time::sleep_until((self.quiet_since + self.patience()).into());
+            let look = tokio::time::sleep_until((self.quiet.since + self.patience()).into());
             tokio::select! {
                 biased;
                 () = stopped => return Err(TrainError::stopped()),
-                drained = self.group.draining(self.drained.clone()) => match drained {
+                drained = self.group.draining(self.moves.drained.clone()) => match drained {
                     Some(drained) => self.leave(drained),
                     None => {
                         (self.plan.on_notice)("the drain was taken back: the run stays");
-                        (self.drained, self.leaves) = (None, false);
+                        (self.moves.drained, self.moves.leaves) = (None, false);
                     }
                 },
-                drained = due(self.drained.clone(), self.plan.grace), if self.drained.is_some() => {
+                drained = due(self.moves.drained.clone(), self.plan.grace), if self.moves.drained.is_some() => {
                     return Err(moves(drained));
                 }
                 // What shows it has panicked.
                 () = output.closed() => return Err(TrainError::stopped()),
-                room = output.reserve(), if self.unshown.is_some() => {
+                room = output.reserve(), if self.showing.unshown.is_some() => {
                     // Who shows it may have kept the ranks waiting.
-                    self.quiet_since = Instant::now();
+                    self.quiet.since = Instant::now();
                     self.show(room)?;
                 }
-                () = tokio::time::sleep_until(self.pause.into()), if self.unshown.is_none() && self.pauses > 0 => {
-                    self.pauses -= 1;
-                    self.pause = Instant::now() + PAUSE;
-                    self.unshown = Some(Message::Paused);
+                () = tokio::time::sleep_until(self.showing.pause.into()), if self.showing.unshown.is_none() && self.showing.pauses > 0 => {
+                    self.showing.pauses -= 1;
+                    self.showing.pause = Instant::now() + PAUSE;
+                    self.showing.unshown = Some(Message::Paused);
                 }
-                heard = events.next(), if self.unshown.is_none() => {
+                heard = events.next(), if self.showing.unshown.is_none() => {
                     self.hear(heard)?;
                     self.record(false);
                 }
-                Some(recorded) = self.records.next(), if !self.records.is_empty() => self.recorded(recorded, false),
-                Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
-                    self.quiet_since = Instant::now();
+                Some(recorded) = self.metrics.writing.next(), if !self.metrics.writing.is_empty() => self.recorded(recorded, false),
+                Some((reports, saved)) = self.checkpoints.saves.next(), if !self.checkpoints.saves.is_empty() => {
+                    self.quiet.since = Instant::now();
                     let is_stored = saved.is_ok();
                     // What was held is begun: ranks may have been told that it will be stored.
                     self.saved(reports, saved)?;
                     self.save_next();
-                    self.leaves |= is_stored && (self.drained.is_some() || self.grows_to.is_some());
-                    if self.leaves && self.saves.is_empty() {
-                        match (self.drained.clone(), self.grows_to) {
+                    self.moves.leaves |= is_stored && (self.moves.drained.is_some() || self.moves.grows_to.is_some());
+                    if self.moves.leaves && self.checkpoints.saves.is_empty() {
+                        match (self.moves.drained.clone(), self.moves.grows_to) {
                             (Some(drained), _) => return Err(moves(drained)),
                             (None, Some(ranks)) => return Err(TrainError::Grows { ranks }),
                             (None, None) => {}
                         }
                     }
                 }
-                Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => self.looked_up(node, &answer),
-                Some(removed) = self.removals.next(), if !self.removals.is_empty() => self.removed(removed),
+                Some((node, answer)) = self.checkpoints.lookups.running.next(), if !self.checkpoints.lookups.running.is_empty() => self.looked_up(node, &answer),
+                Some(removed) = self.checkpoints.removals.running.next(), if !self.checkpoints.removals.running.is_empty() => self.removed(removed),
                 // The next checkpoint waits no longer.
-                () = room_made, if !self.held.is_empty() && self.makes_room_until().is_some_and(|until| until > Instant::now()) => {}
-                () = tokio::time::sleep_until(self.next_growth.into()), if self.may_grow() => {
+                () = room_made, if !self.checkpoints.held.is_empty() && self.makes_room_until().is_some_and(|until| until > Instant::now()) => {}
+                () = tokio::time::sleep_until(self.moves.next_growth.into()), if self.may_grow() => {
                     or_stopped(self.plan, self.grow()).await?;
                 }
-                () = look, if self.unshown.is_none() => or_stopped(self.plan, self.look()).await?,
+                () = look, if self.showing.unshown.is_none() => or_stopped(self.plan, self.look()).await?,
             }
         }
         Ok(())
@@ -329,7 +275,7 @@ impl Attempt<'_> {
 
     /// Gives away what is to be shown. An error if what shows it is gone, which only a panic of it can be.
     fn show(&mut self, room: Result<mpsc::Permit<'_, Message>, mpsc::error::SendError<()>>) -> Result<(), TrainError> {
-        let message = self.unshown.take();
+        let message = self.showing.unshown.take();
         match (room, message) {
             (Ok(room), Some(message)) => room.send(message),
             (Ok(_), None) => {}
@@ -342,7 +288,7 @@ impl Attempt<'_> {
     async fn finish(mut self, mut ended: Result<(), TrainError>) -> Result<Finished, TrainError> {
         let until = tokio::time::Instant::now() + *limits::STORAGE;
         let written = tokio::time::timeout_at(until, self.record_all()).await;
-        if written.is_err() && !self.has_complained {
+        if written.is_err() && !self.metrics.has_complained {
             (self.plan.on_notice)("the last metrics could not be stored in time");
         }
         if tokio::time::timeout_at(until, self.finish_removals()).await.is_err() {
@@ -359,15 +305,15 @@ impl Attempt<'_> {
 
     fn may_grow(&self) -> bool {
         self.plan.scaling.is_elastic()
-            && self.grows_to.is_none()
+            && self.moves.grows_to.is_none()
             && self.group.ranks.len() < self.plan.scaling.ranks() as usize
     }
 
     /// Looks whether there is room for more ranks.
     async fn grow(&mut self) -> Result<(), TrainError> {
-        self.next_growth = Instant::now() + GROWTH_LOOK;
-        self.grows_to = self.group.room_for(self.plan).await;
-        match self.grows_to {
+        self.moves.next_growth = Instant::now() + GROWTH_LOOK;
+        self.moves.grows_to = self.group.room_for(self.plan).await;
+        match self.moves.grows_to {
             // What has been done since the last checkpoint would be lost.
             Some(ranks) if self.storage.claim().is_none() => Err(TrainError::Grows { ranks }),
             _ => Ok(()),
@@ -380,32 +326,32 @@ impl Attempt<'_> {
     async fn stop<S: Stream<Item = Heard> + Unpin>(&mut self, events: &mut Events<S>, grace: Duration) {
         for (signal, limit) in [(self.plan.stopper.signal(), grace), (Signal::KILL, *limits::KILLED)] {
             let stopping: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stop(signal.as_raw())).collect();
-            let output = self.output;
+            let output = self.showing.output;
             let rest = async {
                 // An actor that is gone took its rank with it.
                 for stopped in &stopping {
                     let _ = stopped.get().await;
                 }
-                while self.left > 0 || self.unshown.is_some() {
+                while self.ranks.left > 0 || self.showing.unshown.is_some() {
                     self.save_next();
                     tokio::select! {
                         biased;
                         // What they report on their way out is stored, and answered.
-                        Some((reports, saved)) = self.saves.next(), if !self.saves.is_empty() => {
+                        Some((reports, saved)) = self.checkpoints.saves.next(), if !self.checkpoints.saves.is_empty() => {
                             if let Err(error) = self.saved(reports, saved) {
-                                self.not_stored.get_or_insert(error.to_string());
+                                self.checkpoints.not_stored.get_or_insert(error.to_string());
                             }
                         }
-                        Some((node, answer)) = self.lookups.next(), if !self.lookups.is_empty() => {
+                        Some((node, answer)) = self.checkpoints.lookups.running.next(), if !self.checkpoints.lookups.running.is_empty() => {
                             self.looked_up(node, &answer);
                         }
-                        Some(removed) = self.removals.next(), if !self.removals.is_empty() => self.removed(removed),
+                        Some(removed) = self.checkpoints.removals.running.next(), if !self.checkpoints.removals.running.is_empty() => self.removed(removed),
                         // Who does not read does not keep the ranks from their end.
-                        room = tokio::time::timeout(UNREAD, output.reserve()), if self.unshown.is_some() => match room {
+                        room = tokio::time::timeout(UNREAD, output.reserve()), if self.showing.unshown.is_some() => match room {
                             Ok(room) => drop(self.show(room)),
-                            Err(_) => self.unshown = None,
+                            Err(_) => self.showing.unshown = None,
                         },
-                        heard = events.next(), if self.unshown.is_none() => drop(self.hear(heard)),
+                        heard = events.next(), if self.showing.unshown.is_none() => drop(self.hear(heard)),
                     }
                 }
             };
@@ -413,8 +359,8 @@ impl Attempt<'_> {
                 return;
             }
         }
-        if self.left > 0 {
-            let (left, all) = (self.left, self.group.ranks.len());
+        if self.ranks.left > 0 {
+            let (left, all) = (self.ranks.left, self.group.ranks.len());
             (self.plan.on_notice)(&format!(
                 "{left} of {all} ranks have not said that they ended: their nodes end them"
             ));
@@ -423,20 +369,20 @@ impl Attempt<'_> {
 
     fn hear(&mut self, heard: Option<Heard>) -> Result<(), TrainError> {
         let Some((rank, event)) = heard else {
-            let missing = std::mem::take(&mut self.left);
+            let missing = std::mem::take(&mut self.ranks.left);
             let why = format!("{missing} of {} ranks ended without saying how", self.group.ranks.len());
             return Err(Error::Io { what: "running the group".into(), why }.into());
         };
-        self.quiet_since = Instant::now();
-        (self.was_named, self.was_hanging, self.nccl) = (false, false, None);
+        self.quiet.since = Instant::now();
+        (self.quiet.was_named, self.quiet.was_hanging, self.quiet.nccl) = (false, false, None);
         match event {
             Ok(Event::Begins) => {}
             Ok(Event::Printed(printed)) => {
-                self.unshown = Some(Message::Printed(rank as u32, printed));
-                if self.pauses == 0 {
-                    self.pause = Instant::now() + PAUSE;
+                self.showing.unshown = Some(Message::Printed(rank as u32, printed));
+                if self.showing.pauses == 0 {
+                    self.showing.pause = Instant::now() + PAUSE;
                 }
-                self.pauses = 2;
+                self.showing.pauses = 2;
             }
             Ok(Event::Report(report)) => {
                 let (step, before) = self.reports.report(rank, report);
@@ -449,20 +395,20 @@ impl Attempt<'_> {
             Ok(Event::Withdrawn(id)) => self.reports.withdraw(rank, id),
             Ok(Event::Newest(id)) => self.look_up(rank, id),
             Ok(Event::Returned(value)) => drop(self.finished.returned.insert(rank as u32, value)),
-            Ok(Event::Raised(error)) => drop(self.raised.insert(rank, error)),
+            Ok(Event::Raised(error)) => drop(self.ranks.raised.insert(rank, error)),
             Ok(Event::Ended(mut outcome)) => {
-                self.left -= 1;
-                self.unshown = Some(Message::Ended(rank as u32, outcome.error_file.take()));
+                self.ranks.left -= 1;
+                self.showing.unshown = Some(Message::Ended(rank as u32, outcome.error_file.take()));
                 if !outcome.is_success() {
-                    self.failures.push((rank, outcome));
+                    self.ranks.failures.push((rank, outcome));
                 }
                 let step = self.reports.end(rank);
                 self.answer(step);
             }
             Err(error) => {
-                self.left -= 1;
-                self.unshown = Some(Message::Ended(rank as u32, None));
-                self.lost.push((rank, error));
+                self.ranks.left -= 1;
+                self.showing.unshown = Some(Message::Ended(rank as u32, None));
+                self.ranks.lost.push((rank, error));
                 let step = self.reports.end(rank);
                 self.answer(step);
             }
@@ -482,12 +428,12 @@ impl Attempt<'_> {
                 (self.plan.on_progress)(&self.progress);
                 if let Some(first) = reports.get(&0) {
                     self.finished.metrics.clone_from(&first.metrics);
-                    self.recorder.add(self.progress.attempt, &first.metrics);
+                    self.metrics.recorder.add(self.progress.attempt, &first.metrics);
                 }
                 if reports.values().all(|report| report.checkpoint.is_none()) {
                     self.tell(reports, &Answer(Ok(None)));
                 } else {
-                    self.held.push_back(reports);
+                    self.checkpoints.held.push_back(reports);
                 }
                 // Others may wait in the middle of which these came.
                 let next = self.reports.step();
@@ -521,6 +467,6 @@ impl Attempt<'_> {
             None => "with what ranks save themselves",
         };
         (self.plan.on_notice)(&format!("{node} is drained ({why}): the run moves {how} within {left}"));
-        self.drained = Some(drained);
+        self.moves.drained = Some(drained);
     }
 }

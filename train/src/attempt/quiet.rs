@@ -7,45 +7,65 @@ use crate::error::TrainError;
 use crate::ras::Status;
 use crate::{hang, limits, shown};
 
+/// How long nothing has been heard, and what was done about it.
+pub(super) struct Quiet {
+    /// Since when nobody has done anything that can be seen.
+    pub since: Instant,
+    /// Those for whom others wait were named.
+    pub was_named: bool,
+    pub was_hanging: bool,
+    /// Where NCCL tells how far it is, if ranks use it.
+    pub ras: Option<u16>,
+    /// How far it was when nothing had been heard for half the time that makes a hang.
+    pub nccl: Option<Status>,
+}
+
+impl Quiet {
+    pub(super) fn new(ras: Option<u16>) -> Quiet {
+        Quiet { since: Instant::now(), was_named: false, was_hanging: false, ras, nccl: None }
+    }
+}
+
 impl Attempt<'_> {
     /// How long it may be quiet before somebody looks.
     pub(super) fn patience(&self) -> Duration {
         const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
-        let hang = if self.was_hanging { FOREVER } else { self.plan.hang_timeout };
-        let is_named = self.reports.missing().is_empty() || self.was_named;
+        let hang = if self.quiet.was_hanging { FOREVER } else { self.plan.hang_timeout };
+        let is_named = self.reports.missing().is_empty() || self.quiet.was_named;
         let report = if is_named { FOREVER } else { *limits::REPORT };
         // What NCCL does from then on shows whether it hangs.
-        let nccl = if self.ras.is_some() && self.nccl.is_none() { self.plan.hang_timeout / 2 } else { FOREVER };
+        let nccl =
+            if self.quiet.ras.is_some() && self.quiet.nccl.is_none() { self.plan.hang_timeout / 2 } else { FOREVER };
         hang.min(report).min(nccl)
     }
 
     /// Nothing has been heard for long: says who is waited for.
     pub(super) async fn look(&mut self) -> Result<(), TrainError> {
         let missing = self.reports.missing();
-        let quiet = self.quiet_since.elapsed();
-        if !missing.is_empty() && !self.was_named {
-            self.was_named = true;
+        let quiet = self.quiet.since.elapsed();
+        if !missing.is_empty() && !self.quiet.was_named {
+            self.quiet.was_named = true;
             let seconds = quiet.as_secs();
             (self.plan.on_notice)(&format!(
                 "the others have waited {seconds} s for the report of {}",
                 shown::ranks(&missing)
             ));
         }
-        if self.nccl.is_none() && quiet >= self.plan.hang_timeout / 2 {
-            self.nccl = self.ask_nccl().await;
+        if self.quiet.nccl.is_none() && quiet >= self.plan.hang_timeout / 2 {
+            self.quiet.nccl = self.ask_nccl().await;
         }
-        if quiet < self.plan.hang_timeout || self.was_hanging {
+        if quiet < self.plan.hang_timeout || self.quiet.was_hanging {
             return Ok(());
         }
         let nccl = self.ask_nccl().await;
-        if let (Some(before), Some(now)) = (&self.nccl, &nccl)
+        if let (Some(before), Some(now)) = (&self.quiet.nccl, &nccl)
             && now.has_moved_since(before)
         {
             // It says nothing, and works.
-            (self.quiet_since, self.nccl) = (Instant::now(), nccl);
+            (self.quiet.since, self.quiet.nccl) = (Instant::now(), nccl);
             return Ok(());
         }
-        self.was_hanging = true;
+        self.quiet.was_hanging = true;
         let asked: Vec<_> = self.group.ranks.iter().map(|rank| rank.handle.stacks()).collect();
         let told = futures::future::join_all(asked.iter().map(|asked| asked.get_timeout(*limits::KILLED))).await;
         let stacks: Vec<_> =
@@ -60,7 +80,7 @@ impl Attempt<'_> {
 
     /// How far NCCL is, if ranks use it: one process gathers it from all. Empty if it does not answer.
     pub(super) async fn ask_nccl(&mut self) -> Option<Status> {
-        let (port, first) = (self.ras?, self.group.ranks.first()?);
+        let (port, first) = (self.quiet.ras?, self.group.ranks.first()?);
         Some(first.handle.ras(port).get_timeout(*limits::KILLED * 2).await.unwrap_or_default())
     }
 }

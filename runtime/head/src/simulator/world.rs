@@ -75,6 +75,7 @@ pub(super) struct Granted {
     pub waiting: u32,
 }
 
+/// Everything that there is, and what happens next. Its many fields are one for each kind of thing in it.
 pub(super) struct World {
     pub config: Config,
     pub report: Report,

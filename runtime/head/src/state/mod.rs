@@ -132,7 +132,8 @@ struct Job {
     share: u64,
 }
 
-/// The state of the cluster.
+/// The state of the cluster. Its fields are many because each subject has a type and a file of its own; what is left here belongs to
+/// several of them.
 pub struct State {
     cluster: ClusterId,
     now: Millis,

@@ -140,11 +140,7 @@ enum Phase {
 }
 
 struct Lease {
-    id: LeaseId,
-    shape: Arc<Shape>,
-    worker: Address,
-    node: StoreNode,
-    pid: u32,
+    grant: Grant,
     phase: Phase,
     /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
     in_flight: VecDeque<(u64, Task)>,
@@ -219,7 +215,7 @@ impl Dispatch {
         }
         self.leases.values().find_map(|lease| {
             let before = lease.in_flight.iter().position(|(_, task)| task.spec.id == id)?;
-            let standing = DispatchStanding::Pushed { before, lease: lease.id, pid: lease.pid };
+            let standing = DispatchStanding::Pushed { before, lease: lease.grant.lease, pid: lease.grant.pid };
             Some((lease.in_flight[before].1.name.to_string(), standing))
         })
     }
@@ -230,7 +226,7 @@ impl Dispatch {
             self.queues.values().flat_map(|queue| queue.ready.iter().map(|task| format!("{} ready", task.spec.id)));
         let leases = self.leases.values().map(|lease| {
             let flying: Vec<TaskId> = lease.in_flight.iter().map(|(_, task)| task.spec.id).collect();
-            format!("{} ({:?}) with {flying:?}", lease.id, lease.phase)
+            format!("{} ({:?}) with {flying:?}", lease.grant.lease, lease.phase)
         });
         ready.chain(leases).collect()
     }
@@ -280,7 +276,7 @@ impl Dispatch {
             .filter(|lease| lease.phase == Phase::Open && !lease.is_stuck(now_ms))
             // Refilled at half, so that tasks go in batches.
             .filter(|lease| lease.in_flight.len() * 2 <= depth || lease.in_flight.is_empty())
-            .map(|lease| (lease.in_flight.len(), lease.id))
+            .map(|lease| (lease.in_flight.len(), lease.grant.lease))
             .filter(|(in_flight, _)| *in_flight < depth)
             .collect();
         open.sort_unstable();
@@ -315,7 +311,7 @@ impl Dispatch {
             if tasks.is_empty() {
                 continue;
             }
-            out.push(Action::Push { worker: lease.worker.clone(), lease: id, first, tasks });
+            out.push(Action::Push { worker: lease.grant.worker.clone(), lease: id, first, tasks });
         }
     }
 
@@ -333,12 +329,12 @@ impl Dispatch {
             .filter(|lease| matches!(lease.phase, Phase::Open | Phase::Waiting) && !lease.taking_back)
             // One that delivers is about to be done by itself.
             .filter(|lease| lease.in_flight.len() >= 2 && now_ms > lease.last_result_ms + 1)
-            .max_by_key(|lease| (lease.in_flight.len(), std::cmp::Reverse(lease.id)))
-            .map(|lease| lease.id);
+            .max_by_key(|lease| (lease.in_flight.len(), std::cmp::Reverse(lease.grant.lease)))
+            .map(|lease| lease.grant.lease);
         if let Some(lease) = fullest.and_then(|id| self.leases.get_mut(&id)) {
             lease.taking_back = true;
             let most = (lease.in_flight.len() / 2).max(1) as u32;
-            out.push(Action::TakeBack { worker: lease.worker.process, lease: lease.id, most });
+            out.push(Action::TakeBack { worker: lease.grant.worker.process, lease: lease.grant.lease, most });
         }
     }
 
@@ -382,20 +378,16 @@ impl Dispatch {
 
     /// The head granted a lease.
     pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
-        let Grant { shape, lease: id, worker, node, pid } = grant;
-        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == shape) else {
+        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == grant.shape) else {
             // Nothing of the shape is left to do.
-            out.push(Action::Return { lease: id });
+            out.push(Action::Return { lease: grant.lease });
             return;
         };
+        let id = grant.lease;
         queue.leases.push(id);
-        self.by_worker.insert(worker.process, id);
+        self.by_worker.insert(grant.worker.process, id);
         let lease = Lease {
-            id,
-            shape: shape.clone(),
-            worker,
-            node,
-            pid,
+            grant: Grant { shape: shape.clone(), ..grant },
             phase: Phase::Open,
             in_flight: VecDeque::new(),
             bytes: 0,
@@ -425,7 +417,7 @@ impl Dispatch {
             if lease.in_flight.len() > 1 && !lease.taking_back {
                 lease.taking_back = true;
                 let most = lease.in_flight.len() as u32;
-                out.push(Action::TakeBack { worker: lease.worker.process, lease: id, most });
+                out.push(Action::TakeBack { worker: lease.grant.worker.process, lease: id, most });
             }
         }
         self.return_if_done(id, out);
@@ -442,8 +434,8 @@ impl Dispatch {
 
     fn give_up(&mut self, id: LeaseId) -> Option<Lease> {
         let lease = self.leases.remove(&id)?;
-        self.by_worker.remove(&lease.worker.process);
-        if let Some(queue) = self.queues.get_mut(&lease.shape) {
+        self.by_worker.remove(&lease.grant.worker.process);
+        if let Some(queue) = self.queues.get_mut(&lease.grant.shape) {
             queue.leases.retain(|other| *other != id);
             // What was announced included it.
             queue.announced = u32::MAX;
@@ -472,7 +464,7 @@ impl Dispatch {
         if lease.in_flight.is_empty() {
             lease.idle_since_ms = now_ms;
         }
-        let shape = lease.shape.clone();
+        let shape = lease.grant.shape.clone();
         if let Some(queue) = self.queues.get_mut(&shape) {
             let ran = ran_nanos as f64;
             queue.average_nanos = Some(match queue.average_nanos {
@@ -580,7 +572,7 @@ impl Dispatch {
                 let id = task.spec.id;
                 if let Some(force) = wanted.take(id) {
                     task.cancelled = true;
-                    out.push(Action::Cancel { worker: lease.worker.process, task: id, force });
+                    out.push(Action::Cancel { worker: lease.grant.worker.process, task: id, force });
                 }
             }
         }
@@ -632,7 +624,7 @@ impl Dispatch {
         let is_moved = death.as_ref().is_some_and(|death| death.is_moved);
         for (seq, task) in lease.in_flight.into_iter().rev() {
             if seq < started {
-                out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.node.clone() });
+                out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.grant.node.clone() });
             }
             if task.cancelled {
                 let error = Error::Cancelled { task: task.name.to_string() };
@@ -652,7 +644,7 @@ impl Dispatch {
                 },
                 None => Error::ContactLost {
                     what: task.name.to_string(),
-                    who: format!("worker process {} on {}", lease.pid, lease.node.node),
+                    who: format!("worker process {} on {}", lease.grant.pid, lease.grant.node.node),
                     why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
                 },
             };
@@ -667,7 +659,7 @@ impl Dispatch {
     /// A node is gone with all its leases.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
         let lost: Vec<LeaseId> =
-            self.leases.values().filter(|lease| lease.node.node == node).map(|lease| lease.id).collect();
+            self.leases.values().filter(|lease| lease.grant.node.node == node).map(|lease| lease.grant.lease).collect();
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {
@@ -692,15 +684,19 @@ impl Dispatch {
         let mut unexplained = Vec::new();
         for lease in self.leases.values() {
             match lease.phase {
-                Phase::Lost { since_ms } if now_ms >= since_ms + CAUSE_LIMIT_MS => unexplained.push(lease.id),
+                Phase::Lost { since_ms } if now_ms >= since_ms + CAUSE_LIMIT_MS => unexplained.push(lease.grant.lease),
                 Phase::Lost { since_ms } => sooner(since_ms + CAUSE_LIMIT_MS - now_ms),
                 Phase::Open if lease.in_flight.is_empty() => {
                     if now_ms >= lease.idle_since_ms + IDLE_KEEP_MS {
-                        idle.push(lease.id);
+                        idle.push(lease.grant.lease);
                     } else {
                         sooner(lease.idle_since_ms + IDLE_KEEP_MS - now_ms);
                         // Somebody else's unstarted tasks may be worth taking in a moment.
-                        if self.leases.values().any(|other| other.shape == lease.shape && other.in_flight.len() > 1) {
+                        if self
+                            .leases
+                            .values()
+                            .any(|other| other.grant.shape == lease.grant.shape && other.in_flight.len() > 1)
+                        {
                             sooner(2);
                         }
                     }
@@ -726,7 +722,7 @@ impl Dispatch {
     /// Gives back every lease under which nothing runs. Whether there were any.
     pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) -> bool {
         let is_idle = |lease: &&Lease| matches!(lease.phase, Phase::Open) && lease.in_flight.is_empty();
-        let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.id).collect();
+        let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.grant.lease).collect();
         for lease in &idle {
             self.give_up(*lease);
             out.push(Action::Return { lease: *lease });

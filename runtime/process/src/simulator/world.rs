@@ -78,6 +78,7 @@ impl Ord for Scheduled {
     }
 }
 
+/// Everything that there is, and what happens next. Its many fields are one for each kind of thing in it.
 pub(super) struct World {
     pub shared: Rc<Shared>,
     pub state: State,
