@@ -359,8 +359,8 @@ impl Shell {
         let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
         let client = client.ok_or_else(|| unknown(format!("the owner of {task}, {},", task.owner)))?;
         let standing = mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")?;
-        let inside = self.inside.lock();
-        let (state, now) = (&inside.state, self.now());
+        let mut inside = self.inside.lock();
+        let (state, now) = (&mut inside.state, self.now());
         Ok(match standing {
             TaskStanding::Known(explanation) => explanation,
             TaskStanding::WaitsForLease(so_far, shape) => state.explain_demand(now, task.owner, &shape, so_far),

@@ -49,7 +49,9 @@ const AWAY: &str = "has lost its connection to the head, and may come back";
 
 impl State {
     /// Why something waits, or where it runs. None for what this head does not know.
-    pub fn explain(&self, now: Millis, subject: Subject) -> Option<Explanation> {
+    pub fn explain(&mut self, now: Millis, subject: Subject) -> Option<Explanation> {
+        // Nothing may have happened for long.
+        self.now = self.now.max(now);
         let mut explanation = match subject {
             Subject::Actor(id) => self.explain_actor(id)?,
             Subject::PlacementGroup(id) => self.explain_group(id)?,
@@ -64,12 +66,13 @@ impl State {
 
     /// Goes on explaining a task that waits for a lease of this shape.
     pub fn explain_demand(
-        &self,
+        &mut self,
         now: Millis,
         process: ProcessId,
         shape: &Shape,
         mut so_far: Explanation,
     ) -> Explanation {
+        self.now = self.now.max(now);
         let Some(id) = self.shapes.id_of(shape) else {
             so_far.reasons.push("the head has not heard of it yet; ask again".into());
             return so_far;

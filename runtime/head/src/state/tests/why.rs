@@ -2,12 +2,12 @@
 
 use super::*;
 
-fn why(bench: &Bench, subject: Subject) -> Explanation {
+fn why(bench: &mut Bench, subject: Subject) -> Explanation {
     bench.state.explain(bench.now, subject).unwrap_or_else(|| panic!("nobody knows {subject:?}"))
 }
 
 /// What a driver that waits is told.
-fn why_process(bench: &Bench, process: ProcessId) -> String {
+fn why_process(bench: &mut Bench, process: ProcessId) -> String {
     shown(&why(bench, Subject::Process(process)))
 }
 
@@ -28,7 +28,7 @@ fn there_is_no_node() {
     let mut bench = Bench::empty();
     bench.driver(DRIVER);
     bench.demand(DRIVER, cpus(1.0), 1);
-    assert_says(&why_process(&bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn there_are_only_nodes_of_drivers() {
     bench.driver(OTHER);
     bench.node(1, ResourceSet::new());
     bench.demand(DRIVER, cpus(1.0), 1);
-    assert_says(&why_process(&bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
     // It waits for the first node that offers something, and is told only then that it asks for too much.
     bench.demand(OTHER, cpus(64.0), 1);
     assert!(bench.told_to(OTHER, |event| matches!(event, HeadEvent::Refused { .. }).then_some(())).is_empty());
@@ -53,17 +53,20 @@ fn somebody_else_holds_it() {
     bench.alive(ActorSpec { holds: cpus(2.0), ..actor_of(OTHER, 5) });
     bench.now += 90_000;
     bench.demand(DRIVER, cpus(1.0), 3);
-    let text = why_process(&bench, DRIVER);
+    let text = why_process(&mut bench, DRIVER);
     assert_says(&text, &["square wants 3 more leases", "host1", "has 0 CPU free of 2"]);
     assert_says(&text, &["actor Counter (actor-000000000005) of job job 2 holds 2 CPU on host1", "for 90 s, pid 77"]);
     assert_says(&text, &["wait for one of the holders", "add a node with 1 CPU"]);
+    // Nothing happens, and time passes.
+    bench.now += 30_000;
+    assert_says(&why_process(&mut bench, DRIVER), &["on host1", "for 120 s, pid 77"]);
 }
 
 #[test]
 fn it_can_never_be_and_waits_on_purpose() {
     let mut bench = Bench::new(cpus(2.0));
     bench.wants(DRIVER, Shape { patient: true, ..shape(cpus(8.0)) }, 1);
-    assert_says(&why_process(&bench, DRIVER), &["no node could ever hold it", "has 2 CPU free of 2"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["no node could ever hold it", "has 2 CPU free of 2"]);
 }
 
 #[test]
@@ -73,7 +76,7 @@ fn labels_do_not_match() {
     bench.labelled(1, cpus(1.0), &[("zone", "a")]);
     let labels = vec!["zone=b".parse().unwrap()];
     bench.wants(DRIVER, Shape { labels, patient: true, ..shape(cpus(1.0)) }, 1);
-    assert_says(&why_process(&bench, DRIVER), &["does not match `zone=b`: zone is a"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["does not match `zone=b`: zone is a"]);
 }
 
 #[test]
@@ -83,11 +86,11 @@ fn its_node_is_full_or_drained() {
     bench.drain(1, 60_000, false);
     let on = Shape { strategy: Strategy::Node { node: NodeId(1), soft: false }, ..shape(cpus(1.0)) };
     bench.wants(DRIVER, on, 1);
-    let text = why_process(&bench, DRIVER);
+    let text = why_process(&mut bench, DRIVER);
     assert_says(&text, &["on node-000000000001", "is being drained (kernel update)"]);
     assert!(!text.contains("host2"), "{text}");
     assert_says(
-        &shown(&why(&bench, Subject::Node(NodeId(1)))),
+        &shown(&why(&mut bench, Subject::Node(NodeId(1)))),
         &["is being drained", "what still runs is moved in 60 s"],
     );
 }
@@ -99,7 +102,7 @@ fn a_quota_is_used_up() {
     bench.demand(OTHER, cpus(1.0), 1);
     bench.ready();
     bench.demand(DRIVER, cpus(1.0), 1);
-    let text = why_process(&bench, DRIVER);
+    let text = why_process(&mut bench, DRIVER);
     assert_says(&text, &["namespace `test` may hold 1 CPU at a time, and holds 1 CPU", "wingbeat quota test"]);
     assert_says(&text, &["square of process-000000000002 of job job 2 holds 1 CPU"]);
 }
@@ -114,7 +117,7 @@ fn others_are_before_it() {
     bench.step(Event::JobJoined(Box::new(JobSpec { priority: 10, ..job_of(important) })));
     bench.demand(important, cpus(1.0), 1);
     bench.demand(DRIVER, cpus(1.0), 1);
-    assert_says(&why_process(&bench, DRIVER), &["1 others are served before it"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["1 others are served before it"]);
 }
 
 #[test]
@@ -131,12 +134,12 @@ fn room_is_kept_for_a_gang() {
     bench.tick(25);
     bench.demand(OTHER, cpus(1.0), 1);
     bench.tick(25);
-    assert_says(&why_process(&bench, OTHER), &["has room, but it is kept for placement group group-000000000001"]);
-    let text = shown(&why(&bench, Subject::PlacementGroup(PlacementGroupId(1))));
+    assert_says(&why_process(&mut bench, OTHER), &["has room, but it is kept for placement group group-000000000001"]);
+    let text = shown(&why(&mut bench, Subject::PlacementGroup(PlacementGroupId(1))));
     assert_says(&text, &["2 bundles of 2 CPU: 1 of 2 nodes have room for one", "each needs a node of its own"]);
     bench.return_and_end(OTHER, held);
     assert!(bench.places(1).is_some());
-    let text = shown(&why(&bench, Subject::PlacementGroup(PlacementGroupId(1))));
+    let text = shown(&why(&mut bench, Subject::PlacementGroup(PlacementGroupId(1))));
     assert_says(&text, &["is placed", "bundle 0: 2 CPU on host"]);
 }
 
@@ -146,10 +149,13 @@ fn its_bundle_is_full_or_its_group_not_placed() {
     bench.group(group_of(DRIVER, 1, PlacementStrategy::Pack, &[cpus(1.0)])).unwrap();
     bench.wants(DRIVER, inside(1, None, cpus(1.0)), 2);
     bench.ready();
-    assert_says(&why_process(&bench, DRIVER), &["bundle 0 on host1", "has 0 CPU free of 1", "make the group larger"]);
+    assert_says(
+        &why_process(&mut bench, DRIVER),
+        &["bundle 0 on host1", "has 0 CPU free of 1", "make the group larger"],
+    );
     bench.group(group_of(DRIVER, 2, PlacementStrategy::Pack, &[cpus(2.0)])).unwrap();
     bench.wants(OTHER, inside(2, Some(0), cpus(1.0)), 1);
-    assert_says(&why_process(&bench, OTHER), &["is not placed", "wingbeat why group-000000000002"]);
+    assert_says(&why_process(&mut bench, OTHER), &["is not placed", "wingbeat why group-000000000002"]);
 }
 
 #[test]
@@ -157,8 +163,8 @@ fn a_device_is_held_by_somebody_without_a_lease() {
     let mut bench = Bench::new(gpus(1.0));
     bench.says(NodeId(1), HeadMessage::DevicesHeld(vec![(0, "pid 7 (`python`) still uses it".into())]));
     bench.demand(DRIVER, gpus(1.0), 1);
-    assert_says(&why_process(&bench, DRIVER), &["GPU 0 is held: pid 7 (`python`) still uses it"]);
-    assert_says(&shown(&why(&bench, Subject::Node(NodeId(1)))), &["GPU 0 is given to nobody"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["GPU 0 is held: pid 7 (`python`) still uses it"]);
+    assert_says(&shown(&why(&mut bench, Subject::Node(NodeId(1)))), &["GPU 0 is given to nobody"]);
 }
 
 #[test]
@@ -167,20 +173,23 @@ fn an_actor_says_where_it_is_in_its_life() {
     let subject = Subject::Actor(ActorId(5));
     bench.create(ActorSpec { max_restarts: 10, ..actor_of(DRIVER, 5) }, false).unwrap();
     assert_says(
-        &shown(&why(&bench, subject)),
+        &shown(&why(&mut bench, subject)),
         &["actor Counter (actor-000000000005)", "waits for its worker process to start"],
     );
     let lease = bench.ready()[0];
-    assert_says(&shown(&why(&bench, subject)), &["waits for its constructor to return", "pid 77"]);
+    assert_says(&shown(&why(&mut bench, subject)), &["waits for its constructor to return", "pid 77"]);
     bench
         .says(NodeId(1), HeadMessage::ActorStarted { actor: ActorId(5), incarnation: Incarnation(0), outcome: Ok(()) });
-    assert_says(&shown(&why(&bench, subject)), &["is alive"]);
+    assert_says(&shown(&why(&mut bench, subject)), &["is alive"]);
     bench.crash(lease);
     let lease = bench.start_actor(ActorId(5), 1);
     bench.crash(lease);
-    assert_says(&shown(&why(&bench, subject)), &["rests for another", "died 2 times in a row", "killed by signal 9"]);
+    assert_says(
+        &shown(&why(&mut bench, subject)),
+        &["rests for another", "died 2 times in a row", "killed by signal 9"],
+    );
     bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
-    assert_says(&shown(&why(&bench, subject)), &["is dead", "it was ended by kill"]);
+    assert_says(&shown(&why(&mut bench, subject)), &["is dead", "it was ended by kill"]);
 }
 
 #[test]
@@ -188,7 +197,7 @@ fn an_actor_that_waits_names_the_node_and_the_holder() {
     let mut bench = Bench::new(gpus(1.0).with(CPU, amount(4.0)));
     bench.alive(ActorSpec { holds: gpus(1.0), placement: shape(gpus(1.0)), ..actor_of(OTHER, 4) });
     bench.create(ActorSpec { holds: gpus(1.0), placement: shape(gpus(1.0)), ..actor_of(DRIVER, 5) }, false).unwrap();
-    let text = shown(&why(&bench, Subject::Actor(ActorId(5))));
+    let text = shown(&why(&mut bench, Subject::Actor(ActorId(5))));
     assert_says(&text, &["waits to be placed", "has 0 GPU free of 1", "holds 1 GPU (GPU 0, one device) on host1"]);
 }
 
@@ -214,7 +223,7 @@ fn a_worker_process_whose_node_has_not_told_of_it() {
     let unknown = ProcessId(77);
     bench.step(Event::ProcessConnected(unknown));
     bench.demand(unknown, cpus(1.0), 1);
-    assert_says(&why_process(&bench, unknown), &["has not yet said that it runs"]);
+    assert_says(&why_process(&mut bench, unknown), &["has not yet said that it runs"]);
 }
 
 #[test]
@@ -228,14 +237,14 @@ fn every_row_of_what_waits_can_be_asked_about() {
     let picture = bench.state.picture();
     assert_eq!(picture.pending.len(), 4);
     for row in picture.pending {
-        let explanation = why(&bench, row.id.parse().unwrap());
+        let explanation = why(&mut bench, row.id.parse().unwrap());
         assert!(!explanation.reasons.is_empty() && !explanation.help.is_empty(), "{row:?}: {explanation:?}");
         assert!(!row.why.is_empty());
     }
 }
 
 /// What a driver that waits is advised to do.
-fn help(bench: &Bench, process: ProcessId) -> String {
+fn help(bench: &mut Bench, process: ProcessId) -> String {
     why(bench, Subject::Process(process)).help.join("\n")
 }
 
@@ -245,11 +254,11 @@ fn what_would_help_is_true_for_a_task_that_must_be_on_one_node() {
     bench.alive(ActorSpec { holds: cpus(1.0), ..actor_of(OTHER, 5) });
     let on = Shape { strategy: Strategy::Node { node: NodeId(1), soft: false }, ..shape(cpus(1.0)) };
     bench.wants(DRIVER, on, 1);
-    let text = help(&bench, DRIVER);
+    let text = help(&mut bench, DRIVER);
     assert_says(&text, &["wait for one of the holders", "ask for another node, or softly for this one"]);
     assert!(!text.contains("add a node"), "{text}");
     bench.drain(1, 60_000, false);
-    let text = help(&bench, DRIVER);
+    let text = help(&mut bench, DRIVER);
     assert_says(&text, &["`wingbeat drain node-000000000001 --undo`"]);
     assert!(!text.contains("add a node"), "{text}");
 }
@@ -262,7 +271,7 @@ fn what_would_help_names_labels_and_everything_else_that_is_asked_for() {
     let labels = vec!["zone=b".parse().unwrap()];
     let asked = cpus(1.0).with("lic", amount(2.0));
     bench.wants(DRIVER, Shape { labels, patient: true, ..shape(asked) }, 1);
-    assert_says(&help(&bench, DRIVER), &["add a node with 1 CPU, 2 lic and labels that match `zone=b`"]);
+    assert_says(&help(&mut bench, DRIVER), &["add a node with 1 CPU, 2 lic and labels that match `zone=b`"]);
 }
 
 #[test]
@@ -274,8 +283,11 @@ fn what_would_help_for_memory_of_a_gpu_is_a_gpu_and_its_holders_are_named() {
     bench.wants(OTHER, shape(gpus(1.0)), 1);
     bench.ready();
     bench.wants(DRIVER, Shape { gpu_memory: 10 << 30, ..shape(ResourceSet::new()) }, 1);
-    assert_says(&help(&bench, DRIVER), &["wait for one of the holders", "add a node with a GPU of at least 10 GiB"]);
-    assert_says(&why_process(&bench, DRIVER), &["square of process-000000000002 of job job 2 holds 1 GPU"]);
+    assert_says(
+        &help(&mut bench, DRIVER),
+        &["wait for one of the holders", "add a node with a GPU of at least 10 GiB"],
+    );
+    assert_says(&why_process(&mut bench, DRIVER), &["square of process-000000000002 of job job 2 holds 1 GPU"]);
 }
 
 #[test]
@@ -288,7 +300,7 @@ fn what_would_help_a_group_whose_bundles_must_be_apart_is_a_node_for_one_of_them
     let mut group = group_of(DRIVER, 1, PlacementStrategy::StrictSpread, &vec![cpus(2.0); 4]);
     group.patient = true;
     bench.group(group).unwrap();
-    let text = why(&bench, Subject::PlacementGroup(PlacementGroupId(1))).help.join("\n");
+    let text = why(&mut bench, Subject::PlacementGroup(PlacementGroupId(1))).help.join("\n");
     assert_says(&text, &["add a node with 2 CPU"]);
     bench.node(4, cpus(2.0));
     assert!(bench.places(1).is_some(), "that helps");
@@ -315,6 +327,6 @@ fn only_who_competes_is_served_before() {
         bench.wants(OTHER, shape(gpus(1.0)), 1);
     }
     bench.wants(DRIVER, shape(cpus(1.0)), 1);
-    let text = why_process(&bench, DRIVER);
+    let text = why_process(&mut bench, DRIVER);
     assert!(!text.contains("served before it"), "{text}");
 }
