@@ -4,6 +4,8 @@
 mod common;
 
 use std::future::IntoFuture;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -185,4 +187,44 @@ fn a_cluster_is_stopped_in_order_also_when_one_of_its_nodes_stands_still() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(cluster.wait_for_node_end(other).unwrap(), "it was not told to end");
     drop(stopped);
+}
+
+/// Runs as a driver of its own, in which the head and the node are.
+const INSIDE: &str = "WINGBEAT_TEST_INSIDE";
+
+#[test]
+fn a_private_cluster_goes_on_after_its_driver_was_stopped_for_longer_than_any_limit() {
+    const NAME: &str = "a_private_cluster_goes_on_after_its_driver_was_stopped_for_longer_than_any_limit";
+    if std::env::var_os(INSIDE).is_some() {
+        return before_and_after_a_stop();
+    }
+    let mut driver = Command::new(std::env::current_exe().unwrap());
+    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").env("WINGBEAT_SILENCE_MS", "500");
+    let mut driver = driver.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(driver.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.ends_with("it is up\n") {
+        assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    // As Ctrl-Z, a debugger and a paused container do. The head would give a node up after 1.75 s.
+    let stopped = Stopped::new(driver.id());
+    std::thread::sleep(Duration::from_secs(4));
+    drop(stopped);
+    driver.stdin.take().unwrap().write_all(b"\n").unwrap();
+    said.read_to_string(&mut text).unwrap();
+    assert!(driver.wait().unwrap().success(), "{text}");
+}
+
+fn before_and_after_a_stop() {
+    let init = wingbeat::init().private().num_cpus(1).global(false);
+    let session = wingbeat::block_on(init.into_future()).unwrap();
+    let _entered = session.enter();
+    let actor = Counter::options().num_cpus(0.0).remote();
+    let first = actor.add().get_blocking().unwrap();
+    println!("it is up");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    assert_eq!(actor.add().get_blocking().unwrap(), Answer { n: 2, ..first });
+    // What is over by then, if anything is.
+    assert_eq!(len::remote(put(&vec![7u8; 1 << 20]).unwrap()).get_blocking().unwrap(), 1 << 20);
+    wingbeat::block_on(session.shutdown());
 }

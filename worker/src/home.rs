@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
@@ -19,6 +20,9 @@ use wingbeat_store::Mapping;
 use crate::gpus::Gpus;
 use crate::join::{self, Joined};
 use crate::node::{self, NodeConfig, NodeHandle};
+
+/// How long it may take to notice that the head has ended with a node.
+const END_OF_HEAD: Duration = Duration::from_secs(2);
 
 /// Attaches the driver to the first of these nodes that is on its machine and answers, or to one of its own.
 pub(crate) async fn attach(joined: &Joined, session: &Session, nodes: Vec<NodeInfo>) -> Result<(), Error> {
@@ -43,7 +47,10 @@ pub(crate) async fn stay_attached(joined: Joined, session: Session) {
             () = process.over() => return,
         }
         if let Err(error) = attach_again(&joined, &session, link.node()).await {
-            process.end(&error);
+            // When the whole cluster ends, the end of the head is the reason.
+            let _ = tokio::time::timeout(END_OF_HEAD, process.over()).await;
+            let why = format!("the node whose store it used has ended, and no other can be used: {error}");
+            process.end(&Error::SessionEnded { why });
             return;
         }
     }

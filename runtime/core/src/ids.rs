@@ -3,15 +3,34 @@
 //! Ids that one authority hands out in order (leases) are counters; ids that many processes make
 //! without asking anybody (processes, nodes, actors) are random 64-bit numbers.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u64);
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                match to.is_human_readable() {
+                    true => to.collect_str(self),
+                    false => to.serialize_u64(self.0),
+                }
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                match from.is_human_readable() {
+                    true => Cow::<str>::deserialize(from)?.parse().map_err(serde::de::Error::custom),
+                    false => u64::deserialize(from).map(Self),
+                }
+            }
+        }
 
         impl $name {
             /// A new random id.
@@ -174,6 +193,19 @@ pub struct Incarnation(pub u32);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_is_written_for_people_as_it_is_shown_and_for_programs_as_a_number() {
+        use serde::de::IntoDeserializer;
+        use serde::de::value::{Error, StrDeserializer};
+        let text: StrDeserializer<'_, Error> = "node-00000000002a".into_deserializer();
+        assert_eq!(NodeId::deserialize(text), Ok(NodeId(42)));
+        let text: StrDeserializer<'_, Error> = "job-00000000002a".into_deserializer();
+        assert!(NodeId::deserialize(text).is_err());
+        let mut encoded = bytes::BytesMut::new();
+        crate::codec::encode_message(&NodeId(42), &mut encoded).unwrap();
+        assert_eq!(crate::codec::decode_message::<NodeId>(encoded.freeze()).unwrap(), NodeId(42));
+    }
 
     #[test]
     fn an_id_reads_back_what_it_shows() {

@@ -18,8 +18,26 @@ pub const MEMORY: &str = "memory";
 const NEGATIVE: &str = "it must be a finite number, zero or more";
 
 /// An amount of a resource in units of 1/10,000.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Amount(i64);
+
+impl Serialize for Amount {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match to.is_human_readable() {
+            true => to.serialize_f64(self.as_f64()),
+            false => to.serialize_i64(self.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match from.is_human_readable() {
+            true => Amount::new(f64::deserialize(from)?).map_err(serde::de::Error::custom),
+            false => i64::deserialize(from).map(Amount),
+        }
+    }
+}
 
 impl Amount {
     /// Nothing.

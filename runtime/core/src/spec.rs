@@ -12,9 +12,16 @@ use crate::names;
 use crate::resources::{GPU, ResourceSet};
 use crate::value::{ObjectValue, Packed, StoreNode, Stored};
 
-/// Which machine (kernel and network namespace) a process is on. Equal ids can use unix sockets.
+/// Which machine (kernel, in the upper half, and network namespace) a process is on. Equal ids can use unix sockets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct MachineId(pub u64);
+
+impl MachineId {
+    /// Whether both have one kernel, such as containers of one machine: they stand still together.
+    pub fn shares_kernel(self, other: MachineId) -> bool {
+        self.0 >> 32 == other.0 >> 32
+    }
+}
 
 /// How to reach a process.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -39,11 +39,14 @@ fn read_machine() -> MachineId {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let mut hash = blake3::Hasher::new();
-    hash.update(boot.trim().as_bytes());
-    hash.update(net.as_os_str().as_encoded_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash.finalize().as_bytes()[..8]);
-    MachineId(u64::from_le_bytes(first))
+    let mut half = |of: &[u8]| {
+        hash.update(of);
+        let mut first = [0; 4];
+        first.copy_from_slice(&hash.finalize().as_bytes()[..4]);
+        u64::from(u32::from_le_bytes(first))
+    };
+    let kernel = half(boot.trim().as_bytes());
+    MachineId(kernel << 32 | half(net.as_os_str().as_encoded_bytes()))
 }
 
 /// A byte stream of either kind.

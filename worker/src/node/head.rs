@@ -4,10 +4,12 @@
 //! The node ends when the head's machine says that nobody listens there any more, when the head says that it has given the node
 //! up, or when its term is over (`term.rs`): what runs here may then be started again elsewhere.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
@@ -22,10 +24,14 @@ use wingbeat_net::silence::Probing;
 
 use super::Daemon;
 use super::service::NodeService;
-use super::term::{self, Term};
+use super::term::{self, Asked, Term};
 
-/// The first pause before the head is dialled again, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// The first pause before the head is dialled again, and the longest. Short, so that a node whose network is back is back before its
+/// term is over.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+
+/// How long that may take.
+const DIAL: Duration = Duration::from_secs(2);
 
 /// What is kept of the connection to the head.
 pub(super) struct HeadLink {
@@ -110,8 +116,6 @@ impl Daemon {
             if let Ok(true) = resumed {
                 if is_back {
                     self.head.term.is_known(asked);
-                }
-                if is_back {
                     tracing::info!("the head is back");
                 }
                 *self.head.client.lock() = Some(client.clone());
@@ -145,22 +149,52 @@ impl Daemon {
         }
     }
 
-    /// Asks the head whether it knows this node, again and again.
+    /// Asks the head whether it knows this node, again and again. An answer may be late, behind much else, and counts.
     async fn ask(&self, client: &HeadClient) {
+        let mut questions = FuturesUnordered::new();
         loop {
-            tokio::time::sleep(self.head.term.question()).await;
             let asked = self.head.term.now();
-            // A connection that has ended is found by others, and a node that is not known by its return.
-            if let Ok(true) = client.knows_node(mux::within(limits().silence), self.who.id).await {
-                self.head.term.is_known(asked);
+            questions.push(self.is_known(client, asked));
+            let mut pause = pin!(tokio::time::sleep(self.head.term.question()));
+            loop {
+                tokio::select! {
+                    () = &mut pause => break,
+                    Some(_) = questions.next() => {}
+                }
             }
         }
+    }
+
+    /// Asks the head once. A connection that has ended is found by others, and a node that is not known by its return.
+    async fn is_known(&self, client: &HeadClient, asked: Asked) -> bool {
+        let is_known = matches!(client.knows_node(mux::within(term::whole()), self.who.id).await, Ok(true));
+        if is_known {
+            self.head.term.is_known(asked);
+        }
+        is_known
+    }
+
+    /// Whether the head knows this node after its term.
+    async fn is_known_all_the_same(&self) -> bool {
+        let Some(limit) = self.head.term.last_question() else { return false };
+        let asking = async {
+            loop {
+                if let Some(client) = self.head.client()
+                    && self.is_known(&client, self.head.term.now()).await
+                {
+                    return;
+                }
+                // It is being looked for.
+                tokio::time::sleep(limit / 20).await;
+            }
+        };
+        tokio::time::timeout(limit, asking).await.is_ok()
     }
 
     /// Ends the node when its term is over.
     async fn keep_term(self: Arc<Self>) {
         let mut ended = self.ending.ended.subscribe();
-        while !self.head.term.left().is_zero() {
+        while !self.head.term.left().is_zero() || self.is_known_all_the_same().await {
             tokio::select! {
                 () = tokio::time::sleep(self.head.term.look()) => {}
                 _ = ended.wait_for(Option::is_some) => return,
@@ -176,7 +210,7 @@ impl Daemon {
             let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
             let dialling = address::dial_known(&self.head.address, "the head", &self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
-            match tokio::time::timeout(2 * longest, dialling).await {
+            match tokio::time::timeout(DIAL, dialling).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(DialError::Gone(_))) => return Err(Loss::Gone),
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),

@@ -20,7 +20,8 @@ pub(super) struct Asked(Duration);
 
 /// How long the node may go on.
 pub(super) struct Term {
-    clock: ClockId,
+    /// Whether the head stands still when the node's machine does.
+    has_one_kernel: bool,
     /// When the last question was asked that the head has answered.
     asked: Mutex<Duration>,
 }
@@ -28,19 +29,17 @@ pub(super) struct Term {
 impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
-        // A machine that is suspended stands still with everything on it; other machines go on meanwhile.
-        let clock = match head.machine == address::this_machine() {
-            true => ClockId::Monotonic,
-            false => ClockId::Boottime,
-        };
-        let term = Term { clock, asked: Mutex::default() };
+        let has_one_kernel = head.machine.shares_kernel(address::this_machine());
+        let term = Term { has_one_kernel, asked: Mutex::default() };
         term.is_known(term.now());
         term
     }
 
     /// Now, for a question that is asked next.
     pub(super) fn now(&self) -> Asked {
-        let now = clock_gettime(self.clock);
+        // A machine that is suspended stands still with everything on it; others go on meanwhile.
+        let clock = if self.has_one_kernel { ClockId::Monotonic } else { ClockId::Boottime };
+        let now = clock_gettime(clock);
         Asked(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
     }
 
@@ -58,23 +57,27 @@ impl Term {
 
     /// How long it may be slept until the next look: a clock that goes on while the machine stands still wakes nobody.
     pub(super) fn look(&self) -> Duration {
-        match self.clock {
-            ClockId::Boottime => self.left().min(limits().probe),
-            _ => self.left(),
-        }
+        if self.has_one_kernel { self.left() } else { self.left().min(limits().probe) }
     }
 
     /// How often the head is asked. Between machines, the questions take the place of probes.
     pub(super) fn question(&self) -> Duration {
-        match self.clock {
-            ClockId::Boottime => limits().probe,
-            _ => limits().silence / 4,
-        }
+        if self.has_one_kernel { limits().silence / 4 } else { limits().probe }
+    }
+
+    /// How long the head may take to answer a last question when the term is over. One on the same machine may have been stopped
+    /// with the node (a terminal's Ctrl-Z, a debugger, a paused container), and then has not given it up.
+    pub(super) fn last_question(&self) -> Option<Duration> {
+        self.has_one_kernel.then(margin)
     }
 }
 
-/// How long a node may go on from a question on. What is left to the time after which the head gives it up is for ending its
-/// processes.
+/// How long a node may go on from a question on.
 pub(super) fn whole() -> Duration {
-    limits().lost.saturating_sub(limits().silence / 5)
+    limits().lost.saturating_sub(margin())
+}
+
+/// What is left then to the time after which the head gives the node up: for ending its processes.
+fn margin() -> Duration {
+    limits().silence / 5
 }

@@ -59,7 +59,7 @@ fn somebody_else_holds_it() {
     assert_says(&text, &["wait for one of the holders", "add a node with 1 CPU"]);
     // Nothing happens, and time passes.
     bench.now += 30_000;
-    assert_says(&why_process(&mut bench, DRIVER), &["on host1", "for 120 s, pid 77"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["on host1", "for 2 min, pid 77"]);
 }
 
 #[test]
