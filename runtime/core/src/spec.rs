@@ -459,7 +459,7 @@ fn signal_name(signal: i32) -> &'static str {
         6 => " (SIGABRT)",
         7 => " (SIGBUS)",
         9 => " (SIGKILL)",
-        11 => " (SIGSEGV)",
+        11 => " (SIGSEGV: recursion that is too deep for its stack, or unsafe code)",
         15 => " (SIGTERM)",
         _ => "",
     }
