@@ -17,7 +17,8 @@ use wingbeat_process::{Handle, ObjectView, ValueFuture, block_on, refs};
 /// A value somewhere in the cluster that is there, or will be.
 ///
 /// Clones refer to the same value; it is freed when nobody refers to it any more. A ref can be sent to other processes
-/// inside arguments, results and other values of the cluster.
+/// inside arguments, results and other values of the cluster. A task runs also when nobody refers to its value; who drops a
+/// stream cancels its task.
 ///
 /// ```no_run
 /// # #[wingbeat::remote] fn square(x: u64) -> u64 { x * x }

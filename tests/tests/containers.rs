@@ -104,8 +104,7 @@ impl Drop for Contained {
 fn a_node_offers_what_its_group_may_use() {
     let Some(contained) = Contained::new("offer", &[]) else { return };
     let node = &contained.cluster.state().unwrap()["nodes"][0];
-    // Amounts of resources are in ten-thousandths.
-    let resources = serde_json::json!({ "CPU": 10_000, "memory": LIMIT / 10 * 7 * 10_000 });
+    let resources = serde_json::json!({ "CPU": 1.0, "memory": (LIMIT / 10 * 7) as f64 });
     assert_eq!(node["info"]["resources"], resources, "{node}");
     assert_eq!(node["info"]["store_bytes"], LIMIT / 10 * 3, "{node}");
 }

@@ -199,16 +199,16 @@ fn a_private_cluster_goes_on_after_its_driver_was_stopped_for_longer_than_any_li
         return before_and_after_a_stop();
     }
     let mut driver = Command::new(std::env::current_exe().unwrap());
-    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").env("WINGBEAT_SILENCE_MS", "500");
+    driver.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").env("WINGBEAT_SILENCE_MS", "3000");
     let mut driver = driver.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(driver.stdout.take().unwrap());
     let mut text = String::new();
     while !text.ends_with("it is up\n") {
         assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    // As Ctrl-Z, a debugger and a paused container do. The head would give a node up after 1.75 s.
+    // As Ctrl-Z, a debugger and a paused container do. The head would give a node up after 10.5 s.
     let stopped = Stopped::new(driver.id());
-    std::thread::sleep(Duration::from_secs(4));
+    std::thread::sleep(Duration::from_secs(12));
     drop(stopped);
     driver.stdin.take().unwrap().write_all(b"\n").unwrap();
     said.read_to_string(&mut text).unwrap();

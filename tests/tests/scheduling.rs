@@ -226,7 +226,7 @@ fn a_head_that_was_killed_knows_its_cluster_its_quotas_and_its_groups_again() {
     };
     cluster.start_head().unwrap();
     let state = cluster.state().unwrap();
-    assert_eq!(state["cluster"], serde_json::json!(before.0));
+    assert_eq!(state["cluster"], serde_json::json!(before));
     let groups = state["placement_groups"].as_array().unwrap();
     assert_eq!(groups.len(), 1, "{groups:?}");
     assert_eq!(groups[0]["name"]["name"], "kept");
