@@ -1,80 +1,19 @@
 //! What ranks report is stored, and what is stored is found for them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use futures::future::{BoxFuture, join_all};
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::future::join_all;
+use futures::stream::StreamExt;
 use wingbeat::{Error, get_all};
 
-use super::Attempt;
+use super::state::Attempt;
 use crate::error::TrainError;
 use crate::group::Group;
 use crate::limits;
 use crate::process::{Answer, Report};
 use crate::rank::RankHandle;
 use crate::storage::{Claim, Listing, Place};
-
-/// What came of writing a checkpoint, and the reports that are answered with it.
-type Saved = (BTreeMap<usize, Report>, Result<(), String>);
-
-/// The checkpoints of an attempt: those that are reported, written, looked for and removed.
-pub(super) struct Checkpoints {
-    /// The number of the next.
-    pub next: u64,
-    /// Whether there is a newer one than that which ranks began with.
-    pub has_stored: bool,
-    /// The one that is being written, and who waits for it.
-    pub saves: FuturesUnordered<BoxFuture<'static, Saved>>,
-    /// Reports with the next ones, which wait for that: ranks have only so many calls at a time, and must hear of a stop.
-    pub held: VecDeque<BTreeMap<usize, Report>>,
-    /// Why one that ranks did not wait for could not be stored while they ended.
-    pub not_stored: Option<String>,
-    /// Whether what an earlier run has left was looked at.
-    pub has_made_room: bool,
-    /// What is stored now is the last: there is no time to make room for it.
-    pub is_ending: bool,
-    pub removals: Removals,
-    pub lookups: Lookups,
-}
-
-/// Old checkpoints that are being removed, one removal at a time.
-#[derive(Default)]
-pub(super) struct Removals {
-    pub running: FuturesUnordered<BoxFuture<'static, Result<(), String>>>,
-    /// Since when, while one is under way.
-    pub since: Option<Instant>,
-    /// Whether there are more by now.
-    pub is_outdated: bool,
-    /// What was said of those that cannot be removed.
-    pub complaints: BTreeSet<String>,
-}
-
-/// Ranks that look for the newest checkpoint.
-#[derive(Default)]
-pub(super) struct Lookups {
-    /// Where it is, for a node.
-    pub running: FuturesUnordered<BoxFuture<'static, (u64, Answer)>>,
-    /// Ranks of each node that have asked for that: with the lookup that is under way, and since.
-    pub asked: BTreeMap<u64, [Vec<(usize, u64)>; 2]>,
-}
-
-impl Checkpoints {
-    /// None yet; the first has this number.
-    pub(super) fn from(next: u64) -> Checkpoints {
-        Checkpoints {
-            next,
-            has_stored: false,
-            saves: FuturesUnordered::new(),
-            held: VecDeque::new(),
-            not_stored: None,
-            has_made_room: false,
-            is_ending: false,
-            removals: Removals::default(),
-            lookups: Lookups::default(),
-        }
-    }
-}
 
 impl Attempt<'_> {
     /// The attempt is about to end: what all have reported is stored now.

@@ -1,34 +1,10 @@
 //! Why an attempt has failed: the cause, and not what followed from it.
 
-use std::collections::BTreeMap;
-
 use wingbeat::Error;
 
-use super::Attempt;
+use super::state::Attempt;
 use crate::error::TrainError;
 use crate::process::Outcome;
-
-/// How the ranks of an attempt have ended.
-pub(super) struct Ranks {
-    /// How many have not.
-    pub left: usize,
-    pub failures: Vec<(usize, Outcome)>,
-    /// Those whose actors are gone.
-    pub lost: Vec<(usize, Error)>,
-    /// What functions raised.
-    pub raised: BTreeMap<usize, Vec<u8>>,
-}
-
-impl Ranks {
-    pub(super) fn new(count: usize) -> Ranks {
-        Ranks { left: count, failures: Vec::new(), lost: Vec::new(), raised: BTreeMap::new() }
-    }
-
-    /// Whether none has failed.
-    pub(super) fn are_well(&self) -> bool {
-        self.failures.is_empty() && self.lost.is_empty()
-    }
-}
 
 impl Attempt<'_> {
     /// A rank that was lost is why others then fail; but not one that was ended because its group has no place any more.

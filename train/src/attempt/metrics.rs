@@ -1,25 +1,9 @@
 //! Metrics are written while the ranks go on.
 
-use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::stream::StreamExt;
 
-use super::Attempt;
-use crate::recorder::{Recorded, Recorder};
-
-/// The metrics of an attempt.
-pub(super) struct Metrics {
-    pub recorder: Recorder,
-    /// Those that are being written.
-    pub writing: FuturesUnordered<BoxFuture<'static, Recorded>>,
-    /// It was said that they cannot be stored.
-    pub has_complained: bool,
-}
-
-impl Metrics {
-    pub(super) fn new() -> Metrics {
-        Metrics { recorder: Recorder::new(), writing: FuturesUnordered::new(), has_complained: false }
-    }
-}
+use super::state::Attempt;
+use crate::recorder::Recorded;
 
 impl Attempt<'_> {
     /// Begins to write the metrics that are there; unless `all`, once they are many. Ranks are heard meanwhile.

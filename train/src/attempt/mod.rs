@@ -1,12 +1,13 @@
 //! One attempt: the ranks run to their end, or until the first of them fails.
 //!
 //! `checkpoints`: what is reported is stored; `metrics`: so are metrics; `quiet`: nobody says anything; `failure`: why it
-//! has failed.
+//! has failed; `state`: what is known meanwhile.
 
 mod checkpoints;
 mod failure;
 mod metrics;
 mod quiet;
+mod state;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,10 +17,7 @@ use rustix::process::Signal;
 use tokio::sync::mpsc;
 use wingbeat::{Drained, Error};
 
-use self::checkpoints::Checkpoints;
-use self::failure::Ranks;
-use self::metrics::Metrics;
-use self::quiet::Quiet;
+use self::state::{Attempt, Checkpoints, GROWTH_LOOK, Metrics, Moves, Quiet, Ranks, Showing};
 use crate::error::TrainError;
 use crate::group::{Group, Member};
 use crate::launch::{Events, Heard};
@@ -35,8 +33,6 @@ use crate::storage::Place;
 const UNREAD: Duration = Duration::from_secs(1);
 /// How long before its deadline a drained node is left.
 const KILL_TIME: Duration = Duration::from_millis(500);
-/// How often an elastic group that could be larger looks whether there is room.
-const GROWTH_LOOK: Duration = Duration::from_secs(2);
 /// After how long without more, what is held back of a line is shown.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -49,52 +45,6 @@ pub(crate) struct Finished {
     pub metrics: BTreeMap<String, f64>,
     /// What each rank's function returned, pickled, where that was wanted.
     pub returned: BTreeMap<u32, Vec<u8>>,
-}
-
-/// What is known while it runs.
-struct Attempt<'a> {
-    plan: &'a Plan,
-    group: &'a Group,
-    /// Where checkpoints and metrics go to.
-    storage: &'a Place,
-    showing: Showing<'a>,
-    metrics: Metrics,
-    checkpoints: Checkpoints,
-    quiet: Quiet,
-    moves: Moves,
-    ranks: Ranks,
-    reports: Reports,
-    progress: Progress,
-    finished: Finished,
-}
-
-/// What ranks print, on its way to who shows it.
-struct Showing<'a> {
-    output: &'a mpsc::Sender<Message>,
-    /// What is to be shown next: nothing more is heard until it is taken.
-    unshown: Option<Message>,
-    /// When what shows it is told that nothing came since, and how often still.
-    pause: Instant,
-    pauses: u32,
-}
-
-/// Why the attempt may end although nothing has failed.
-struct Moves {
-    /// When an elastic group looks next whether there is room for more ranks.
-    next_growth: Instant,
-    /// How many ranks it is to have when its next checkpoint is there.
-    grows_to: Option<u32>,
-    /// The node that it must leave.
-    drained: Option<Drained>,
-    /// It has a checkpoint to go on from elsewhere, or with more ranks: what is being stored is the last, and what is
-    /// reported now waits.
-    leaves: bool,
-}
-
-impl Moves {
-    fn new() -> Moves {
-        Moves { next_growth: Instant::now() + GROWTH_LOOK, grows_to: None, drained: None, leaves: false }
-    }
 }
 
 fn moves(Drained { node, why, .. }: Drained) -> TrainError {

@@ -2,29 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::Attempt;
+use super::state::Attempt;
 use crate::error::TrainError;
 use crate::ras::Status;
 use crate::{hang, limits, shown};
-
-/// How long nothing has been heard, and what was done about it.
-pub(super) struct Quiet {
-    /// Since when nobody has done anything that can be seen.
-    pub since: Instant,
-    /// Those for whom others wait were named.
-    pub was_named: bool,
-    pub was_hanging: bool,
-    /// Where NCCL tells how far it is, if ranks use it.
-    pub ras: Option<u16>,
-    /// How far it was when nothing had been heard for half the time that makes a hang.
-    pub nccl: Option<Status>,
-}
-
-impl Quiet {
-    pub(super) fn new(ras: Option<u16>) -> Quiet {
-        Quiet { since: Instant::now(), was_named: false, was_hanging: false, ras, nccl: None }
-    }
-}
 
 impl Attempt<'_> {
     /// How long it may be quiet before somebody looks.
