@@ -9,7 +9,7 @@ use wingbeat_core::{
     ResourceSet, TaskId,
 };
 use wingbeat_head::state::{Action, Event, State};
-use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, Running};
 
 /// A head without a network: nodes that do at once what they are told.
 pub(crate) struct Head {
@@ -37,7 +37,7 @@ impl Head {
                     devices: Vec::new(),
                     store_bytes: 0,
                 }),
-                Vec::new(),
+                Running::default(),
             ));
         }
         head.driver(DRIVER.0);

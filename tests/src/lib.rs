@@ -210,10 +210,11 @@ impl TestCluster {
         })
     }
 
-    /// Starts a head; if the last one kept a journal, with that.
+    /// Starts a head; if the last one kept a journal, with that and where that was.
     pub fn start_head(&mut self) -> Result<()> {
+        let port = self.address.rsplit(':').next().filter(|port| self.keeps_journal && !port.is_empty()).unwrap_or("0");
         let mut command = self.command()?;
-        command.args(["head", "--port", "0"]);
+        command.args(["head", "--port", port]);
         if self.keeps_journal {
             command.arg("--journal").arg(self.journal());
         }

@@ -249,7 +249,9 @@ impl Joined {
             let terminal = Terminal::default();
             process.set_log_sink(Box::new(move |lines| terminal.show(lines)));
         }
-        process.set_head(HeadLink::new(self.head.clone()));
+        let head = HeadLink::new(self.head.clone());
+        head.has_joined(spec.clone());
+        process.set_head(head);
         let entered = self.start_job(&session, spec).await;
         match entered {
             Ok(()) => Ok(session),

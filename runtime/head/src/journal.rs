@@ -28,6 +28,7 @@ use tokio::sync::oneshot;
 use wingbeat_core::ClusterId;
 use wingbeat_core::codec;
 use wingbeat_core::error::Error;
+use wingbeat_net::handshake::Epoch;
 
 use crate::service::Durable;
 use crate::state::Fact;
@@ -63,6 +64,8 @@ pub(crate) struct Journal {
 pub(crate) struct Remembered {
     pub cluster: Option<ClusterId>,
     pub facts: Vec<Fact>,
+    /// Of the head that has opened it: later than all before.
+    pub epoch: Epoch,
 }
 
 fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
@@ -90,14 +93,14 @@ impl Journal {
         file.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(failed)?;
         file.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
         file.pragma_update(None, "synchronous", "FULL").map_err(failed)?;
-        let remembered = match contents(&file).map_err(failed)? {
+        let (remembered, facts) = match contents(&file).map_err(failed)? {
             Contents::Nothing if count.acknowledged.is_some() => {
                 let what = format!("it is empty, and {} counts what was in it", Count::path(path).display());
                 return Err(damaged(path, &what));
             }
             Contents::Nothing => {
                 make(&file, cluster).map_err(failed)?;
-                Remembered { cluster: None, facts: Vec::new() }
+                (None, Vec::new())
             }
             Contents::Format(format) => {
                 let why =
@@ -108,18 +111,21 @@ impl Journal {
             Contents::Journal => {
                 // Takes the lock that is kept: nobody changes what is read here.
                 file.execute_batch("BEGIN EXCLUSIVE; COMMIT").map_err(failed)?;
-                read(&file, path, &count)?
+                let (cluster, facts) = read(&file, path, &count)?;
+                (Some(cluster), facts)
             }
         };
         let (count, runtime) = (count.open(path)?, Handle::current());
         let mut writer = Writer { file, count, known: None, runtime, owed: BTreeMap::new(), is_failing: false };
         // From now on it is in use, until it is closed in order.
-        writer.write(&Changes::new(), Use::GoesOn).map_err(failed)?;
+        writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
+        let epoch = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
         let thread = std::thread::Builder::new()
             .name("wingbeat-journal".into())
             .spawn(move || writer.run(&incoming))
             .map_err(|error| self::failed(path, error))?;
+        let remembered = Remembered { cluster: remembered, facts, epoch: Epoch(epoch) };
         Ok((Journal { queue: Some(queue), writer: Some(thread) }, remembered))
     }
 
@@ -292,7 +298,7 @@ impl Known {
             seal.sum = seal.sum.wrapping_sub(before.unwrap_or(0)).wrapping_add(after.unwrap_or(0));
             made.push(Change { key, fact });
         }
-        let is_changed = !made.is_empty() || seal.is_closed != self.seal.is_closed || !self.seal.is_known();
+        let is_changed = using == Use::Begins || !made.is_empty() || seal.is_closed != self.seal.is_closed;
         is_changed.then_some((seal, made))
     }
 
@@ -380,7 +386,7 @@ fn damaged(path: &Path, what: &str) -> Error {
     )
 }
 
-fn read(file: &Connection, path: &Path, count: &Count) -> Result<Remembered, Error> {
+fn read(file: &Connection, path: &Path, count: &Count) -> Result<(ClusterId, Vec<Fact>), Error> {
     let failed = |why: rusqlite::Error| match why.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DatabaseCorrupt) | None => damaged(path, &why.to_string()),
         _ => failed(path, why),
@@ -418,7 +424,7 @@ fn read(file: &Connection, path: &Path, count: &Count) -> Result<Remembered, Err
     if (facts.len() as i64, sum) != (seal.facts, seal.sum) {
         return Err(damaged(path, &format!("it holds {} facts, and {} were written", facts.len(), seal.facts)));
     }
-    Ok(Remembered { cluster: Some(seal.cluster), facts })
+    Ok((seal.cluster, facts))
 }
 
 /// Encoded facts by their keys; none where nothing is left to know.
@@ -427,6 +433,8 @@ type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 /// Whether a head goes on using the file after a transaction.
 #[derive(Clone, Copy, PartialEq)]
 enum Use {
+    /// A head opens it, and gets a number of its own.
+    Begins,
     GoesOn,
     Ends,
 }

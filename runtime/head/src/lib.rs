@@ -58,14 +58,14 @@ impl Head {
     /// # Errors
     /// When it cannot listen: most often because another head has the port.
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
-        let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None };
-        let shell = Shell::new(recorded(with), None, Programs::in_memory());
+        let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
+        let shell = Shell::new(recorded(with), None, Programs::in_memory(), None);
         Self::serve(config, shell).await
     }
 
     /// As [`Head::start`], with a file in which it keeps what must survive it: jobs, placement groups, quotas, named and
-    /// detached actors. If an earlier head wrote the file, this one goes on with its cluster: nodes, drivers and actors
-    /// have some seconds to come back, and what does not is started again or forgotten.
+    /// detached actors. If an earlier head wrote the file, this one goes on with its cluster: nodes, drivers and worker processes
+    /// come back with all that runs, and what has not come back in time is started again or forgotten.
     ///
     /// # Errors
     /// When it cannot listen, or cannot read or write the file.
@@ -73,21 +73,23 @@ impl Head {
     pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
         let programs = Programs::beside(file)?;
-        let first_lease = first_lease();
-        let with = match remembered.cluster {
-            None => Beginning { cluster: config.cluster, first_lease, remembered: None },
-            Some(cluster) => {
-                config.cluster = cluster;
-                Beginning { cluster, first_lease, remembered: Some(remembered.facts) }
-            }
+        let (cluster, facts) = match remembered.cluster {
+            None => (config.cluster, None),
+            Some(cluster) => (cluster, Some(remembered.facts)),
         };
-        Self::serve(config, Shell::new(recorded(with), Some(Box::new(journal)), programs)).await
+        config.cluster = cluster;
+        // Whoever has not come back by then has ended by itself: it has waited as long, from before this head began.
+        let grace = wingbeat_net::limits::limits().lost.as_millis() as state::Millis;
+        let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
+        let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(remembered.epoch));
+        Self::serve(config, shell).await
     }
 
     async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
-        let listener = Listener::bind(ProcessId::random(), config.tcp).await?;
+        // The next head of the cluster is the same process to everybody, in its next life.
+        let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         let address = listener.address().clone();
-        let welcome = Welcome { address: address.clone(), cluster: config.cluster };
+        let welcome = Welcome { address: address.clone(), cluster: config.cluster, epoch: shell.epoch() };
         let serving = shell.clone();
         let accepting = shell.clone();
         shell.vital("taking connections", async move {
@@ -98,6 +100,7 @@ impl Head {
             });
             accepting.until_stopped(listen).await;
         });
+        shell.look_for_the_absent();
         shell.vital("letting time pass", shell.clone().let_time_pass());
         Ok(HeadHandle { address, cluster: config.cluster, shell })
     }

@@ -314,6 +314,20 @@ pub async fn dial(address: &Address, what: &str, token: &Token, hello: Hello) ->
 /// # Errors
 /// As [`dial`].
 pub async fn dial_known(address: &Address, what: &str, token: &Token, hello: Hello) -> Result<Stream, DialError> {
+    let (stream, _) = dial_and_learn(address, what, token, hello).await?;
+    Ok(stream)
+}
+
+/// As [`dial_known`], and answers also with what the process says of itself.
+///
+/// # Errors
+/// As [`dial`].
+pub async fn dial_and_learn(
+    address: &Address,
+    what: &str,
+    token: &Token,
+    hello: Hello,
+) -> Result<(Stream, Welcome), DialError> {
     let unreachable = |address: String, why: String| Error::Unreachable { what: what.into(), address, why };
     let hello = Hello { to: Some(address.process), ..hello };
     let attempt = || async {
@@ -335,7 +349,7 @@ pub async fn dial_known(address: &Address, what: &str, token: &Token, hello: Hel
             let error = unreachable(shown(address), "another process has taken its place".into());
             return Err(Attempt::Failed(DialError::Gone(error)));
         }
-        Ok(stream)
+        Ok((stream, welcome))
     };
     attempts(attempt, |why| DialError::Failed(unreachable(shown(address), why))).await
 }

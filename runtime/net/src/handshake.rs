@@ -177,6 +177,8 @@ pub struct Hello {
     pub to: Option<ProcessId>,
     /// It was connected before, and goes on where that connection ended. For the head.
     pub resumes: bool,
+    /// The life of the head with which it was connected.
+    pub epoch: Option<Epoch>,
 }
 
 impl Hello {
@@ -186,7 +188,17 @@ impl Hello {
         let nobody = Address { process: ProcessId::random(), machine, unix: String::new(), tcp: None };
         let version = RELEASE.into();
         let (role, purpose) = (Role::Tool, Purpose::Control);
-        Hello { address: nobody, role, purpose, cluster: None, version, losses: 0, to: None, resumes: false }
+        Hello {
+            address: nobody,
+            role,
+            purpose,
+            cluster: None,
+            version,
+            losses: 0,
+            to: None,
+            resumes: false,
+            epoch: None,
+        }
     }
 }
 
@@ -197,7 +209,13 @@ pub struct Welcome {
     pub address: Address,
     /// Its cluster.
     pub cluster: ClusterId,
+    /// Which life of the cluster's head it is, if the head may be started again.
+    pub epoch: Option<Epoch>,
 }
+
+/// Which life of its cluster's head one is. A later one is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Epoch(pub u64);
 
 #[derive(Serialize, Deserialize)]
 enum Answer {

@@ -12,6 +12,7 @@
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
 //! - [`recording`]: what a head or a node took in, in a file.
+//! - [`way`]: the way to the head, which may be started again.
 //! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections.
 //!
 //! A connection ends when either side closes it or, over TCP, when nothing was heard for
@@ -34,6 +35,7 @@ pub mod services;
 pub mod silence;
 mod socket;
 pub mod spin;
+pub mod way;
 
 pub use handshake::{Hello, Purpose, Role, Token};
 pub use mux::Connection;

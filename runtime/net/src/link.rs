@@ -130,6 +130,17 @@ impl<M: Weight + Send + 'static> Link<M> {
         self.shared.wake.notify_one();
     }
 
+    /// The other side was started again, and knows nothing of what was said: what stands for all of that is said next. Of what
+    /// was not answered, only what is to be kept is said again; all else counts as taken in.
+    pub fn forget(&self, keep: impl Fn(&M) -> bool) {
+        let mut sequence = self.shared.sequence.lock();
+        let dropped = sequence.forget(keep);
+        let said = sequence.queued() - sequence.waiting() as u64;
+        self.shared.acknowledged.send_modify(|progress| progress.count = said);
+        drop(sequence);
+        drop(dropped);
+    }
+
     /// How many messages were taken in.
     pub fn taken_in(&self) -> u64 {
         self.shared.acknowledged.borrow().count

@@ -24,7 +24,7 @@ use wingbeat_core::spec::{ActorSpec, ActorState, Arg, JobSpec};
 
 use crate::handshake;
 use crate::messages::{
-    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, RunningLease, WorkerCommand,
+    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, Running, RunningLease, WorkerCommand,
 };
 
 /// The folder, if anything is to be recorded.
@@ -395,9 +395,18 @@ impl Redact for LeaseHolder {
     }
 }
 
+impl Redact for Running {
+    fn redact(&mut self) {
+        self.leases.iter_mut().for_each(Redact::redact);
+    }
+}
+
 impl Redact for RunningLease {
     fn redact(&mut self) {
         self.start.holder.redact();
+        if let Some(Err(error)) = &mut self.started {
+            error.redact();
+        }
     }
 }
 
@@ -420,6 +429,7 @@ impl Redact for HeadMessage {
             }
             // What a program has printed.
             HeadMessage::WorkerDied(death) => death.exit.stderr.clear(),
+            HeadMessage::Made { spec, .. } => spec.redact(),
             _ => {}
         }
     }

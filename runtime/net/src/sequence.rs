@@ -131,6 +131,16 @@ impl<M: Weight> Sequence<M> {
         self.again = std::mem::take(&mut self.in_flight);
     }
 
+    /// The other side was started again, and knows nothing of what was said: of what it has not answered only what is to be
+    /// kept is said to it. All else counts as taken in. Answers with what is dropped.
+    #[must_use = "dropping it may do much"]
+    pub fn forget(&mut self, keep: impl Fn(&M) -> bool) -> Vec<M> {
+        let said = self.again.drain(..).chain(self.in_flight.drain(..)).flat_map(|batch| batch.messages);
+        let (kept, dropped) = said.chain(self.queue.drain(..)).partition::<Vec<M>, _>(keep);
+        self.queue.extend(kept);
+        dropped
+    }
+
     /// There will be no other connection: nothing is sent any more. Answers with what is dropped.
     #[must_use = "dropping it may do much"]
     pub fn broke(&mut self) -> Vec<M> {

@@ -14,7 +14,7 @@ pub trait Head {
     /// Whether the head still knows who has connected again. Asked before anything else is said over the new connection.
     async fn resume() -> bool;
     /// A node daemon joins, with what runs on it if it knew a head before. It must do so before its other messages.
-    async fn join_node(node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error>;
+    async fn join_node(node: NodeInfo, running: Running) -> Result<ClusterView, Error>;
     /// A driver joins.
     async fn join_job(job: JobSpec) -> Result<ClusterView, Error>;
     /// Makes an actor, or answers with the one of that name when `or_get` is set.

@@ -18,7 +18,7 @@ const OTHER: u32 = PROTOCOL ^ 1;
 async fn listener(cluster: ClusterId) -> Address {
     let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
     let address = listener.address().clone();
-    let welcome = Welcome { address: address.clone(), cluster };
+    let welcome = Welcome { address: address.clone(), cluster, epoch: None };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     address
 }
@@ -35,6 +35,7 @@ fn hello(cluster: Option<ClusterId>) -> Hello {
         losses: 0,
         to: None,
         resumes: false,
+        epoch: None,
     }
 }
 
@@ -168,7 +169,7 @@ async fn a_stranger_that_says_nothing_is_disconnected() {
     let any = Some("127.0.0.1:0".parse().unwrap());
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
     let here = listener.address().clone();
-    let welcome = Welcome { address: here.clone(), cluster: ClusterId::random() };
+    let welcome = Welcome { address: here.clone(), cluster: ClusterId::random(), epoch: None };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     let mut stranger = tokio::net::TcpStream::connect(here.tcp.unwrap()).await.unwrap();
     let mut said = Vec::new();
@@ -183,7 +184,11 @@ async fn half_open_connections_keep_nobody_out() {
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
     let here = listener.address().clone();
     let cluster = ClusterId::random();
-    tokio::spawn(listener.serve(Token::new("secret"), Welcome { address: here.clone(), cluster }, |_, _| {}));
+    tokio::spawn(listener.serve(
+        Token::new("secret"),
+        Welcome { address: here.clone(), cluster, epoch: None },
+        |_, _| {},
+    ));
     let tcp = here.tcp.unwrap();
     // As a process on another machine sees it.
     let there = Address { machine: wingbeat_core::spec::MachineId(0), ..here.clone() };
@@ -206,7 +211,7 @@ async fn whoever_does_not_introduce_itself_is_not_waited_for_long() {
     let any = Some("127.0.0.1:0".parse().unwrap());
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
     let tcp = listener.address().tcp.unwrap();
-    let welcome = Welcome { address: listener.address().clone(), cluster: ClusterId::random() };
+    let welcome = Welcome { address: listener.address().clone(), cluster: ClusterId::random(), epoch: None };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     let mut stream = tokio::net::TcpStream::connect(tcp).await.unwrap();
     let mut all = Vec::new();

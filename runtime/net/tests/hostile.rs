@@ -140,7 +140,7 @@ fn honest() -> Vec<Bytes> {
         all.push(encoded(&request(id as u64, message)));
     }
     all.push(encoded(&request(9, HeadRequest::Deliver { number: 0, messages: vec![demand] })));
-    all.push(encoded(&request(10, HeadRequest::JoinNode { node, running: Vec::new() })));
+    all.push(encoded(&request(10, HeadRequest::JoinNode { node, running: Default::default() })));
     all.push(encoded(&request(11, NodeRequest::Deliver { messages: vec![NodeMessage::Stop("why".into())] })));
     let cancel: ClientMessage<ProcessRequest> =
         ClientMessage::Cancel { trace_context: Default::default(), request_id: 2 };
@@ -267,7 +267,7 @@ async fn a_listener_serves_others_after_every_introduction_that_is_none() {
     let here = listener.address().clone();
     let cluster = ClusterId::random();
     let token = Token::new("secret");
-    tokio::spawn(listener.serve(token.clone(), Welcome { address: here.clone(), cluster }, |_, _| {}));
+    tokio::spawn(listener.serve(token.clone(), Welcome { address: here.clone(), cluster, epoch: None }, |_, _| {}));
     for _ in 0..rounds(300) {
         use std::os::linux::net::SocketAddrExt;
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&here.unix).unwrap();

@@ -16,6 +16,7 @@
 //! [`Stage::Ending`] with it is removed. Only who has devices is [`Stage::Freeing`].
 
 use wingbeat_core::LeaseId;
+use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart};
 
@@ -25,8 +26,8 @@ use crate::state::Millis;
 pub(crate) struct Assignment {
     /// As the head granted it.
     pub start: LeaseStart,
-    /// For an actor, whether its constructor has returned.
-    pub started: bool,
+    /// For an actor, what its constructor has returned; none before it has.
+    pub started: Option<Result<(), Error>>,
 }
 
 impl Assignment {
@@ -97,7 +98,7 @@ pub(crate) enum Stage {
 /// What happens to a worker process.
 pub(crate) enum Event {
     /// It is to serve a lease.
-    Assigned(Assignment),
+    Assigned(Box<Assignment>),
     /// The guard was asked to start it.
     HandedToGuard,
     /// It says where it is reached.
@@ -183,10 +184,10 @@ impl Stage {
     pub(crate) fn after(self, event: Event, now: Millis) -> (Stage, Vec<Effect>) {
         match (self, event) {
             (Stage::Launching { since, with_guard, assignment: None }, Event::Assigned(assignment)) => {
-                (Stage::Launching { since, with_guard, assignment: Some(assignment) }, Vec::new())
+                (Stage::Launching { since, with_guard, assignment: Some(*assignment) }, Vec::new())
             }
             (Stage::Idle { contact, .. }, Event::Assigned(assignment)) => {
-                (Stage::Leased { assignment, contact }, vec![Effect::HandOver])
+                (Stage::Leased { assignment: *assignment, contact }, vec![Effect::HandOver])
             }
             (stage, Event::Assigned(assignment)) => {
                 debug_assert!(false, "only a free worker process is assigned");

@@ -22,7 +22,7 @@ fn assignment(lease: u64) -> Assignment {
         captures: None,
         holder: LeaseHolder::Tasks(ProcessId(1), Arc::new(Shape::default())),
     };
-    Assignment { start, started: false }
+    Assignment { start, started: None }
 }
 
 fn contact() -> Contact {
@@ -61,7 +61,7 @@ fn a_process_that_is_told_to_die_while_it_starts_gets_no_orders() {
 fn a_lease_that_is_over_before_the_process_reports_leaves_it_to_others() {
     let over = Event::LeaseOver { kill: false };
     let (stage, effects) =
-        after(vec![Event::HandedToGuard, over, Event::Assigned(assignment(8)), Event::Reported(contact())]);
+        after(vec![Event::HandedToGuard, over, Event::Assigned(Box::new(assignment(8))), Event::Reported(contact())]);
     assert_eq!(stage.assignment().unwrap().lease(), LeaseId(8));
     assert_eq!(effects, [Effect::LeaseEnded(LeaseId(7)), Effect::HandOver]);
 }
@@ -106,7 +106,7 @@ fn every_lease_ends_exactly_once_in_any_order_of_events() {
                     match workers.free_for(JobId(1), &[], false) {
                         Some(process) => {
                             open.insert(LeaseId(next), process);
-                            (process, Event::Assigned(assignment(next)))
+                            (process, Event::Assigned(Box::new(assignment(next))))
                         }
                         None => {
                             let process = ProcessId(next);

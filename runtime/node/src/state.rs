@@ -9,7 +9,8 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Exit, JobSpec};
 use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{
-    ENDED_UNREPORTED, HeadMessage, LeaseHolder, LeaseStart, NodeMessage, RunningLease, WorkerCommand, WorkerDeath,
+    ENDED_UNREPORTED, HeadMessage, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, WorkerCommand,
+    WorkerDeath,
 };
 
 use wingbeat_net::recording::{Recorder, Redact};
@@ -267,14 +268,19 @@ impl State {
 
     /// What runs here, for a head that was started again.
     #[must_use]
-    pub fn running(&self) -> Vec<RunningLease> {
+    pub fn running(&self) -> Running {
         let running = self.workers.iter().filter_map(|(_, worker)| {
             let assigned = worker.stage().assignment()?;
             let is_ending = worker.stage().is_ending();
             let address = worker.stage().contact().map(|contact| (contact.address.clone(), worker.pid));
-            Some(RunningLease { start: assigned.start.clone(), worker: address, started: assigned.started, is_ending })
+            Some(RunningLease {
+                start: assigned.start.clone(),
+                worker: address,
+                started: assigned.started.clone(),
+                is_ending,
+            })
         });
-        running.collect()
+        Running { leases: running.collect(), jobs: self.jobs.keys().copied().collect() }
     }
 
     fn hears(&mut self, by: ProcessId, message: NodeMessage) {
@@ -294,7 +300,7 @@ impl State {
                 if let Some(assigned) = self.workers.assignment_mut(by)
                     && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life) if spec.id == actor && *life == incarnation)
                 {
-                    assigned.started = outcome.is_ok();
+                    assigned.started = Some(outcome.clone());
                 }
                 self.actions.push(Action::ToHead(HeadMessage::ActorStarted { actor, incarnation, outcome }));
             }
@@ -318,10 +324,10 @@ impl State {
             let error = Error::Io { what, why: "the node was not told of the job".into() };
             return self.actions.push(Action::ToHead(HeadMessage::LeaseFailed { lease: start.lease, error }));
         };
-        let assignment = Assignment { start, started: false };
+        let assignment = Assignment { start, started: None };
         // One that has reported is ready now; one that is starting will be sooner than a new one.
         match self.workers.free_for(job.id, &gpus, assignment.is_actor()) {
-            Some(process) => self.apply(process, Change::Assigned(assignment)),
+            Some(process) => self.apply(process, Change::Assigned(Box::new(assignment))),
             None => self.launch(job, gpus, Some(assignment)),
         }
     }

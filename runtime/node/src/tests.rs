@@ -141,14 +141,14 @@ fn a_lease_of_devices_ends_when_they_are_free_and_until_then_somebody_has_them()
     };
     assert_eq!((death.lease, &gpus[..]), (Some(LeaseId(1)), &[3][..]));
     assert!(!state.is_used(3), "nobody uses it any more; whether it is free, is looked at");
-    let [running] = &state.running()[..] else { panic!("a head that asks must not give the device to others") };
+    let [running] = &state.running().leases[..] else { panic!("a head that asks must not give the device to others") };
     assert!(running.is_ending);
     assert!(state.step(8, kill(1)).is_empty(), "its end will be reported");
     assert!(matches!(
         state.step(9, Event::DevicesFree(process))[..],
         [Action::ToHead(HeadMessage::LeaseEnded(LeaseId(1)))]
     ));
-    assert!(state.running().is_empty());
+    assert!(state.running().leases.is_empty());
 }
 
 #[test]
@@ -323,6 +323,6 @@ fn every_lease_that_is_over_is_said_to_be_exactly_once() {
             }
         }
         assert_eq!(machine.ended, (1..=next).map(LeaseId).collect(), "seed {seed}: leases without an end");
-        assert_eq!(state.processes().count() + state.running().len(), 0, "seed {seed}: something is left");
+        assert_eq!(state.processes().count() + state.running().leases.len(), 0, "seed {seed}: something is left");
     }
 }

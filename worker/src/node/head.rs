@@ -1,8 +1,9 @@
 //! The node's link to the head, over any number of connections.
 //!
 //! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again, in both directions.
-//! The node ends when the head's machine says that nobody listens there any more, when the head says that it has given the node
-//! up, or when its term is over (`term.rs`): what runs here may then be started again elsewhere.
+//! A head that was started again is told what runs here instead, and goes on with that.
+//! The node ends when the head's machine says that nobody listens there any more and no other head is going to, when the head
+//! says that it has given the node up, or when its term is over (`term.rs`): what runs here may then be started again elsewhere.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,14 +14,17 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_net::address::{self, DialError, Stream};
-use wingbeat_net::handshake::{Hello, Purpose};
+use wingbeat_net::address::{DialError, Stream};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadMessage, NodeInfo};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, Running};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
 use wingbeat_net::silence::Probing;
+use wingbeat_net::way::{Met, Way};
+
+use tarpc::client::RpcError;
 
 use super::Daemon;
 use super::service::NodeService;
@@ -35,7 +39,7 @@ const DIAL: Duration = Duration::from_secs(2);
 
 /// What is kept of the connection to the head.
 pub(super) struct HeadLink {
-    pub address: Address,
+    pub way: Way,
     /// What the node says to it.
     pub link: Link<HeadMessage>,
     /// For questions, while there is a connection.
@@ -48,7 +52,8 @@ pub(super) struct HeadLink {
 impl HeadLink {
     pub(super) fn new(address: Address) -> HeadLink {
         let term = Term::new(&address);
-        HeadLink { address, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0), term }
+        let way = Way::new(address);
+        HeadLink { way, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0), term }
     }
 
     /// A client for questions to the head; none while there is no connection.
@@ -75,19 +80,25 @@ enum Loss {
     Ended,
 }
 
+/// What a head that was started again is told.
+struct Snapshot {
+    of: Epoch,
+    running: Running,
+}
+
 impl Daemon {
     /// Joins the head, and stays with it until it is lost.
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let hello = self.hello(Purpose::Control);
-        let stream = address::dial(&self.head.address, "the head", &self.who.token, hello).await?;
+        let (stream, _) = self.head.way.dial(&self.who.token, hello).await?;
         let (connection, client) = self.serve_head(stream);
         let running = self.pool.lock().state.running();
         let asked = self.head.term.now();
-        let answer = client.join_node(mux::within(limits().head), info, running).await;
+        let answer = client.join_node(mux::within(limits().head), info.clone(), running).await;
         mux::answered(answer, "the head")??;
         self.head.term.is_known(asked);
         self.vital("keeping its term", self.clone().keep_term());
-        self.clone().vital("staying with the head", async move { self.stay(connection, client).await });
+        self.clone().vital("staying with the head", async move { self.stay(info, connection, client).await });
         Ok(())
     }
 
@@ -99,54 +110,90 @@ impl Daemon {
         );
         self.ending.connections.lock().push(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
-        let service = NodeService::new(self.clone(), self.head.address.process);
+        let service = NodeService::new(self.clone(), self.head.way.address().process);
         self.vital("hearing the head", mux::serve(server, service.serve()));
         (connection, client)
     }
 
     /// Talks to the head over one connection after the other, until it is lost.
-    async fn stay(self: Arc<Self>, mut connection: Connection, mut client: HeadClient) {
-        let mut is_back = false;
-        loop {
-            let asked = self.head.term.now();
-            let resumed = match is_back {
-                true => client.resume(mux::within(limits().silence)).await,
-                false => Ok(true),
-            };
-            if let Ok(true) = resumed {
-                if is_back {
-                    self.head.term.is_known(asked);
-                    tracing::info!("the head is back");
-                }
-                *self.head.client.lock() = Some(client.clone());
-                let request = |number, messages| HeadRequest::Deliver { number, messages };
-                tokio::select! {
-                    () = self.head.link.carry(&connection, request, messages_of) => {}
-                    () = self.ask(&client) => {}
-                }
-                *self.head.client.lock() = None;
-            }
-            // Without an answer, the next connection may tell.
-            let is_known = !matches!(resumed, Ok(false));
+    async fn stay(self: Arc<Self>, info: NodeInfo, mut connection: Connection, mut client: HeadClient) {
+        self.talk(&connection, &client).await;
+        let mut snapshot = None;
+        let why = loop {
             connection.close();
             self.ending.connections.lock().retain(|other| !other.is(&connection));
-            let found = match is_known {
-                true if self.ending.ended.borrow().is_some() => Err(Loss::Ended),
-                true => {
-                    tracing::warn!("the connection to the head has ended; looking for it");
-                    self.find_head().await
-                }
-                false => Err(Loss::GivenUp),
-            };
-            match found {
-                Ok(stream) => (connection, client) = self.serve_head(stream),
-                Err(why) => {
-                    self.head.link.broke();
-                    return self.end(&why.to_string());
-                }
+            if self.ending.ended.borrow().is_some() {
+                break Loss::Ended;
             }
-            is_back = true;
+            tracing::warn!("the connection to the head has ended; looking for it");
+            let (stream, met) = match self.find_head().await {
+                Ok(found) => found,
+                Err(why) => break why,
+            };
+            if let Met::Next(epoch) = met {
+                self.note_for(epoch, &mut snapshot);
+            }
+            (connection, client) = self.serve_head(stream);
+            let asked = self.head.term.now();
+            match self.come_back(&client, &info, met, snapshot.as_ref()).await {
+                Ok(true) => {
+                    self.head.way.joined(met);
+                    self.head.term.is_known(asked);
+                    tracing::info!("the head is back");
+                    self.talk(&connection, &client).await;
+                }
+                Ok(false) => break Loss::GivenUp,
+                // The next connection may tell.
+                Err(_) => {}
+            }
+        };
+        connection.close();
+        self.head.link.broke();
+        self.end(&why.to_string());
+    }
+
+    async fn talk(&self, connection: &Connection, client: &HeadClient) {
+        *self.head.client.lock() = Some(client.clone());
+        let request = |number, messages| HeadRequest::Deliver { number, messages };
+        tokio::select! {
+            () = self.head.link.carry(connection, request, messages_of) => {}
+            () = self.ask(client) => {}
         }
+        *self.head.client.lock() = None;
+    }
+
+    /// Notes what runs here now. What was said to an earlier head, and what that said, is over.
+    fn note_for(&self, epoch: Epoch, snapshot: &mut Option<Snapshot>) {
+        // The next head may have taken in what it was told over an earlier connection.
+        if snapshot.as_ref().is_some_and(|snapshot| snapshot.of == epoch) {
+            return;
+        }
+        // Under the lock: what happens from now on is said after it.
+        let pool = self.pool.lock();
+        self.head.link.forget(|message| matches!(message, HeadMessage::NodeEnds(_)));
+        self.head.heard.store(0, Ordering::Release);
+        *snapshot = Some(Snapshot { of: epoch, running: pool.state.running() });
+        drop(pool);
+        self.say_what_is_held();
+    }
+
+    /// Goes on with the head over a new connection. Whether it still knows this node, or does now.
+    async fn come_back(
+        &self,
+        client: &HeadClient,
+        info: &NodeInfo,
+        met: Met,
+        snapshot: Option<&Snapshot>,
+    ) -> Result<bool, RpcError> {
+        let (Met::Next(_), Some(snapshot)) = (met, snapshot) else {
+            return client.resume(mux::within(limits().silence)).await;
+        };
+        let joining = client.join_node(mux::within(limits().head), info.clone(), snapshot.running.clone());
+        let joined = joining.await?;
+        if let Err(error) = &joined {
+            tracing::warn!(%error, "the head that was started again does not take this node");
+        }
+        Ok(joined.is_ok())
     }
 
     /// Asks the head whether it knows this node, again and again. An answer may be late, behind much else, and counts.
@@ -204,14 +251,14 @@ impl Daemon {
     }
 
     /// Dials the head until it answers, or the node ends.
-    async fn find_head(&self) -> Result<Stream, Loss> {
+    async fn find_head(&self) -> Result<(Stream, Met), Loss> {
         let (mut pause, longest) = PAUSES;
         while self.ending.ended.borrow().is_none() {
             let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
-            let dialling = address::dial_known(&self.head.address, "the head", &self.who.token, hello);
+            let dialling = self.head.way.dial(&self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(DIAL, dialling).await {
-                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Ok(found)) => return Ok(found),
                 Ok(Err(DialError::Gone(_))) => return Err(Loss::Gone),
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
                 Err(_) => {}

@@ -240,7 +240,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     };
     daemon.clone().join(info).await?;
     let accepting = daemon.clone();
-    let welcome = Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster };
+    let welcome = Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster, epoch: None };
     daemon.vital("taking connections", async move {
         let serving = accepting.clone();
         let listen = listener.serve(accepting.who.token.clone(), welcome, move |stream, hello| {
@@ -272,6 +272,7 @@ impl Daemon {
             losses: 0,
             to: None,
             resumes: false,
+            epoch: None,
         }
     }
 

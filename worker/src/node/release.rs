@@ -162,6 +162,14 @@ impl Daemon {
             Some(who) => drop(devices.insert(device, who)),
             None => drop(devices.remove(&device)),
         }
+        drop(devices);
+        self.say_what_is_held();
+    }
+
+    /// Tells the head which devices cannot be given on.
+    pub(super) fn say_what_is_held(&self) {
+        // Under the lock: the latest word counts.
+        let devices = self.devices.held.devices.lock();
         let held = devices.iter().map(|(device, who)| (*device, who.clone())).collect();
         self.head.link.send(HeadMessage::DevicesHeld(held));
     }

@@ -89,7 +89,7 @@ impl Daemon {
     }
 
     fn take_in(self: &Arc<Self>, peer: ProcessId, message: NodeMessage) {
-        if is_from_head(&message) && peer != self.head.address.process {
+        if is_from_head(&message) && peer != self.head.way.address().process {
             tracing::warn!(%peer, ?message, "only the head may say this");
             return;
         }
@@ -121,7 +121,7 @@ impl wingbeat_net::services::Node for NodeService {
     }
 
     async fn orders(self, _: Context, number: u64, messages: Vec<NodeMessage>) {
-        if self.peer != self.daemon.head.address.process {
+        if self.peer != self.daemon.head.way.address().process {
             tracing::warn!(peer = %self.peer, "only the head may say this");
             return;
         }
@@ -146,7 +146,7 @@ impl wingbeat_net::services::Node for NodeService {
             namespace: job.namespace.clone(),
             node: daemon.who.id,
             daemon: daemon.who.address.clone(),
-            head: daemon.head.address.clone(),
+            head: daemon.head.way.address().clone(),
             arena_bytes: daemon.store.capacity(),
             driver: job.driver.clone(),
         })

@@ -9,7 +9,7 @@ use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::handshake::Role;
-use wingbeat_net::messages::{ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, RunningLease, Subject};
+use wingbeat_net::messages::{ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, Running, Subject};
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
@@ -111,17 +111,18 @@ impl wingbeat_net::services::Head for Service {
         self.is_known
     }
 
-    async fn join_node(self, _: Context, node: NodeInfo, running: Vec<RunningLease>) -> Result<ClusterView, Error> {
+    async fn join_node(self, _: Context, node: NodeInfo, running: Running) -> Result<ClusterView, Error> {
         if !self.is_known || self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
         named("a node's host", [&node.hostname])?;
         named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
         names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
-        if self.shell.inside.lock().state.has_node(node.id) {
-            return Err(self.refused(format!("{} has joined already", node.id)));
+        // It asks again when it was not told that it has.
+        let has_joined = self.shell.inside.lock().state.has_node(node.id);
+        if !has_joined {
+            self.shell.step(Event::NodeJoined(Box::new(node), running));
         }
-        self.shell.step(Event::NodeJoined(Box::new(node), running));
         Ok(self.shell.inside.lock().state.view())
     }
 
@@ -130,7 +131,7 @@ impl wingbeat_net::services::Head for Service {
             return Err(self.refused("only the job's own driver can start it".into()));
         }
         named("a job or its namespace", [&job.name, &job.namespace])?;
-        if self.shell.inside.lock().state.driver_of(job.id).is_some() {
+        if self.shell.inside.lock().state.driver_of(job.id).is_some_and(|driver| driver != self.process) {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
         let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local())));
@@ -249,7 +250,9 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn knows_node(self, _: Context, node: NodeId) -> bool {
-        self.shell.inside.lock().state.has_node(node)
+        let inside = self.shell.inside.lock();
+        // Others than itself may have found a head that was started again before it has.
+        inside.state.has_node(node) || inside.state.is_recovering() && self.role != Role::Node(node)
     }
 
     async fn has_ended(self, _: Context, process: ProcessId) -> bool {

@@ -3,6 +3,7 @@
 //! The state sits behind one lock. Whoever holds it also queues the actions that a step gave, so that orders
 //! leave in the order of the decisions; queueing never waits. What processes and nodes may ask for is in `calls`.
 
+mod absent;
 mod calls;
 mod peers;
 
@@ -18,7 +19,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::address::Stream;
-use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::handshake::{Epoch, Hello, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, Subject, TaskStanding};
@@ -31,7 +32,7 @@ use wingbeat_net::services::{
 use wingbeat_net::silence::Probing;
 
 use calls::Service;
-use peers::{Absence, Entered, Peer, Return};
+use peers::{Absence, Before, Entered, Peer, Return};
 
 use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
@@ -110,6 +111,8 @@ pub(crate) struct Shell {
     stopping: watch::Sender<Stage>,
     /// Why it cannot go on, if it cannot.
     broken: OnceLock<String>,
+    /// Which head of its cluster it is, if the next one goes on with it.
+    epoch: Option<Epoch>,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -163,7 +166,12 @@ fn change_failed() -> Error {
 }
 
 impl Shell {
-    pub(crate) fn new(mut state: State, journal: Option<Box<dyn Durable>>, programs: Programs) -> Arc<Shell> {
+    pub(crate) fn new(
+        mut state: State,
+        journal: Option<Box<dyn Durable>>,
+        programs: Programs,
+        epoch: Option<Epoch>,
+    ) -> Arc<Shell> {
         if journal.is_some() {
             state.keep_facts();
         }
@@ -176,7 +184,23 @@ impl Shell {
             ticks: Notify::new(),
             stopping: watch::Sender::new(Stage::Running),
             broken: OnceLock::new(),
+            epoch,
         })
+    }
+
+    /// Which head of its cluster it is, if the next one goes on with it.
+    pub(crate) fn epoch(&self) -> Option<Epoch> {
+        self.epoch
+    }
+
+    /// How whoever connects was connected before.
+    fn before(&self, hello: &Hello, state: &State) -> Before {
+        match hello.resumes {
+            false => Before::Never,
+            true if hello.epoch == self.epoch => Before::WithThis,
+            true if state.is_recovering() => Before::WithEarlier,
+            true => Before::TooLongAgo,
+        }
     }
 
     fn now(&self) -> Millis {
@@ -463,7 +487,11 @@ impl Shell {
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let process = hello.address.process;
         let role = job.map_or(Role::Worker, Role::Driver);
-        let entered = peers::enter(&mut self.inside.lock().processes, process, client, &connection, hello.resumes);
+        let entered = {
+            let mut inside = self.inside.lock();
+            let before = self.before(&hello, &inside.state);
+            peers::enter(&mut inside.processes, process, client, &connection, before)
+        };
         let mut service = Service { shell: self.clone(), process, role, is_known: true };
         let link = match entered {
             Entered::New(link) => {
@@ -503,7 +531,8 @@ impl Shell {
         let mut service = Service { shell: self.clone(), process, role, is_known: true };
         let entered = {
             let mut inside = self.inside.lock();
-            let entered = peers::enter(&mut inside.nodes, node, client, &connection, hello.resumes);
+            let before = self.before(&hello, &inside.state);
+            let entered = peers::enter(&mut inside.nodes, node, client, &connection, before);
             if let Entered::Back(_) = entered {
                 self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeBack(node))));
             }

@@ -38,6 +38,18 @@ enum Presence {
     Away(Arc<Notify>),
 }
 
+/// How somebody was connected before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Before {
+    Never,
+    /// With this head.
+    WithThis,
+    /// With an earlier one of its cluster.
+    WithEarlier,
+    /// With one whose nodes and processes had time to come back, and do not any more.
+    TooLongAgo,
+}
+
 /// Who has connected.
 pub(super) enum Entered<M> {
     New(Link<M>),
@@ -72,16 +84,17 @@ pub(super) fn enter<K: Ord, C, M: Weight + Send + 'static>(
     id: K,
     client: C,
     connection: &Connection,
-    resumes: bool,
+    before: Before,
 ) -> Entered<M> {
     match peers.entry(id) {
-        Entry::Vacant(_) if resumes => Entered::Unknown,
+        Entry::Vacant(_) if matches!(before, Before::WithThis | Before::TooLongAgo) => Entered::Unknown,
         Entry::Vacant(free) => {
             let presence = Presence::Here(connection.clone());
             let peer = free.insert(Peer { link: Link::new(), client, heard: 0, leaves: false, presence });
             Entered::New(peer.link.clone())
         }
-        Entry::Occupied(mut known) if resumes => {
+        // Who comes from an earlier head may not have heard that it was let in.
+        Entry::Occupied(mut known) if before != Before::Never => {
             let peer = known.get_mut();
             peer.client = client;
             match std::mem::replace(&mut peer.presence, Presence::Here(connection.clone())) {

@@ -55,7 +55,7 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
     let may_write = Arc::new(Semaphore::new(0));
     let disk = Disk { asked: Arc::default(), may_write, is_full: Arc::default(), written: Arc::default() };
     let state = State::new(ClusterId(1), 1);
-    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory());
+    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None);
     shell.step(Event::ProcessConnected(DRIVER));
     shell.step(Event::JobJoined(Box::new(JobSpec {
         id: JOB,
@@ -173,7 +173,7 @@ async fn what_cannot_be_written_is_taken_back_also_when_the_request_was_given_up
 
 #[tokio::test]
 async fn a_panic_of_one_of_its_tasks_ends_the_head_with_that_as_the_reason() {
-    let shell = Shell::new(State::new(ClusterId(1), 1), None, Programs::in_memory());
+    let shell = Shell::new(State::new(ClusterId(1), 1), None, Programs::in_memory(), None);
     shell.vital("a test", async { panic!("on purpose") });
     let why = shell.stopped().await.unwrap_err();
     assert!(why.contains("a test") && why.contains("on purpose"), "{why}");

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
 use wingbeat_core::{JobId, LeaseId, ProcessId};
-use wingbeat_net::messages::{LeaseHolder, LeaseStart, NodeInfo, RunningLease};
+use wingbeat_net::messages::{LeaseHolder, LeaseStart, NodeInfo, Running, RunningLease};
 
 use crate::state::Millis;
 
@@ -26,7 +27,7 @@ pub(super) struct Daemon {
 pub(super) struct Serving {
     pub start: LeaseStart,
     pub phase: Phase,
-    pub has_started: bool,
+    pub has_started: Option<Result<(), Error>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,14 +61,14 @@ impl Daemon {
     }
 
     /// What it tells a head that was started again.
-    pub(super) fn running(&self) -> Vec<RunningLease> {
+    pub(super) fn running(&self) -> Running {
         let running = self.leases.iter().map(|(id, serving)| RunningLease {
             start: serving.start.clone(),
             worker: (serving.phase == Phase::Ready).then(|| (address(worker_of(*id)), 7)),
-            started: serving.has_started,
+            started: serving.has_started.clone(),
             is_ending: serving.phase == Phase::Dying,
         });
-        running.collect()
+        Running { leases: running.collect(), jobs: self.jobs.iter().copied().collect() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Exit;
 use wingbeat_core::{Amount, LeaseId, NodeId, ProcessId};
-use wingbeat_net::messages::{DeviceInfo, HeadMessage, LeaseHolder, NodeInfo, NodeMessage, WorkerDeath};
+use wingbeat_net::messages::{DeviceInfo, HeadMessage, LeaseHolder, NodeInfo, NodeMessage, Running, WorkerDeath};
 
 use rand::RngExt;
 
@@ -43,7 +43,7 @@ impl World {
     pub(super) fn node_joins(&mut self, info: NodeInfo) -> Result<(), String> {
         let slowness = if self.chance(20) { 40 } else { 1 };
         self.nodes.insert(info.id, Daemon::new(info.clone(), slowness));
-        self.deliver(Event::NodeJoined(Box::new(info), Vec::new()))
+        self.deliver(Event::NodeJoined(Box::new(info), Running::default()))
     }
 
     /// The head learns that a node is gone; the next time, it is another node.
@@ -93,7 +93,7 @@ impl World {
                     self.send(node, HeadMessage::LeaseFailed { lease, error: Error::NoSession });
                     return Ok(());
                 }
-                daemon.leases.insert(lease, Serving { start: *start, phase: Phase::Starting, has_started: false });
+                daemon.leases.insert(lease, Serving { start: *start, phase: Phase::Starting, has_started: None });
                 self.schedule(delay, Happening::Started(node, lease));
             }
             NodeMessage::EndLease { lease, kill } => match daemon.leases.get_mut(&lease) {
@@ -143,11 +143,11 @@ impl World {
             return;
         }
         serving.phase = Phase::Ready;
+        let outcome = if fails { Err(Error::NoSession) } else { Ok(()) };
+        serving.has_started = Some(outcome.clone());
         let holder = serving.start.holder.clone();
-        serving.has_started = !fails;
         self.send(node, HeadMessage::LeaseReady { lease, worker: address(worker_of(lease)), pid: 7 });
         if let LeaseHolder::Actor(spec, life) = holder {
-            let outcome = if fails { Err(Error::NoSession) } else { Ok(()) };
             self.send(node, HeadMessage::ActorStarted { actor: spec.id, incarnation: life, outcome });
         }
     }

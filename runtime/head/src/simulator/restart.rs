@@ -9,14 +9,17 @@ use wingbeat_net::messages::HeadMessage;
 
 use super::daemon::worker_of;
 use super::world::{Granted, Happening, World};
-use crate::state::{Event, Fact, State};
+use crate::state::{Event, Fact, Millis, State};
+
+/// How long those that were there before have to come back.
+const GRACE: Millis = 10_000;
 
 impl World {
     pub(super) fn restart_head(&mut self) -> Result<(), String> {
         self.report.restarts += 1;
         self.check_facts()?;
         let facts: Vec<Fact> = self.facts.values().cloned().collect();
-        self.state = State::recover(ClusterId(self.config.seed), self.report.restarts << 40, facts);
+        self.state = State::recover(ClusterId(self.config.seed), self.report.restarts << 40, facts, GRACE);
         self.state.keep_facts();
         self.started_at = self.now;
         self.ticks_at = None;
@@ -84,7 +87,7 @@ impl World {
         let Some(daemon) = self.nodes.get_mut(&node).filter(|daemon| !daemon.is_connected) else { return Ok(()) };
         daemon.is_connected = true;
         let (info, running) = (daemon.info.clone(), daemon.running());
-        for lease in &running {
+        for lease in &running.leases {
             let start = lease.start.clone();
             let granted = Granted { node, start, is_ending: false, is_returned: false, waiting: 0 };
             self.granted.insert(lease.start.lease, granted);
@@ -104,7 +107,8 @@ impl World {
         if let Some(job) = job {
             self.deliver(Event::JobJoined(Box::new(job)))?;
         }
-        self.deliver(Event::Holds(process, holds))?;
+        let holds = HeadMessage::Holds { leases: holds.into_iter().collect(), actors: actors.clone(), is_all: true };
+        self.deliver(Event::Says(process.into(), holds))?;
         for shape in shapes {
             self.demand(process, &shape);
         }

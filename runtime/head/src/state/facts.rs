@@ -1,7 +1,7 @@
 //! What must survive the head: facts, each of which replaces what was known before under the same key.
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
+use wingbeat_core::spec::{ActorSpec, Address, JobSpec, PlacementGroupSpec};
 use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
 
 /// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
@@ -23,6 +23,10 @@ pub enum Fact {
     Quota(String, ResourceSet),
     /// It may hold anything.
     QuotaGone(String),
+    /// A node that offers something is there, and where it listens.
+    Node(NodeId, Address),
+    /// It is lost.
+    NodeGone(NodeId),
 }
 
 /// Where a bundle is, and what it took there.
@@ -47,6 +51,8 @@ pub enum FactKey {
     Group(PlacementGroupId),
     /// An actor.
     Actor(ActorId),
+    /// A node.
+    Node(NodeId),
 }
 
 impl Fact {
@@ -60,11 +66,15 @@ impl Fact {
             Fact::Group(spec, _) => FactKey::Group(spec.id),
             Fact::GroupGone(id) => FactKey::Group(*id),
             Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
+            Fact::Node(id, _) | Fact::NodeGone(id) => FactKey::Node(*id),
         }
     }
 
     /// Whether nothing is left to know under its key.
     pub fn is_end(&self) -> bool {
-        matches!(self, Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_))
+        matches!(
+            self,
+            Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_)
+        )
     }
 }

@@ -58,8 +58,10 @@ impl State {
                 | HeadMessage::WatchPlacementGroup(_)
                 | HeadMessage::KillActor { .. }
                 | HeadMessage::TerminateActor { .. }
+                | HeadMessage::Holds { .. }
                 | HeadMessage::Leaves,
             ) => true,
+            (Speaker::Process(by), HeadMessage::Made { spec, .. }) => spec.owner.process == by,
             _ => false,
         }
     }
@@ -79,6 +81,10 @@ impl State {
                 self.kill_actor(actor, may_restart);
             }
             (Speaker::Process(_), HeadMessage::TerminateActor { actor, by }) => self.terminate_actor(actor, by),
+            (Speaker::Process(by), HeadMessage::Holds { leases, actors, is_all }) => {
+                self.holds(by, leases, actors, is_all);
+            }
+            (Speaker::Process(_), HeadMessage::Made { spec, life }) => self.actor_was_made(spec, life),
             (Speaker::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => self.lease_ready(lease, worker, pid),
             (Speaker::Node(_), HeadMessage::LeaseFailed { lease, error }) => self.lease_failed(lease, error),
             (Speaker::Node(_), HeadMessage::LeaseEnded(lease)) => self.lease_ended(lease),

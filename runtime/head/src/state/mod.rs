@@ -48,9 +48,7 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Executable, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{ActorId, ClusterId, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
-use wingbeat_net::messages::{
-    ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage, RunningLease, Wait,
-};
+use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, NodeInfo, NodeMessage, Running, Wait};
 
 use actors::Actors;
 use departed::Departed;
@@ -65,6 +63,7 @@ use queue::{Hold, Queue};
 use quotas::Quotas;
 use recorded::Recorded;
 pub use recorded::{Beginning, Input};
+pub(crate) use recovery::Absentee;
 use shapes::Shapes;
 use waits::{Circle, Waits};
 
@@ -84,7 +83,7 @@ const SLOW_TICK: Millis = 400;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// A node joined; these leases run on it, if it knew a head before.
-    NodeJoined(Box<NodeInfo>, Vec<RunningLease>),
+    NodeJoined(Box<NodeInfo>, Running),
     /// A node's connection ended. It may come back.
     NodeAway(NodeId),
     /// It has another, and goes on where it was.
@@ -99,8 +98,6 @@ pub enum Event {
     ProcessLost(ProcessId, Option<JobId>),
     /// Somebody says this; see [`State::may_say`].
     Says(Speaker, HeadMessage),
-    /// After the head was started again, an owner says which leases it has.
-    Holds(ProcessId, BTreeSet<LeaseId>),
     /// Time passed.
     Tick,
 }
@@ -223,7 +220,6 @@ impl State {
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Says(by, message) => self.hears(by, message),
-            Event::Holds(process, leases) => self.holds(process, leases),
             Event::Tick => self.tick(),
         }
         self.act()
@@ -435,9 +431,12 @@ impl State {
         }
     }
 
-    fn node_joined(&mut self, info: NodeInfo, running: Vec<RunningLease>) {
+    fn node_joined(&mut self, info: NodeInfo, running: Running) {
         let id = info.id;
         let was_nothing_offered = self.nodes.offer_nothing();
+        if !info.resources.is_empty() {
+            self.record(Fact::Node(id, info.address.clone()));
+        }
         self.nodes.join(info);
         self.shares_changed();
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
@@ -451,7 +450,10 @@ impl State {
     }
 
     fn node_lost(&mut self, id: NodeId, why: &str) {
-        let Some(node) = self.nodes.remove(id) else { return };
+        let Some(node) = self.nodes.remove(id) else { return self.absent_node_lost(id, why) };
+        if !node.info.resources.is_empty() {
+            self.record(Fact::NodeGone(id));
+        }
         self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
         // Their transfers from it end now, and not when a connection is found to be broken.
         for other in self.nodes.ids() {
@@ -603,6 +605,8 @@ impl State {
 
     fn forget_job_if_over(&mut self, id: JobId) {
         if self.jobs.get(&id).is_some_and(|job| job.is_over && job.holds == 0)
+            // What it holds may still come back.
+            && self.recovering.is_none()
             && let Some(job) = self.jobs.remove(&id)
         {
             self.drivers.remove(&job.spec.driver.process);
@@ -641,7 +645,7 @@ impl State {
         self.actors.unwatch(process);
         self.groups.unwatch(process);
         if let Some(recovering) = &mut self.recovering {
-            recovering.unwatch(process);
+            recovering.process_lost(process);
         }
         for asker in self.leases.asked_by(process) {
             let Some(demand) = self.leases.demands.get_mut(&asker) else { continue };
@@ -678,8 +682,11 @@ impl State {
     }
 
     fn waiting(&mut self, process: ProcessId, lease: Option<LeaseId>, wait: Wait) {
+        // A head that was started again may hear of one twice.
+        let is_known = self.waits.contains(wait.task);
         self.waits.begin(self.now, process, wait);
-        if let Some(lease) = lease {
+        if let Some(lease) = lease.filter(|_| !is_known) {
+            self.note_absent_wait(lease, true);
             self.lease_waits(lease, true);
         }
     }
@@ -691,8 +698,10 @@ impl State {
     }
 
     fn resumed(&mut self, lease: Option<LeaseId>, task: wingbeat_core::TaskId) {
+        let was_known = self.waits.contains(task);
         self.waits.end(task);
-        if let Some(lease) = lease {
+        if let Some(lease) = lease.filter(|_| was_known) {
+            self.note_absent_wait(lease, false);
             self.lease_waits(lease, false);
         }
     }

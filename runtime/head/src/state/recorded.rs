@@ -16,6 +16,8 @@ pub struct Beginning {
     pub first_lease: u64,
     /// What was written down by an earlier head, if one was.
     pub remembered: Option<Vec<Fact>>,
+    /// How long those that an earlier head knew have to come back.
+    pub grace: Millis,
 }
 
 /// What a state takes in.
@@ -47,7 +49,7 @@ impl State {
     pub fn begun(with: Beginning) -> State {
         match with.remembered {
             None => State::new(with.cluster, with.first_lease),
-            Some(facts) => State::recover(with.cluster, with.first_lease, facts),
+            Some(facts) => State::recover(with.cluster, with.first_lease, facts, with.grace),
         }
     }
 
@@ -103,7 +105,7 @@ impl Redact for Input {
     fn redact(&mut self) {
         match self {
             Input::Event(Event::JobJoined(spec)) => spec.redact(),
-            Input::Event(Event::NodeJoined(_, running)) => running.iter_mut().for_each(Redact::redact),
+            Input::Event(Event::NodeJoined(_, running)) => running.redact(),
             Input::Event(Event::Says(_, message)) => message.redact(),
             Input::CreateActor(spec, _) => spec.redact(),
             _ => {}

@@ -1,14 +1,17 @@
 //! How a head that was started again begins with what the last one wrote down.
 //!
-//! Facts say which jobs, groups, quotas and named actors there are. What runs where, the nodes say when they come
-//! back: they are the authority for it. Until they had time to do so, nothing that may still run is started again.
+//! Facts say which nodes, jobs, groups, quotas and named actors there were. What runs where, the nodes say when they come
+//! back: they are the authority for it. What they have and want, and which actors they have made, processes say. Until all had
+//! time to do so, nothing that may still run is started again. That time ends when nobody is missing who is known to have been
+//! there; at the latest when whoever has not come back has ended by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, ScopedName};
+use wingbeat_core::spec::{ActorSpec, Address, ScopedName};
 use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId};
-use wingbeat_net::messages::{LeaseHolder, LeaseStart, RunningLease};
+use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease};
 
 use super::facts::{BundlePlace, Fact};
 use super::leases::{Holder, Lease};
@@ -16,20 +19,59 @@ use super::nodes::Taken;
 use super::queue::Hold;
 use super::{Millis, State};
 
-/// How long nodes and drivers have to come back: their connections break at once, and they try every second.
-const GRACE: Millis = 10_000;
-
-/// What was there before, until [`GRACE`] is over.
+/// What was there before, until everybody is back or the time for that is over.
 pub(super) struct Recovering {
     until: Millis,
-    /// Actors that nobody has reported yet.
-    actors: BTreeMap<ActorId, (ActorSpec, Incarnation)>,
-    /// Who wants to know what becomes of them.
+    /// Nodes that are not back.
+    nodes: BTreeMap<NodeId, Address>,
+    /// Processes that have something here: they are back when they have said what.
+    owners: BTreeSet<ProcessId>,
+    /// Actors that no node has reported yet.
+    actors: BTreeMap<ActorId, Absent>,
+    /// Who wants to know what becomes of actors of which nothing is known yet.
     watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
     /// Bundles by the node on which they were.
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
-    /// Leases that owners say they have. Others are ended: the news of a grant or of a return was lost.
-    claimed: BTreeMap<ProcessId, BTreeSet<LeaseId>>,
+    /// What processes say they have.
+    claims: BTreeMap<ProcessId, Claim>,
+    /// How many executions wait under leases that no node has reported yet.
+    waiting: BTreeMap<LeaseId, u32>,
+}
+
+/// How often it is looked whether everybody is back.
+const LOOK: Millis = 250;
+
+/// Why an actor ends that its creator does not know any more.
+const DROPPED: &str = "the drop of its last handle";
+
+/// Why a node is lost that does not come back.
+const AWAY: &str = "it did not come back when the head was started again";
+
+/// A node, or the driver of a job, that was there before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Absentee {
+    Node(NodeId),
+    Driver(ProcessId, JobId),
+}
+
+/// An actor that may be somewhere.
+struct Absent {
+    spec: Arc<ActorSpec>,
+    /// Its latest life, if any has begun.
+    life: Option<Incarnation>,
+}
+
+/// What a process has. All else that was its own is ended: the news of a grant, of a return, or of the drop of a last handle
+/// was lost.
+#[derive(Default)]
+struct Claim {
+    leases: BTreeSet<LeaseId>,
+    actors: BTreeSet<ActorId>,
+    is_complete: bool,
+}
+
+fn is_kept(spec: &ActorSpec) -> bool {
+    spec.detached || spec.name.is_some()
 }
 
 impl Recovering {
@@ -40,40 +82,57 @@ impl Recovering {
 
     /// What must be remembered of those that may still come back.
     pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
-        self.actors.values().map(|(spec, incarnation)| Fact::Actor(Box::new(spec.clone()), *incarnation))
+        let kept = self.actors.values().filter(|absent| is_kept(&absent.spec));
+        kept.map(|Absent { spec, life }| Fact::Actor(Box::new((**spec).clone()), life.unwrap_or(Incarnation(0))))
+    }
+
+    /// Nodes that may still come back.
+    pub(super) fn absent_nodes(&self) -> impl Iterator<Item = Fact> {
+        self.nodes.iter().map(|(node, address)| Fact::Node(*node, address.clone()))
+    }
+
+    fn has_spoken(&self, process: ProcessId) -> bool {
+        self.claims.get(&process).is_some_and(|claim| claim.is_complete)
     }
 
     /// The jobs of detached actors that may still come back.
     pub(super) fn detached(&self) -> impl Iterator<Item = JobId> {
-        self.actors.values().filter(|(spec, _)| spec.detached).map(|(spec, _)| spec.job)
+        self.actors.values().filter(|absent| absent.spec.detached).map(|absent| absent.spec.job)
     }
 
-    /// Notes who wants to know about an actor, if it may still come back.
+    /// Notes who wants to know about an actor: it may still come back.
     pub(super) fn watch(&mut self, process: ProcessId, actor: ActorId) -> bool {
-        let is_there = self.actors.contains_key(&actor);
-        if is_there {
-            self.watchers.entry(actor).or_default().insert(process);
-        }
-        is_there
+        self.watchers.entry(actor).or_default().insert(process);
+        true
     }
 
-    pub(super) fn unwatch(&mut self, process: ProcessId) {
+    pub(super) fn process_lost(&mut self, process: ProcessId) {
         for watchers in self.watchers.values_mut() {
             watchers.remove(&process);
         }
+        self.claims.remove(&process);
+        self.owners.remove(&process);
+        // Those that nobody has reported yet end with whoever made them, too.
+        self.actors.retain(|_, absent| is_kept(&absent.spec) || absent.spec.owner.process != process);
+    }
+
+    /// Whether nobody is missing who is known to have been there.
+    fn is_everybody_back(&self) -> bool {
+        self.nodes.is_empty() && self.owners.iter().all(|owner| self.has_spoken(*owner))
     }
 
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
-        let mut specs = self.actors.values().map(|(spec, _)| spec);
+        let mut specs = self.actors.values().map(|absent| &*absent.spec);
         specs.find(|spec| spec.name.as_ref() == Some(name))
     }
 }
 
 impl State {
-    /// A cluster with what an earlier head wrote down. Drivers and nodes have some seconds from now on to come back.
-    pub fn recover(cluster: ClusterId, first_lease: u64, facts: Vec<Fact>) -> State {
+    /// A cluster with what an earlier head wrote down. Its nodes and processes have so long from now on to come back: whoever has
+    /// not by then has ended by itself.
+    pub fn recover(cluster: ClusterId, first_lease: u64, facts: Vec<Fact>, grace: Millis) -> State {
         let mut state = State::new(cluster, first_lease);
-        let mut actors = BTreeMap::new();
+        let (mut nodes, mut actors) = (BTreeMap::new(), BTreeMap::new());
         let mut places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>> = BTreeMap::new();
         let mut latest = BTreeMap::new();
         for fact in facts {
@@ -100,26 +159,79 @@ impl State {
                     }
                 }
                 Fact::Actor(spec, incarnation) => {
-                    actors.insert(spec.id, (*spec, incarnation));
+                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life: Some(incarnation) });
                 }
-                Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) => {}
+                Fact::Node(id, address) => drop(nodes.insert(id, address)),
+                Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
+                }
             }
         }
         state.quotas.is_use_unknown = true;
-        state.recovering =
-            Some(Recovering { until: GRACE, actors, watchers: BTreeMap::new(), places, claimed: BTreeMap::new() });
+        let (watchers, claims, waiting) = Default::default();
+        let owners = state.drivers.keys().chain(state.groups.makers()).copied().collect();
+        state.recovering = Some(Recovering { until: grace, nodes, owners, actors, watchers, places, claims, waiting });
         state
     }
 
+    /// Whether those that were there before the head was started again may still come back.
+    pub fn is_recovering(&self) -> bool {
+        self.recovering.is_some()
+    }
+
+    /// Nodes and drivers that may still come back, and where they listened.
+    pub(crate) fn absent(&self) -> Vec<(Absentee, Address)> {
+        let Some(recovering) = &self.recovering else { return Vec::new() };
+        let nodes = recovering.nodes.iter().map(|(node, address)| (Absentee::Node(*node), address.clone()));
+        let jobs = self.jobs.iter().filter(|(_, job)| !job.is_over);
+        let drivers = jobs.map(|(id, job)| (Absentee::Driver(job.spec.driver.process, *id), job.spec.driver.clone()));
+        nodes.chain(drivers).filter(|(who, _)| self.is_absent(*who)).collect()
+    }
+
+    /// Whether one of those may still come back.
+    pub(crate) fn is_absent(&self, who: Absentee) -> bool {
+        let Some(recovering) = &self.recovering else { return false };
+        match who {
+            Absentee::Node(node) => recovering.nodes.contains_key(&node),
+            Absentee::Driver(process, _) => !self.connected.contains(&process) && recovering.owners.contains(&process),
+        }
+    }
+
+    /// A node that was there before will not come back.
+    pub(super) fn absent_node_lost(&mut self, id: NodeId, why: &str) {
+        let Some(recovering) = &mut self.recovering else { return };
+        if recovering.nodes.remove(&id).is_some() {
+            self.record(Fact::NodeGone(id));
+            self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
+        }
+    }
+
+    /// When it is to be looked whether everybody is back.
     pub(super) fn recovery_ends(&self) -> Option<Millis> {
-        self.recovering.as_ref().map(|recovering| recovering.until)
+        self.recovering.as_ref().map(|recovering| recovering.until.min(self.now + LOOK))
     }
 
     /// Takes in what runs on a node that knew a head before.
-    pub(super) fn adopt(&mut self, node: NodeId, running: Vec<RunningLease>) {
-        let places = self.recovering.as_mut().and_then(|recovering| recovering.places.remove(&node));
+    pub(super) fn adopt(&mut self, node: NodeId, running: Running) {
+        let places = self.recovering.as_mut().and_then(|recovering| {
+            recovering.nodes.remove(&node);
+            recovering.places.remove(&node)
+        });
         self.bundles_are_back(node, places.unwrap_or_default());
-        for lease in running {
+        for job in running.jobs {
+            match self.jobs.get(&job) {
+                Some(known) if !known.is_over => drop(self.nodes.change(node, |node| node.jobs.insert(job))),
+                // It may have detached actors, which the node keeps.
+                _ => self.order(node, NodeMessage::EndJob { job }),
+            }
+        }
+        for lease in running.leases {
+            let owner = match &lease.start.holder {
+                LeaseHolder::Tasks(owner, _) => Some(*owner),
+                LeaseHolder::Actor(spec, _) => (!spec.detached).then_some(spec.owner.process),
+            };
+            if let Some(recovering) = &mut self.recovering {
+                recovering.owners.extend(owner);
+            }
             self.adopt_lease(node, lease);
         }
     }
@@ -145,7 +257,9 @@ impl State {
             }
             Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
         }
-        let may_go_on = self.jobs.contains_key(&job) && !is_ending && !is_lost;
+        let outlives = matches!(&holder, LeaseHolder::Actor(spec, _) if spec.detached);
+        let has_job = self.jobs.get(&job).is_some_and(|job| !job.is_over || outlives);
+        let may_go_on = has_job && !is_ending && !is_lost;
         let known = match &holder {
             _ if !may_go_on => Holder::Nobody,
             LeaseHolder::Tasks(owner, shape) => {
@@ -174,6 +288,10 @@ impl State {
         if let Holder::Tasks(asker) = known {
             self.requeue(&asker);
         }
+        let waiting = self.recovering.as_mut().and_then(|recovering| recovering.waiting.remove(&id));
+        for _ in 0..waiting.unwrap_or(0) {
+            self.lease_waits(id, true);
+        }
         if !may_go_on {
             return self.end_lease(id, Some("the head that was started again has no place for it".into()));
         }
@@ -189,8 +307,17 @@ impl State {
                     recovering.actors.remove(&spec.id);
                     recovering.watchers.remove(&spec.id)
                 });
-                if !self.adopt_actor(&spec, incarnation, id, node, worker, started) {
+                let is_up = matches!(started, Some(Ok(())));
+                if !self.adopt_actor(&spec, incarnation, id, node, worker, is_up) {
                     self.end_lease(id, Some("another life of its actor is known".into()));
+                } else if let Some(Err(error)) = started {
+                    self.actor_started(spec.id, incarnation, Err(error));
+                }
+                if let Some(by) = self.is_to_end(spec.id) {
+                    self.terminate_actor(spec.id, by);
+                }
+                if self.is_held_by_nobody(&spec) {
+                    self.terminate_actor(spec.id, DROPPED.into());
                 }
                 for watcher in watchers.unwrap_or_default() {
                     self.watch(watcher, spec.id);
@@ -202,53 +329,101 @@ impl State {
     /// An actor that may still come back is to end. If it comes, its life is over.
     pub(super) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
         let Some(recovering) = &mut self.recovering else { return };
-        let Some((spec, incarnation)) = recovering.actors.remove(&id) else { return };
+        let Some(Absent { spec, life }) = recovering.actors.remove(&id) else { return };
         let watchers = recovering.watchers.remove(&id).unwrap_or_default();
-        self.insert_actor(spec, incarnation, None);
+        self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), None);
         self.bury_actor(id, cause);
         for watcher in watchers {
             self.watch(watcher, id);
         }
     }
 
-    /// An owner says which leases it has.
-    pub(super) fn holds(&mut self, process: ProcessId, leases: BTreeSet<LeaseId>) {
+    /// Somebody waits, or goes on, under a lease that its node has not reported yet.
+    pub(super) fn note_absent_wait(&mut self, lease: LeaseId, begins: bool) {
         let Some(recovering) = &mut self.recovering else { return };
+        if self.leases.leases.contains_key(&lease) {
+            return;
+        }
+        let waiting = recovering.waiting.entry(lease).or_default();
+        *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
+    }
+
+    /// A process says what it has.
+    pub(super) fn holds(&mut self, process: ProcessId, leases: Vec<LeaseId>, actors: Vec<ActorId>, is_all: bool) {
+        let Some(recovering) = &mut self.recovering else { return };
+        let claim = recovering.claims.entry(process).or_default();
+        if claim.is_complete {
+            *claim = Claim::default();
+        }
+        claim.leases.extend(leases);
+        claim.actors.extend(actors);
+        claim.is_complete = is_all;
+        if !is_all {
+            return;
+        }
         let mut extra = Vec::new();
         for asker in self.leases.asked_by(process) {
             if let Some(demand) = self.leases.demands.get(&asker) {
-                extra.extend(demand.held.difference(&leases).copied());
+                extra.extend(demand.held.difference(&claim.leases).copied());
             }
         }
-        recovering.claimed.insert(process, leases);
+        let dropped: Vec<ActorId> = self.actors.made_by(process).filter(|id| !claim.actors.contains(id)).collect();
         for lease in extra {
             self.end_lease(lease, Some("its owner does not know it".into()));
         }
+        for actor in dropped {
+            self.terminate_actor(actor, DROPPED.into());
+        }
+    }
+
+    fn claim_of(&self, process: ProcessId) -> Option<&Claim> {
+        self.recovering.as_ref()?.claims.get(&process).filter(|claim| claim.is_complete)
     }
 
     fn is_claimed_by_nobody(&self, owner: ProcessId, lease: LeaseId) -> bool {
-        let claimed = self.recovering.as_ref().and_then(|recovering| recovering.claimed.get(&owner));
-        claimed.is_some_and(|claimed| !claimed.contains(&lease))
+        self.claim_of(owner).is_some_and(|claim| !claim.leases.contains(&lease))
+    }
+
+    fn is_held_by_nobody(&self, spec: &ActorSpec) -> bool {
+        let claim = self.claim_of(spec.owner.process);
+        !spec.detached && claim.is_some_and(|claim| !claim.actors.contains(&spec.id))
+    }
+
+    /// Whoever made an actor says what it was, and its latest life if any has begun.
+    pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>) {
+        let is_known = self.actors.knows(spec.id) || !self.jobs.contains_key(&spec.job);
+        let Some(recovering) = self.recovering.as_mut().filter(|_| !is_known) else { return };
+        let id = spec.id;
+        recovering.actors.entry(id).or_insert(Absent { spec, life });
+        if let Some(by) = self.is_to_end(id) {
+            self.end_absent_actor(id, Error::ActorEnded { by });
+        }
     }
 
     /// Ends the time in which those that were there before may come back.
     pub(super) fn end_recovery_when_due(&mut self) {
-        if self.recovering.as_ref().is_none_or(|recovering| self.now < recovering.until) {
+        let is_due = |recovering: &Recovering| self.now >= recovering.until || recovering.is_everybody_back();
+        if !self.recovering.as_ref().is_some_and(is_due) {
             return;
         }
         let Some(recovering) = self.recovering.take() else { return };
         self.programs_version += 1;
-        for (id, (spec, incarnation)) in recovering.actors {
+        for node in recovering.nodes.into_keys() {
+            self.record(Fact::NodeGone(node));
+            self.tell_all(&HeadEvent::NodeDied { node, why: AWAY.into() });
+        }
+        for (id, Absent { spec, life }) in recovering.actors {
             // Its last life ended with its node.
-            let next = Incarnation(incarnation.0.saturating_add(1));
-            let may_live = spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
-            let cause = Error::ActorEnded { by: "the end of its node while the head was away".into() };
+            let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
+            let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
+            let cause = Error::ActorEnded { by: "the end of its process while the head was away".into() };
+            let spec = Arc::unwrap_or_clone(spec);
             if !self.jobs.contains_key(&spec.job) {
                 self.record(Fact::ActorGone(id));
             } else if may_live {
-                self.insert_actor(spec, next, Some(cause));
+                self.insert_actor(spec, next, life.map(|_| cause));
             } else {
-                self.insert_actor(spec, incarnation, Some(cause.clone()));
+                self.insert_actor(spec, life.unwrap_or(next), Some(cause.clone()));
                 self.bury_actor(id, cause);
             }
         }
@@ -262,17 +437,17 @@ impl State {
                 self.wait_for_places(id);
             }
         }
-        let gone: Vec<ProcessId> =
-            self.drivers.keys().copied().filter(|driver| !self.connected.contains(driver)).collect();
-        for driver in gone {
-            let job = self.drivers.get(&driver).copied();
-            self.process_lost(driver, job);
-        }
-        let owners: Vec<ProcessId> = self.leases.demands.keys().map(|(owner, _)| *owner).collect();
+        let askers = self.leases.demands.keys().map(|(owner, _)| owner);
+        let makers = self.actors.makers().chain(self.groups.makers());
+        let owners: BTreeSet<ProcessId> = self.drivers.keys().chain(askers).chain(makers).copied().collect();
         for owner in owners {
             if !self.connected.contains(&owner) {
-                self.process_lost(owner, None);
+                let job = self.drivers.get(&owner).copied();
+                self.process_lost(owner, job);
             }
+        }
+        for job in self.jobs.keys().copied().collect::<Vec<_>>() {
+            self.forget_job_if_over(job);
         }
         self.quotas.is_use_unknown = false;
         let namespaces: Vec<String> = self.quotas.iter().map(|(namespace, _)| namespace.to_owned()).collect();

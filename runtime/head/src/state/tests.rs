@@ -7,8 +7,8 @@ use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 use wingbeat_net::messages::{
-    DeviceInfo, Explanation, HeadEvent, HeadMessage, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, RunningLease,
-    Subject, Wait, WorkerDeath,
+    DeviceInfo, Explanation, HeadEvent, HeadMessage, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Running,
+    RunningLease, Subject, Wait, WorkerDeath,
 };
 
 use super::{Action, Event, Fact, Millis, Speaker, State};
@@ -159,7 +159,7 @@ impl Bench {
                 labels: BTreeMap::new(),
                 store_bytes: 0,
             }),
-            Vec::new(),
+            Running::default(),
         ));
     }
 
@@ -225,7 +225,7 @@ impl Bench {
             labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
             store_bytes: 0,
         };
-        self.step(Event::NodeJoined(Box::new(info), Vec::new()));
+        self.step(Event::NodeJoined(Box::new(info), Running::default()));
     }
 
     fn wants(&mut self, process: ProcessId, shape: Shape, wanted: u32) {

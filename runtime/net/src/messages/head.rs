@@ -112,6 +112,22 @@ pub enum HeadMessage {
     NodeEnds(String),
     /// A driver leaves: the end of its connection is its end.
     Leaves,
+    /// To a head that was started again: what this process has. Said before all else, in several parts if it is much.
+    Holds {
+        /// Its leases.
+        leases: Vec<LeaseId>,
+        /// Actors that it made and that somebody may hold.
+        actors: Vec<ActorId>,
+        /// Whether this is the last part.
+        is_all: bool,
+    },
+    /// To a head that was started again: an actor that this process made, and of which it has not heard that it is dead.
+    Made {
+        /// As it was made.
+        spec: Arc<ActorSpec>,
+        /// Its latest life, if any has begun.
+        life: Option<Incarnation>,
+    },
     /// From a node: an actor's constructor returned.
     ActorStarted {
         /// The actor.

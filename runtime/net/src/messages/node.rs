@@ -132,15 +132,24 @@ pub enum LeaseHolder {
     Actor(Arc<ActorSpec>, Incarnation),
 }
 
-/// A lease that a node serves, as it tells a head that was started again.
+/// What a node has, as it tells a head that was started again.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Running {
+    /// The leases that it serves.
+    pub leases: Vec<RunningLease>,
+    /// The jobs that it knows.
+    pub jobs: Vec<JobId>,
+}
+
+/// A lease that a node serves.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunningLease {
     /// As it was granted.
     pub start: LeaseStart,
     /// The worker process, once it is there.
     pub worker: Option<(Address, u32)>,
-    /// For an actor, whether its constructor has returned.
-    pub started: bool,
+    /// For an actor, what its constructor has returned; none before it has.
+    pub started: Option<Result<(), Error>>,
     /// It was told to end, and its process is not gone yet.
     pub is_ending: bool,
 }

@@ -139,6 +139,8 @@ impl Weight for HeadMessage {
                 HeadMessage::Owners(owners) => owners.values().map(|owners| 16 + owners.len() * 8).sum(),
                 HeadMessage::DevicesHeld(held) => held.iter().map(|(_, who)| 16 + who.len()).sum(),
                 HeadMessage::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
+                HeadMessage::Holds { leases, actors, .. } => (leases.len() + actors.len()) * 8,
+                HeadMessage::Made { spec, .. } => spec.weight(),
                 _ => FIXED,
             }
     }

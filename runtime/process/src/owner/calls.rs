@@ -312,6 +312,24 @@ impl Calls {
         Some((actor, call))
     }
 
+    /// The latest life of each actor that is not known to be dead, if any has begun.
+    pub(crate) fn lives(&self) -> BTreeMap<ActorId, Option<Incarnation>> {
+        let alive = self.targets.iter().filter(|(_, target)| target.watching);
+        let lives = alive.filter_map(|(actor, target)| match &target.phase {
+            Phase::Unknown | Phase::Away => Some((*actor, target.gone)),
+            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some((*actor, Some(*incarnation))),
+            Phase::Dead(_) => None,
+        });
+        lives.collect()
+    }
+
+    /// The head does not know any more who is to be told what becomes of actors.
+    pub(crate) fn watch_anew(&self, out: &mut Vec<Action>) {
+        let watched = self.targets.iter().filter(|(_, target)| target.watching);
+        let alive = watched.filter(|(_, target)| !matches!(target.phase, Phase::Dead(_)));
+        out.extend(alive.map(|(actor, _)| Action::Watch(*actor)));
+    }
+
     /// What the head says of an actor.
     pub(crate) fn actor_is(&mut self, actor: ActorId, state: ActorState, out: &mut Vec<Action>) {
         let Some(target) = self.targets.get_mut(&actor) else { return };
@@ -328,6 +346,13 @@ impl Calls {
                 // Known; calls that were in flight when contact was lost have their time.
                 if matches!(&target.phase, Phase::Lost { incarnation: lost, .. } if *lost == incarnation) {
                     return;
+                }
+                // The head was started again, and its news of the end of an earlier life was lost.
+                if matches!(&target.phase, Phase::Alive { incarnation: known, .. } | Phase::Lost { incarnation: known, .. } if *known != incarnation)
+                {
+                    Self::leave(&mut self.by_worker, target);
+                    let cause = Error::ActorEnded { by: "a restart while the head was away".into() };
+                    target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
                 }
                 self.by_worker.insert(address.process, actor);
                 target.node = Some(node);

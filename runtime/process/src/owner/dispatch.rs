@@ -376,6 +376,18 @@ impl Dispatch {
         }
     }
 
+    /// The leases that it has.
+    pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.leases.keys().copied()
+    }
+
+    /// The head knows nothing of what is wanted: [`Dispatch::settle`] says it again.
+    pub(crate) fn announce_anew(&mut self) {
+        for queue in self.queues.values_mut() {
+            queue.announced = u32::MAX;
+        }
+    }
+
     /// The head granted a lease.
     pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
         let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == grant.shape) else {

@@ -12,7 +12,7 @@
 //! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
 //!   `dispatch`, `calls` (the decisions), `deciding` (their shell), `results`; `recipe`, `lineage` (making lost objects again);
 //!   `streams`, `items`; `locality` (tasks go to their data).
-//! - `messages`: what other processes say; `standing`: what a task waits for.
+//! - `messages`: what other processes say; `rejoining`: what a head that was started again is told; `standing`: what a task waits for.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::{ActorSpec, Address};
 use wingbeat_core::value::{ObjectValue, StoreNode};
 use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
@@ -51,6 +51,7 @@ pub(crate) mod objects;
 pub(crate) mod outbound;
 mod recipe;
 mod registrations;
+mod rejoining;
 mod resolving;
 mod results;
 mod standing;
@@ -90,6 +91,13 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn has_ebbed(&self, owner: &Arc<Owner>);
 }
 
+/// An actor whose handle somebody here holds.
+pub(crate) struct KnownActor {
+    pub id: ActorId,
+    /// As it was made, if it was made here.
+    pub made: Option<Arc<ActorSpec>>,
+}
+
 /// What one process owns, has borrowed, and has asked others for. After [`Owner::end`] nothing waits, and after [`Owner::clear`]
 /// nothing is held.
 pub(crate) struct Owner {
@@ -106,7 +114,7 @@ pub(crate) struct Owner {
     /// Streams that are consumed here, until their handles are dropped.
     pub streams: Streams,
     /// Actors by their handle object, whether that is ours or borrowed, until that is freed.
-    pub actors: DashMap<ObjectId, ActorId>,
+    pub actors: DashMap<ObjectId, KnownActor>,
     /// What all recipes hold together.
     lineage: Lineage,
     /// Copies that do not count, until they are deleted.
@@ -177,7 +185,7 @@ impl Owner {
         left.extend(self.submission.what_is_left());
         left.extend(self.registrations.what_is_left());
         left.extend(self.streams.what_is_left());
-        left.extend(self.actors.iter().map(|known| format!("{} by {}", known.value(), known.key())));
+        left.extend(self.actors.iter().map(|known| format!("{} by {}", known.id, known.key())));
         if !self.leftovers.is_empty() {
             left.push("leftovers".into());
         }

@@ -105,7 +105,7 @@ impl Owner {
             Freed::Borrowed(released) => {
                 self.registrations.asks_no_more_for(id);
                 if let Some((_, actor)) = self.actors.remove(&id) {
-                    self.submission.request(Request::Forget(actor));
+                    self.submission.request(Request::Forget(actor.id));
                 }
                 // Fails only when the session is over, and then nobody needs to know.
                 let _ = self.released.send(released);
@@ -119,8 +119,8 @@ impl Owner {
                     && !self.submission.is_closed()
                 {
                     let by = "the drop of its last handle".to_owned();
-                    self.tell_head(HeadMessage::TerminateActor { actor, by });
-                    self.submission.request(Request::Forget(actor));
+                    self.tell_head(HeadMessage::TerminateActor { actor: actor.id, by });
+                    self.submission.request(Request::Forget(actor.id));
                 }
             }
         }

@@ -174,6 +174,10 @@ impl Interrupt for Execution {
             self.tell(|asked| asked.deadlock = Some((on, error)));
         }
     }
+
+    fn tell_anew(&self) {
+        self.waits.lock().tell_anew(self);
+    }
 }
 
 struct Restore(Option<Arc<Execution>>);

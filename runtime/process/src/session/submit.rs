@@ -316,13 +316,22 @@ impl Session {
         let handle = process.owner.new_object(object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
+        // Before it is known: a head that is started again meanwhile is told of it.
+        if !detached {
+            process.owner.makes_actor(spec.clone());
+        }
         let answer = self.ask_head(move |head| {
             let spec = spec.clone();
             async move { head.create_actor(mux::within(limits().written), spec, or_get).await }
         });
         let info = match answer.await {
-            Ok(answer) => answer?,
+            Ok(Ok(info)) => info,
+            Ok(Err(error)) => {
+                process.owner.made_no_actor(object);
+                return Err(error);
+            }
             Err(error) => {
+                process.owner.made_no_actor(object);
                 // It may exist, or be made when the head goes on. Nobody would ever hold a handle of it.
                 let by = "its creator, which had no answer from the head".to_owned();
                 process.tell_head(HeadMessage::TerminateActor { actor: id, by });
@@ -330,13 +339,12 @@ impl Session {
             }
         };
         if info.id != id {
+            process.owner.made_no_actor(object);
             return self.actor_handle(class, info);
         }
         if detached {
             // Nobody counts its handles, but its arguments must outlive this process's interest in it.
             process.keep(Box::new(handle.clone()));
-        } else {
-            process.owner.actors.insert(object, id);
         }
         Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached).with_limit(limit))
     }
@@ -357,7 +365,7 @@ impl Session {
         } else {
             let handle = self.owner().borrow(info.handle);
             // Also of an actor of ours: its last handle may have been dropped, and what is known of its calls goes with this one.
-            self.owner().actors.insert(info.handle, info.id);
+            self.owner().uses_actor(info.handle, info.id);
             handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)

@@ -59,6 +59,14 @@ impl Waits {
         }
     }
 
+    /// Tells the head what is waited for, as if it began now.
+    pub(crate) fn tell_anew(&self, execution: &Execution) {
+        if self.count > 0 {
+            let message = HeadMessage::Waiting { lease: execution.lease, wait: self.describe(execution) };
+            execution.session.process().tell_head(message);
+        }
+    }
+
     fn describe(&self, execution: &Execution) -> Wait {
         let on = self.on.iter().take(TOLD).map(|(task, (_, actor))| (*task, *actor)).collect();
         Wait { task: execution.task, name: execution.name.to_string(), actor: execution.actor, on }

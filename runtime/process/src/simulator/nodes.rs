@@ -78,7 +78,7 @@ impl World {
         }
         self.nodes.insert(id, Node { state, starting, orders_at, rest });
         self.shared.nodes.borrow_mut().insert(id);
-        self.step(Event::NodeJoined(Box::new(info), Vec::new()));
+        self.step(Event::NodeJoined(Box::new(info), Default::default()));
     }
 
     pub(super) fn node_hears(&mut self, id: NodeId, message: NodeMessage) {

@@ -94,7 +94,7 @@ fn one_seed() {
     let config = Config { seed, faults: number("WINGBEAT_FAULTS").is_some(), trace: true };
     let _seed = Seed(config);
     let mut world = World::new(config);
-    let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None };
+    let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None, grace: 0 };
     world.state.record_with(Recording::asked_for(recording::Machine::Head, &format!("head-seed{seed}"), begins));
     let report = world.run();
     eprintln!("{report:?}");

@@ -23,4 +23,6 @@ pub trait Executor: Send + Sync {
 pub(crate) trait Interrupt: Send + Sync {
     /// Its wait for `on` can never end.
     fn deadlocked(&self, on: TaskId, error: Error);
+    /// The head does not know any more what is waited for.
+    fn tell_anew(&self);
 }

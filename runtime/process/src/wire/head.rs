@@ -1,21 +1,23 @@
 //! This process's connection to the head, over any number of connections. A driver dials at once; a worker process when it
 //! first has something to say.
 //!
-//! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again. It is lost when its
-//! machine says that nobody listens there any more, when it says that it has given this process up, or when it cannot be
-//! reached for as long as it waits for this process.
+//! A connection that ends is no loss: the head is dialled again, and what was not answered is sent again. A head that was started
+//! again is told what this process has and wants instead. It is lost when its machine says that nobody listens there any more
+//! and no other head is going to, when it says that it has given this process up, or when it cannot be reached for as long as it
+//! waits for this process.
 
 use std::time::{Duration, Instant};
 
 use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
-use wingbeat_net::address::{self, DialError, Stream};
+use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_net::way::Met;
 
 use crate::owner::Outside;
 use crate::wire::head_link::{HeadLink, Standing};
@@ -62,9 +64,11 @@ impl Process {
     /// The first connection. A driver that cannot reach its head is told at once; a worker process knows that there is one.
     async fn dial_head(&self, head: &HeadLink) -> Result<Stream, Error> {
         if self.wire.who.role == Role::Worker {
-            return self.find_head(head, false).await.ok_or_else(|| self.head_is_lost(head));
+            let found = self.find_head(head, false).await.map(|(stream, _)| stream);
+            return found.ok_or_else(|| self.head_is_lost(head));
         }
-        address::dial(head.address(), "the head", &self.wire.who.token, self.hello(Purpose::Control)).await
+        let (stream, _) = head.shared.way.dial(&self.wire.who.token, self.hello(Purpose::Control)).await?;
+        Ok(stream)
     }
 
     /// The head's client, if there is a connection now.
@@ -138,21 +142,40 @@ impl Process {
 
     /// Talks to the head over one connection after the other, until it is lost. Answers with why.
     async fn see_head_through(&self, head: &HeadLink, first: Stream) -> Error {
-        let (mut stream, mut is_back) = (first, false);
+        let (mut stream, mut back) = (first, None);
+        let mut told = None;
         loop {
-            let is_known = self.talk_to_head(head, stream, is_back).await;
+            let is_known = self.talk_to_head(head, stream, back).await;
             if !is_known || self.is_shut_down() {
                 return self.head_is_lost(head);
             }
-            match self.find_head(head, true).await {
-                Some(found) => (stream, is_back) = (found, true),
-                None => return self.head_is_lost(head),
+            let Some((found, met)) = self.find_head(head, true).await else { return self.head_is_lost(head) };
+            // The next head may have taken in what it was told over an earlier connection.
+            if let Met::Next(epoch) = met
+                && told.replace(epoch) != Some(epoch)
+            {
+                self.rejoin(head);
             }
+            (stream, back) = (found, Some(met));
+        }
+    }
+
+    /// Says to a head that was started again what it is to know.
+    fn rejoin(&self, head: &HeadLink) {
+        tracing::info!("the head was started again");
+        head.begin_anew();
+        self.owner.rejoin();
+        for group in self.wire.groups.ids() {
+            self.tell_head(HeadMessage::WatchPlacementGroup(group));
+        }
+        let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
+        for waiting in waits {
+            waiting.tell_anew();
         }
     }
 
     /// Talks to the head until the connection ends. False if the head says that it has given this process up.
-    async fn talk_to_head(&self, head: &HeadLink, stream: Stream, is_back: bool) -> bool {
+    async fn talk_to_head(&self, head: &HeadLink, stream: Stream, back: Option<Met>) -> bool {
         let shared = &head.shared;
         let (connection, client, server) =
             mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
@@ -160,9 +183,9 @@ impl Process {
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = PeerService::new(self.clone(), head.address().process);
         let talking = async {
-            if is_back {
-                match client.resume(mux::within(limits().silence)).await {
-                    Ok(true) => {}
+            if let Some(met) = back {
+                match come_back(head, &client, met).await {
+                    Ok(true) => shared.way.joined(met),
                     Ok(false) => return false,
                     // The next connection may tell.
                     Err(_) => return true,
@@ -186,18 +209,21 @@ impl Process {
     }
 
     /// Dials the head until it answers; none when it is gone, or has given this process up by now.
-    async fn find_head(&self, head: &HeadLink, resumes: bool) -> Option<Stream> {
+    async fn find_head(&self, head: &HeadLink, resumes: bool) -> Option<(Stream, Met)> {
         let end = Instant::now() + limits().lost;
         let (mut pause, longest) = PAUSES;
         while !self.is_shut_down() && Instant::now() < end {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
-            let dialling = address::dial_known(head.address(), "the head", &self.wire.who.token, hello);
+            let dialling = head.shared.way.dial(&self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             let limit = if resumes { 2 * longest } else { limits().dial };
             match tokio::time::timeout(limit, dialling).await {
-                Ok(Ok(stream)) => return Some(stream),
-                Ok(Err(DialError::Gone(_))) => return None,
-                Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
+                Ok(Ok(found)) => return Some(found),
+                // The node of a worker process knows better whether there will be another, and ends it if not.
+                Ok(Err(DialError::Gone(_))) if self.wire.who.role != Role::Worker => return None,
+                Ok(Err(DialError::Gone(error) | DialError::Failed(error))) => {
+                    tracing::debug!(%error, "cannot reach the head");
+                }
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;
@@ -223,6 +249,19 @@ impl Process {
             self.end(&self.head_is_lost(head));
         }
     }
+}
+
+/// Goes on with the head over a new connection. Whether it still knows this process, or does now.
+async fn come_back(head: &HeadLink, client: &HeadClient, met: Met) -> Result<bool, RpcError> {
+    if !client.resume(mux::within(limits().silence)).await? {
+        return Ok(false);
+    }
+    let (Met::Next(_), Some(job)) = (met, head.job()) else { return Ok(true) };
+    let joined = client.join_job(mux::within(limits().written), job.clone()).await?;
+    if let Err(error) = &joined {
+        tracing::warn!(%error, "the head that was started again does not take this job");
+    }
+    Ok(joined.is_ok())
 }
 
 fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {

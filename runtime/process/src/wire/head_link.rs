@@ -1,16 +1,17 @@
 //! What is kept of the connection to the head.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::{Address, JobSpec};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::Connection;
 use wingbeat_net::services::HeadClient;
+use wingbeat_net::way::Way;
 
 /// How this process stands with the head.
 #[derive(Clone)]
@@ -29,7 +30,7 @@ pub struct HeadLink {
 }
 
 pub(super) struct Shared {
-    pub address: Address,
+    pub way: Way,
     pub link: Link<HeadMessage>,
     /// For questions. Whoever has one while there is no connection waits for the next.
     pub client: watch::Sender<Standing>,
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub connection: Mutex<Option<Connection>>,
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
+    /// With what a driver joined.
+    job: OnceLock<JobSpec>,
 }
 
 impl HeadLink {
@@ -45,19 +48,20 @@ impl HeadLink {
     pub fn new(address: Address) -> HeadLink {
         HeadLink {
             shared: Arc::new(Shared {
-                address,
+                way: Way::new(address),
                 link: Link::new(),
                 client: watch::Sender::new(Standing::Away),
                 started: AtomicBool::new(false),
                 connection: Mutex::default(),
                 heard: AtomicU64::new(0),
+                job: OnceLock::new(),
             }),
         }
     }
 
     /// Where the head is.
     pub fn address(&self) -> &Address {
-        &self.shared.address
+        self.shared.way.address()
     }
 
     /// Ends the connection.
@@ -76,6 +80,23 @@ impl HeadLink {
     /// Whether nobody dials yet, and somebody is to.
     pub(super) fn is_first_use(&self) -> bool {
         !self.shared.started.swap(true, Ordering::AcqRel)
+    }
+
+    /// A driver has joined with this job.
+    pub fn has_joined(&self, job: JobSpec) {
+        let _ = self.shared.job.set(job);
+    }
+
+    pub(super) fn job(&self) -> Option<&JobSpec> {
+        self.shared.job.get()
+    }
+
+    /// What was said to an earlier head, and what that said, is over. What ends something is still to be done.
+    pub(super) fn begin_anew(&self) {
+        self.shared.link.forget(|message| {
+            matches!(message, HeadMessage::KillActor { .. } | HeadMessage::TerminateActor { .. } | HeadMessage::Leaves)
+        });
+        self.shared.heard.store(0, Ordering::Release);
     }
 
     /// Whether a batch of this number is to be taken in, and has not come before.

@@ -143,6 +143,7 @@ impl Prepared {
             losses: 0,
             to: None,
             resumes: false,
+            epoch: None,
         }
     }
 
@@ -192,7 +193,7 @@ impl Process {
         self.vital("taking connections", async move {
             let mut over = accepting.wire.life.over.subscribe();
             let Identity { address, token, cluster, .. } = accepting.wire.who.clone();
-            let welcome = Welcome { address, cluster };
+            let welcome = Welcome { address, cluster, epoch: None };
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
@@ -292,6 +293,7 @@ impl Process {
             losses: 0,
             to: None,
             resumes: false,
+            epoch: None,
         }
     }
 

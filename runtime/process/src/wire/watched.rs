@@ -81,6 +81,11 @@ impl Watched {
         }
     }
 
+    /// All that are watched.
+    pub(super) fn ids(&self) -> Vec<PlacementGroupId> {
+        self.groups.lock().keys().copied().collect()
+    }
+
     /// The session is over: nobody will say anything of groups any more.
     pub(crate) fn end(&self) -> Vec<Handle> {
         let groups = std::mem::take(&mut *self.groups.lock());

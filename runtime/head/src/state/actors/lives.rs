@@ -59,11 +59,8 @@ impl State {
         }
         let (id, answer) = (spec.id, info(&spec));
         self.insert_actor(spec, Incarnation(0), None);
-        match self.actors.never.remove(&id) {
-            Some(by) => {
-                self.actors.never_order.retain(|other| *other != id);
-                self.bury_actor(id, Error::ActorEnded { by });
-            }
+        match self.is_to_end(id) {
+            Some(by) => self.bury_actor(id, Error::ActorEnded { by }),
             None => self.refuse_actor_if_infeasible(id),
         }
         Ok(answer)
@@ -444,10 +441,8 @@ impl State {
                 }
                 actor.shown(&self.nodes)
             }
-            // It is placed when its node had time to come back.
-            None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => {
-                ActorState::Starting
-            }
+            // Nothing is said before its node had time to come back.
+            None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => return,
             None => ActorState::Dead {
                 cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }),
             },
@@ -458,6 +453,9 @@ impl State {
     pub(in crate::state) fn kill_actor(&mut self, id: ActorId, may_restart: bool) {
         if !may_restart {
             self.end_absent_actor(id, Error::ActorEnded { by: "kill".into() });
+        }
+        if !may_restart && self.recovering.is_some() && !self.actors.actors.contains_key(&id) {
+            self.never_begins(id, "kill".into());
         }
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
         let lease = actor.lease();
@@ -474,17 +472,7 @@ impl State {
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
         self.end_absent_actor(id, Error::ActorEnded { by: by.clone() });
-        let Some(actor) = self.actors.actors.get_mut(&id) else {
-            if self.actors.never.insert(id, by).is_none() {
-                self.actors.never_order.push_back(id);
-            }
-            if self.actors.never_order.len() > TOMBSTONES
-                && let Some(oldest) = self.actors.never_order.pop_front()
-            {
-                self.actors.never.remove(&oldest);
-            }
-            return;
-        };
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return self.never_begins(id, by) };
         match &actor.phase {
             Phase::Dead(_) => {}
             // Nobody waits for a call, or it would not be unheld.
@@ -496,6 +484,25 @@ impl State {
                 self.order(node, NodeMessage::DrainActor { lease, by });
             }
         }
+    }
+
+    /// An actor of which nothing is known is to end when it is made, or comes back.
+    fn never_begins(&mut self, id: ActorId, by: String) {
+        if self.actors.never.insert(id, by).is_none() {
+            self.actors.never_order.push_back(id);
+        }
+        if self.actors.never_order.len() > TOMBSTONES
+            && let Some(oldest) = self.actors.never_order.pop_front()
+        {
+            self.actors.never.remove(&oldest);
+        }
+    }
+
+    /// Why an actor is to end as soon as it is known, if somebody has said so.
+    pub(in crate::state) fn is_to_end(&mut self, id: ActorId) -> Option<String> {
+        let by = self.actors.never.remove(&id)?;
+        self.actors.never_order.retain(|other| *other != id);
+        Some(by)
     }
 
     /// The creator of these actors is gone.

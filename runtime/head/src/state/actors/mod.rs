@@ -108,6 +108,20 @@ pub(super) enum Standing<'a> {
 }
 
 impl Actors {
+    /// Processes that have made actors which end with them.
+    pub(super) fn makers(&self) -> impl Iterator<Item = &ProcessId> {
+        self.by_owner.keys()
+    }
+
+    /// Those that end with this process.
+    pub(super) fn made_by(&self, process: ProcessId) -> impl Iterator<Item = ActorId> {
+        self.by_owner.get(&process).into_iter().flatten().copied()
+    }
+
+    pub(super) fn knows(&self, id: ActorId) -> bool {
+        self.actors.contains_key(&id)
+    }
+
     pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
         let actor = self.actors.get(&id)?;
         let standing = match &actor.phase {

@@ -88,6 +88,11 @@ fn check(spec: &PlacementGroupSpec) -> Result<(), Error> {
 }
 
 impl Groups {
+    /// Processes that have made groups which end with them.
+    pub(super) fn makers(&self) -> impl Iterator<Item = &ProcessId> {
+        self.by_owner.keys()
+    }
+
     pub(super) fn get(&self, id: PlacementGroupId) -> Option<&Group> {
         self.groups.get(&id)
     }

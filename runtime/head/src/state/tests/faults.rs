@@ -197,7 +197,7 @@ fn a_group_that_was_placed_waits_for_nodes_like_those_it_lost() {
 #[test]
 fn nodes_of_before_have_time_to_come_back_before_anything_is_refused() {
     let mut bench = Bench::empty();
-    bench.state = State::recover(ClusterId(1), 1 << 33, Vec::new());
+    bench.state = State::recover(ClusterId(1), 1 << 33, Vec::new(), 10_000);
     bench.node(1, cpus(1.0));
     bench.driver(DRIVER);
     bench.demand(DRIVER, cpus(8.0), 1);

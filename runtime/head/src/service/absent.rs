@@ -1,0 +1,51 @@
+//! Nodes and drivers that an earlier head knew, and that are not back: those where nobody listens any more are lost at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wingbeat_core::spec::Address;
+use wingbeat_net::address;
+
+use super::Shell;
+use crate::state::{Absentee, Event};
+
+/// The first pause before an absent one's machine is asked whether somebody listens, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+impl Shell {
+    /// Looks for everybody who may still come back.
+    pub(crate) fn look_for_the_absent(self: &Arc<Self>) {
+        for (who, address) in self.inside.lock().state.absent() {
+            // A refusal says little of a driver on another machine: something between may let nobody in.
+            if matches!(who, Absentee::Node(_)) || address.machine == address::this_machine() {
+                self.vital("looking for the absent", self.clone().look_for(who, address));
+            }
+        }
+    }
+
+    async fn look_for(self: Arc<Self>, who: Absentee, address: Address) {
+        let (mut pause, longest) = PAUSES;
+        let looking = async {
+            while self.inside.lock().state.is_absent(who) {
+                if address::is_gone(&address).await {
+                    return self.lose(who);
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        };
+        self.until_stopped(looking).await;
+    }
+
+    fn lose(&self, who: Absentee) {
+        let event = match who {
+            Absentee::Node(node) => Event::NodeLost(node, "it ended while the head was away".into()),
+            Absentee::Driver(process, job) => Event::ProcessLost(process, Some(job)),
+        };
+        self.change(|state, now| match state.is_absent(who) {
+            true => ((), state.step(now, event)),
+            false => ((), Vec::new()),
+        });
+        self.note_time();
+    }
+}

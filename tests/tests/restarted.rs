@@ -1,0 +1,187 @@
+//! A head with a journal may be killed and started again: whoever runs goes on, and notices nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{Local, Started};
+use serde::{Deserialize, Serialize};
+use wingbeat::{Bundle, Error, PlacementStrategy, get_all_blocking, placement_group};
+use wingbeat_tests::TestCluster;
+
+#[wingbeat::remote]
+fn double(number: u64) -> u64 {
+    2 * number
+}
+
+/// Says that it has begun, and ends when it is told to.
+#[wingbeat::remote]
+fn gated(begun: PathBuf, go_on: PathBuf) -> u32 {
+    std::fs::write(begun, "").unwrap();
+    while !go_on.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::process::id()
+}
+
+/// A task that waits for one of its own, which is made while the head is away.
+#[wingbeat::remote]
+async fn nested(begun: PathBuf, go_on: PathBuf) -> u64 {
+    let inner = gated::remote(begun, go_on.clone());
+    inner.await.unwrap();
+    double::remote(4).await.unwrap()
+}
+
+#[derive(Serialize, Deserialize)]
+struct Counter {
+    count: u64,
+}
+
+#[wingbeat::actor]
+impl Counter {
+    fn new() -> Counter {
+        Counter { count: 0 }
+    }
+
+    fn add(&mut self) -> u64 {
+        self.count += 1;
+        self.count
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn gated(&mut self, begun: PathBuf, go_on: PathBuf) -> u64 {
+        std::fs::write(begun, "").unwrap();
+        while !go_on.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        self.add()
+    }
+}
+
+/// A driver of a cluster whose head keeps a journal.
+fn cluster(nodes: usize, cpus: u32) -> (TestCluster, Local) {
+    let cluster = TestCluster::with_journal(nodes, cpus).unwrap();
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("restarted");
+    let driver = Local::from(init);
+    (cluster, driver)
+}
+
+fn restart(cluster: &mut TestCluster) {
+    cluster.kill_head().unwrap();
+    cluster.start_head().unwrap();
+}
+
+/// Two files: one that says that something has begun, and one that lets it go on.
+struct Gate {
+    begun: Started,
+    go_on: Started,
+}
+
+impl Gate {
+    fn new() -> Gate {
+        Gate { begun: Started::new(), go_on: Started::new() }
+    }
+
+    fn open(&self) {
+        std::fs::write(self.go_on.path(), "").unwrap();
+    }
+}
+
+#[test]
+fn what_runs_goes_on_and_what_is_submitted_meanwhile_is_done() {
+    let (mut cluster, _driver) = cluster(2, 2);
+    let gate = Gate::new();
+    let running = gated::remote(gate.begun.path(), gate.go_on.path());
+    let counter = Counter::remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    let pid = counter.pid().get_blocking().unwrap();
+    gate.begun.wait();
+    cluster.kill_head().unwrap();
+    let meanwhile: Vec<_> = (0..100).map(double::remote).collect();
+    assert_eq!(counter.add().get_blocking().unwrap(), 2, "calls need no head");
+    cluster.start_head().unwrap();
+    assert_eq!(get_all_blocking(&meanwhile).unwrap(), (0..100).map(|number| 2 * number).collect::<Vec<_>>());
+    gate.open();
+    running.get_blocking().unwrap();
+    assert_eq!(counter.add().get_blocking().unwrap(), 3);
+    assert_eq!(counter.pid().get_blocking().unwrap(), pid, "it is the same life");
+}
+
+#[test]
+fn a_call_that_runs_meanwhile_gives_its_result_and_the_actor_ends_with_its_handle() {
+    let (mut cluster, _driver) = cluster(1, 2);
+    let gate = Gate::new();
+    let counter = Counter::remote();
+    let call = counter.gated(gate.begun.path(), gate.go_on.path());
+    gate.begun.wait();
+    restart(&mut cluster);
+    gate.open();
+    assert_eq!(call.get_blocking().unwrap(), 1);
+    let pid = counter.pid().get_blocking().unwrap();
+    drop(counter);
+    assert!(wingbeat_tests::wait_for_end(pid, std::time::Duration::from_secs(60)), "nobody holds it any more");
+}
+
+#[test]
+fn a_task_that_waits_for_its_own_tasks_lends_its_cpu_to_the_next_head_too() {
+    let (mut cluster, _driver) = cluster(1, 1);
+    let gate = Gate::new();
+    let outer = nested::remote(gate.begun.path(), gate.go_on.path());
+    gate.begun.wait();
+    restart(&mut cluster);
+    gate.open();
+    assert_eq!(outer.get_blocking().unwrap(), 8);
+}
+
+#[test]
+fn an_actor_whose_node_ends_while_the_head_is_away_lives_again_elsewhere() {
+    let (mut cluster, _driver) = cluster(1, 1);
+    let counter = Counter::options().max_restarts(1).remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    let pid = counter.pid().get_blocking().unwrap();
+    cluster.kill_head().unwrap();
+    cluster.kill_node(0).unwrap();
+    cluster.start_head().unwrap();
+    cluster.add_node(&["--num-cpus", "1"]).unwrap();
+    let again = loop {
+        match counter.pid().get_blocking() {
+            Ok(again) => break again,
+            Err(Error::ActorUnavailable { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_ne!(again, pid);
+}
+
+#[test]
+fn groups_and_what_is_in_them_stay_where_they_are() {
+    let (mut cluster, _driver) = cluster(2, 2);
+    let bundles = [Bundle::new().num_cpus(1.0), Bundle::new().num_cpus(1.0)];
+    let group = placement_group(bundles).strategy(PlacementStrategy::StrictSpread).create_blocking().unwrap();
+    let before = group.ready().get_blocking().unwrap();
+    let counter = Counter::options().num_cpus(1.0).in_bundle(&group, 1).remote();
+    let pid = counter.pid().get_blocking().unwrap();
+    restart(&mut cluster);
+    assert_eq!(group.ready().get_blocking().unwrap(), before);
+    assert_eq!(double::options().in_bundle(&group, 0).remote(2).get_blocking().unwrap(), 4);
+    assert_eq!(counter.pid().get_blocking().unwrap(), pid);
+    group.remove_blocking().unwrap();
+    assert!(matches!(counter.add().get_blocking(), Err(Error::ActorDied { .. })));
+}
+
+#[test]
+fn a_cluster_outlives_one_head_after_the_other() {
+    let (mut cluster, _driver) = cluster(2, 2);
+    let counter = Counter::remote();
+    for life in 1..=5 {
+        assert_eq!(counter.add().get_blocking().unwrap(), life);
+        restart(&mut cluster);
+        let tasks: Vec<_> = (0..50).map(double::remote).collect();
+        assert_eq!(get_all_blocking(&tasks).unwrap()[49], 98);
+    }
+}
