@@ -70,9 +70,6 @@ use waits::{Circle, Waits};
 /// Milliseconds since the head started.
 pub type Millis = u64;
 
-/// Nodes do not say when they retire an idle worker process. Records of such go when twice as many and this many more
-/// are known than are connected or leased, so that the cost of looking is shared by as many.
-const FORMER_WORKERS: usize = 1024;
 /// How often unmet demand is looked at: half of what a recalled lease is left with its owner.
 const TICK: Millis = 25;
 /// Ticks without effect after which the next comes later, up to [`SLOW_TICK`].
@@ -149,7 +146,8 @@ pub struct State {
     drivers: BTreeMap<ProcessId, JobId>,
     /// Processes that are connected, so that nobody else is told anything.
     connected: BTreeSet<ProcessId>,
-    /// The job and the node of every worker process that runs.
+    /// The job and the node of every worker process that has served and runs. Its node says when it has ended, also of one that
+    /// was idle. An idle one is neither leased nor connected, and may still ask for leases: to make again what it owns.
     worker_jobs: BTreeMap<ProcessId, (JobId, NodeId)>,
     departed: Departed,
     leases: Leases,
@@ -496,15 +494,9 @@ impl State {
     }
 
     fn worker_known(&mut self, worker: ProcessId, job: JobId, node: NodeId) {
-        if self.worker_jobs.insert(worker, (job, node)).is_some() {
-            return;
+        if self.worker_jobs.insert(worker, (job, node)).is_none() {
+            self.job_is_known(worker);
         }
-        self.job_is_known(worker);
-        let leased: BTreeSet<ProcessId> = match 2 * (self.leases.leases.len() + self.connected.len()) + FORMER_WORKERS {
-            limit if self.worker_jobs.len() <= limit => return,
-            _ => self.leases.leases.values().filter_map(|lease| Some(lease.worker?.0)).collect(),
-        };
-        self.worker_jobs.retain(|id, _| leased.contains(id) || self.connected.contains(id));
     }
 
     fn job_joined(&mut self, spec: JobSpec) {

@@ -303,3 +303,18 @@ fn a_job_ends_with_its_own_driver_only() {
     bench.step(Event::ProcessLost(DRIVER, Some(job_of(DRIVER).id)));
     assert!(bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::EndJob { .. })));
 }
+
+#[test]
+fn an_idle_worker_process_that_asks_for_the_first_time_is_served_however_many_others_were() {
+    let mut bench = Bench::new(cpus(2.0));
+    let of_driver = |bench: &mut Bench, process| bench.state.worker_known(process, JobId(DRIVER.0), NodeId(1));
+    let idle = ProcessId(1_000_000);
+    of_driver(&mut bench, idle);
+    for other in 1..5_000 {
+        of_driver(&mut bench, ProcessId(idle.0 + other));
+    }
+    bench.step(Event::ProcessConnected(idle));
+    bench.demand(idle, cpus(1.0), 1);
+    bench.ready();
+    assert_eq!(bench.granted(idle).len(), 1);
+}
