@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::resources::GPU;
 use wingbeat_core::spec::Strategy;
-use wingbeat_core::{Amount, LeaseId, NodeId, PlacementGroupId, ResourceSet};
+use wingbeat_core::{Amount, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 
 use super::facts::Fact;
 use super::leases::Lease;
@@ -85,6 +85,38 @@ impl State {
         check_pool(&node.info.id.to_string(), &node.pool, alone.map(taken).chain(bundles))
     }
 
+    /// Checks what some processes ask for: what they hold is theirs, and who lacks something waits.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn audit_owners(&self, processes: impl IntoIterator<Item = ProcessId>) -> Result<(), String> {
+        for asker in processes.into_iter().flat_map(|process| self.leases.asked_by(process)) {
+            let Some(demand) = self.leases.demands.get(&asker) else { continue };
+            let is_theirs = |id: &LeaseId| {
+                let lease = self.leases.leases.get(id);
+                lease.is_some_and(|lease| !lease.ending && lease.holder == super::leases::Holder::Tasks(asker))
+            };
+            if let Some(lease) = demand.held.iter().find(|lease| !is_theirs(lease)) {
+                return Err(format!("{} is known to hold {lease}, which is not its own", asker.0));
+            }
+            self.audit_demand(asker, demand)?;
+        }
+        Ok(())
+    }
+
+    fn audit_demand(&self, asker: super::leases::Asker, demand: &super::leases::Demand) -> Result<(), String> {
+        let waits = |id: &&LeaseId| self.leases.leases.get(id).is_some_and(|lease| lease.waiting > 0);
+        let active = demand.held.len() - demand.held.iter().filter(waits).count();
+        if active as u32 != demand.active {
+            return Err(format!("{} has {active} leases of use, and {} are counted", asker.0, demand.active));
+        }
+        let waiter = Waiter::Tasks(asker.0, asker.1);
+        if demand.is_unmet() != self.queue.contains(waiter) {
+            return Err(format!("{} wants more leases and does not wait, or the other way round", asker.0));
+        }
+        Ok(())
+    }
+
     /// Checks everything that [`State::audit`] does not: who holds, who waits, and what is remembered of both.
     ///
     /// # Errors
@@ -105,15 +137,7 @@ impl State {
             if held.remove(asker).unwrap_or_default() != demand.held {
                 return Err(format!("the leases of {} are not those that it is known to hold", asker.0));
             }
-            let waits = |id: &&LeaseId| self.leases.leases.get(id).is_some_and(|lease| lease.waiting > 0);
-            let active = demand.held.len() - demand.held.iter().filter(waits).count();
-            if active as u32 != demand.active {
-                return Err(format!("{} has {active} leases of use, and {} are counted", asker.0, demand.active));
-            }
-            let waiter = Waiter::Tasks(asker.0, asker.1);
-            if demand.is_unmet() != self.queue.contains(waiter) {
-                return Err(format!("{} wants more leases and does not wait, or the other way round", asker.0));
-            }
+            self.audit_demand(*asker, demand)?;
         }
         if let Some((asker, _)) = held.into_iter().next() {
             return Err(format!("{} holds leases that it never asked for", asker.0));
