@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
 use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
-use wingbeat_head::state::Speaker;
+use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
 use super::execution::Shared;
 use super::site::Site;
 use super::value::Plan;
 use super::world::{Happening, World};
+
+/// How often all of the head's state is checked in a large cluster, in steps of the head.
+const CHECK_ALL_EVERY: u64 = 5_000;
 
 impl Shared {
     /// Whether what has happened explains an error.
@@ -75,7 +78,53 @@ impl Site {
     }
 }
 
+/// Of which nodes and processes the head's state may have changed.
+#[derive(Default)]
+pub(super) struct Changed {
+    pub nodes: BTreeSet<NodeId>,
+    pub processes: BTreeSet<ProcessId>,
+}
+
 impl World {
+    /// The head is about to take this in.
+    pub(super) fn note_changes(&mut self, event: &Event) {
+        let Event::Says(by, message) = event else { return };
+        match *by {
+            Speaker::Node(node) => self.changed.nodes.extend([node]),
+            Speaker::Process(process) => self.changed.processes.extend([process]),
+        }
+        if let HeadMessage::ReturnLease(lease)
+        | HeadMessage::AbandonLease(lease)
+        | HeadMessage::Waiting { lease: Some(lease), .. }
+        | HeadMessage::Resumed { lease: Some(lease), .. } = message
+        {
+            self.changed.nodes.extend(self.state.node_of(*lease));
+        }
+    }
+
+    /// After the head has decided: all of its state in a small cluster. In a large one what has changed, and all now and then.
+    pub(super) fn check_head(&mut self) {
+        let Changed { nodes, processes } = std::mem::take(&mut self.changed);
+        self.head_steps += 1;
+        let is_due = self.shared.config.large().is_none() || self.head_steps.is_multiple_of(CHECK_ALL_EVERY);
+        let checked = match is_due {
+            true => self.state.audit_all(),
+            false => self.state.audit(nodes).and_then(|()| self.state.audit_owners(processes)),
+        };
+        if let Err(why) = checked {
+            panic!("the head's state is wrong: {why}");
+        }
+    }
+
+    /// Processes that were not looked at have nothing to do.
+    pub(super) fn check_settled(&self) {
+        for process in self.processes.values() {
+            let is_planned = !process.has_released() || process.releases_planned.get();
+            assert!(is_planned && !process.was_woken(), "{} has something to do, and nobody looks at it", process.id);
+            assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);
+        }
+    }
+
     /// Nothing is under way and nobody holds anything: nothing is left.
     pub(super) fn check_at_rest(&mut self) {
         for process in self.processes.values() {
@@ -119,7 +168,9 @@ impl World {
 
     /// Worker processes and drivers end in order.
     pub(super) fn end_everything(&mut self) {
-        self.schedule(1_000, Happening::HeadTick);
+        // Longer than idle worker processes are kept.
+        let idle = self.shared.config.large().map_or(0, |large| large.idle);
+        self.schedule(1_000 + idle, Happening::HeadTick);
         self.come_to_rest();
         self.retire_idle_workers();
         self.come_to_rest();
@@ -144,9 +195,17 @@ impl World {
             lines.push(format!("{} runs {task:?}", running.process.id));
         }
         for process in self.processes.values() {
-            lines.push(format!("{} has {:?}", process.id, process.owner.what_is_left()));
+            let left = process.owner.what_is_left();
+            if !left.is_empty() {
+                lines.push(format!("{} has {left:?}", process.id));
+            }
         }
-        lines.push(format!("{:?}", self.state.picture()));
+        let mut picture = self.state.picture();
+        if self.shared.config.large().is_some() {
+            picture.nodes.clear();
+            picture.jobs.clear();
+        }
+        lines.push(format!("{picture:?}"));
         lines.join("\n")
     }
 }

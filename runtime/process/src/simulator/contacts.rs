@@ -36,7 +36,7 @@ fn pair(one: ProcessId, other: ProcessId) -> (ProcessId, ProcessId) {
 impl World {
     /// What a process has to say to another sets out, if there is a connection. It comes after what was said before.
     pub(super) fn send(&mut self, from: ProcessId, to: ProcessId) {
-        let line = self.lines.entry(pair(from, to)).or_default();
+        let line = self.line(from, to);
         let (connection, is_up) = (line.connection, line.is_up);
         let Some(process) = self.alive(from).filter(|_| is_up) else { return };
         // What is said at once may go together or not.
@@ -54,6 +54,14 @@ impl World {
         }
     }
 
+    fn line(&mut self, one: ProcessId, other: ProcessId) -> &mut Line {
+        self.lines.entry(pair(one, other)).or_insert_with(|| {
+            self.met.entry(one).or_default().insert(other);
+            self.met.entry(other).or_default().insert(one);
+            Line::default()
+        })
+    }
+
     /// After how long something arrives that takes so long: not before what is on its way.
     fn arrival(&mut self, way: (ProcessId, ProcessId), delay: u64) -> u64 {
         let now = self.shared.now();
@@ -65,7 +73,7 @@ impl World {
     /// The connection between two breaks. What is under way over it is lost, in both directions; what was not answered comes
     /// again over the next, which is there after a while.
     pub(super) fn breaks(&mut self, one: ProcessId, other: ProcessId) {
-        let line = self.lines.entry(pair(one, other)).or_default();
+        let line = self.line(one, other);
         if !std::mem::replace(&mut line.is_up, false) {
             return;
         }
@@ -80,7 +88,7 @@ impl World {
     }
 
     pub(super) fn reconnect(&mut self, one: ProcessId, other: ProcessId) {
-        self.lines.entry(pair(one, other)).or_default().is_up = true;
+        self.line(one, other).is_up = true;
         for (from, to) in [(one, other), (other, one)] {
             self.links.remove(&(from, to));
             if let Some(process) = self.alive(from) {
@@ -240,9 +248,9 @@ impl World {
 
     /// A process is gone: whoever is in contact with it notices.
     pub(super) fn tell_peers_of_death(&mut self, gone: ProcessId) {
-        let peers: Vec<ProcessId> = self.processes.keys().copied().filter(|peer| *peer != gone).collect();
-        for peer in peers {
-            let Some(number) = self.processes[&peer].side.contact_with(gone) else { continue };
+        for peer in self.met.remove(&gone).unwrap_or_default() {
+            let contact = self.alive(peer).and_then(|process| process.side.contact_with(gone));
+            let Some(number) = contact else { continue };
             if self.shared.config.faults && self.shared.below(2) == 0 {
                 self.dropped.insert((gone, peer), number);
             }

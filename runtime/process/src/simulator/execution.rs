@@ -91,6 +91,8 @@ pub(super) struct Shared {
     pub random: RefCell<StdRng>,
     pub next: Cell<u64>,
     pub begun: RefCell<Vec<(Number, Running)>>,
+    /// Processes that were looked at since the world settled: only they may have something to do.
+    pub touched: RefCell<BTreeSet<ProcessId>>,
     pub timers: RefCell<Vec<(u64, Waker)>>,
     pub questions: RefCell<Vec<Question>>,
     /// What lies in the stores of living nodes, and for which job it was made.
@@ -112,6 +114,8 @@ pub(super) struct Shared {
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
     /// Placement groups that were given back.
     pub given_back: RefCell<BTreeSet<PlacementGroupId>>,
+    /// All jobs that there were.
+    pub jobs: RefCell<Vec<JobId>>,
     pub report: RefCell<Report>,
 }
 
@@ -147,6 +151,7 @@ impl Shared {
         execution: Option<Rc<Execution>>,
         program: Program,
     ) {
+        process.program.set(Some(number));
         let waker = self.waker(number);
         let running = Running { process: process.clone(), execution, program, waker: waker.clone() };
         self.begun.borrow_mut().push((number, running));

@@ -6,17 +6,25 @@ use super::world::{Happening, World};
 
 impl World {
     pub(super) fn chance(&mut self) {
-        if self.shared.now() > self.faults_end || self.drivers.is_empty() {
+        if self.shared.config.large().is_some() || self.shared.now() > self.faults_end || self.drivers.is_empty() {
             return;
         }
-        if self.shared.below(4) == 0 {
-            self.retire_idle_workers();
-        }
+        self.something_happens();
+        let after = 1 + self.shared.below(80);
+        self.schedule(after, Happening::Chance);
+    }
+
+    pub(super) fn something_happens(&mut self) {
+        self.maybe_retire();
         if self.shared.config.faults {
             self.something_breaks();
         }
-        let after = 1 + self.shared.below(80);
-        self.schedule(after, Happening::Chance);
+    }
+
+    pub(super) fn maybe_retire(&mut self) {
+        if self.shared.below(4) == 0 {
+            self.retire_idle_workers();
+        }
     }
 
     pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
@@ -62,8 +70,7 @@ impl World {
             21 if self.drivers.len() > 1 => {
                 let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
                 if let Some(driver) = self.pick(&drivers) {
-                    self.shared.report.borrow_mut().deaths += 1;
-                    self.dies(driver);
+                    self.driver_leaves(driver);
                 }
             }
             _ => {}

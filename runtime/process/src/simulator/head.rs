@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use wingbeat_core::ProcessId;
-use wingbeat_core::spec::{Executable, JobSpec, MachineId};
+use wingbeat_core::spec::{Address, Executable, JobSpec};
+use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Action, Event, Speaker};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
@@ -18,6 +18,7 @@ impl World {
     /// The head takes an event in.
     pub(super) fn step(&mut self, event: Event) {
         self.shared.trace(|| format!("the head hears {event:?}"));
+        self.note_changes(&event);
         let actions = self.state.step(self.shared.now(), event);
         self.act(actions);
     }
@@ -29,6 +30,7 @@ impl World {
                 Action::Tell(process, _) => (Speaker::Process(*process), process.0),
                 Action::Order(node, _) => (Speaker::Node(*node), node.0),
             };
+            self.changed.nodes.extend(matches!(action, Action::Order(..)).then_some(NodeId(number)));
             let delay = self.shared.below(if self.is_slow(0, number) { SLOW } else { 4 });
             let at = self.from_head_at.entry(to).or_default();
             *at = (*at).max(self.shared.now() + delay);
@@ -41,9 +43,7 @@ impl World {
                 },
             );
         }
-        if let Err(why) = self.state.audit_all() {
-            panic!("the head's state is wrong: {why}");
-        }
+        self.check_head();
         let next = self.state.next_tick().map(|after| self.shared.now() + after);
         if let Some(at) = next
             && self.ticks_at.is_none_or(|planned| at < planned)
@@ -92,12 +92,12 @@ impl World {
     }
 
     pub(super) fn driver_joins(&mut self, process: &Rc<Process>) {
-        let id = process.job;
+        let (id, machine) = (process.job, self.machine_of(process.node.get()));
         let spec = JobSpec {
             id,
             name: format!("job{}", id.0),
-            driver: address(process.id),
-            executable: Executable { hash: String::new(), size: 0, pid: 1, machine: MachineId(1), path: String::new() },
+            driver: Address { machine, ..address(process.id) },
+            executable: Executable { hash: String::new(), size: 0, pid: 1, machine, path: String::new() },
             working_dir: String::new(),
             env: BTreeMap::new(),
             local_env: BTreeMap::new(),

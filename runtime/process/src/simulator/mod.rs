@@ -6,12 +6,14 @@
 //!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
-//! - `faults`: what breaks; `checks`: what must hold at the end.
+//! - `faults`: what breaks; `checks`: what must hold.
+//! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
 //!
 //! ```text
 //! WINGBEAT_SEED=17 cargo test -p wingbeat-process --lib simulator::tests::one_seed
+//! cargo xtask simulate --seed 1 --nodes 10000 --events 1000000
 //! ```
 
 mod actors;
@@ -20,6 +22,7 @@ mod contacts;
 mod execution;
 mod faults;
 mod head;
+mod large;
 mod nodes;
 mod process;
 mod programs;
@@ -30,6 +33,8 @@ mod tests;
 mod value;
 mod world;
 
+pub(crate) use large::Large;
+
 /// What to simulate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
@@ -39,12 +44,40 @@ pub(crate) struct Config {
     pub faults: bool,
     /// Whether everything that happens is written to stderr.
     pub trace: bool,
+    pub size: Size,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Size {
+    /// Two or three nodes, and two drivers with a program each. Everything is checked after every step.
+    Small,
+    /// Thousands of nodes.
+    Large(Large),
+}
+
+impl Config {
+    pub(crate) fn small(seed: u64, faults: bool) -> Config {
+        Config { seed, faults, trace: false, size: Size::Small }
+    }
+
+    fn large(&self) -> Option<Large> {
+        match self.size {
+            Size::Small => None,
+            Size::Large(large) => Some(large),
+        }
+    }
 }
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Report {
     pub happenings: u64,
+    /// What the head tells everybody about nodes. It is no happening: one node that dies would be ten thousand.
+    pub notices: u64,
+    /// Programs of drivers that have ended.
+    pub programs: u64,
+    /// Worker processes that were started.
+    pub workers: u64,
     pub tasks: u64,
     pub calls: u64,
     pub items: u64,

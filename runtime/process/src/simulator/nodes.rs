@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use wingbeat_core::spec::Outcome;
+use wingbeat_core::spec::{Address, Outcome};
 use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
 use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
@@ -22,9 +22,9 @@ use crate::work::Become;
 /// Who says what only the head may say.
 const HEAD: ProcessId = ProcessId(0);
 /// Worker processes with an id of this and more are of the first node.
-const WORKERS: u64 = 1_000_000;
-/// Idle worker processes are asked to exit after this long.
-const IDLE: u64 = 60;
+const WORKERS: u64 = 1_000_000_000;
+/// Idle worker processes are asked to exit after this long, in a small cluster.
+pub(super) const IDLE: u64 = 60;
 
 pub(super) struct Node {
     pub state: node::State,
@@ -56,7 +56,7 @@ impl World {
         let cpus = 2 + self.shared.below(2) as u32;
         let info = NodeInfo {
             id,
-            address: address(ProcessId(id.0)),
+            address: Address { machine: self.machine_of(id), ..address(ProcessId(id.0)) },
             hostname: format!("host{}", id.0),
             resources: ResourceSet::cpus(Amount::whole(cpus)),
             devices: Vec::new(),
@@ -66,7 +66,8 @@ impl World {
         let first_process = ProcessId(WORKERS * (1 + self.nodes_made));
         self.nodes_made += 1;
         // None is kept only because it might be useful, so that more end.
-        let config = node::Config { node: id, cpus: 0, idle: IDLE, start: 10_000, first_process };
+        let idle = self.shared.config.large().map_or(IDLE, |large| large.idle);
+        let config = node::Config { node: id, cpus: 0, idle, start: 10_000, first_process };
         let (starting, orders_at, rest) = Default::default();
         let mut state = node::State::new(config.clone());
         if self.shared.config.trace {
@@ -162,6 +163,7 @@ impl World {
                 // It may have been killed meanwhile.
                 let Some(job) = node.starting.remove(&process) else { return };
                 self.new_process(process, (job, id), false);
+                self.shared.report.borrow_mut().workers += 1;
                 let pid = process.0 as u32;
                 self.node_steps(id, node::Event::Started { process, pid });
                 self.node_steps(id, node::Event::Reported { process, address: address(process), pid });
@@ -230,6 +232,7 @@ impl World {
     /// A program has ended.
     pub(super) fn ended(&mut self, running: Running, ended: Ended) {
         let Running { process, execution, program, .. } = running;
+        process.program.set(None);
         // What it holds may be the last that holds it.
         drop(program);
         if let Some(execution) = execution {
@@ -237,8 +240,7 @@ impl World {
             return process.done(&execution, ended, &self.shared);
         }
         if process.is_driver {
-            self.drivers.remove(&process.id);
-            return;
+            return self.program_ended(&process);
         }
         let mut queue = process.queue.borrow_mut();
         queue.is_beginning = false;
@@ -286,10 +288,7 @@ impl World {
         self.shared.untold.borrow_mut().extend(process.side.untold());
         process.side.end();
         self.drivers.remove(&id);
-        let (gone, kept) =
-            std::mem::take(&mut self.running).into_iter().partition(|(_, running)| running.process.id == id);
-        let gone: BTreeMap<u64, Running> = gone;
-        self.running = kept;
+        let gone = process.program.take().and_then(|program| self.running.remove(&program));
         let started = process.queue.borrow().started;
         drop(gone);
         process.end();

@@ -12,7 +12,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ProcessId};
 
-use super::execution::Shared;
+use super::execution::{Number, Shared};
 use super::queue::Queue;
 use super::side::Side;
 use super::value::Ref;
@@ -39,6 +39,8 @@ pub(super) struct Process {
     /// When its owner is to take requests in next.
     pub requests_at: Cell<Option<u64>>,
     pub releases_planned: Cell<bool>,
+    /// What runs: one at a time.
+    pub program: Cell<Option<Number>>,
     pub is_alive: Cell<bool>,
     /// Whether it is about to exit.
     pub exits: Cell<bool>,
@@ -70,6 +72,7 @@ impl Process {
             released: RefCell::new(released),
             requests_at: Cell::new(None),
             releases_planned: Cell::new(false),
+            program: Cell::new(None),
             is_alive: Cell::new(true),
             exits: Cell::new(false),
             is_connected: Cell::new(false),

@@ -12,6 +12,7 @@ use wingbeat_core::spec::{ActorSpec, BundleSpec, Outcome, Outputs, PlacementGrou
 use wingbeat_core::{Amount, PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
+use super::large;
 use super::side::address;
 use super::site::{Site, Stream, Submitted, failed};
 use super::value::{Kind, Plan, Ref, refs_in};
@@ -47,6 +48,11 @@ pub(super) async fn driver(site: Site, seed: u64) -> Ended {
     let steps = work.random.random_range(8..40);
     for _ in 0..steps {
         let _ = work.step().await;
+        if let Some(size) = site.shared.config.large()
+            && work.chance(large::BURST_EVERY)
+        {
+            let _ = work.do_much(size.burst()).await;
+        }
     }
     let _ = work.read_all().await;
     work.give_back().await;
@@ -208,6 +214,22 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Submits many tasks at once, or makes a tenth as many actors, and keeps some of what they make.
+    async fn do_much(&mut self, most: u64) -> Result<(), Error> {
+        let (count, kept) = (self.random.random_range(0..=most), self.bag.len() + 24);
+        let is_of_actors = self.chance(3);
+        for _ in 0..if is_of_actors { count.div_ceil(10) } else { count } {
+            if is_of_actors {
+                self.make_actor().await?;
+                self.call_actor().await?;
+            } else {
+                self.submit();
+            }
+            self.bag.truncate(kept);
+        }
+        Ok(())
+    }
+
     /// Reserves a CPU. There is always one more for whoever has to wait for others.
     async fn reserve(&mut self) {
         let group = PlacementGroupId(self.site.shared.id());
@@ -329,7 +351,8 @@ impl<'a> Work<'a> {
         let mut actor = self.one(|held| held.actor.is_some());
         if self.is_driver && self.chance(4) {
             // Of any driver.
-            let of_job = self.random.random_range(0..8);
+            let any = self.random.random_range(0..4 * self.site.shared.jobs.borrow().len());
+            let of_job = self.site.shared.jobs.borrow().get(any).map_or(0, |job| job.0);
             if let Ok(found) = self.site.find_actor(format!("of {of_job}")).await {
                 self.bag.push(found.clone());
                 actor = Some(found);

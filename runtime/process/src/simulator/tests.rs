@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use wingbeat_core::ClusterId;
@@ -6,7 +7,7 @@ use wingbeat_head::state::{Action, Beginning, Input, State};
 use wingbeat_net::recording::{self, Recorder, Recording, Redact};
 
 use super::world::World;
-use super::{Config, Report};
+use super::{Config, Large, Report, Size};
 
 /// Says which seed fails.
 struct Seed(Config);
@@ -14,11 +15,20 @@ struct Seed(Config);
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Config { seed, faults, .. } = self.0;
-            let faults = if faults { "WINGBEAT_FAULTS=1 " } else { "" };
-            eprintln!(
-                "seed {seed} fails; see it with\n  {faults}WINGBEAT_SEED={seed} cargo test -p wingbeat-process --lib simulator::tests::one_seed"
-            );
+            let Config { seed, faults, size, .. } = self.0;
+            let again = match size {
+                Size::Small => {
+                    let faults = if faults { "WINGBEAT_FAULTS=1 " } else { "" };
+                    format!(
+                        "{faults}WINGBEAT_SEED={seed} cargo test -p wingbeat-process --lib simulator::tests::one_seed"
+                    )
+                }
+                Size::Large(Large { nodes, events, .. }) => {
+                    let faults = if faults { "" } else { " --no-faults" };
+                    format!("cargo xtask simulate --seed {seed} --nodes {nodes} --events {events}{faults}")
+                }
+            };
+            eprintln!("seed {seed} fails; repeat it with\n  {again}");
         }
     }
 }
@@ -41,7 +51,7 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn many_seeds_without_faults() {
     for seed in seeds() {
-        let report = run(Config { seed, faults: false, trace: false });
+        let report = run(Config::small(seed, false));
         assert_eq!((report.cuts, report.deaths), (0, 0));
     }
 }
@@ -49,14 +59,14 @@ fn many_seeds_without_faults() {
 #[test]
 fn many_seeds_with_faults() {
     for seed in seeds() {
-        run(Config { seed, faults: true, trace: false });
+        run(Config::small(seed, true));
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for (seed, faults) in (0..seeds().count() as u64 / 10).map(|seed| (seed, seed % 3 > 0)) {
-        let [one, two] = [(); 2].map(|()| run(Config { seed, faults, trace: false }));
+        let [one, two] = [(); 2].map(|()| run(Config::small(seed, faults)));
         assert_eq!(one, two);
     }
 }
@@ -65,7 +75,7 @@ fn the_same_seed_gives_the_same_run() {
 fn what_the_head_has_taken_in_gives_the_same_when_it_is_played() {
     for seed in 0..20 {
         let tape = Tape::default();
-        let mut world = World::new(Config { seed, faults: true, trace: false });
+        let mut world = World::new(Config::small(seed, true));
         world.state.record_with(Some(Box::new(tape.clone())));
         world.run();
         let mut again = State::new(ClusterId(seed), 1);
@@ -91,11 +101,37 @@ impl Recorder<Input, Action> for Tape {
 #[test]
 fn one_seed() {
     let Some(seed) = number("WINGBEAT_SEED") else { return };
-    let config = Config { seed, faults: number("WINGBEAT_FAULTS").is_some(), trace: true };
+    let config = Config { trace: true, ..Config::small(seed, number("WINGBEAT_FAULTS").is_some()) };
     let _seed = Seed(config);
     let mut world = World::new(config);
     let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None, grace: 0 };
     world.state.record_with(Recording::asked_for(recording::Machine::Head, &format!("head-seed{seed}"), begins));
     let report = world.run();
     eprintln!("{report:?}");
+}
+
+#[test]
+fn drivers_in_a_cluster_of_many_nodes_begin_programs_until_enough_has_happened() {
+    for (seed, faults) in [(0, false), (1, true), (2, true)] {
+        let large = Large::new(seed, 200, 20_000);
+        let config = Config { size: Size::Large(large), ..Config::small(seed, faults) };
+        let [one, two] = [(); 2].map(|()| run(config));
+        assert_eq!(one, two);
+        assert!(one.happenings >= large.events && one.programs >= large.drivers, "{one:?}");
+    }
+}
+
+/// Large clusters: what `cargo xtask simulate` runs.
+#[test]
+#[ignore = "takes minutes; cargo xtask simulate runs it"]
+fn large() {
+    let first = number("WINGBEAT_SEED").unwrap_or(1);
+    let (nodes, events) = (number("WINGBEAT_NODES").unwrap_or(100), number("WINGBEAT_EVENTS").unwrap_or(100_000));
+    let (faults, trace) = (number("WINGBEAT_NO_FAULTS").is_none(), number("WINGBEAT_TRACE").is_some());
+    for seed in first..first + number("WINGBEAT_SEEDS").unwrap_or(1) {
+        let (large, begun) = (Large::new(seed, nodes, events), Instant::now());
+        let report = run(Config { seed, faults, trace, size: Size::Large(large) });
+        println!("seed {seed}, {} nodes, {} drivers: {}", large.nodes, large.drivers, report.shown(begun.elapsed()));
+    }
+    println!("invariants: ok");
 }

@@ -14,6 +14,7 @@ use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
+use super::checks::Changed;
 use super::contacts::Line;
 use super::execution::{Number, Question, Running, Shared};
 use super::nodes::{Machine, Node};
@@ -91,6 +92,8 @@ pub(super) struct World {
     /// When the last word on its way arrives: later ones come after it.
     pub links: BTreeMap<(ProcessId, ProcessId), u64>,
     pub lines: BTreeMap<(ProcessId, ProcessId), Line>,
+    /// With whom each process may have had contact.
+    pub met: BTreeMap<ProcessId, BTreeSet<ProcessId>>,
     pub to_head_at: BTreeMap<Speaker, u64>,
     pub from_head_at: BTreeMap<Speaker, u64>,
     /// What is under way of this contact, or an earlier one, never arrives.
@@ -101,6 +104,11 @@ pub(super) struct World {
     /// Drivers whose programs run.
     pub drivers: BTreeSet<ProcessId>,
     pub faults_end: u64,
+    /// When the last program of a driver ended.
+    pub program_ended_at: u64,
+    /// Nodes of which the head's state may have changed, and processes of which it may have, since it was checked.
+    pub changed: Changed,
+    pub head_steps: u64,
 }
 
 impl World {
@@ -113,6 +121,7 @@ impl World {
             random: RefCell::new(StdRng::seed_from_u64(config.seed)),
             next: Cell::new(0),
             begun: RefCell::default(),
+            touched: RefCell::default(),
             timers: RefCell::default(),
             questions: RefCell::default(),
             copies: RefCell::default(),
@@ -126,6 +135,7 @@ impl World {
             found: RefCell::default(),
             calls: RefCell::default(),
             given_back: RefCell::default(),
+            jobs: RefCell::default(),
             report: RefCell::default(),
         };
         World {
@@ -139,6 +149,7 @@ impl World {
             planned: BTreeSet::new(),
             links: BTreeMap::new(),
             lines: BTreeMap::new(),
+            met: BTreeMap::new(),
             to_head_at: BTreeMap::new(),
             from_head_at: BTreeMap::new(),
             dropped: BTreeMap::new(),
@@ -147,20 +158,27 @@ impl World {
             jobs: BTreeMap::new(),
             drivers: BTreeSet::new(),
             faults_end: 200 + 1_000 * (config.seed % 3),
+            program_ended_at: 0,
+            changed: Changed::default(),
+            head_steps: 0,
         }
     }
 
     pub(super) fn run(&mut self) -> Report {
-        for _ in 0..2 + self.shared.below(2) {
+        let (nodes, drivers) = match self.shared.config.large() {
+            None => (2 + self.shared.below(2), DRIVERS),
+            Some(large) => (large.nodes, large.drivers),
+        };
+        for _ in 0..nodes {
             self.new_node();
         }
-        for _ in 0..DRIVERS {
+        for _ in 0..drivers {
             self.new_driver();
         }
         self.schedule(1, Happening::Chance);
         self.settle();
         while !self.drivers.is_empty() {
-            let is_hung = self.shared.now() > HANGS_AFTER;
+            let is_hung = self.shared.now() > self.program_ended_at + HANGS_AFTER;
             if is_hung || !self.go_on() {
                 panic!("nothing ever happens again: {}", self.what_waits());
             }
@@ -169,6 +187,7 @@ impl World {
         self.come_to_rest();
         // Actors may keep handles of each other, and of themselves.
         for process in self.processes.values() {
+            self.shared.touched.borrow_mut().insert(process.id);
             drop(process.kept.take());
         }
         self.come_to_rest();
@@ -188,28 +207,38 @@ impl World {
         }
     }
 
-    fn new_driver(&mut self) {
+    pub(super) fn new_driver(&mut self) {
         let id = ProcessId(self.shared.id());
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
         let node = nodes[self.shared.below(nodes.len() as u64) as usize];
         let job = JobId(id.0);
         let process = self.new_process(id, (job, node), true);
         self.jobs.insert(id, job);
+        self.shared.jobs.borrow_mut().push(job);
         self.drivers.insert(id);
         self.driver_joins(&process);
+        self.begin_program(&process);
+    }
+
+    /// A driver begins a random program.
+    pub(super) fn begin_program(&mut self, process: &Rc<Process>) {
         let site = Site { process: process.clone(), execution: None, shared: self.shared.clone() };
         let (number, seed) = (self.shared.id(), self.shared.below(u64::MAX));
-        self.shared.begin(number, &process, None, Box::pin(programs::driver(site, seed)));
+        self.shared.begin(number, process, None, Box::pin(programs::driver(site, seed)));
     }
 
     pub(super) fn new_process(&mut self, id: ProcessId, of: (JobId, NodeId), is_driver: bool) -> Rc<Process> {
         let process = Process::new(id, of, is_driver, ClusterId(self.shared.config.seed), &self.shared);
         self.processes.insert(id, process.clone());
+        self.shared.touched.borrow_mut().insert(id);
         process
     }
 
+    /// A process, which may have something to do after this.
     pub(super) fn alive(&self, id: ProcessId) -> Option<Rc<Process>> {
-        self.processes.get(&id).cloned()
+        let process = self.processes.get(&id)?;
+        self.shared.touched.borrow_mut().insert(id);
+        Some(process.clone())
     }
 
     pub(super) fn schedule(&mut self, after: u64, what: Happening) {
@@ -221,8 +250,19 @@ impl World {
     fn go_on(&mut self) -> bool {
         let Some(Reverse(next)) = self.clock.pop() else { return false };
         self.shared.clock.fetch_max(next.at, Ordering::Relaxed);
-        self.shared.report.borrow_mut().happenings += 1;
+        let is_notice = match &next.what {
+            Happening::ToNode(_, message) => matches!(**message, NodeMessage::NodeDied(_)),
+            Happening::ToProcess(_, event) => matches!(**event, HeadEvent::NodeDied { .. } | HeadEvent::Nodes(_)),
+            _ => false,
+        };
+        let mut report = self.shared.report.borrow_mut();
+        report.notices += u64::from(is_notice);
+        report.happenings += u64::from(!is_notice);
+        drop(report);
         self.happen(next.what);
+        if !is_notice {
+            self.keep_pace();
+        }
         self.settle();
         true
     }
@@ -319,31 +359,48 @@ impl World {
                 let after = 1 + self.shared.below(4);
                 self.schedule(after, Happening::HeadAnswers(Box::new(question)));
             }
-            for process in self.processes.values().cloned().collect::<Vec<_>>() {
-                if process.was_woken() {
-                    is_done = false;
-                    let after = self.shared.below(4) / 2;
-                    self.plan_requests(&process, after);
+            let touched = std::mem::take(&mut *self.shared.touched.borrow_mut());
+            for id in touched {
+                if let Some(process) = self.processes.get(&id).cloned() {
+                    is_done &= !self.go_on_with(&process);
                 }
-                if process.has_released() && !process.releases_planned.replace(true) {
-                    let after = self.shared.below(4);
-                    self.schedule(after, Happening::Releases(process.id));
-                }
-                while let Some(next) = process.next() {
-                    is_done = false;
-                    self.begin(&process, next);
-                }
-                self.let_exit(&process);
             }
             if is_done {
-                return;
+                break;
             }
         }
+        if self.shared.config.large().is_none() {
+            self.check_settled();
+        }
+    }
+
+    /// Plans what a process has to do. Whether there was anything.
+    fn go_on_with(&mut self, process: &Rc<Process>) -> bool {
+        let mut is_busy = false;
+        if process.was_woken() {
+            is_busy = true;
+            let after = self.shared.below(4) / 2;
+            self.plan_requests(process, after);
+        }
+        if process.has_released() && !process.releases_planned.replace(true) {
+            let after = self.shared.below(4);
+            self.schedule(after, Happening::Releases(process.id));
+        }
+        while let Some(next) = process.next() {
+            is_busy = true;
+            self.begin(process, next);
+        }
+        self.let_exit(process);
+        if is_busy {
+            self.shared.touched.borrow_mut().insert(process.id);
+        }
+        is_busy
     }
 
     fn poll(&mut self, number: Number) {
         self.planned.remove(&number);
         let Some(mut running) = self.running.remove(&number) else { return };
+        self.shared.touched.borrow_mut().insert(running.process.id);
         let polled = running.program.as_mut().poll(&mut Context::from_waker(&running.waker));
         let is_cancelled = running.execution.as_ref().is_some_and(|execution| execution.is_cancelled.get());
         match polled {
