@@ -27,13 +27,8 @@ enum Command {
     Demo,
     /// How fast it is on this machine, beside what the machine can do and what peers do.
     Bench(bench::Bench),
-    /// The scheduler in a simulated cluster with faults; `cargo xtask simulate --help` says more.
-    #[command(disable_help_flag = true)]
-    Simulate {
-        /// What the simulation takes.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    /// A large simulated cluster of real owners, real nodes and the real head, with faults: `--nodes 10000 --events 1000000`.
+    Simulate(simulate::Simulate),
     /// Small simulated clusters of real owners, real nodes and the real head, each with and without faults; the tests run 5,000.
     Explore(simulate::Explore),
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
@@ -54,7 +49,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
-        Command::Simulate { args } => simulate::run(&args),
+        Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),
     };

@@ -1,4 +1,4 @@
-//! The head's decisions in a world of pretended nodes, with faults: what `cargo xtask simulate` runs.
+//! The head's decisions alone, in a world of pretended nodes with faults. `cargo xtask simulate` runs real nodes and owners, too.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use wingbeat_head::simulator::{self, Config};
 
 /// Run the scheduler in a simulated cluster with faults, from a seed, and check after every event what must hold.
 ///
-///     cargo xtask simulate --seed 1 --nodes 10000 --events 1000000
-///     cargo xtask simulate --seeds 500 --nodes 6 --events 2000 --thorough
+///     simulate --seed 1 --nodes 10000 --events 1000000
+///     simulate --seeds 500 --nodes 6 --events 2000 --thorough
 #[derive(Parser)]
-#[command(name = "cargo xtask simulate", verbatim_doc_comment)]
+#[command(verbatim_doc_comment)]
 struct Simulate {
     /// The first seed.
     #[arg(long, default_value_t = 1)]

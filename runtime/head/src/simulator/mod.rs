@@ -9,7 +9,7 @@
 //! The same seed gives the same run, so that a seed that fails is a complete report:
 //!
 //! ```text
-//! cargo xtask simulate --seed 17 --nodes 20 --events 5000
+//! cargo run --release -p wingbeat-head --example simulate -- --seed 17 --nodes 20 --events 5000
 //! ```
 
 mod chance;
@@ -64,7 +64,7 @@ pub struct Report {
 /// A rule that did not hold.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "after event {event} of seed {}: {why}\nreproduce it with: cargo xtask simulate --seed {} --nodes {} --events {}{}{}",
+    "after event {event} of seed {}: {why}\nreproduce it with: cargo run --release -p wingbeat-head --example simulate -- --seed {} --nodes {} --events {}{}{}",
     .config.seed, .config.seed, .config.nodes, .config.events,
     if .config.faults { "" } else { " --no-faults" }, if .config.thorough { " --thorough" } else { "" }
 )]
