@@ -280,7 +280,12 @@ impl State {
                 is_ending,
             })
         });
-        Running { leases: running.collect(), jobs: self.jobs.keys().copied().collect() }
+        let alive = self.workers.iter().filter(|(_, worker)| worker.stage().contact().is_some());
+        Running {
+            leases: running.collect(),
+            jobs: self.jobs.keys().copied().collect(),
+            workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
+        }
     }
 
     fn hears(&mut self, by: ProcessId, message: NodeMessage) {

@@ -170,7 +170,9 @@ impl Daemon {
         }
         // Under the lock: what happens from now on is said after it.
         let pool = self.pool.lock();
-        self.head.link.forget(|message| matches!(message, HeadMessage::NodeEnds(_)));
+        // Who waits for something there hears of its end from nobody else.
+        let is_end = |message: &HeadMessage| matches!(message, HeadMessage::WorkerDied(_) | HeadMessage::NodeEnds(_));
+        self.head.link.forget(is_end);
         self.head.heard.store(0, Ordering::Release);
         *snapshot = Some(Snapshot { of: epoch, running: pool.state.running() });
         drop(pool);

@@ -7,7 +7,7 @@ use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
-use wingbeat_core::{Incarnation, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::handshake::Role;
 use wingbeat_net::messages::{ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, Running, Subject};
 use wingbeat_net::mux;
@@ -155,7 +155,7 @@ impl wingbeat_net::services::Head for Service {
         // An actor that is there is not written again: it may be in a later life.
         let fact = |state: &State| {
             let is_new = is_kept && state.is_new_actor(&named);
-            is_new.then(|| Fact::Actor(Box::new(named), Incarnation(0)))
+            is_new.then(|| Fact::Actor(Box::new(named), None))
         };
         let undone = move |answer: &Result<ActorInfo, Error>| {
             let is_made = answer.as_ref().is_ok_and(|info| info.id == id);

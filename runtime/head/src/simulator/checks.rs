@@ -26,12 +26,17 @@ impl World {
                 if let Some(granted) = self.granted.get_mut(lease) {
                     granted.waiting += 1;
                     self.touched.insert(granted.node);
+                } else {
+                    // Its node is not back.
+                    *self.absent_waits.entry(*lease).or_default() += 1;
                 }
             }
             Event::Says(_, HeadMessage::Resumed { lease: Some(lease), .. }) => {
                 if let Some(granted) = self.granted.get_mut(lease) {
                     granted.waiting = granted.waiting.saturating_sub(1);
                     self.touched.insert(granted.node);
+                } else if let Some(waiting) = self.absent_waits.get_mut(lease) {
+                    *waiting = waiting.saturating_sub(1);
                 }
             }
             Event::Says(_, HeadMessage::WorkerDied(death)) => {

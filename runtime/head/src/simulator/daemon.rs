@@ -68,7 +68,7 @@ impl Daemon {
             started: serving.has_started.clone(),
             is_ending: serving.phase == Phase::Dying,
         });
-        Running { leases: running.collect(), jobs: self.jobs.iter().copied().collect() }
+        Running { leases: running.collect(), jobs: self.jobs.iter().copied().collect(), workers: Vec::new() }
     }
 }
 

@@ -40,6 +40,7 @@ impl World {
             }
         }
         self.granted.clear();
+        self.absent_waits.clear();
         self.placed.clear();
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
         for node in nodes {
@@ -89,7 +90,8 @@ impl World {
         let (info, running) = (daemon.info.clone(), daemon.running());
         for lease in &running.leases {
             let start = lease.start.clone();
-            let granted = Granted { node, start, is_ending: false, is_returned: false, waiting: 0 };
+            let waiting = self.absent_waits.remove(&start.lease).unwrap_or(0);
+            let granted = Granted { node, start, is_ending: false, is_returned: false, waiting };
             self.granted.insert(lease.start.lease, granted);
         }
         // What died while the head was away is not on the list, and its end is not told again.

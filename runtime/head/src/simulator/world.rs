@@ -91,6 +91,8 @@ pub(super) struct World {
     pub next_id: u64,
     pub facts: BTreeMap<FactKey, Fact>,
     pub granted: BTreeMap<LeaseId, Granted>,
+    /// How many executions wait under leases whose nodes are not back.
+    pub absent_waits: BTreeMap<LeaseId, u32>,
     /// What is free of every node, as the head's own words have it.
     pub lives: BTreeMap<ActorId, Incarnation>,
     pub groups: BTreeMap<PlacementGroupId, PlacementGroupSpec>,
@@ -131,6 +133,7 @@ impl World {
             next_id: 1,
             facts: BTreeMap::new(),
             granted: BTreeMap::new(),
+            absent_waits: BTreeMap::new(),
             lives: BTreeMap::new(),
             groups: BTreeMap::new(),
             placed: BTreeMap::new(),

@@ -105,7 +105,7 @@ impl State {
     }
 
     fn audit_demand(&self, asker: super::leases::Asker, demand: &super::leases::Demand) -> Result<(), String> {
-        let waits = |id: &&LeaseId| self.leases.leases.get(id).is_some_and(|lease| lease.waiting > 0);
+        let waits = |id: &&LeaseId| self.leases.leases.get(id).is_some_and(|lease| !lease.waiting.is_empty());
         let active = demand.held.len() - demand.held.iter().filter(waits).count();
         if active as u32 != demand.active {
             return Err(format!("{} has {active} leases of use, and {} are counted", asker.0, demand.active));

@@ -33,7 +33,13 @@ impl Departed {
 impl State {
     /// Whether a process has certainly ended: a driver, or a worker process.
     pub(crate) fn has_ended(&self, process: ProcessId) -> bool {
-        self.departed.known.contains(&process)
+        self.departed.known.contains(&process) || self.ended_before(process)
+    }
+
+    /// Whether a process ended before the head was started again: whoever lives has come back, or its node has said that it is there.
+    fn ended_before(&self, process: ProcessId) -> bool {
+        let is_there = self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process);
+        self.was_recovered && self.recovering.is_none() && !is_there
     }
 
     /// A node has objects of these processes in its store, made for these jobs.
@@ -43,7 +49,7 @@ impl State {
             return;
         }
         let is_over = |job: &JobId| !self.jobs.contains_key(job);
-        let is_gone = |job: &JobId, process: &ProcessId| is_over(job) || self.departed.known.contains(process);
+        let is_gone = |job: &JobId, process: &ProcessId| is_over(job) || self.has_ended(*process);
         let gone: Vec<ProcessId> = owners
             .into_iter()
             .flat_map(|(job, owners)| owners.into_iter().filter(move |process| is_gone(&job, process)))

@@ -11,8 +11,8 @@ pub enum Fact {
     Job(Box<JobSpec>),
     /// Nothing of it is left.
     JobGone(JobId),
-    /// A named or detached actor, and which life it is in.
-    Actor(Box<ActorSpec>, Incarnation),
+    /// A named or detached actor, and its latest life, if any has begun.
+    Actor(Box<ActorSpec>, Option<Incarnation>),
     /// It is dead.
     ActorGone(ActorId),
     /// A placement group, and the place of each bundle that has one.

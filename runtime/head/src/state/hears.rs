@@ -15,6 +15,9 @@ pub enum Speaker {
     Node(NodeId),
 }
 
+/// Why the worker process of an abandoned lease ends.
+pub(super) const ABANDONED: &str = "the owner of its tasks has lost contact with it";
+
 impl From<ProcessId> for Speaker {
     fn from(process: ProcessId) -> Speaker {
         Speaker::Process(process)
@@ -69,9 +72,13 @@ impl State {
     pub(super) fn hears(&mut self, by: Speaker, message: HeadMessage) {
         match (by, message) {
             (Speaker::Process(by), HeadMessage::Demand { shape, wanted, name }) => self.demand(by, shape, wanted, name),
-            (Speaker::Process(by), HeadMessage::ReturnLease(lease)) => self.returned(by, lease, None),
+            (Speaker::Process(by), HeadMessage::ReturnLease(lease)) => {
+                self.note_absent_return(by, lease, false);
+                self.returned(by, lease, None);
+            }
             (Speaker::Process(by), HeadMessage::AbandonLease(lease)) => {
-                self.returned(by, lease, Some("the owner of its tasks has lost contact with it".into()));
+                self.note_absent_return(by, lease, true);
+                self.returned(by, lease, Some(ABANDONED.into()));
             }
             (Speaker::Process(by), HeadMessage::Waiting { lease, wait }) => self.waiting(by, lease, wait),
             (Speaker::Process(_), HeadMessage::Resumed { lease, task }) => self.resumed(lease, task),

@@ -176,7 +176,7 @@ impl State {
                 Holder::Nobody => (true, false),
                 Holder::Tasks(_) => {
                     let mine = standing.rank.priority;
-                    (lease.waiting == 0 && mine <= Reverse(self.job_priority(lease.job)), false)
+                    (lease.waiting.is_empty() && mine <= Reverse(self.job_priority(lease.job)), false)
                 }
                 Holder::Actor(_) => (passed_by(lease.granted_at), true),
             };

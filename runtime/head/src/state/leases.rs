@@ -8,7 +8,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::resources::CPU;
 use wingbeat_core::spec::{Address, Shape, Strategy};
 use wingbeat_core::value::StoreNode;
-use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet};
+use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
 use super::nodes::Taken;
@@ -60,7 +60,7 @@ pub(super) struct Lease {
     /// When its owner was asked to give it back.
     pub recalled: Option<Millis>,
     /// Executions on it that wait.
-    pub waiting: u32,
+    pub waiting: BTreeSet<TaskId>,
     /// The node was told to end it; its devices are not free yet.
     pub ending: bool,
     /// Its non-device resources were given back already.
@@ -142,11 +142,14 @@ impl State {
                 id
             }
         };
+        let has_spoken = self.has_claimed(owner);
         if let Some(demand) = self.leases.demands.get_mut(&(owner, id)) {
             demand.held.insert(lease);
             demand.active += 1;
             // Until its owner says what it wants.
-            demand.wanted = demand.wanted.max(demand.held.len() as u32);
+            if !has_spoken {
+                demand.wanted = demand.wanted.max(demand.held.len() as u32);
+            }
         }
         id
     }
@@ -235,7 +238,7 @@ impl State {
             worker: None,
             granted_at: self.now,
             recalled: None,
-            waiting: 0,
+            waiting: BTreeSet::new(),
             ending: false,
             returned: false,
         };
@@ -326,7 +329,7 @@ impl State {
     }
 
     fn unhold(&mut self, asker: &Asker, id: LeaseId) {
-        let waits = self.leases.leases.get(&id).is_some_and(|lease| lease.waiting > 0);
+        let waits = self.leases.leases.get(&id).is_some_and(|lease| !lease.waiting.is_empty());
         if let Some(demand) = self.leases.demands.get_mut(asker)
             && demand.held.remove(&id)
         {
@@ -376,8 +379,12 @@ impl State {
     pub(super) fn worker_died(&mut self, mut death: WorkerDeath) {
         self.worker_jobs.remove(&death.process);
         self.departed.insert(death.process);
+        if self.recovering.is_some() && !self.connected.contains(&death.process) {
+            // No connection will tell of its end.
+            self.process_lost(death.process, None);
+        }
         let Some(id) = death.lease else { return };
-        let Some(lease) = self.leases.leases.get(&id) else { return };
+        let Some(lease) = self.leases.leases.get(&id) else { return self.absent_worker_died(id, death) };
         let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);
         if lease.ending && self.nodes.get(lease.taken.node).is_some_and(is_moved) {
             // Whoever is moved away from a node that is drained has not failed.
@@ -391,17 +398,15 @@ impl State {
     }
 
     /// An execution of the lease began or ended a wait: its CPUs are free meanwhile.
-    pub(super) fn lease_waits(&mut self, id: LeaseId, begins: bool) {
+    pub(super) fn lease_waits(&mut self, id: LeaseId, task: TaskId, begins: bool) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        let changes = if begins {
-            lease.waiting += 1;
-            lease.waiting == 1
-        } else {
-            let was = lease.waiting;
-            lease.waiting = was.saturating_sub(1);
-            was == 1
+        let was_waiting = !lease.waiting.is_empty();
+        // A head that was started again may hear of each twice.
+        match begins {
+            true => lease.waiting.insert(task),
+            false => lease.waiting.remove(&task),
         };
-        if !changes {
+        if was_waiting != lease.waiting.is_empty() {
             return;
         }
         let (holder, returned, job) = (lease.holder, lease.returned, lease.job);
@@ -501,7 +506,7 @@ impl Lease {
     /// What is to be given back: without the CPUs that a waiting execution gave back already.
     pub(super) fn still_taken(&self) -> Taken {
         let mut taken = self.taken.clone();
-        if self.waiting > 0 {
+        if !self.waiting.is_empty() {
             taken.resources.set(CPU, Amount::ZERO);
         }
         taken

@@ -159,6 +159,8 @@ pub struct State {
     draining: BTreeSet<NodeId>,
     /// Until when those that were there before the head was started again may come back.
     recovering: Option<recovery::Recovering>,
+    /// Whether an earlier head knew more of what was before.
+    was_recovered: bool,
     /// Whether somebody writes facts down.
     keeps_facts: bool,
     facts: Vec<Fact>,
@@ -192,6 +194,7 @@ impl State {
             programs_version: 0,
             draining: BTreeSet::new(),
             recovering: None,
+            was_recovered: false,
             keeps_facts: false,
             facts: Vec::new(),
             idle_ticks: 0,
@@ -644,7 +647,9 @@ impl State {
             demand.wanted = 0;
             let held = demand.held.clone();
             for lease in held {
-                self.end_lease(lease, Some("its owner is gone".into()));
+                // Under one that was never granted nothing runs, and its process may own what others need.
+                let is_granted = self.leases.leases.get(&lease).is_some_and(|lease| lease.worker.is_some());
+                self.end_lease(lease, is_granted.then(|| "its owner is gone".into()));
             }
             self.requeue(&asker);
         }
@@ -674,12 +679,11 @@ impl State {
     }
 
     fn waiting(&mut self, process: ProcessId, lease: Option<LeaseId>, wait: Wait) {
-        // A head that was started again may hear of one twice.
-        let is_known = self.waits.contains(wait.task);
+        let task = wait.task;
         self.waits.begin(self.now, process, wait);
-        if let Some(lease) = lease.filter(|_| !is_known) {
-            self.note_absent_wait(lease, true);
-            self.lease_waits(lease, true);
+        if let Some(lease) = lease {
+            self.note_absent_wait(lease, task, true);
+            self.lease_waits(lease, task, true);
         }
     }
 
@@ -690,11 +694,10 @@ impl State {
     }
 
     fn resumed(&mut self, lease: Option<LeaseId>, task: wingbeat_core::TaskId) {
-        let was_known = self.waits.contains(task);
         self.waits.end(task);
-        if let Some(lease) = lease.filter(|_| was_known) {
-            self.note_absent_wait(lease, false);
-            self.lease_waits(lease, false);
+        if let Some(lease) = lease {
+            self.note_absent_wait(lease, task, false);
+            self.lease_waits(lease, task, false);
         }
     }
 }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Address, ScopedName};
-use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId};
-use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease};
+use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, WorkerDeath};
 
 use super::facts::{BundlePlace, Fact};
+use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
 use super::queue::Hold;
@@ -34,8 +35,12 @@ pub(super) struct Recovering {
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
     /// What processes say they have.
     claims: BTreeMap<ProcessId, Claim>,
-    /// How many executions wait under leases that no node has reported yet.
-    waiting: BTreeMap<LeaseId, u32>,
+    /// Executions that wait under leases that no node has reported yet.
+    waiting: BTreeMap<LeaseId, BTreeSet<TaskId>>,
+    /// Leases of those that their owners gave up while something may still run under them.
+    abandoned: BTreeSet<LeaseId>,
+    /// Worker processes of such leases that have ended: their owners are told when they say that they have them.
+    deaths: BTreeMap<LeaseId, WorkerDeath>,
 }
 
 /// How often it is looked whether everybody is back.
@@ -83,12 +88,17 @@ impl Recovering {
     /// What must be remembered of those that may still come back.
     pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
         let kept = self.actors.values().filter(|absent| is_kept(&absent.spec));
-        kept.map(|Absent { spec, life }| Fact::Actor(Box::new((**spec).clone()), life.unwrap_or(Incarnation(0))))
+        kept.map(|Absent { spec, life }| Fact::Actor(Box::new((**spec).clone()), *life))
     }
 
     /// Nodes that may still come back.
     pub(super) fn absent_nodes(&self) -> impl Iterator<Item = Fact> {
         self.nodes.iter().map(|(node, address)| Fact::Node(*node, address.clone()))
+    }
+
+    /// Whether an actor may still come back.
+    pub(super) fn may_be_back(&self, actor: ActorId) -> bool {
+        self.actors.contains_key(&actor)
     }
 
     fn has_spoken(&self, process: ProcessId) -> bool {
@@ -158,18 +168,29 @@ impl State {
                         }
                     }
                 }
-                Fact::Actor(spec, incarnation) => {
-                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life: Some(incarnation) });
+                Fact::Actor(spec, life) => {
+                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life });
                 }
                 Fact::Node(id, address) => drop(nodes.insert(id, address)),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }
         }
-        state.quotas.is_use_unknown = true;
-        let (watchers, claims, waiting) = Default::default();
+        (state.quotas.is_use_unknown, state.was_recovered) = (true, true);
+        let (watchers, claims, waiting, abandoned, deaths) = Default::default();
         let owners = state.drivers.keys().chain(state.groups.makers()).copied().collect();
-        state.recovering = Some(Recovering { until: grace, nodes, owners, actors, watchers, places, claims, waiting });
+        state.recovering = Some(Recovering {
+            until: grace,
+            nodes,
+            owners,
+            actors,
+            watchers,
+            places,
+            claims,
+            waiting,
+            abandoned,
+            deaths,
+        });
         state
     }
 
@@ -224,6 +245,9 @@ impl State {
                 _ => self.order(node, NodeMessage::EndJob { job }),
             }
         }
+        for (worker, job) in running.workers {
+            self.worker_known(worker, job, node);
+        }
         for lease in running.leases {
             let owner = match &lease.start.holder {
                 LeaseHolder::Tasks(owner, _) => Some(*owner),
@@ -274,7 +298,7 @@ impl State {
             worker: worker.as_ref().map(|(address, pid)| (address.process, *pid)),
             granted_at: self.now,
             recalled: None,
-            waiting: 0,
+            waiting: BTreeSet::new(),
             ending: is_ending,
             returned: false,
         };
@@ -289,16 +313,19 @@ impl State {
             self.requeue(&asker);
         }
         let waiting = self.recovering.as_mut().and_then(|recovering| recovering.waiting.remove(&id));
-        for _ in 0..waiting.unwrap_or(0) {
-            self.lease_waits(id, true);
+        for task in waiting.unwrap_or_default() {
+            self.lease_waits(id, task, true);
         }
         if !may_go_on {
             return self.end_lease(id, Some("the head that was started again has no place for it".into()));
         }
         match holder {
             LeaseHolder::Tasks(owner, _) => {
-                if self.is_claimed_by_nobody(owner, id) {
-                    self.end_lease(id, Some("its owner does not know it".into()));
+                if self.recovering.as_mut().is_some_and(|recovering| recovering.abandoned.remove(&id)) {
+                    self.end_lease(id, Some(ABANDONED.into()));
+                } else if self.is_claimed_by_nobody(owner, id) {
+                    // It was returned, or the news of it was lost. Its process may own what others need.
+                    self.end_lease(id, None);
                 }
             }
             LeaseHolder::Actor(spec, incarnation) => {
@@ -339,13 +366,40 @@ impl State {
     }
 
     /// Somebody waits, or goes on, under a lease that its node has not reported yet.
-    pub(super) fn note_absent_wait(&mut self, lease: LeaseId, begins: bool) {
+    pub(super) fn note_absent_wait(&mut self, lease: LeaseId, task: TaskId, begins: bool) {
         let Some(recovering) = &mut self.recovering else { return };
         if self.leases.leases.contains_key(&lease) {
             return;
         }
         let waiting = recovering.waiting.entry(lease).or_default();
-        *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
+        match begins {
+            true => waiting.insert(task),
+            false => waiting.remove(&task),
+        };
+    }
+
+    /// The worker process of a lease has ended that its node has not reported, or never will.
+    pub(super) fn absent_worker_died(&mut self, lease: LeaseId, death: WorkerDeath) {
+        let Some(recovering) = &mut self.recovering else { return };
+        let owner = recovering.claims.iter().find(|(_, claim)| claim.leases.contains(&lease)).map(|(owner, _)| *owner);
+        match owner {
+            Some(owner) => self.tell(owner, HeadEvent::WorkerDied(death)),
+            None => drop(recovering.deaths.insert(lease, death)),
+        }
+    }
+
+    /// An owner has no more use for a lease that its node has not reported yet.
+    pub(super) fn note_absent_return(&mut self, owner: ProcessId, lease: LeaseId, is_abandoned: bool) {
+        let Some(recovering) = &mut self.recovering else { return };
+        if self.leases.leases.contains_key(&lease) {
+            return;
+        }
+        if let Some(claim) = recovering.claims.get_mut(&owner) {
+            claim.leases.remove(&lease);
+        }
+        if is_abandoned {
+            recovering.abandoned.insert(lease);
+        }
     }
 
     /// A process says what it has.
@@ -363,17 +417,36 @@ impl State {
         }
         let mut extra = Vec::new();
         for asker in self.leases.asked_by(process) {
-            if let Some(demand) = self.leases.demands.get(&asker) {
+            if let Some(demand) = self.leases.demands.get_mut(&asker) {
                 extra.extend(demand.held.difference(&claim.leases).copied());
+                // What else it wants is said next.
+                demand.wanted = demand.held.intersection(&claim.leases).count() as u32;
             }
         }
-        let dropped: Vec<ActorId> = self.actors.made_by(process).filter(|id| !claim.actors.contains(id)).collect();
+        let absent = recovering.actors.values().map(|absent| &absent.spec);
+        let absent = absent.filter(|spec| !spec.detached && spec.owner.process == process).map(|spec| spec.id);
+        let made = self.actors.made_by(process).chain(absent);
+        let dropped: Vec<ActorId> = made.filter(|id| !claim.actors.contains(id)).collect();
+        let known: Vec<LeaseId> =
+            claim.leases.iter().copied().filter(|id| recovering.deaths.contains_key(id)).collect();
+        let deaths: Vec<WorkerDeath> = known.iter().filter_map(|id| recovering.deaths.remove(id)).collect();
+        for death in deaths {
+            self.tell(process, HeadEvent::WorkerDied(death));
+        }
         for lease in extra {
-            self.end_lease(lease, Some("its owner does not know it".into()));
+            self.end_lease(lease, None);
+        }
+        for asker in self.leases.asked_by(process) {
+            self.requeue(&asker);
         }
         for actor in dropped {
             self.terminate_actor(actor, DROPPED.into());
         }
+    }
+
+    /// Whether a process has said what it has.
+    pub(super) fn has_claimed(&self, process: ProcessId) -> bool {
+        self.claim_of(process).is_some()
     }
 
     fn claim_of(&self, process: ProcessId) -> Option<&Claim> {

@@ -53,10 +53,6 @@ impl Waits {
         closes
     }
 
-    pub(super) fn contains(&self, task: TaskId) -> bool {
-        self.waits.contains_key(&task)
-    }
-
     /// Whether time must pass to tell a circle from a coincidence.
     pub(super) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()

@@ -108,7 +108,7 @@ impl State {
                 self.held_by_lease(lease.taken.node, &held.resources, &held.devices),
                 ago(now.saturating_sub(lease.granted_at)),
             ));
-            if let Some((worker, _)) = lease.worker.filter(|_| lease.waiting > 0) {
+            if let Some((worker, _)) = lease.worker.filter(|_| !lease.waiting.is_empty()) {
                 let waits = self.waits.of(worker).map(|wait| {
                     let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
                     let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };

@@ -139,6 +139,8 @@ pub struct Running {
     pub leases: Vec<RunningLease>,
     /// The jobs that it knows.
     pub jobs: Vec<JobId>,
+    /// The worker processes that have reported, each with its job: also one that serves nothing may own something.
+    pub workers: Vec<(ProcessId, JobId)>,
 }
 
 /// A lease that a node serves.

@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::ActorSpec;
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, ObjectId, ProcessId};
 use wingbeat_net::link::IDS_A_MESSAGE;
 use wingbeat_net::messages::{PeerMessage, Registration};
 
+use crate::owner::Owner;
 use crate::owner::borrowing::{Borrowing, Ready};
 use crate::owner::object::{Handle, Object};
 use crate::owner::registrations::Confirmation;
 use crate::owner::table::{Released, sorted};
-use crate::owner::{KnownActor, Owner};
 
 impl Owner {
     /// Fails what was asked of an owner contact with which was lost.
@@ -65,23 +64,8 @@ impl Owner {
     /// `handle` is the handle object of `actor`: what is known of the actor goes with it. An owner knows it already.
     pub(crate) fn know_actor(&self, handle: ObjectId, actor: ActorId) {
         if handle.owner() != self.id {
-            self.uses_actor(handle, actor);
+            self.actors.holds(handle, actor);
         }
-    }
-
-    /// Somebody here holds a handle of this actor.
-    pub(crate) fn uses_actor(&self, handle: ObjectId, actor: ActorId) {
-        self.actors.entry(handle).or_insert(KnownActor { id: actor, made: None });
-    }
-
-    /// This process is about to have an actor made, which ends with its last handle.
-    pub(crate) fn makes_actor(&self, spec: ActorSpec) {
-        self.actors.insert(spec.handle, KnownActor { id: spec.id, made: Some(Arc::new(spec)) });
-    }
-
-    /// It was not made.
-    pub(crate) fn made_no_actor(&self, handle: ObjectId) {
-        self.actors.remove(&handle);
     }
 
     /// A borrowed object, or one of ours that is referred to from outside.

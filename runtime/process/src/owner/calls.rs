@@ -312,17 +312,6 @@ impl Calls {
         Some((actor, call))
     }
 
-    /// The latest life of each actor that is not known to be dead, if any has begun.
-    pub(crate) fn lives(&self) -> BTreeMap<ActorId, Option<Incarnation>> {
-        let alive = self.targets.iter().filter(|(_, target)| target.watching);
-        let lives = alive.filter_map(|(actor, target)| match &target.phase {
-            Phase::Unknown | Phase::Away => Some((*actor, target.gone)),
-            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some((*actor, Some(*incarnation))),
-            Phase::Dead(_) => None,
-        });
-        lives.collect()
-    }
-
     /// The head does not know any more who is to be told what becomes of actors.
     pub(crate) fn watch_anew(&self, out: &mut Vec<Action>) {
         let watched = self.targets.iter().filter(|(_, target)| target.watching);

@@ -154,6 +154,9 @@ impl Owner {
 
     /// Takes in what the head says of leases, worker processes, actors and nodes.
     pub(crate) fn hears_head(self: &Arc<Self>, event: HeadEvent) {
+        if let HeadEvent::Actor { actor, state } = &event {
+            self.actors.is_now(*actor, state);
+        }
         self.with_core(|core, now, todo| match event {
             HeadEvent::Granted { shape, lease, worker, node, pid } => {
                 let grant = Grant { shape, lease, worker, node, pid };

@@ -9,6 +9,7 @@
 //!
 //! - Objects: [`object`], [`table`], `waiters`, `worklist` (freeing what is nested deeply); `objects` and `borrows` (what becomes of
 //!   them), `borrowing` (the protocol that counts refs across processes), `leftovers`.
+//! - `actors`: those whose handles are held here, and those that were made here.
 //! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
 //!   `dispatch`, `calls` (the decisions), `deciding` (their shell), `results`; `recipe`, `lineage` (making lost objects again);
 //!   `streams`, `items`; `locality` (tasks go to their data).
@@ -18,14 +19,14 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dashmap::DashMap;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Address};
+use wingbeat_core::spec::Address;
 use wingbeat_core::value::{ObjectValue, StoreNode};
 use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
 
+use crate::owner::actors::Actors;
 use crate::owner::leftovers::Leftovers;
 use crate::owner::object::{Handle, Home, Object};
 use crate::owner::recipe::Lineage;
@@ -34,6 +35,7 @@ use crate::owner::streams::Streams;
 use crate::owner::submission::Submission;
 use crate::owner::table::{ObjectTable, Released};
 
+mod actors;
 mod borrowing;
 mod borrows;
 mod call_queue;
@@ -91,13 +93,6 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn has_ebbed(&self, owner: &Arc<Owner>);
 }
 
-/// An actor whose handle somebody here holds.
-pub(crate) struct KnownActor {
-    pub id: ActorId,
-    /// As it was made, if it was made here.
-    pub made: Option<Arc<ActorSpec>>,
-}
-
 /// What one process owns, has borrowed, and has asked others for. After [`Owner::end`] nothing waits, and after [`Owner::clear`]
 /// nothing is held.
 pub(crate) struct Owner {
@@ -113,8 +108,8 @@ pub(crate) struct Owner {
     pub submission: Submission,
     /// Streams that are consumed here, until their handles are dropped.
     pub streams: Streams,
-    /// Actors by their handle object, whether that is ours or borrowed, until that is freed.
-    pub actors: DashMap<ObjectId, KnownActor>,
+    /// Actors whose handles somebody here holds, until those are freed.
+    pub actors: Actors,
     /// What all recipes hold together.
     lineage: Lineage,
     /// Copies that do not count, until they are deleted.
@@ -142,7 +137,7 @@ impl Owner {
             registrations: Registrations::default(),
             submission: Submission::default(),
             streams: Streams::default(),
-            actors: DashMap::new(),
+            actors: Actors::default(),
             lineage: Lineage::default(),
             leftovers: Leftovers::default(),
             released,
@@ -185,7 +180,7 @@ impl Owner {
         left.extend(self.submission.what_is_left());
         left.extend(self.registrations.what_is_left());
         left.extend(self.streams.what_is_left());
-        left.extend(self.actors.iter().map(|known| format!("{} by {}", known.id, known.key())));
+        left.extend(self.actors.what_is_left());
         if !self.leftovers.is_empty() {
             left.push("leftovers".into());
         }

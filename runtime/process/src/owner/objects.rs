@@ -104,8 +104,8 @@ impl Owner {
             Freed::Kept => {}
             Freed::Borrowed(released) => {
                 self.registrations.asks_no_more_for(id);
-                if let Some((_, actor)) = self.actors.remove(&id) {
-                    self.submission.request(Request::Forget(actor.id));
+                if let Some(actor) = self.actors.forget(id) {
+                    self.submission.request(Request::Forget(actor));
                 }
                 // Fails only when the session is over, and then nobody needs to know.
                 let _ = self.released.send(released);
@@ -115,12 +115,12 @@ impl Owner {
                     self.delete_stored(id, &stored);
                 }
                 self.is_freed(id);
-                if let Some((_, actor)) = self.actors.remove(&id)
+                if let Some(actor) = self.actors.forget(id)
                     && !self.submission.is_closed()
                 {
                     let by = "the drop of its last handle".to_owned();
-                    self.tell_head(HeadMessage::TerminateActor { actor: actor.id, by });
-                    self.submission.request(Request::Forget(actor.id));
+                    self.tell_head(HeadMessage::TerminateActor { actor, by });
+                    self.submission.request(Request::Forget(actor));
                 }
             }
         }

@@ -318,7 +318,7 @@ impl Session {
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
         // Before it is known: a head that is started again meanwhile is told of it.
         if !detached {
-            process.owner.makes_actor(spec.clone());
+            process.owner.actors.makes(spec.clone());
         }
         let answer = self.ask_head(move |head| {
             let spec = spec.clone();
@@ -327,11 +327,11 @@ impl Session {
         let info = match answer.await {
             Ok(Ok(info)) => info,
             Ok(Err(error)) => {
-                process.owner.made_no_actor(object);
+                process.owner.actors.forget(object);
                 return Err(error);
             }
             Err(error) => {
-                process.owner.made_no_actor(object);
+                process.owner.actors.forget(object);
                 // It may exist, or be made when the head goes on. Nobody would ever hold a handle of it.
                 let by = "its creator, which had no answer from the head".to_owned();
                 process.tell_head(HeadMessage::TerminateActor { actor: id, by });
@@ -339,7 +339,7 @@ impl Session {
             }
         };
         if info.id != id {
-            process.owner.made_no_actor(object);
+            process.owner.actors.forget(object);
             return self.actor_handle(class, info);
         }
         if detached {
@@ -365,7 +365,7 @@ impl Session {
         } else {
             let handle = self.owner().borrow(info.handle);
             // Also of an actor of ours: its last handle may have been dropped, and what is known of its calls goes with this one.
-            self.owner().uses_actor(info.handle, info.id);
+            self.owner().actors.holds(info.handle, info.id);
             handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)

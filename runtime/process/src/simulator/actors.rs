@@ -71,8 +71,10 @@ impl Site {
         let handle = owner.new_object(object, None);
         // What it was made with lives as long as the actor: a restart needs it again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
-        owner.makes_actor(spec.clone());
-        self.ask_head(Asked::Create(Box::new(spec))).await.inspect_err(|_| owner.made_no_actor(object))?;
+        owner.actors.makes(spec.clone());
+        self.ask_head(Asked::Create(Box::new(spec))).await.inspect_err(|_| {
+            owner.actors.forget(object);
+        })?;
         Ok(Ref { handle, actor: Some(id) })
     }
 
@@ -83,7 +85,7 @@ impl Site {
         self.shared.found.borrow_mut().insert(info.id);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
-        self.process.owner.uses_actor(info.handle, info.id);
+        self.process.owner.actors.holds(info.handle, info.id);
         Ok(Ref { handle, actor: Some(info.id) })
     }
 

@@ -17,6 +17,8 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, PlacementGroupSpec, ScopedName, TaskSpec};
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 
+use wingbeat_net::messages::Wait;
+
 use super::process::Process;
 use super::side::Said;
 use super::{Config, Report};
@@ -45,6 +47,8 @@ pub(super) struct Execution {
     /// Contact with its caller was lost.
     pub is_disowned: Cell<bool>,
     pub waits: Cell<u32>,
+    /// What it waited for first.
+    pub wait: RefCell<Option<Wait>>,
 }
 
 /// A program that runs.

@@ -16,9 +16,17 @@ impl World {
 
     pub(super) fn something_happens(&mut self) {
         self.maybe_retire();
+        if self.shared.config.restarts && self.shared.below(self.restarts_one_of()) == 0 {
+            self.head_dies();
+        }
         if self.shared.config.faults {
             self.something_breaks();
         }
+    }
+
+    /// At one chance of so many the head dies.
+    fn restarts_one_of(&self) -> u64 {
+        self.shared.config.large().map_or(12, |large| (large.nodes / 4).max(12))
     }
 
     pub(super) fn maybe_retire(&mut self) {
@@ -79,12 +87,15 @@ impl World {
 
     /// A person empties a node, and changes their mind or not.
     fn drain(&mut self, node: NodeId) {
+        if self.is_head_away {
+            return;
+        }
         self.shared.report.borrow_mut().deaths += 1;
         let (within, comes_back) = (self.shared.below(300), self.shared.below(3) > 0);
         if !comes_back {
             self.new_node();
         }
-        let (_, actions) = self.state.drain(self.shared.now(), node, Some(within), "a person".into(), !comes_back);
+        let (_, actions) = self.state.drain(self.head_now(), node, Some(within), "a person".into(), !comes_back);
         self.act(actions);
         if comes_back {
             let after = self.shared.below(600);
@@ -93,7 +104,11 @@ impl World {
     }
 
     pub(super) fn end_drain(&mut self, node: NodeId) {
-        let (_, actions) = self.state.drain(self.shared.now(), node, None, String::new(), false);
+        if self.is_head_away {
+            // It remembers no drains.
+            return;
+        }
+        let (_, actions) = self.state.drain(self.head_now(), node, None, String::new(), false);
         self.act(actions);
     }
 

@@ -9,8 +9,9 @@ use wingbeat_head::state::{Action, Event, Speaker};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
 use super::contacts::SLOW;
-use super::execution::{Asked, Question};
+use super::execution::{Answer, Asked, Question};
 use super::process::Process;
+use super::restarts::{Finder, Standing, is_death};
 use super::side::address;
 use super::world::{Happening, World};
 
@@ -19,11 +20,12 @@ impl World {
     pub(super) fn step(&mut self, event: Event) {
         self.shared.trace(|| format!("the head hears {event:?}"));
         self.note_changes(&event);
-        let actions = self.state.step(self.shared.now(), event);
+        let actions = self.state.step(self.head_now(), event);
         self.act(actions);
     }
 
     pub(super) fn act(&mut self, actions: Vec<Action>) {
+        self.write_facts();
         for action in actions {
             self.shared.trace(|| format!("  the head: {action:?}"));
             let (to, number) = match &action {
@@ -74,24 +76,43 @@ impl World {
 
     pub(super) fn tell_head(&mut self, by: ProcessId, message: HeadMessage) {
         let Some(process) = self.alive(by) else { return };
-        self.connect(&process);
-        self.say_to_head(Speaker::Process(by), message);
+        if self.may_say_now(&process, &message) {
+            self.say_to_head(Speaker::Process(by), message);
+        }
     }
 
     /// A process or a node says something to the head.
     pub(super) fn say_to_head(&mut self, by: Speaker, message: HeadMessage) {
+        if let Speaker::Node(node) = by
+            && let Some(node) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away)
+        {
+            // What it says when it is back stands for the rest.
+            return node.unsaid.extend(is_death(&message).then_some(message));
+        }
         assert!(self.state.may_say(by, &message), "{by:?} says {message:?}, which is not for it to say");
         self.send_to_head(by, Event::Says(by, message));
     }
 
     /// A process dials the head when it first has something to say.
-    fn connect(&mut self, process: &Process) {
-        if !process.is_connected.replace(true) {
+    pub(super) fn connect(&mut self, process: &Process) {
+        if process.standing.replace(Standing::Here) != Standing::Here {
             self.send_to_head(Speaker::Process(process.id), Event::ProcessConnected(process.id));
         }
     }
 
+    /// A driver enters the cluster.
     pub(super) fn driver_joins(&mut self, process: &Rc<Process>) {
+        if self.is_head_away {
+            process.standing.set(Standing::Away);
+            let life = self.shared.report.borrow().restarts;
+            let (id, after) = (process.id, self.shared.below(10));
+            return self.schedule(2_000 + after, Happening::FindsHead(Finder::Process(id), life));
+        }
+        self.connect(process);
+        self.say_job(process);
+    }
+
+    pub(super) fn say_job(&mut self, process: &Rc<Process>) {
         let (id, machine) = (process.job, self.machine_of(process.node.get()));
         let spec = JobSpec {
             id,
@@ -104,7 +125,6 @@ impl World {
             namespace: "shared".into(),
             priority: 0,
         };
-        self.connect(process);
         self.send_to_head(Speaker::Process(process.id), Event::JobJoined(Box::new(spec)));
     }
 
@@ -112,28 +132,41 @@ impl World {
         if !self.processes.contains_key(&question.by) {
             return;
         }
-        let answer = match question.asked {
+        let is_away = |asker: &Rc<Process>| asker.standing.get() == Standing::Away;
+        let is_away = self.is_head_away || self.processes.get(&question.by).is_some_and(is_away);
+        // What a process has is said to the next head before it asks.
+        let said_at = self.to_head_at.get(&Speaker::Process(question.by));
+        if is_away || self.state.is_recovering() && said_at.is_some_and(|at| *at > self.shared.now()) {
+            return self.asks_later(question);
+        }
+        let now = self.head_now();
+        let answer = match &question.asked {
             Asked::Create(spec) => {
-                let (answer, actions) = self.state.create_actor(self.shared.now(), *spec, false);
+                let (answer, actions) = self.state.create_actor(now, (**spec).clone(), false);
                 self.act(actions);
                 answer.map(Some)
             }
-            Asked::Find(name) => self.state.find_actor(&name).map(Some),
+            Asked::Find(name) => self.state.find_actor(name).map(Some),
             Asked::Reserve(spec) => {
-                let (answer, actions) = self.state.create_group(self.shared.now(), *spec);
+                let (answer, actions) = self.state.create_group(now, (**spec).clone());
                 self.act(actions);
                 answer.map(|_| None)
             }
             Asked::GiveBack(group) => {
-                self.shared.given_back.borrow_mut().insert(group);
-                let actions = self.state.remove_placement_group(self.shared.now(), group);
+                self.shared.given_back.borrow_mut().insert(*group);
+                let actions = self.state.remove_placement_group(now, *group);
                 self.act(actions);
                 Ok(None)
             }
         };
-        *question.answer.borrow_mut() = Some(answer);
         let after = 1 + self.shared.below(4);
-        self.schedule(after, Happening::Timer(question.waker));
+        self.schedule(after, Happening::Told(Box::new(question), answer));
+    }
+
+    /// The head's answer has arrived.
+    pub(super) fn told(question: Question, answer: Answer) {
+        *question.answer.borrow_mut() = Some(answer);
+        question.waker.wake();
     }
 
     pub(super) fn process_hears(&mut self, id: ProcessId, event: HeadEvent) {

@@ -6,7 +6,7 @@
 //!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
-//! - `faults`: what breaks; `checks`: what must hold.
+//! - `restarts`: the head dies, and is started again; `faults`: what else breaks; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
@@ -27,6 +27,7 @@ mod nodes;
 mod process;
 mod programs;
 mod queue;
+mod restarts;
 mod side;
 mod site;
 mod tests;
@@ -42,6 +43,8 @@ pub(crate) struct Config {
     pub seed: u64,
     /// Whether processes and nodes die, and contact is cut.
     pub faults: bool,
+    /// Whether the head dies, and is started again.
+    pub restarts: bool,
     /// Whether everything that happens is written to stderr.
     pub trace: bool,
     pub size: Size,
@@ -57,7 +60,7 @@ pub(crate) enum Size {
 
 impl Config {
     pub(crate) fn small(seed: u64, faults: bool) -> Config {
-        Config { seed, faults, trace: false, size: Size::Small }
+        Config { seed, faults, restarts: faults, trace: false, size: Size::Small }
     }
 
     fn large(&self) -> Option<Large> {
@@ -74,6 +77,8 @@ pub(crate) struct Report {
     pub happenings: u64,
     /// What the head tells everybody about nodes. It is no happening: one node that dies would be ten thousand.
     pub notices: u64,
+    /// How often the head was started again.
+    pub restarts: u64,
     /// Programs of drivers that have ended.
     pub programs: u64,
     /// Worker processes that were started.

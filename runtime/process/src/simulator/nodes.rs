@@ -14,6 +14,7 @@ use super::execution::{Ended, Execution, Running};
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
+use super::restarts::{Finder, Standing};
 use super::side::address;
 use super::site::Site;
 use super::world::{Happening, World};
@@ -28,6 +29,10 @@ pub(super) const IDLE: u64 = 60;
 
 pub(super) struct Node {
     pub state: node::State,
+    pub info: NodeInfo,
+    pub standing: Standing,
+    /// What the next head is to hear, when it is found.
+    pub unsaid: Vec<HeadMessage>,
     /// Handed to the guard, and not there yet; of which job.
     starting: BTreeMap<ProcessId, JobId>,
     /// When the last order on its way to a worker process arrives: later ones come after it.
@@ -77,9 +82,14 @@ impl World {
                 config,
             ));
         }
-        self.nodes.insert(id, Node { state, starting, orders_at, rest });
+        let standing = if self.is_head_away { Standing::Away } else { Standing::Here };
+        self.nodes
+            .insert(id, Node { state, info: info.clone(), standing, unsaid: Vec::new(), starting, orders_at, rest });
         self.shared.nodes.borrow_mut().insert(id);
-        self.step(Event::NodeJoined(Box::new(info), Default::default()));
+        match self.is_head_away {
+            true => self.looks_for_head(Finder::Node(id), 2_000),
+            false => self.step(Event::NodeJoined(Box::new(info), Default::default())),
+        }
     }
 
     pub(super) fn node_hears(&mut self, id: NodeId, message: NodeMessage) {
@@ -218,8 +228,8 @@ impl World {
                 (None, Box::pin(programs::constructor(site, spec)))
             }
             Next::Attempt { spec, lease } => {
-                let (is_cancelled, is_disowned, waits) = Default::default();
-                let execution = Execution { number, spec, lease, actor, began, is_cancelled, is_disowned, waits };
+                let (is_cancelled, is_disowned, waits, wait) = Default::default();
+                let execution = Execution { number, spec, lease, actor, began, is_cancelled, is_disowned, waits, wait };
                 let execution = Rc::new(execution);
                 process.started(&execution);
                 let site = Site { process: process.clone(), execution: Some(execution.clone()), shared };
@@ -273,7 +283,8 @@ impl World {
         let is_used = process.owner.submission.look(|dispatch, _| !dispatch.is_done());
         let is_used = is_used && process.queue.borrow().killed_at.is_none();
         process.owner.return_idle_leases();
-        if self.shared.now() >= until || process.is_settled() && process.side.is_flushed() && !is_used {
+        let is_heard = process.is_settled() && process.side.is_flushed() && self.has_told_head(&process);
+        if self.shared.now() >= until || is_heard && !is_used {
             return self.dies(id);
         }
         self.schedule(3, Happening::Exits { process: id, until });
@@ -293,7 +304,7 @@ impl World {
         drop(gone);
         process.end();
         self.tell_peers_of_death(id);
-        if process.is_connected.get() {
+        if process.standing.get() == Standing::Here || process.is_driver && !self.is_head_away {
             let job = process.is_driver.then_some(process.job);
             self.send_to_head(Speaker::Process(id), Event::ProcessLost(id, job));
         }
@@ -322,7 +333,9 @@ impl World {
             // The driver's connection with its node has ended: it uses another.
             process.node.set(nodes[self.shared.below(nodes.len() as u64) as usize]);
         }
-        self.send_to_head(Speaker::Node(id), Event::NodeLost(id, "the simulation".into()));
+        if !self.is_head_away {
+            self.send_to_head(Speaker::Node(id), Event::NodeLost(id, "the simulation".into()));
+        }
     }
 
     /// An owner has a node delete a copy. One that was made again there since is needed.

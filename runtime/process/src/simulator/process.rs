@@ -11,9 +11,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ProcessId};
+use wingbeat_net::messages::HeadMessage;
 
 use super::execution::{Number, Shared};
 use super::queue::Queue;
+use super::restarts::Standing;
 use super::side::Side;
 use super::value::Ref;
 use crate::owner::Owner;
@@ -44,8 +46,9 @@ pub(super) struct Process {
     pub is_alive: Cell<bool>,
     /// Whether it is about to exit.
     pub exits: Cell<bool>,
-    /// Whether the head knows it.
-    pub is_connected: Cell<bool>,
+    pub standing: Cell<Standing>,
+    /// What the next head is to hear, when it is found.
+    pub unsaid: RefCell<Vec<HeadMessage>>,
 }
 
 impl Process {
@@ -75,7 +78,8 @@ impl Process {
             program: Cell::new(None),
             is_alive: Cell::new(true),
             exits: Cell::new(false),
-            is_connected: Cell::new(false),
+            standing: Cell::default(),
+            unsaid: RefCell::default(),
         })
     }
 

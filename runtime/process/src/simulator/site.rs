@@ -51,6 +51,7 @@ impl Waiting {
             site.process.begin_wait();
             let task = execution.spec.id;
             let wait = Wait { task, name: task.to_string(), actor: execution.actor.map(|actor| (actor, 1)), on };
+            execution.wait.replace(Some(wait.clone()));
             site.tell_head(HeadMessage::Waiting { lease: execution.lease, wait });
         }
         Some(Waiting(site.clone()))

@@ -15,10 +15,14 @@ struct Seed(Config);
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Config { seed, faults, size, .. } = self.0;
+            let Config { seed, faults, restarts, size, .. } = self.0;
             let again = match size {
                 Size::Small => {
-                    let faults = if faults { "WINGBEAT_FAULTS=1 " } else { "" };
+                    let faults = match (faults, restarts) {
+                        (true, _) => "WINGBEAT_FAULTS=1 ",
+                        (false, true) => "WINGBEAT_RESTARTS=1 ",
+                        (false, false) => "",
+                    };
                     format!(
                         "{faults}WINGBEAT_SEED={seed} cargo test -p wingbeat-process --lib simulator::tests::one_seed"
                     )
@@ -56,6 +60,18 @@ fn many_seeds_without_faults() {
     }
 }
 
+/// Nothing fails, whatever runs when the head dies.
+#[test]
+fn many_seeds_with_a_head_that_is_started_again() {
+    let mut restarts = 0;
+    for seed in seeds() {
+        let report = run(Config { restarts: true, ..Config::small(seed, false) });
+        assert_eq!((report.cuts, report.deaths), (0, 0));
+        restarts += report.restarts;
+    }
+    assert!(restarts > 0 || seeds().count() < 10);
+}
+
 #[test]
 fn many_seeds_with_faults() {
     for seed in seeds() {
@@ -75,7 +91,7 @@ fn the_same_seed_gives_the_same_run() {
 fn what_the_head_has_taken_in_gives_the_same_when_it_is_played() {
     for seed in 0..20 {
         let tape = Tape::default();
-        let mut world = World::new(Config::small(seed, true));
+        let mut world = World::new(Config { restarts: false, ..Config::small(seed, true) });
         world.state.record_with(Some(Box::new(tape.clone())));
         world.run();
         let mut again = State::new(ClusterId(seed), 1);
@@ -101,7 +117,9 @@ impl Recorder<Input, Action> for Tape {
 #[test]
 fn one_seed() {
     let Some(seed) = number("WINGBEAT_SEED") else { return };
-    let config = Config { trace: true, ..Config::small(seed, number("WINGBEAT_FAULTS").is_some()) };
+    let small = Config::small(seed, number("WINGBEAT_FAULTS").is_some());
+    let restarts = small.faults || number("WINGBEAT_RESTARTS").is_some();
+    let config = Config { trace: true, restarts, ..small };
     let _seed = Seed(config);
     let mut world = World::new(config);
     let begins = Beginning { cluster: ClusterId(seed), first_lease: 1, remembered: None, grace: 0 };
@@ -130,7 +148,7 @@ fn large() {
     let (faults, trace) = (number("WINGBEAT_NO_FAULTS").is_none(), number("WINGBEAT_TRACE").is_some());
     for seed in first..first + number("WINGBEAT_SEEDS").unwrap_or(1) {
         let (large, begun) = (Large::new(seed, nodes, events), Instant::now());
-        let report = run(Config { seed, faults, trace, size: Size::Large(large) });
+        let report = run(Config { seed, faults, restarts: faults, trace, size: Size::Large(large) });
         println!("seed {seed}, {} nodes, {} drivers: {}", large.nodes, large.drivers, report.shown(begun.elapsed()));
     }
     println!("invariants: ok");

@@ -11,14 +11,15 @@ use std::task::{Context, Poll, Waker};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
-use wingbeat_head::state::{Event, Speaker, State};
+use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::checks::Changed;
 use super::contacts::Line;
-use super::execution::{Number, Question, Running, Shared};
+use super::execution::{Answer, Number, Question, Running, Shared};
 use super::nodes::{Machine, Node};
 use super::process::Process;
+use super::restarts::Finder;
 use super::side::{Parcel, Word};
 use super::site::Site;
 use super::{Config, Report, programs};
@@ -44,6 +45,9 @@ pub(super) enum Happening {
     ToNode(NodeId, Box<NodeMessage>),
     HeadTick,
     HeadAnswers(Box<Question>),
+    Told(Box<Question>, Answer),
+    HeadBegins,
+    FindsHead(Finder, u64),
     Requests(ProcessId),
     Releases(ProcessId),
     Poll(Number),
@@ -57,9 +61,9 @@ pub(super) enum Happening {
 }
 
 pub(super) struct Scheduled {
-    at: u64,
-    turn: u64,
-    what: Happening,
+    pub at: u64,
+    pub turn: u64,
+    pub what: Happening,
 }
 
 impl PartialEq for Scheduled {
@@ -84,7 +88,7 @@ pub(super) struct World {
     pub shared: Rc<Shared>,
     pub state: State,
     turn: u64,
-    clock: BinaryHeap<Reverse<Scheduled>>,
+    pub clock: BinaryHeap<Reverse<Scheduled>>,
     pub ticks_at: Option<u64>,
     pub processes: BTreeMap<ProcessId, Rc<Process>>,
     pub running: BTreeMap<Number, Running>,
@@ -109,6 +113,10 @@ pub(super) struct World {
     /// Nodes of which the head's state may have changed, and processes of which it may have, since it was checked.
     pub changed: Changed,
     pub head_steps: u64,
+    /// What the head has written down.
+    pub facts: BTreeMap<FactKey, Fact>,
+    pub head_began: u64,
+    pub is_head_away: bool,
 }
 
 impl World {
@@ -138,9 +146,11 @@ impl World {
             jobs: RefCell::default(),
             report: RefCell::default(),
         };
+        let mut state = State::new(ClusterId(config.seed), 1);
+        state.keep_facts();
         World {
             shared: Rc::new(shared),
-            state: State::new(ClusterId(config.seed), 1),
+            state,
             turn: 0,
             clock: BinaryHeap::new(),
             ticks_at: None,
@@ -161,6 +171,9 @@ impl World {
             program_ended_at: 0,
             changed: Changed::default(),
             head_steps: 0,
+            facts: BTreeMap::new(),
+            head_began: 0,
+            is_head_away: false,
         }
     }
 
@@ -295,6 +308,9 @@ impl World {
                 self.step(Event::Tick);
             }
             Happening::HeadAnswers(question) => self.head_answers(*question),
+            Happening::Told(question, answer) => Self::told(*question, answer),
+            Happening::HeadBegins => self.head_begins(),
+            Happening::FindsHead(who, life) => self.finds_head(who, life),
             Happening::Requests(id) => self.take_requests(id),
             Happening::Releases(id) => {
                 if let Some(process) = self.alive(id) {

@@ -191,12 +191,20 @@ impl Process {
                     Err(_) => return true,
                 }
             }
-            shared.client.send_replace(Standing::Here(client));
-            shared
-                .link
-                .carry(&connection, |number, messages| HeadRequest::Deliver { number, messages }, messages_of)
-                .await;
-            true
+            let request = |number, messages| HeadRequest::Deliver { number, messages };
+            let carrying = shared.link.carry(&connection, request, messages_of);
+            let asking = async {
+                // What is asked may be about what the next head is only being told.
+                if matches!(back, Some(Met::Next(_))) {
+                    shared.link.flushed().await;
+                }
+                shared.client.send_replace(Standing::Here(client));
+                std::future::pending().await
+            };
+            tokio::select! {
+                () = carrying => true,
+                never = asking => never,
+            }
         };
         let mut is_known = true;
         let talking = async {

@@ -36,6 +36,10 @@ impl State {
         if let Some(known) = self.actors.actors.get(&spec.id) {
             return Ok(info(&known.spec));
         }
+        // It was asked for before the head was started again.
+        if self.recovering.as_ref().is_some_and(|recovering| recovering.may_be_back(spec.id)) {
+            return Ok(info(&spec));
+        }
         spec.placement.check().map_err(|why| Error::InvalidArgument {
             what: format!("actor {} asks for what cannot be: {why}", spec.class_name),
         })?;
@@ -75,8 +79,13 @@ impl State {
         if let Some(name) = &spec.name {
             self.actors.names.insert(name.clone(), id);
         }
+        let mut watchers = BTreeSet::new();
         if !spec.detached {
-            self.actors.by_owner.entry(spec.owner.process).or_default().insert(id);
+            // It ends with whoever made it, who says what it was to a head that is started again.
+            let maker = spec.owner.process;
+            self.actors.by_owner.entry(maker).or_default().insert(id);
+            self.actors.watched_by.entry(maker).or_default().insert(id);
+            watchers.insert(maker);
         }
         self.actors.by_job.entry(job).or_default().insert(id);
         self.job_holds(job, 1);
@@ -95,7 +104,7 @@ impl State {
             quick: 0,
             not_before: 0,
             terminating: None,
-            watchers: BTreeSet::new(),
+            watchers,
         };
         self.actors.actors.insert(id, actor);
         self.record_actor(id);
@@ -129,6 +138,7 @@ impl State {
                 process => Phase::Starting { lease, node, process },
             };
         }
+        self.record_actor(id);
         self.announce_actor(id);
         true
     }
@@ -137,7 +147,7 @@ impl State {
     fn record_actor(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
         if actor.spec.detached || actor.spec.name.is_some() {
-            let fact = Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation);
+            let fact = Fact::Actor(Box::new((*actor.spec).clone()), actor.latest_life());
             self.record(fact);
         }
     }
@@ -243,6 +253,7 @@ impl State {
             && *lease == ready
         {
             *process = Some((address, pid));
+            self.record_actor(id);
         }
     }
 

@@ -167,7 +167,7 @@ impl Actors {
     pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
         let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
         let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
-        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.incarnation))
+        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.latest_life()))
     }
 
     /// What a pending actor waits to be placed with.
@@ -216,6 +216,14 @@ fn info(spec: &ActorSpec) -> ActorInfo {
 }
 
 impl Actor {
+    /// Its latest life, if any has begun.
+    fn latest_life(&self) -> Option<Incarnation> {
+        match &self.phase {
+            Phase::Alive { .. } | Phase::Starting { process: Some(_), .. } => Some(self.incarnation),
+            _ => self.incarnation.0.checked_sub(1).map(Incarnation),
+        }
+    }
+
     fn shown(&self, nodes: &Nodes) -> ActorState {
         match &self.phase {
             Phase::Pending { after: Some(cause) } => ActorState::Restarting { cause: Box::new(cause.clone()) },

@@ -1,0 +1,68 @@
+//! Actors whose handles somebody here holds, and what is known of those that were made here: a head that was started again may
+//! not know them.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use wingbeat_core::spec::{ActorSpec, ActorState};
+use wingbeat_core::{ActorId, Incarnation, ObjectId};
+
+/// An actor that was made here, and is not known to be dead.
+#[derive(Clone)]
+pub(crate) struct Made {
+    pub spec: Arc<ActorSpec>,
+    /// Its latest life, if any has begun.
+    pub life: Option<Incarnation>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Actors {
+    /// By their handle object, whether that is ours or borrowed, until that is freed.
+    held: DashMap<ObjectId, ActorId>,
+    made: DashMap<ActorId, Made>,
+}
+
+impl Actors {
+    /// Somebody here holds a handle of this actor.
+    pub(crate) fn holds(&self, handle: ObjectId, actor: ActorId) {
+        self.held.insert(handle, actor);
+    }
+
+    /// An actor is about to be made, which ends with its last handle.
+    pub(crate) fn makes(&self, spec: ActorSpec) {
+        self.held.insert(spec.handle, spec.id);
+        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None });
+    }
+
+    /// It was not made, or nobody holds it any more.
+    pub(crate) fn forget(&self, handle: ObjectId) -> Option<ActorId> {
+        let (_, actor) = self.held.remove(&handle)?;
+        self.made.remove(&actor);
+        Some(actor)
+    }
+
+    /// The head says what an actor is now.
+    pub(super) fn is_now(&self, actor: ActorId, state: &ActorState) {
+        match state {
+            ActorState::Alive { incarnation, .. } => {
+                if let Some(mut made) = self.made.get_mut(&actor) {
+                    made.life = Some(*incarnation);
+                }
+            }
+            ActorState::Dead { .. } => drop(self.made.remove(&actor)),
+            ActorState::Starting | ActorState::Restarting { .. } => {}
+        }
+    }
+
+    /// Those that were made here and somebody may hold, and of those the ones that are not known to be dead.
+    pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<Made>) {
+        let held = self.held.iter().filter(|held| by(*held.key())).map(|held| *held.value()).collect();
+        (held, self.made.iter().map(|made| made.clone()).collect())
+    }
+
+    #[cfg(test)]
+    pub(super) fn what_is_left(&self) -> Vec<String> {
+        self.held.iter().map(|held| format!("{} by {}", held.value(), held.key())).collect()
+    }
+}

@@ -1,0 +1,245 @@
+//! The head dies and is started again, from what it had written down. Whoever lives finds it, and says what it has.
+
+use std::cmp::Reverse;
+use std::rc::Rc;
+
+use wingbeat_core::{ClusterId, NodeId, ProcessId};
+use wingbeat_head::state::{Event, Fact, Speaker, State};
+use wingbeat_net::messages::HeadMessage;
+use wingbeat_net::recording::{self, Recording};
+
+use super::execution::Question;
+use super::process::Process;
+use super::world::{Happening, World};
+
+/// How long those that an earlier head knew have to come back: whoever lives needs less.
+const GRACE: u64 = 6_000;
+/// How long there may be no head.
+const AWAY: u64 = 2_000;
+/// How long it may take to find the next one.
+const FINDS: u64 = 2_000;
+
+/// How a process or a node stands with the head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Standing {
+    /// It has said nothing yet.
+    #[default]
+    Never,
+    Here,
+    /// It was connected with an earlier head.
+    Away,
+}
+
+/// Who looks for the head.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Finder {
+    Process(ProcessId),
+    Node(NodeId),
+}
+
+/// What is said to the next head all the same.
+fn is_kept(message: &HeadMessage) -> bool {
+    matches!(
+        message,
+        HeadMessage::AbandonLease(_)
+            | HeadMessage::KillActor { .. }
+            | HeadMessage::TerminateActor { .. }
+            | HeadMessage::Leaves
+    )
+}
+
+/// What a node says to the next head all the same.
+pub(super) fn is_death(message: &HeadMessage) -> bool {
+    matches!(message, HeadMessage::WorkerDied(_))
+}
+
+impl World {
+    /// What the head has decided is written down before anybody hears of it.
+    pub(super) fn write_facts(&mut self) {
+        for fact in self.state.take_facts() {
+            match fact.is_end() {
+                true => drop(self.facts.remove(&fact.key())),
+                false => drop(self.facts.insert(fact.key(), fact)),
+            }
+        }
+    }
+
+    /// Now, as the head counts.
+    pub(super) fn head_now(&self) -> u64 {
+        self.shared.now() - self.head_began
+    }
+
+    /// The head is no more. What was on its way to it and from it is lost; what was asked of it is asked again.
+    pub(super) fn head_dies(&mut self) {
+        if self.is_head_away {
+            return;
+        }
+        self.is_head_away = true;
+        self.shared.report.borrow_mut().restarts += 1;
+        self.shared.trace(|| "the head dies".into());
+        let mut kept = Vec::new();
+        for Reverse(scheduled) in std::mem::take(&mut self.clock).into_sorted_vec().into_iter().rev() {
+            match scheduled.what {
+                Happening::ToHead(Speaker::Process(by), event) => {
+                    if let (Event::Says(_, message), Some(process)) = (*event, self.alive(by))
+                        && is_kept(&message)
+                    {
+                        process.unsaid.borrow_mut().push(message);
+                    }
+                }
+                Happening::ToHead(Speaker::Node(by), event) => {
+                    if let (Event::Says(_, message), Some(node)) = (*event, self.nodes.get_mut(&by)) {
+                        node.unsaid.extend(is_death(&message).then_some(message));
+                    }
+                }
+                Happening::ToProcess(..) | Happening::ToNode(..) | Happening::HeadTick => {}
+                Happening::HeadAnswers(question) => self.shared.questions.borrow_mut().push(*question),
+                Happening::Told(question, _) => self.shared.questions.borrow_mut().push(*question),
+                what => kept.push(Reverse(super::world::Scheduled { what, ..scheduled })),
+            }
+        }
+        self.clock = kept.into();
+        (self.ticks_at, self.to_head_at, self.from_head_at) = Default::default();
+        let back_after = 1 + self.shared.below(AWAY);
+        self.schedule(back_after, Happening::HeadBegins);
+        for process in self.processes.values().cloned().collect::<Vec<_>>() {
+            if process.standing.get() == Standing::Here {
+                process.standing.set(Standing::Away);
+            }
+            self.looks_for_head(Finder::Process(process.id), back_after);
+        }
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if let Some(node) = self.nodes.get_mut(&node) {
+                node.standing = Standing::Away;
+            }
+            self.looks_for_head(Finder::Node(node), back_after);
+        }
+    }
+
+    pub(super) fn looks_for_head(&mut self, who: Finder, after: u64) {
+        let after = after + self.shared.below(FINDS);
+        let life = self.shared.report.borrow().restarts;
+        self.schedule(after, Happening::FindsHead(who, life));
+    }
+
+    /// The next head begins.
+    pub(super) fn head_begins(&mut self) {
+        let restarts = self.shared.report.borrow().restarts;
+        self.shared.trace(|| format!("head {restarts} begins"));
+        let (cluster, facts) = (ClusterId(self.shared.config.seed), self.facts.values().cloned().collect::<Vec<_>>());
+        let begins = wingbeat_head::state::Beginning {
+            cluster,
+            first_lease: restarts << 40,
+            remembered: Some(facts),
+            grace: GRACE,
+        };
+        self.state = State::begun(begins.clone());
+        self.state.keep_facts();
+        if self.shared.config.trace {
+            let name = format!("head-seed{}-{restarts}", self.shared.config.seed);
+            self.state.record_with(Recording::asked_for(recording::Machine::Head, &name, begins));
+        }
+        (self.is_head_away, self.head_began) = (false, self.shared.now());
+        self.look_for_the_absent();
+        self.act(Vec::new());
+    }
+
+    /// Where nobody listens any more, that is found out; or it is not.
+    fn look_for_the_absent(&mut self) {
+        for fact in self.facts.values().cloned().collect::<Vec<_>>() {
+            let (from, event) = match fact {
+                Fact::Node(node, _) if !self.nodes.contains_key(&node) => {
+                    (Speaker::Node(node), Event::NodeLost(node, "the simulation".into()))
+                }
+                Fact::Job(job) if !self.processes.contains_key(&job.driver.process) => {
+                    let driver = job.driver.process;
+                    (Speaker::Process(driver), Event::ProcessLost(driver, Some(job.id)))
+                }
+                _ => continue,
+            };
+            if self.shared.below(2) == 0 {
+                let after = self.shared.below(500);
+                self.schedule(after, Happening::ToHead(from, Box::new(event)));
+            }
+        }
+    }
+
+    /// Somebody has found the head of this life.
+    pub(super) fn finds_head(&mut self, who: Finder, life: u64) {
+        if life != self.shared.report.borrow().restarts || self.is_head_away {
+            return;
+        }
+        match who {
+            Finder::Node(node) => {
+                let Some(known) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away) else {
+                    return;
+                };
+                known.standing = Standing::Here;
+                let (info, running) = (known.info.clone(), known.state.running());
+                let unsaid = std::mem::take(&mut known.unsaid);
+                self.step(Event::NodeJoined(Box::new(info), running));
+                for message in unsaid {
+                    self.say_to_head(Speaker::Node(node), message);
+                }
+            }
+            Finder::Process(process) => {
+                let Some(process) = self.alive(process) else { return };
+                let unsaid = std::mem::take(&mut *process.unsaid.borrow_mut());
+                let before = process.standing.get();
+                if before == Standing::Never && unsaid.is_empty() {
+                    return;
+                }
+                self.connect(&process);
+                if before == Standing::Away && process.is_driver {
+                    self.say_job(&process);
+                }
+                for message in unsaid {
+                    self.say_to_head(Speaker::Process(process.id), message);
+                }
+                if before == Standing::Away {
+                    self.rejoin(&process);
+                }
+            }
+        }
+    }
+
+    fn rejoin(&mut self, process: &Rc<Process>) {
+        process.owner.rejoin();
+        let running = process.program.get().and_then(|program| self.running.get(&program));
+        let execution = running.and_then(|running| running.execution.clone());
+        if let Some(execution) = execution.filter(|execution| execution.waits.get() > 0)
+            && let Some(wait) = execution.wait.borrow().clone()
+        {
+            process.owner.outside.tell_head(&process.owner, HeadMessage::Waiting { lease: execution.lease, wait });
+        }
+    }
+
+    /// A process has something to say to the head. False if it is not said now.
+    pub(super) fn may_say_now(&mut self, process: &Rc<Process>, message: &HeadMessage) -> bool {
+        match process.standing.get() {
+            Standing::Here => return true,
+            Standing::Never if !self.is_head_away => {
+                self.connect(process);
+                return true;
+            }
+            Standing::Never => process.unsaid.borrow_mut().push(message.clone()),
+            Standing::Away if is_kept(message) => process.unsaid.borrow_mut().push(message.clone()),
+            // What it says when it is back stands for that.
+            Standing::Away => {}
+        }
+        false
+    }
+
+    /// Whether the head has taken in what a process has said to it.
+    pub(super) fn has_told_head(&self, process: &Process) -> bool {
+        let said_at = self.to_head_at.get(&Speaker::Process(process.id)).copied().unwrap_or(0);
+        let is_away = process.standing.get() == Standing::Away || !process.unsaid.borrow().is_empty();
+        !is_away && said_at <= self.shared.now()
+    }
+
+    /// A question is asked again when there is a head.
+    pub(super) fn asks_later(&mut self, question: Question) {
+        let after = 1 + self.shared.below(50);
+        self.schedule(after, Happening::HeadAnswers(Box::new(question)));
+    }
+}
