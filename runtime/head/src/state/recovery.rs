@@ -468,9 +468,6 @@ impl State {
         let Some(recovering) = self.recovering.as_mut().filter(|_| !is_known) else { return };
         let id = spec.id;
         recovering.actors.entry(id).or_insert(Absent { spec, life });
-        if let Some(by) = self.is_to_end(id) {
-            self.end_absent_actor(id, Error::ActorEnded { by });
-        }
     }
 
     /// Ends the time in which those that were there before may come back.
@@ -493,6 +490,9 @@ impl State {
             let spec = Arc::unwrap_or_clone(spec);
             if !self.jobs.contains_key(&spec.job) {
                 self.record(Fact::ActorGone(id));
+            } else if let Some(by) = self.is_to_end(id) {
+                self.insert_actor(spec, life.unwrap_or(next), None);
+                self.bury_actor(id, Error::ActorEnded { by });
             } else if may_live {
                 self.insert_actor(spec, next, life.map(|_| cause));
             } else {

@@ -220,6 +220,9 @@ impl World {
             Standing::Here => return true,
             Standing::Never if !self.is_head_away => {
                 self.connect(process);
+                for earlier in std::mem::take(&mut *process.unsaid.borrow_mut()) {
+                    self.say_to_head(Speaker::Process(process.id), earlier);
+                }
                 return true;
             }
             Standing::Never => process.unsaid.borrow_mut().push(message.clone()),

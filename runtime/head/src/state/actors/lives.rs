@@ -482,7 +482,7 @@ impl State {
     }
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
-        self.end_absent_actor(id, Error::ActorEnded { by: by.clone() });
+        // One that may be back finishes first what it was sent, as it does else.
         let Some(actor) = self.actors.actors.get_mut(&id) else { return self.never_begins(id, by) };
         match &actor.phase {
             Phase::Dead(_) => {}

@@ -46,11 +46,11 @@ fn an_actor_that_is_killed_before_it_is_back_stays_dead_and_says_so() {
         let mut bench = recovered(0);
         bench.says(DRIVER, HeadMessage::WatchActor(keeper()));
         bench.step(end);
+        bench.node(1, cpus(1.0));
+        bench.tick(10_000);
         assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
         let facts = bench.state.take_facts();
         assert!(facts.iter().any(|fact| matches!(fact, Fact::ActorGone(id) if *id == keeper())), "{facts:?}");
-        bench.node(1, cpus(1.0));
-        bench.tick(10_000);
         assert_eq!(bench.starts().len(), 0);
     }
 }
