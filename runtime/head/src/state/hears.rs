@@ -62,6 +62,7 @@ impl State {
                 | HeadMessage::KillActor { .. }
                 | HeadMessage::TerminateActor { .. }
                 | HeadMessage::Holds { .. }
+                | HeadMessage::LifeOver { .. }
                 | HeadMessage::Leaves,
             ) => true,
             (Speaker::Process(by), HeadMessage::Made { spec, .. }) => spec.owner.process == by,
@@ -91,6 +92,7 @@ impl State {
             (Speaker::Process(by), HeadMessage::Holds { leases, actors, is_all }) => {
                 self.holds(by, leases, actors, is_all);
             }
+            (Speaker::Process(_), HeadMessage::LifeOver { actor, life }) => self.life_over(actor, life),
             (Speaker::Process(_), HeadMessage::Made { spec, life }) => self.actor_was_made(spec, life),
             (Speaker::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => self.lease_ready(lease, worker, pid),
             (Speaker::Node(_), HeadMessage::LeaseFailed { lease, error }) => self.lease_failed(lease, error),

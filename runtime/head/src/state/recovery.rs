@@ -39,6 +39,8 @@ pub(super) struct Recovering {
     waiting: BTreeMap<LeaseId, BTreeSet<TaskId>>,
     /// Leases of those that their owners gave up while something may still run under them.
     abandoned: BTreeSet<LeaseId>,
+    /// Lives of actors that are over, as somebody knows.
+    over: BTreeMap<ActorId, Incarnation>,
     /// Worker processes of such leases that have ended: their owners are told when they say that they have them.
     deaths: BTreeMap<LeaseId, WorkerDeath>,
 }
@@ -177,7 +179,7 @@ impl State {
             }
         }
         (state.quotas.is_use_unknown, state.was_recovered) = (true, true);
-        let (watchers, claims, waiting, abandoned, deaths) = Default::default();
+        let (watchers, claims, waiting, abandoned, over, deaths) = Default::default();
         let owners = state.drivers.keys().chain(state.groups.makers()).copied().collect();
         state.recovering = Some(Recovering {
             until: grace,
@@ -189,6 +191,7 @@ impl State {
             claims,
             waiting,
             abandoned,
+            over,
             deaths,
         });
         state
@@ -343,6 +346,10 @@ impl State {
                 if let Some(by) = self.is_to_end(spec.id) {
                     self.terminate_actor(spec.id, by);
                 }
+                let over = self.recovering.as_mut().and_then(|recovering| recovering.over.remove(&spec.id));
+                if let Some(over) = over {
+                    self.life_over(spec.id, over);
+                }
                 if self.is_held_by_nobody(&spec) {
                     self.terminate_actor(spec.id, DROPPED.into());
                 }
@@ -444,6 +451,19 @@ impl State {
         }
     }
 
+    /// A life of an actor is over.
+    pub(super) fn life_over(&mut self, id: ActorId, life: Incarnation) {
+        match self.actors.life_of(id) {
+            Some(known) if known <= life => self.kill_actor(id, true),
+            Some(_) => {}
+            None => {
+                if let Some(recovering) = &mut self.recovering {
+                    recovering.over.insert(id, life);
+                }
+            }
+        }
+    }
+
     /// Whether a process has said what it has.
     pub(super) fn has_claimed(&self, process: ProcessId) -> bool {
         self.claim_of(process).is_some()
@@ -484,6 +504,7 @@ impl State {
         }
         for (id, Absent { spec, life }) in recovering.actors {
             // Its last life ended with its node.
+            let life = life.max(recovering.over.get(&id).copied());
             let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
             let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
             let cause = Error::ActorEnded { by: "the end of its process while the head was away".into() };

@@ -121,6 +121,14 @@ pub enum HeadMessage {
         /// Whether this is the last part.
         is_all: bool,
     },
+    /// To a head that was started again: this life of the actor is over, since this process was told so or has killed it. The actor
+    /// may live again.
+    LifeOver {
+        /// The actor.
+        actor: ActorId,
+        /// Which life.
+        life: Incarnation,
+    },
     /// To a head that was started again: an actor that this process made, and of which it has not heard that it is dead.
     Made {
         /// As it was made.

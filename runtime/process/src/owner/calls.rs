@@ -54,6 +54,10 @@ pub(crate) enum Action {
         calls: Vec<Arc<TaskSpec>>,
     },
     Watch(ActorId),
+    /// This life is over, which the head may not know.
+    Over(ActorId, Incarnation),
+    /// It is dead, which the head may not know.
+    Kill(ActorId),
     /// Every call of this process is done: the actor may end.
     Terminate(ActorId),
     Cancel {
@@ -312,11 +316,19 @@ impl Calls {
         Some((actor, call))
     }
 
-    /// The head does not know any more who is to be told what becomes of actors.
+    /// The head was started again, and does not know who is to be told what becomes of actors, or that it was told to end some.
     pub(crate) fn watch_anew(&self, out: &mut Vec<Action>) {
-        let watched = self.targets.iter().filter(|(_, target)| target.watching);
-        let alive = watched.filter(|(_, target)| !matches!(target.phase, Phase::Dead(_)));
-        out.extend(alive.map(|(actor, _)| Action::Watch(*actor)));
+        for (actor, target) in self.targets.iter().filter(|(_, target)| target.watching) {
+            match (&target.phase, target.gone) {
+                (Phase::Dead(_), _) => {
+                    out.push(Action::Kill(*actor));
+                    continue;
+                }
+                (Phase::Away, Some(life)) => out.push(Action::Over(*actor, life)),
+                _ => {}
+            }
+            out.push(Action::Watch(*actor));
+        }
     }
 
     /// What the head says of an actor.

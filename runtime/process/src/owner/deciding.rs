@@ -91,6 +91,8 @@ impl Owner {
                     self.outside.send(self, &worker, Work::Calls { actor, incarnation, calls }.into());
                 }
                 calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
+                calls::Action::Over(actor, life) => self.tell_head(HeadMessage::LifeOver { actor, life }),
+                calls::Action::Kill(actor) => self.tell_head(HeadMessage::KillActor { actor, may_restart: false }),
                 calls::Action::Terminate(actor) => {
                     self.tell_head(HeadMessage::TerminateActor { actor, by: "terminate".into() });
                 }

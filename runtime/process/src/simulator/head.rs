@@ -136,7 +136,7 @@ impl World {
         let is_away = self.is_head_away || self.processes.get(&question.by).is_some_and(is_away);
         // What a process has is said to the next head before it asks.
         let said_at = self.to_head_at.get(&Speaker::Process(question.by));
-        if is_away || self.state.is_recovering() && said_at.is_some_and(|at| *at > self.shared.now()) {
+        if is_away || self.state.is_recovering() && said_at.is_some_and(|at| *at >= self.shared.now()) {
             return self.asks_later(question);
         }
         let now = self.head_now();
@@ -164,7 +164,8 @@ impl World {
     }
 
     /// The head's answer has arrived.
-    pub(super) fn told(question: Question, answer: Answer) {
+    pub(super) fn told(&self, question: Question, answer: Answer) {
+        self.shared.trace(|| format!("{} is answered {answer:?}", question.by));
         *question.answer.borrow_mut() = Some(answer);
         question.waker.wake();
     }

@@ -308,7 +308,7 @@ impl World {
                 self.step(Event::Tick);
             }
             Happening::HeadAnswers(question) => self.head_answers(*question),
-            Happening::Told(question, answer) => Self::told(*question, answer),
+            Happening::Told(question, answer) => self.told(*question, answer),
             Happening::HeadBegins => self.head_begins(),
             Happening::FindsHead(who, life) => self.finds_head(who, life),
             Happening::Requests(id) => self.take_requests(id),

@@ -118,6 +118,11 @@ impl Actors {
         self.by_owner.get(&process).into_iter().flatten().copied()
     }
 
+    /// Which life a known actor is in, or will be.
+    pub(super) fn life_of(&self, id: ActorId) -> Option<Incarnation> {
+        self.actors.get(&id).map(|actor| actor.incarnation)
+    }
+
     pub(super) fn knows(&self, id: ActorId) -> bool {
         self.actors.contains_key(&id)
     }
