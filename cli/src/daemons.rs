@@ -34,8 +34,9 @@ pub(crate) struct HeadArgs {
     #[arg(long)]
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
-    /// that is started with the file of another goes on with its cluster. Only you can read the file; the programs of
-    /// detached actors lie beside it, in FILE.programs.
+    /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for about 30 s
+    /// after the last one has ended, at the same address and with the same token. Only you can read the file; the
+    /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
 }

@@ -167,6 +167,17 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::with_env`], with a head that keeps a journal.
+    pub fn with_journal_and_env(nodes: usize, cpus: u32, env: &[(&str, &str)]) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary()?, true)?;
+        cluster.env_of_all = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
     /// As [`TestCluster::with_journal`], with the journal in this file.
     pub fn with_journal_at(journal: &Path, nodes: usize, cpus: u32) -> Result<TestCluster> {
         let mut cluster = Self::head_only(binary()?, false)?;

@@ -149,3 +149,14 @@ fn what_is_asked_of_a_head_that_stands_still_fails_and_what_runs_goes_on() {
     drop(driver);
     assert!(wait_for_end(first, LIMIT));
 }
+
+#[test]
+fn a_cluster_whose_head_does_not_come_back_ends_with_its_processes() {
+    let limits = [("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "3000")];
+    let mut cluster = TestCluster::with_journal_and_env(1, 1, &limits).unwrap();
+    let _driver = join(&cluster);
+    let worker = pid::remote().get_blocking().unwrap();
+    cluster.kill_head().unwrap();
+    assert!(!cluster.wait_for_node_end(0).unwrap(), "it has waited in vain");
+    assert!(wait_for_end(worker, LIMIT));
+}

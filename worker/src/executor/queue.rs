@@ -244,7 +244,6 @@ impl Queue {
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
-        self.state.lock().work.kill();
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
         // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
         self.session.process().vital("a forced cancel", async move {

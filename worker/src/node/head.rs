@@ -243,9 +243,11 @@ impl Daemon {
     /// Ends the node when its term is over.
     async fn keep_term(self: Arc<Self>) {
         let mut ended = self.ending.ended.subscribe();
-        while !self.head.term.left().is_zero() || self.is_known_all_the_same().await {
+        let term = &self.head.term;
+        while !term.left().is_zero() || self.is_known_all_the_same().await || !term.left().is_zero() {
+            let (began, look) = (term.now(), term.look());
             tokio::select! {
-                () = tokio::time::sleep(self.head.term.look()) => {}
+                () = tokio::time::sleep(look) => term.woke(began, look),
                 _ = ended.wait_for(Option::is_some) => return,
             }
         }

@@ -24,13 +24,15 @@ pub(super) struct Term {
     has_one_kernel: bool,
     /// When the last question was asked that the head has answered.
     asked: Mutex<Duration>,
+    /// When this process was last found to have stood still itself.
+    stood_still: Mutex<Option<Duration>>,
 }
 
 impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
         let has_one_kernel = head.machine.shares_kernel(address::this_machine());
-        let term = Term { has_one_kernel, asked: Mutex::default() };
+        let term = Term { has_one_kernel, asked: Mutex::default(), stood_still: Mutex::default() };
         term.is_known(term.now());
         term
     }
@@ -55,9 +57,18 @@ impl Term {
         whole().saturating_sub(since)
     }
 
-    /// How long it may be slept until the next look: a clock that goes on while the machine stands still wakes nobody.
+    /// How long it may be slept until the next look: a clock that goes on while the machine stands still wakes nobody, and who wakes
+    /// much too late has stood still.
     pub(super) fn look(&self) -> Duration {
-        if self.has_one_kernel { self.left() } else { self.left().min(limits().probe) }
+        self.left().min(self.question())
+    }
+
+    /// It was to be slept for so long since then, and is over.
+    pub(super) fn woke(&self, began: Asked, after: Duration) {
+        let now = self.now().0;
+        if now.saturating_sub(began.0 + after) > margin() / 2 {
+            *self.stood_still.lock() = Some(now);
+        }
     }
 
     /// How often the head is asked. Between machines, the questions take the place of probes.
@@ -65,10 +76,12 @@ impl Term {
         if self.has_one_kernel { limits().silence / 4 } else { limits().probe }
     }
 
-    /// How long the head may take to answer a last question when the term is over. One on the same machine may have been stopped
-    /// with the node (a terminal's Ctrl-Z, a debugger, a paused container), and then has not given it up.
+    /// How long the head may take to answer a last question when the term is over. Only of a node that has stood still itself since
+    /// the last answer: a head on the same machine may have been stopped with it (a terminal's Ctrl-Z, a debugger, a paused
+    /// container), and then has not given it up. One that was only cut off has to end at once.
     pub(super) fn last_question(&self) -> Option<Duration> {
-        self.has_one_kernel.then(margin)
+        let stood_still = self.stood_still.lock().is_some_and(|at| at > *self.asked.lock());
+        (self.has_one_kernel && stood_still).then(margin)
     }
 }
 

@@ -33,7 +33,10 @@ impl Shared {
             // With faults, calls also give what the actor owns, which ends with it.
             Error::OwnerDied { owner, .. } => {
                 // What ran in a group that was given back has ended.
-                let ends = self.config.faults || self.gave_back();
+                let ends = self.config.faults || self.gave_back()
+                    // A lease that was given back to a head which died before it could tell the node, and whose owner has ended, too,
+                    // looks to the next one as if something still ran under it.
+                    || report.restarts > 1;
                 ends && self.ended.borrow().contains(owner) || report.cuts > 0
             }
             Error::ObjectLost { .. } | Error::ContactLost { .. } | Error::ActorEnded { .. } => {

@@ -194,7 +194,6 @@ impl Process {
             Cancelled::Running(_) if force => {
                 // What else was finished here is handed over first.
                 let mut queue = self.queue.borrow_mut();
-                queue.work.kill();
                 queue.killed_at = Some(shared.now() + FORCED_LIMIT);
             }
             Cancelled::Running(execution) => {

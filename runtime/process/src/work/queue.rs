@@ -244,7 +244,11 @@ impl<R: Clone> Queue<R> {
     pub fn started(&mut self, task: TaskId, execution: R) -> Option<bool> {
         self.running.insert(task, execution);
         let early = self.cancelled_early.iter().position(|(cancelled, _)| *cancelled == task)?;
-        Some(self.cancelled_early.swap_remove(early).1)
+        let (_, force) = self.cancelled_early.swap_remove(early);
+        if force {
+            self.kill();
+        }
+        Some(force)
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
@@ -272,8 +276,12 @@ impl<R: Clone> Queue<R> {
                 return Cancelled::Unstarted(spec);
             }
         }
-        if let Some(running) = self.running.get(&task) {
-            return Cancelled::Running(running.clone());
+        if let Some(running) = self.running.get(&task).cloned() {
+            if force {
+                // At once: what runs may end by itself, and nothing else is to begin and be killed in its place.
+                self.kill();
+            }
+            return Cancelled::Running(running);
         }
         if self.busy > self.running.len() {
             self.cancelled_early.push((task, force));
@@ -318,7 +326,7 @@ impl<R: Clone> Queue<R> {
     }
 
     /// The process is about to be killed.
-    pub fn kill(&mut self) {
+    fn kill(&mut self) {
         if self.phase != Phase::Ended {
             self.phase = Phase::Killed;
         }
