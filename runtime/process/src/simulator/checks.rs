@@ -8,6 +8,7 @@ use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
+use super::changed::Changed;
 use super::execution::Shared;
 use super::site::Site;
 use super::value::Plan;
@@ -79,13 +80,6 @@ impl Site {
         assert!(plan.number > *last || spec.attempt > 0, "{} is call {}, and {last} was before", spec.id, plan.number);
         *last = plan.number;
     }
-}
-
-/// Of which nodes and processes the head's state may have changed.
-#[derive(Default)]
-pub(super) struct Changed {
-    pub nodes: BTreeSet<NodeId>,
-    pub processes: BTreeSet<ProcessId>,
 }
 
 impl World {

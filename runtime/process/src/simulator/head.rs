@@ -11,8 +11,8 @@ use wingbeat_net::messages::{HeadEvent, HeadMessage};
 use super::contacts::SLOW;
 use super::execution::{Answer, Asked, Question};
 use super::process::Process;
-use super::restarts::{Finder, Standing, is_death};
 use super::side::address;
+use super::standing::{Finder, Standing, is_death};
 use super::world::{Happening, World};
 
 impl World {

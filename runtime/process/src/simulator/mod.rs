@@ -6,8 +6,8 @@
 //!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
-//! - `restarts`: the head dies, and is started again; `faults`: what else breaks; `checks`: what must hold.
-//! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says.
+//! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `faults`: what else breaks; `checks`: what must hold.
+//! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
 //!
@@ -17,6 +17,7 @@
 //! ```
 
 mod actors;
+mod changed;
 mod checks;
 mod contacts;
 mod execution;
@@ -30,11 +31,13 @@ mod queue;
 mod restarts;
 mod side;
 mod site;
+mod size;
+mod standing;
 mod tests;
 mod value;
 mod world;
 
-pub(crate) use large::Large;
+pub(crate) use size::Large;
 
 /// What to simulate.
 #[derive(Clone, Copy, Debug)]

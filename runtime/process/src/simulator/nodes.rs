@@ -14,9 +14,10 @@ use super::execution::{Ended, Execution, Running};
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
-use super::restarts::{Finder, Standing};
 use super::side::address;
 use super::site::Site;
+use super::size::IDLE;
+use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 use crate::work::Become;
 
@@ -24,8 +25,6 @@ use crate::work::Become;
 const HEAD: ProcessId = ProcessId(0);
 /// Worker processes with an id of this and more are of the first node.
 const WORKERS: u64 = 1_000_000_000;
-/// Idle worker processes are asked to exit after this long, in a small cluster.
-pub(super) const IDLE: u64 = 60;
 
 pub(super) struct Node {
     pub state: node::State,

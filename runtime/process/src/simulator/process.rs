@@ -15,8 +15,8 @@ use wingbeat_net::messages::HeadMessage;
 
 use super::execution::{Number, Shared};
 use super::queue::Queue;
-use super::restarts::Standing;
 use super::side::Side;
+use super::standing::Standing;
 use super::value::Ref;
 use crate::owner::Owner;
 use crate::owner::table::Released;

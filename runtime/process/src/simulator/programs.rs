@@ -12,9 +12,9 @@ use wingbeat_core::spec::{ActorSpec, BundleSpec, Outcome, Outputs, PlacementGrou
 use wingbeat_core::{Amount, PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
-use super::large;
 use super::side::address;
 use super::site::{Site, Stream, Submitted, failed};
+use super::size;
 use super::value::{Kind, Plan, Ref, refs_in};
 
 /// How deep tasks of drivers may nest.
@@ -49,7 +49,7 @@ pub(super) async fn driver(site: Site, seed: u64) -> Ended {
     for _ in 0..steps {
         let _ = work.step().await;
         if let Some(size) = site.shared.config.large()
-            && work.chance(large::BURST_EVERY)
+            && work.chance(size::BURST_EVERY)
         {
             let _ = work.do_much(size.burst()).await;
         }

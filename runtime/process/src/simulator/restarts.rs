@@ -3,14 +3,15 @@
 use std::cmp::Reverse;
 use std::rc::Rc;
 
-use wingbeat_core::{ClusterId, NodeId, ProcessId};
+use wingbeat_core::ClusterId;
 use wingbeat_head::state::{Event, Fact, Speaker, State};
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::recording::{self, Recording};
 
 use super::execution::Question;
 use super::process::Process;
-use super::world::{Happening, World};
+use super::standing::{Finder, Standing, is_death, is_kept};
+use super::world::{Happening, Scheduled, World};
 
 /// How long those that an earlier head knew have to come back: whoever lives needs less.
 const GRACE: u64 = 6_000;
@@ -18,40 +19,6 @@ const GRACE: u64 = 6_000;
 const AWAY: u64 = 2_000;
 /// How long it may take to find the next one.
 const FINDS: u64 = 2_000;
-
-/// How a process or a node stands with the head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Standing {
-    /// It has said nothing yet.
-    #[default]
-    Never,
-    Here,
-    /// It was connected with an earlier head.
-    Away,
-}
-
-/// Who looks for the head.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Finder {
-    Process(ProcessId),
-    Node(NodeId),
-}
-
-/// What is said to the next head all the same.
-fn is_kept(message: &HeadMessage) -> bool {
-    matches!(
-        message,
-        HeadMessage::AbandonLease(_)
-            | HeadMessage::KillActor { .. }
-            | HeadMessage::TerminateActor { .. }
-            | HeadMessage::Leaves
-    )
-}
-
-/// What a node says to the next head all the same.
-pub(super) fn is_death(message: &HeadMessage) -> bool {
-    matches!(message, HeadMessage::WorkerDied(_))
-}
 
 impl World {
     /// What the head has decided is written down before anybody hears of it.
@@ -95,7 +62,7 @@ impl World {
                 Happening::ToProcess(..) | Happening::ToNode(..) | Happening::HeadTick => {}
                 Happening::HeadAnswers(question) => self.shared.questions.borrow_mut().push(*question),
                 Happening::Told(question, _) => self.shared.questions.borrow_mut().push(*question),
-                what => kept.push(Reverse(super::world::Scheduled { what, ..scheduled })),
+                what => kept.push(Reverse(Scheduled { what, ..scheduled })),
             }
         }
         self.clock = kept.into();

@@ -14,14 +14,14 @@ use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
-use super::checks::Changed;
+use super::changed::Changed;
 use super::contacts::Line;
 use super::execution::{Answer, Number, Question, Running, Shared};
 use super::nodes::{Machine, Node};
 use super::process::Process;
-use super::restarts::Finder;
 use super::side::{Parcel, Word};
 use super::site::Site;
+use super::standing::Finder;
 use super::{Config, Report, programs};
 use crate::owner::object::Object;
 
