@@ -17,6 +17,8 @@ const HEAD: &str = "the head";
 pub struct Way {
     address: Address,
     epoch: Mutex<Option<Epoch>>,
+    /// Why whoever listens there refused last.
+    refused: Mutex<Option<String>>,
 }
 
 /// Who was found.
@@ -31,12 +33,17 @@ pub enum Met {
 impl Way {
     /// To the head at `address`.
     pub fn new(address: Address) -> Way {
-        Way { address, epoch: Mutex::default() }
+        Way { address, epoch: Mutex::default(), refused: Mutex::default() }
     }
 
     /// Where the head is, or was when it was found first.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// No other head will follow.
+    pub fn ends(&self) {
+        *self.epoch.lock() = None;
     }
 
     /// The head of this life knows what it has to know: from now on it is the one that is talked to.
@@ -57,9 +64,26 @@ impl Way {
         match self.dial_somewhere(token, hello).await {
             // The next one may follow.
             Err(DialError::Gone(error)) if known.is_some() => Err(DialError::Failed(error)),
-            Err(error) => Err(error),
-            Ok((stream, welcome)) => Ok((stream, self.met(known, resumes, &welcome)?)),
+            Err(error) => Err(self.noted(error)),
+            Ok((stream, welcome)) => {
+                let met = self.met(known, resumes, &welcome).map_err(|error| self.noted(error))?;
+                *self.refused.lock() = None;
+                Ok((stream, met))
+            }
         }
+    }
+
+    /// Says once why whoever listens there refuses: it may be of another build, or have another token.
+    fn noted(&self, error: DialError) -> DialError {
+        if let DialError::Failed(refused @ Error::Refused { .. }) = &error {
+            let why = refused.to_string();
+            let mut last = self.refused.lock();
+            if last.as_ref() != Some(&why) {
+                tracing::warn!("{why}");
+                *last = Some(why);
+            }
+        }
+        error
     }
 
     async fn dial_somewhere(&self, token: &Token, hello: Hello) -> Result<(Stream, Welcome), DialError> {

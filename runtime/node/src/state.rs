@@ -285,6 +285,7 @@ impl State {
             leases: running.collect(),
             jobs: self.jobs.keys().copied().collect(),
             workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
+            held: Vec::new(),
         }
     }
 

@@ -174,9 +174,8 @@ impl Daemon {
         let is_end = |message: &HeadMessage| matches!(message, HeadMessage::WorkerDied(_) | HeadMessage::NodeEnds(_));
         self.head.link.forget(is_end);
         self.head.heard.store(0, Ordering::Release);
-        *snapshot = Some(Snapshot { of: epoch, running: pool.state.running() });
-        drop(pool);
-        self.say_what_is_held();
+        let running = Running { held: self.what_is_held(), ..pool.state.running() };
+        *snapshot = Some(Snapshot { of: epoch, running });
     }
 
     /// Goes on with the head over a new connection. Whether it still knows this node, or does now.

@@ -162,16 +162,13 @@ impl Daemon {
             Some(who) => drop(devices.insert(device, who)),
             None => drop(devices.remove(&device)),
         }
-        drop(devices);
-        self.say_what_is_held();
-    }
-
-    /// Tells the head which devices cannot be given on.
-    pub(super) fn say_what_is_held(&self) {
-        // Under the lock: the latest word counts.
-        let devices = self.devices.held.devices.lock();
         let held = devices.iter().map(|(device, who)| (*device, who.clone())).collect();
         self.head.link.send(HeadMessage::DevicesHeld(held));
+    }
+
+    /// Devices that cannot be given on, and what holds each, in words.
+    pub(super) fn what_is_held(&self) -> Vec<(u32, String)> {
+        self.devices.held.devices.lock().iter().map(|(device, who)| (*device, who.clone())).collect()
     }
 }
 

@@ -16,8 +16,8 @@ impl Shell {
     /// Looks for everybody who may still come back.
     pub(crate) fn look_for_the_absent(self: &Arc<Self>) {
         for (who, address) in self.inside.lock().state.absent() {
-            // A refusal says little of a driver on another machine: something between may let nobody in.
-            if matches!(who, Absentee::Node(_)) || address.machine == address::this_machine() {
+            // A refusal says little of a driver on another machine, or of the node that it brings: something between may let nobody in.
+            if matches!(who, Absentee::Node(_, true)) || address.machine == address::this_machine() {
                 self.vital("looking for the absent", self.clone().look_for(who, address));
             }
         }
@@ -39,7 +39,7 @@ impl Shell {
 
     fn lose(&self, who: Absentee) {
         let event = match who {
-            Absentee::Node(node) => Event::NodeLost(node, "it ended while the head was away".into()),
+            Absentee::Node(node, _) => Event::NodeLost(node, "it ended while the head was away".into()),
             Absentee::Driver(process, job) => Event::ProcessLost(process, Some(job)),
         };
         self.change(|state, now| match state.is_absent(who) {

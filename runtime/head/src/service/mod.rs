@@ -195,10 +195,14 @@ impl Shell {
 
     /// How whoever connects was connected before.
     fn before(&self, hello: &Hello, state: &State) -> Before {
+        let may_come_back = match hello.role {
+            Role::Worker => state.may_come_back(hello.address.process),
+            _ => state.is_recovering(),
+        };
         match hello.resumes {
             false => Before::Never,
             true if hello.epoch == self.epoch => Before::WithThis,
-            true if state.is_recovering() => Before::WithEarlier,
+            true if may_come_back => Before::WithEarlier,
             true => Before::TooLongAgo,
         }
     }
@@ -432,12 +436,18 @@ impl Shell {
     }
 
     pub(crate) async fn stop_nodes(&self) {
-        let links: Vec<Link<NodeMessage>> = peers::links_of_present(&self.inside.lock().nodes);
+        let (nodes, processes): (Vec<Link<NodeMessage>>, Vec<Link<HeadEvent>>) = {
+            let inside = self.inside.lock();
+            (peers::links_of_present(&inside.nodes), peers::links_of_present(&inside.processes))
+        };
         // Each hears it, also when another takes nothing in.
-        for link in &links {
+        for link in &processes {
+            link.send(HeadEvent::Stops);
+        }
+        for link in &nodes {
             link.send(NodeMessage::Stop("the cluster was stopped".into()));
         }
-        let told = futures::future::join_all(links.iter().map(Link::flushed));
+        let told = futures::future::join_all(nodes.iter().map(Link::flushed));
         let _ = tokio::time::timeout(STOP_LIMIT, told).await;
         self.is_ending();
     }

@@ -68,7 +68,12 @@ impl Daemon {
             started: serving.has_started.clone(),
             is_ending: serving.phase == Phase::Dying,
         });
-        Running { leases: running.collect(), jobs: self.jobs.iter().copied().collect(), workers: Vec::new() }
+        Running {
+            leases: running.collect(),
+            jobs: self.jobs.iter().copied().collect(),
+            workers: Vec::new(),
+            held: Vec::new(),
+        }
     }
 }
 

@@ -270,8 +270,7 @@ impl State {
         facts.extend(self.groups.iter().map(|group| self.fact_of(group)));
         facts.extend(self.recovering.iter().flat_map(|recovering| recovering.actors()));
         facts.extend(self.recovering.iter().flat_map(|recovering| recovering.absent_nodes()));
-        let offers = |node: &&Node| !node.info.resources.is_empty();
-        facts.extend(self.nodes.iter().filter(offers).map(|node| Fact::Node(node.info.id, node.info.address.clone())));
+        facts.extend(self.nodes.iter().map(|node| Fact::Node(Box::new(node.info.clone()))));
         facts.extend(self.actors.durable());
         facts
     }

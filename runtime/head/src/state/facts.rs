@@ -1,8 +1,9 @@
 //! What must survive the head: facts, each of which replaces what was known before under the same key.
 
 use serde::{Deserialize, Serialize};
-use wingbeat_core::spec::{ActorSpec, Address, JobSpec, PlacementGroupSpec};
+use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
 use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
+use wingbeat_net::messages::NodeInfo;
 
 /// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,8 +24,8 @@ pub enum Fact {
     Quota(String, ResourceSet),
     /// It may hold anything.
     QuotaGone(String),
-    /// A node that offers something is there, and where it listens.
-    Node(NodeId, Address),
+    /// A node is there.
+    Node(Box<NodeInfo>),
     /// It is lost.
     NodeGone(NodeId),
 }
@@ -66,7 +67,8 @@ impl Fact {
             Fact::Group(spec, _) => FactKey::Group(spec.id),
             Fact::GroupGone(id) => FactKey::Group(*id),
             Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
-            Fact::Node(id, _) | Fact::NodeGone(id) => FactKey::Node(*id),
+            Fact::Node(info) => FactKey::Node(info.id),
+            Fact::NodeGone(id) => FactKey::Node(*id),
         }
     }
 

@@ -435,10 +435,9 @@ impl State {
     fn node_joined(&mut self, info: NodeInfo, running: Running) {
         let id = info.id;
         let was_nothing_offered = self.nodes.offer_nothing();
-        if !info.resources.is_empty() {
-            self.record(Fact::Node(id, info.address.clone()));
-        }
+        self.record(Fact::Node(Box::new(info.clone())));
         self.nodes.join(info);
+        self.devices_held(id, running.held.clone());
         self.shares_changed();
         self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
         self.adopt(id, running);
@@ -452,9 +451,7 @@ impl State {
 
     fn node_lost(&mut self, id: NodeId, why: &str) {
         let Some(node) = self.nodes.remove(id) else { return self.absent_node_lost(id, why) };
-        if !node.info.resources.is_empty() {
-            self.record(Fact::NodeGone(id));
-        }
+        self.record(Fact::NodeGone(id));
         self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
         // Their transfers from it end now, and not when a connection is found to be broken.
         for other in self.nodes.ids() {

@@ -108,18 +108,7 @@ impl Nodes {
         self.by_id.insert(info.id, slot);
         self.total.add(&info.resources);
         self.by_machine.entry(info.address.machine).or_default().push(slot);
-        self.slots[slot] = Some(Node {
-            pool: Pool::of_node(&info.resources),
-            leases: BTreeSet::new(),
-            bundles: BTreeSet::new(),
-            jobs: BTreeSet::new(),
-            draining: None,
-            is_away: false,
-            held: BTreeMap::new(),
-            version: self.version,
-            joined: self.version,
-            info,
-        });
+        self.slots[slot] = Some(Node::of(info, self.version));
         self.index.changed(slot, self.slots.len());
         slot
     }
@@ -138,6 +127,11 @@ impl Nodes {
         self.free_slots.push(slot);
         self.index.changed(slot, self.slots.len());
         Some(node)
+    }
+
+    /// The same of one that was there before the head was started again.
+    pub(super) fn remember_info(&mut self, info: NodeInfo, now: Millis) {
+        self.remember(Node::of(info, self.version), now);
     }
 
     /// Remembers what a node that is gone could have held.
@@ -305,6 +299,21 @@ const TIER: u32 = 32;
 const WASTES_DEVICES: Cost = 1 << 63;
 
 impl Node {
+    fn of(info: NodeInfo, version: u64) -> Node {
+        Node {
+            pool: Pool::of_node(&info.resources),
+            leases: BTreeSet::new(),
+            bundles: BTreeSet::new(),
+            jobs: BTreeSet::new(),
+            draining: None,
+            is_away: false,
+            held: BTreeMap::new(),
+            version,
+            joined: version,
+            info,
+        }
+    }
+
     /// What `resources`, and memory of one device, come to here. None if the devices' memory is not known or too
     /// small.
     pub(super) fn amounts<'a>(&self, resources: &'a ResourceSet, gpu_memory: u64) -> Option<Cow<'a, ResourceSet>> {

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorSpec, Address, ScopedName};
 use wingbeat_core::{ActorId, ClusterId, Incarnation, JobId, LeaseId, NodeId, PlacementGroupId, ProcessId, TaskId};
-use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, Running, RunningLease, WorkerDeath};
+use wingbeat_net::messages::{
+    HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Running, RunningLease, WorkerDeath,
+};
 
 use super::facts::{BundlePlace, Fact};
 use super::hears::ABANDONED;
@@ -24,7 +26,7 @@ use super::{Millis, State};
 pub(super) struct Recovering {
     until: Millis,
     /// Nodes that are not back.
-    nodes: BTreeMap<NodeId, Address>,
+    nodes: BTreeMap<NodeId, NodeInfo>,
     /// Processes that have something here: they are back when they have said what.
     owners: BTreeSet<ProcessId>,
     /// Actors that no node has reported yet.
@@ -57,7 +59,8 @@ const AWAY: &str = "it did not come back when the head was started again";
 /// A node, or the driver of a job, that was there before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Absentee {
-    Node(NodeId),
+    /// Whether it offers anything.
+    Node(NodeId, bool),
     Driver(ProcessId, JobId),
 }
 
@@ -95,7 +98,7 @@ impl Recovering {
 
     /// Nodes that may still come back.
     pub(super) fn absent_nodes(&self) -> impl Iterator<Item = Fact> {
-        self.nodes.iter().map(|(node, address)| Fact::Node(*node, address.clone()))
+        self.nodes.values().map(|info| Fact::Node(Box::new(info.clone())))
     }
 
     /// Whether an actor may still come back.
@@ -173,7 +176,7 @@ impl State {
                 Fact::Actor(spec, life) => {
                     actors.insert(spec.id, Absent { spec: Arc::from(spec), life });
                 }
-                Fact::Node(id, address) => drop(nodes.insert(id, address)),
+                Fact::Node(info) => drop(nodes.insert(info.id, *info)),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }
@@ -197,6 +200,12 @@ impl State {
         state
     }
 
+    /// Whether a process that knew an earlier head may go on with this one: everybody while they come back, and later whoever is known
+    /// to live, and was not waited for since it has nothing here.
+    pub fn may_come_back(&self, process: ProcessId) -> bool {
+        self.recovering.is_some() || self.was_recovered && self.worker_jobs.contains_key(&process)
+    }
+
     /// Whether those that were there before the head was started again may still come back.
     pub fn is_recovering(&self) -> bool {
         self.recovering.is_some()
@@ -205,7 +214,10 @@ impl State {
     /// Nodes and drivers that may still come back, and where they listened.
     pub(crate) fn absent(&self) -> Vec<(Absentee, Address)> {
         let Some(recovering) = &self.recovering else { return Vec::new() };
-        let nodes = recovering.nodes.iter().map(|(node, address)| (Absentee::Node(*node), address.clone()));
+        let nodes = recovering
+            .nodes
+            .iter()
+            .map(|(node, info)| (Absentee::Node(*node, !info.resources.is_empty()), info.address.clone()));
         let jobs = self.jobs.iter().filter(|(_, job)| !job.is_over);
         let drivers = jobs.map(|(id, job)| (Absentee::Driver(job.spec.driver.process, *id), job.spec.driver.clone()));
         nodes.chain(drivers).filter(|(who, _)| self.is_absent(*who)).collect()
@@ -215,7 +227,7 @@ impl State {
     pub(crate) fn is_absent(&self, who: Absentee) -> bool {
         let Some(recovering) = &self.recovering else { return false };
         match who {
-            Absentee::Node(node) => recovering.nodes.contains_key(&node),
+            Absentee::Node(node, _) => recovering.nodes.contains_key(&node),
             Absentee::Driver(process, _) => !self.connected.contains(&process) && recovering.owners.contains(&process),
         }
     }
@@ -223,7 +235,9 @@ impl State {
     /// A node that was there before will not come back.
     pub(super) fn absent_node_lost(&mut self, id: NodeId, why: &str) {
         let Some(recovering) = &mut self.recovering else { return };
-        if recovering.nodes.remove(&id).is_some() {
+        if let Some(info) = recovering.nodes.remove(&id) {
+            // What it could hold was possible.
+            self.nodes.remember_info(info, self.now);
             self.record(Fact::NodeGone(id));
             self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
         }
@@ -482,12 +496,38 @@ impl State {
         !spec.detached && claim.is_some_and(|claim| !claim.actors.contains(&spec.id))
     }
 
+    /// An actor that no node has begins its next life, or its first one, or is dead.
+    fn lives_again(&mut self, Absent { spec, life }: Absent) {
+        let id = spec.id;
+        // Its last life ended with its node.
+        let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
+        let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
+        let cause = Error::ActorEnded { by: "the end of its process while the head was away".into() };
+        let spec = Arc::unwrap_or_clone(spec);
+        if !self.jobs.contains_key(&spec.job) {
+            self.record(Fact::ActorGone(id));
+        } else if let Some(by) = self.is_to_end(id) {
+            self.insert_actor(spec, life.unwrap_or(next), None);
+            self.bury_actor(id, Error::ActorEnded { by });
+        } else if may_live {
+            self.insert_actor(spec, next, life.map(|_| cause));
+        } else {
+            self.insert_actor(spec, life.unwrap_or(next), Some(cause.clone()));
+            self.bury_actor(id, cause);
+        }
+    }
+
     /// Whoever made an actor says what it was, and its latest life if any has begun.
     pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>) {
         let is_known = self.actors.knows(spec.id) || !self.jobs.contains_key(&spec.job);
-        let Some(recovering) = self.recovering.as_mut().filter(|_| !is_known) else { return };
-        let id = spec.id;
-        recovering.actors.entry(id).or_insert(Absent { spec, life });
+        if is_known {
+            return;
+        }
+        match &mut self.recovering {
+            Some(recovering) => drop(recovering.actors.entry(spec.id).or_insert(Absent { spec, life })),
+            // It was not waited for, since nothing of it was known.
+            None => self.lives_again(Absent { spec, life }),
+        }
     }
 
     /// Ends the time in which those that were there before may come back.
@@ -498,28 +538,14 @@ impl State {
         }
         let Some(recovering) = self.recovering.take() else { return };
         self.programs_version += 1;
-        for node in recovering.nodes.into_keys() {
+        for (node, info) in recovering.nodes {
+            self.nodes.remember_info(info, self.now);
             self.record(Fact::NodeGone(node));
             self.tell_all(&HeadEvent::NodeDied { node, why: AWAY.into() });
         }
-        for (id, Absent { spec, life }) in recovering.actors {
-            // Its last life ended with its node.
-            let life = life.max(recovering.over.get(&id).copied());
-            let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
-            let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
-            let cause = Error::ActorEnded { by: "the end of its process while the head was away".into() };
-            let spec = Arc::unwrap_or_clone(spec);
-            if !self.jobs.contains_key(&spec.job) {
-                self.record(Fact::ActorGone(id));
-            } else if let Some(by) = self.is_to_end(id) {
-                self.insert_actor(spec, life.unwrap_or(next), None);
-                self.bury_actor(id, Error::ActorEnded { by });
-            } else if may_live {
-                self.insert_actor(spec, next, life.map(|_| cause));
-            } else {
-                self.insert_actor(spec, life.unwrap_or(next), Some(cause.clone()));
-                self.bury_actor(id, cause);
-            }
+        for (id, absent) in recovering.actors {
+            let over = recovering.over.get(&id).copied();
+            self.lives_again(Absent { life: absent.life.max(over), ..absent });
         }
         for (id, watchers) in recovering.watchers {
             for watcher in watchers {

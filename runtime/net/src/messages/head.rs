@@ -278,6 +278,8 @@ pub enum HeadEvent {
     },
     /// So many nodes there are now.
     Nodes(u32),
+    /// The cluster is stopped: no other head will follow.
+    Stops,
     /// A worker process that this process has a lease on is gone.
     WorkerDied(WorkerDeath),
     /// A node is gone with all that was on it.

@@ -141,6 +141,8 @@ pub struct Running {
     pub jobs: Vec<JobId>,
     /// The worker processes that have reported, each with its job: also one that serves nothing may own something.
     pub workers: Vec<(ProcessId, JobId)>,
+    /// Devices that cannot be given on, and what holds each, in words.
+    pub held: Vec<(u32, String)>,
 }
 
 /// A lease that a node serves.

@@ -169,7 +169,10 @@ impl Owner {
             HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
             HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
             HeadEvent::Nodes(count) => self.submission.nodes.store(count, Ordering::Relaxed),
-            HeadEvent::NodeDied { .. } | HeadEvent::Deadlock { .. } | HeadEvent::PlacementGroup { .. } => {}
+            HeadEvent::NodeDied { .. }
+            | HeadEvent::Deadlock { .. }
+            | HeadEvent::PlacementGroup { .. }
+            | HeadEvent::Stops => {}
         });
     }
 

@@ -44,7 +44,7 @@ impl Shared {
                 broke || self.gave_back()
             }
             // Its last handle was dropped before the one that was found was registered.
-            Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop")) => {
+            Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop") || by.contains("does not know")) => {
                 broke || self.found.borrow().contains(actor)
             }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),

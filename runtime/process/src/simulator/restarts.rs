@@ -115,8 +115,8 @@ impl World {
     fn look_for_the_absent(&mut self) {
         for fact in self.facts.values().cloned().collect::<Vec<_>>() {
             let (from, event) = match fact {
-                Fact::Node(node, _) if !self.nodes.contains_key(&node) => {
-                    (Speaker::Node(node), Event::NodeLost(node, "the simulation".into()))
+                Fact::Node(node) if !self.nodes.contains_key(&node.id) => {
+                    (Speaker::Node(node.id), Event::NodeLost(node.id, "the simulation".into()))
                 }
                 Fact::Job(job) if !self.processes.contains_key(&job.driver.process) => {
                     let driver = job.driver.process;

@@ -386,6 +386,11 @@ impl Process {
                 self.wire.deletions.forget(node);
                 self.owner.node_died(node, &why);
             }
+            HeadEvent::Stops => {
+                if let Some(head) = self.wire.head.get() {
+                    head.shared.way.ends();
+                }
+            }
             HeadEvent::PlacementGroup { group, state } => {
                 for handle in self.wire.groups.is_now(group, &state) {
                     self.owner.resolve_object(handle.object(), ready_value(&state), Vec::new());

@@ -138,8 +138,8 @@ fn what_is_cancelled_between_being_taken_out_and_being_begun_hears_of_it() {
     let mut queue = leased();
     queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
     assert_eq!(next(&mut queue, None), Some(1));
-    assert!(matches!(queue.cancel(id(OWNER, 1), true), Cancelled::Nothing));
-    assert_eq!(queue.started(id(OWNER, 1), 11), Some(true));
+    assert!(matches!(queue.cancel(id(OWNER, 1), false), Cancelled::Nothing));
+    assert_eq!(queue.started(id(OWNER, 1), 11), Some(false));
     queue.done(id(OWNER, 1), |running| *running == 11);
     // A later attempt at what was cancelled before it came here begins.
     assert_eq!(next(&mut queue, None), Some(2));
@@ -187,6 +187,24 @@ fn nothing_begins_while_it_is_held_or_about_to_be_killed() {
     assert_eq!(next(&mut queue, None), Some(1));
     queue.kill();
     assert!(queue.next_task().is_none());
+}
+
+#[test]
+fn nothing_begins_after_a_forced_cancel_found_what_runs_or_is_about_to() {
+    for is_early in [false, true] {
+        let mut queue = leased();
+        queue.add_tasks(OWNER, LEASE, 0, tasks([1, 2]));
+        assert_eq!(next(&mut queue, None), Some(1));
+        if is_early {
+            assert!(matches!(queue.cancel(id(OWNER, 1), true), Cancelled::Nothing));
+            assert_eq!(queue.started(id(OWNER, 1), 11), Some(true));
+        } else {
+            assert!(queue.started(id(OWNER, 1), 11).is_none());
+            assert!(matches!(queue.cancel(id(OWNER, 1), true), Cancelled::Running(11)));
+        }
+        queue.done(id(OWNER, 1), |running| *running == 11);
+        assert!(queue.next_task().is_none());
+    }
 }
 
 #[test]
