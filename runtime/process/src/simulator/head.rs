@@ -136,7 +136,8 @@ impl World {
         let is_away = self.is_head_away || self.processes.get(&question.by).is_some_and(is_away);
         // What a process has is said to the next head before it asks.
         let said_at = self.to_head_at.get(&Speaker::Process(question.by));
-        if is_away || self.state.is_recovering() && said_at.is_some_and(|at| *at >= self.shared.now()) {
+        let was_restarted = self.shared.report.borrow().restarts > 0;
+        if is_away || was_restarted && said_at.is_some_and(|at| *at >= self.shared.now()) {
             return self.asks_later(question);
         }
         let now = self.head_now();

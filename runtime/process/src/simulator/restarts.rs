@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::rc::Rc;
 
 use wingbeat_core::ClusterId;
-use wingbeat_head::state::{Event, Fact, Speaker, State};
+use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::recording::{self, Recording};
 
@@ -141,6 +141,8 @@ impl World {
                 let Some(known) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away) else {
                     return;
                 };
+                let was_known = self.facts.values().any(|fact| matches!(fact, Fact::Node(info) if info.id == node));
+                assert!(!was_known || self.state.is_recovering(), "{node} lives, and is not let in");
                 known.standing = Standing::Here;
                 let (info, running) = (known.info.clone(), known.state.running());
                 let unsaid = std::mem::take(&mut known.unsaid);
@@ -156,6 +158,10 @@ impl World {
                 if before == Standing::Never && unsaid.is_empty() {
                     return;
                 }
+                // Whoever lives was waited for, or is known to live.
+                let is_in = !process.is_driver || self.facts.contains_key(&FactKey::Job(process.job));
+                let may_come_back = before == Standing::Never || !is_in || self.state.may_come_back(process.id);
+                assert!(may_come_back, "{} lives, and is not let in", process.id);
                 self.connect(&process);
                 if before == Standing::Away && process.is_driver {
                     self.say_job(&process);
