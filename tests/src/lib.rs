@@ -149,27 +149,21 @@ impl TestCluster {
 
     /// As [`TestCluster::start`], with these variables in the environment of every daemon.
     pub fn with_env(nodes: usize, cpus: u32, env: &[(&str, &str)]) -> Result<TestCluster> {
-        let mut cluster = Self::unstarted(binary()?, false)?;
-        cluster.env_of_all = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        cluster.start_head()?;
-        for _ in 0..nodes {
-            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
-        }
-        Ok(cluster)
+        Self::daemons(nodes, cpus, env, false)
     }
 
     /// As [`TestCluster::start`], with a head that keeps a journal.
     pub fn with_journal(nodes: usize, cpus: u32) -> Result<TestCluster> {
-        let mut cluster = Self::head_only(binary()?, true)?;
-        for _ in 0..nodes {
-            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
-        }
-        Ok(cluster)
+        Self::daemons(nodes, cpus, &[], true)
     }
 
     /// As [`TestCluster::with_env`], with a head that keeps a journal.
     pub fn with_journal_and_env(nodes: usize, cpus: u32, env: &[(&str, &str)]) -> Result<TestCluster> {
-        let mut cluster = Self::unstarted(binary()?, true)?;
+        Self::daemons(nodes, cpus, env, true)
+    }
+
+    fn daemons(nodes: usize, cpus: u32, env: &[(&str, &str)], keeps_journal: bool) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary()?, keeps_journal)?;
         cluster.env_of_all = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         cluster.start_head()?;
         for _ in 0..nodes {

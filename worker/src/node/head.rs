@@ -170,9 +170,7 @@ impl Daemon {
         }
         // Under the lock: what happens from now on is said after it.
         let pool = self.pool.lock();
-        // Who waits for something there hears of its end from nobody else.
-        let is_end = |message: &HeadMessage| matches!(message, HeadMessage::WorkerDied(_) | HeadMessage::NodeEnds(_));
-        self.head.link.forget(is_end);
+        self.head.link.forget(HeadMessage::outlives_head);
         self.head.heard.store(0, Ordering::Release);
         let running = Running { held: self.what_is_held(), ..pool.state.running() };
         *snapshot = Some(Snapshot { of: epoch, running });

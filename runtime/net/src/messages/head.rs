@@ -147,6 +147,23 @@ pub enum HeadMessage {
     },
 }
 
+impl HeadMessage {
+    /// Whether it is said also to a head that was started again since, after which who says it tells all that it has: it ends something,
+    /// or tells of an end, and what is left does not show that.
+    #[must_use]
+    pub fn outlives_head(&self) -> bool {
+        matches!(
+            self,
+            HeadMessage::AbandonLease(_)
+                | HeadMessage::KillActor { .. }
+                | HeadMessage::TerminateActor { .. }
+                | HeadMessage::WorkerDied(_)
+                | HeadMessage::Leaves
+                | HeadMessage::NodeEnds(_)
+        )
+    }
+}
+
 /// What can be asked about with `wingbeat why`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Subject {

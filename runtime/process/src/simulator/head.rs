@@ -12,7 +12,7 @@ use super::contacts::SLOW;
 use super::execution::{Answer, Asked, Question};
 use super::process::Process;
 use super::side::address;
-use super::standing::{Finder, Standing, is_death};
+use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 
 impl World {
@@ -87,7 +87,7 @@ impl World {
             && let Some(node) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away)
         {
             // What it says when it is back stands for the rest.
-            return node.unsaid.extend(is_death(&message).then_some(message));
+            return node.unsaid.extend(message.outlives_head().then_some(message));
         }
         assert!(self.state.may_say(by, &message), "{by:?} says {message:?}, which is not for it to say");
         self.send_to_head(by, Event::Says(by, message));

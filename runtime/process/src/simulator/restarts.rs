@@ -10,7 +10,7 @@ use wingbeat_net::recording::{self, Recording};
 
 use super::execution::Question;
 use super::process::Process;
-use super::standing::{Finder, Standing, is_death, is_kept};
+use super::standing::{Finder, Standing};
 use super::world::{Happening, Scheduled, World};
 
 /// How long those that an earlier head knew have to come back: whoever lives needs less.
@@ -49,14 +49,14 @@ impl World {
             match scheduled.what {
                 Happening::ToHead(Speaker::Process(by), event) => {
                     if let (Event::Says(_, message), Some(process)) = (*event, self.alive(by))
-                        && is_kept(&message)
+                        && message.outlives_head()
                     {
                         process.unsaid.borrow_mut().push(message);
                     }
                 }
                 Happening::ToHead(Speaker::Node(by), event) => {
                     if let (Event::Says(_, message), Some(node)) = (*event, self.nodes.get_mut(&by)) {
-                        node.unsaid.extend(is_death(&message).then_some(message));
+                        node.unsaid.extend(message.outlives_head().then_some(message));
                     }
                 }
                 Happening::ToProcess(..) | Happening::ToNode(..) | Happening::HeadTick => {}
@@ -199,7 +199,7 @@ impl World {
                 return true;
             }
             Standing::Never => process.unsaid.borrow_mut().push(message.clone()),
-            Standing::Away if is_kept(message) => process.unsaid.borrow_mut().push(message.clone()),
+            Standing::Away if message.outlives_head() => process.unsaid.borrow_mut().push(message.clone()),
             // What it says when it is back stands for that.
             Standing::Away => {}
         }

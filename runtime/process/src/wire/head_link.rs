@@ -93,15 +93,7 @@ impl HeadLink {
 
     /// What was said to an earlier head, and what that said, is over. What ends something is still to be done.
     pub(super) fn begin_anew(&self) {
-        self.shared.link.forget(|message| {
-            matches!(
-                message,
-                HeadMessage::AbandonLease(_)
-                    | HeadMessage::KillActor { .. }
-                    | HeadMessage::TerminateActor { .. }
-                    | HeadMessage::Leaves
-            )
-        });
+        self.shared.link.forget(HeadMessage::outlives_head);
         self.shared.heard.store(0, Ordering::Release);
     }
 
