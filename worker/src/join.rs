@@ -16,6 +16,7 @@ use wingbeat_net::handshake::{Hello, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
+use wingbeat_net::services::HeadClient;
 use wingbeat_net::silence::Probing;
 use wingbeat_process::HeadLink;
 use wingbeat_process::Prepared;
@@ -263,9 +264,11 @@ impl Joined {
     }
 
     async fn start_job(&self, session: &Session, spec: JobSpec) -> Result<(), Error> {
-        let head = session.process().head_client().await?;
-        let answer = head.join_job(mux::within(limits().written), spec).await;
-        let ClusterView { nodes, .. } = mux::answered(answer, "the head")??;
+        let join = move |head: HeadClient| {
+            let spec = spec.clone();
+            async move { head.join_job(mux::within(limits().written), spec).await }
+        };
+        let ClusterView { nodes, .. } = session.process().ask_head(join).await??;
         home::attach(self, session, nodes).await
     }
 }

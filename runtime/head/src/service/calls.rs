@@ -134,7 +134,7 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.driver_of(job.id).is_some_and(|driver| driver != self.process) {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local())));
+        let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local()), true));
         let undone = move |answer: &Result<(), Error>| answer.is_err().then_some(Fact::JobGone(id));
         let asker = self.clone();
         let joined = move |state: &mut State, now| match asker.check_is_there(state) {

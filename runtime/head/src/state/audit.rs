@@ -264,13 +264,14 @@ impl State {
 
     /// What would have to be written down to remember this state, in order.
     pub fn durable(&self) -> Vec<Fact> {
-        let job = |job: &Job| Fact::Job(Box::new(job.spec.without_local()));
+        let job = |job: &Job| Fact::Job(Box::new(job.spec.without_local()), !job.is_over);
         let mut facts: Vec<Fact> = self.jobs.values().map(job).collect();
         facts.extend(self.quotas.iter().map(|(name, quota)| Fact::Quota(name.to_owned(), quota.limit.clone())));
         facts.extend(self.groups.iter().map(|group| self.fact_of(group)));
         facts.extend(self.recovering.iter().flat_map(|recovering| recovering.actors()));
-        facts.extend(self.recovering.iter().flat_map(|recovering| recovering.absent_nodes()));
-        facts.extend(self.nodes.iter().map(|node| Fact::Node(Box::new(node.info.clone()))));
+        let absent = self.recovering.iter().flat_map(|recovering| recovering.absent_nodes());
+        let nodes = absent.chain(self.nodes.iter().map(|node| &node.info));
+        facts.extend(nodes.map(|info| Fact::Node(Box::new(info.clone()))));
         facts.extend(self.actors.durable());
         facts
     }

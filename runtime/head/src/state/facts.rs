@@ -8,8 +8,8 @@ use wingbeat_net::messages::NodeInfo;
 /// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Fact {
-    /// A job is there.
-    Job(Box<JobSpec>),
+    /// A job is there, and whether its driver is.
+    Job(Box<JobSpec>, bool),
     /// Nothing of it is left.
     JobGone(JobId),
     /// A named or detached actor, and its latest life, if any has begun.
@@ -60,7 +60,7 @@ impl Fact {
     /// What it is about.
     pub fn key(&self) -> FactKey {
         match self {
-            Fact::Job(spec) => FactKey::Job(spec.id),
+            Fact::Job(spec, _) => FactKey::Job(spec.id),
             Fact::JobGone(id) => FactKey::Job(*id),
             Fact::Actor(spec, _) => FactKey::Actor(spec.id),
             Fact::ActorGone(id) => FactKey::Actor(*id),

@@ -161,6 +161,8 @@ pub struct State {
     recovering: Option<recovery::Recovering>,
     /// Whether an earlier head knew more of what was before.
     was_recovered: bool,
+    /// Nodes that an earlier head knew and that were lost before they were back, and why. Whoever comes back after that is told.
+    never_back: Vec<(NodeId, String)>,
     /// Whether somebody writes facts down.
     keeps_facts: bool,
     facts: Vec<Fact>,
@@ -195,6 +197,7 @@ impl State {
             draining: BTreeSet::new(),
             recovering: None,
             was_recovered: false,
+            never_back: Vec::new(),
             keeps_facts: false,
             facts: Vec::new(),
             idle_ticks: 0,
@@ -218,6 +221,7 @@ impl State {
             Event::ProcessConnected(process) => {
                 self.connected.insert(process);
                 self.tell(process, HeadEvent::Nodes(self.nodes.len() as u32));
+                self.tell_of_lost_nodes(process);
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Says(by, message) => self.hears(by, message),
@@ -376,9 +380,10 @@ impl State {
         self.actors.spec(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
     }
 
-    /// The cluster, for somebody who joins.
+    /// The cluster, for somebody who joins; with nodes that may still come back, which most likely live.
     pub fn view(&self) -> ClusterView {
-        ClusterView { cluster: self.cluster, nodes: self.nodes.infos() }
+        let absent = self.recovering.iter().flat_map(|recovering| recovering.absent_nodes());
+        ClusterView { cluster: self.cluster, nodes: self.nodes.infos().into_iter().chain(absent.cloned()).collect() }
     }
 
     /// Everything, for people.
@@ -426,6 +431,13 @@ impl State {
         self.out.extend(self.connected.iter().map(|process| Action::Tell(*process, event.clone())));
     }
 
+    /// While nodes come back, there are too many changes of that for everybody to hear of each.
+    fn tell_how_many_nodes(&mut self) {
+        if self.recovering.is_none() {
+            self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
+        }
+    }
+
     fn order(&mut self, node: NodeId, message: NodeMessage) {
         if self.nodes.get(node).is_some() {
             self.out.push(Action::Order(node, message));
@@ -439,7 +451,7 @@ impl State {
         self.nodes.join(info);
         self.devices_held(id, running.held.clone());
         self.shares_changed();
-        self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
+        self.tell_how_many_nodes();
         self.adopt(id, running);
         self.freed_on(id);
         self.queue.unblock_all_in_turn();
@@ -457,7 +469,7 @@ impl State {
         for other in self.nodes.ids() {
             self.order(other, NodeMessage::NodeDied(id));
         }
-        self.tell_all(&HeadEvent::Nodes(self.nodes.len() as u32));
+        self.tell_how_many_nodes();
         let of_actors: Vec<(LeaseId, ActorId)> = node
             .leases
             .iter()
@@ -502,7 +514,7 @@ impl State {
     fn job_joined(&mut self, spec: JobSpec) {
         let count = 4;
         let (id, driver, machine) = (spec.id, spec.driver.process, spec.driver.machine);
-        self.record(Fact::Job(Box::new(spec.without_local())));
+        self.record(Fact::Job(Box::new(spec.without_local()), true));
         self.insert_job(spec);
         for (node, cpus) in self.nodes.on_machine(machine) {
             if cpus > 0 {
@@ -671,6 +683,8 @@ impl State {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.is_over = true;
             job.ended_on = ended_on;
+            let spec = Box::new(job.spec.without_local());
+            self.record(Fact::Job(spec, false));
         }
         self.forget_job_if_over(id);
     }

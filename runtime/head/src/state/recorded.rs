@@ -93,7 +93,7 @@ impl Redact for Beginning {
     fn redact(&mut self) {
         for fact in self.remembered.iter_mut().flatten() {
             match fact {
-                Fact::Job(spec) => spec.redact(),
+                Fact::Job(spec, _) => spec.redact(),
                 Fact::Actor(spec, _) => spec.redact(),
                 _ => {}
             }

@@ -20,7 +20,7 @@ use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
 use super::queue::Hold;
-use super::{Millis, State};
+use super::{Action, Millis, State};
 
 /// What was there before, until everybody is back or the time for that is over.
 pub(super) struct Recovering {
@@ -97,8 +97,8 @@ impl Recovering {
     }
 
     /// Nodes that may still come back.
-    pub(super) fn absent_nodes(&self) -> impl Iterator<Item = Fact> {
-        self.nodes.values().map(|info| Fact::Node(Box::new(info.clone())))
+    pub(super) fn absent_nodes(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.values()
     }
 
     /// Whether an actor may still come back.
@@ -131,9 +131,9 @@ impl Recovering {
         self.actors.retain(|_, absent| is_kept(&absent.spec) || absent.spec.owner.process != process);
     }
 
-    /// Whether nobody is missing who is known to have been there.
-    fn is_everybody_back(&self) -> bool {
-        self.nodes.is_empty() && self.owners.iter().all(|owner| self.has_spoken(*owner))
+    /// Whether nobody is missing who is known to have been there, where this says who may be alive.
+    fn is_everybody_back(&self, may_live: impl Fn(&ProcessId) -> bool) -> bool {
+        self.nodes.is_empty() && self.owners.iter().all(|owner| self.has_spoken(*owner) || !may_live(owner))
     }
 
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
@@ -155,7 +155,13 @@ impl State {
         }
         for fact in latest.into_values() {
             match fact {
-                Fact::Job(spec) => state.insert_job(*spec),
+                Fact::Job(spec, has_driver) => {
+                    let id = spec.id;
+                    state.insert_job(*spec);
+                    if let Some(job) = state.jobs.get_mut(&id) {
+                        job.is_over = !has_driver;
+                    }
+                }
                 Fact::Quota(namespace, limit) => state.set_quota(&namespace, Some(limit)),
                 // The last head ended between writing that it was to be made and making it, and its job is over.
                 Fact::Group(spec, _) if !state.jobs.contains_key(&spec.job) => {
@@ -183,7 +189,8 @@ impl State {
         }
         (state.quotas.is_use_unknown, state.was_recovered) = (true, true);
         let (watchers, claims, waiting, abandoned, over, deaths) = Default::default();
-        let owners = state.drivers.keys().chain(state.groups.makers()).copied().collect();
+        let drivers = state.jobs.values().filter(|job| !job.is_over).map(|job| &job.spec.driver.process);
+        let owners = drivers.chain(state.groups.makers()).copied().collect();
         state.recovering = Some(Recovering {
             until: grace,
             nodes,
@@ -203,6 +210,11 @@ impl State {
     /// Whether a process that knew an earlier head may go on with this one: everybody while they come back, and later whoever is known
     /// to live, and was not waited for since it has nothing here.
     pub fn may_come_back(&self, process: ProcessId) -> bool {
+        let job = self.drivers.get(&process).and_then(|job| self.jobs.get(job));
+        if job.is_some_and(|job| job.is_over) {
+            // What it had was ended.
+            return false;
+        }
         self.recovering.is_some() || self.was_recovered && self.worker_jobs.contains_key(&process)
     }
 
@@ -238,9 +250,26 @@ impl State {
         if let Some(info) = recovering.nodes.remove(&id) {
             // What it could hold was possible.
             self.nodes.remember_info(info, self.now);
-            self.record(Fact::NodeGone(id));
-            self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
+            self.never_back(id, why);
         }
+    }
+
+    fn never_back(&mut self, node: NodeId, why: &str) {
+        self.record(Fact::NodeGone(node));
+        self.never_back.push((node, why.to_owned()));
+        self.tell_all(&HeadEvent::NodeDied { node, why: why.to_owned() });
+    }
+
+    /// Tells a process that is back of the nodes that are not, and were lost before it was.
+    pub(super) fn tell_of_lost_nodes(&mut self, process: ProcessId) {
+        let events = self.never_back.iter().map(|(node, why)| HeadEvent::NodeDied { node: *node, why: why.clone() });
+        self.out.extend(events.map(|event| Action::Tell(process, event)));
+    }
+
+    /// Whether a bundle of this group is on a node that may still come back.
+    pub(super) fn has_absent_bundles(&self, group: PlacementGroupId) -> bool {
+        let places = self.recovering.iter().flat_map(|recovering| recovering.places.values().flatten());
+        places.into_iter().any(|(id, ..)| *id == group)
     }
 
     /// When it is to be looked whether everybody is back.
@@ -532,7 +561,13 @@ impl State {
 
     /// Ends the time in which those that were there before may come back.
     pub(super) fn end_recovery_when_due(&mut self) {
-        let is_due = |recovering: &Recovering| self.now >= recovering.until || recovering.is_everybody_back();
+        // Every node that is back has said which worker processes it has.
+        let may_live = |process: &ProcessId| {
+            self.drivers.contains_key(process)
+                || self.worker_jobs.contains_key(process)
+                || self.connected.contains(process)
+        };
+        let is_due = |recovering: &Recovering| self.now >= recovering.until || recovering.is_everybody_back(may_live);
         if !self.recovering.as_ref().is_some_and(is_due) {
             return;
         }
@@ -540,9 +575,9 @@ impl State {
         self.programs_version += 1;
         for (node, info) in recovering.nodes {
             self.nodes.remember_info(info, self.now);
-            self.record(Fact::NodeGone(node));
-            self.tell_all(&HeadEvent::NodeDied { node, why: AWAY.into() });
+            self.never_back(node, AWAY);
         }
+        self.tell_how_many_nodes();
         for (id, absent) in recovering.actors {
             let over = recovering.over.get(&id).copied();
             self.lives_again(Absent { life: absent.life.max(over), ..absent });

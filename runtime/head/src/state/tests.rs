@@ -11,6 +11,7 @@ use wingbeat_net::messages::{
     RunningLease, Subject, Wait, WorkerDeath,
 };
 
+use super::facts::BundlePlace;
 use super::{Action, Event, Fact, Millis, Speaker, State};
 
 mod actors;

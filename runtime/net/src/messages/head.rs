@@ -155,7 +155,8 @@ impl HeadMessage {
         matches!(
             self,
             HeadMessage::AbandonLease(_)
-                | HeadMessage::KillActor { .. }
+                // One that may restart is said again with the life that it ended.
+                | HeadMessage::KillActor { may_restart: false, .. }
                 | HeadMessage::TerminateActor { .. }
                 | HeadMessage::WorkerDied(_)
                 | HeadMessage::Leaves

@@ -118,7 +118,7 @@ impl World {
                 Fact::Node(node) if !self.nodes.contains_key(&node.id) => {
                     (Speaker::Node(node.id), Event::NodeLost(node.id, "the simulation".into()))
                 }
-                Fact::Job(job) if !self.processes.contains_key(&job.driver.process) => {
+                Fact::Job(job, true) if !self.processes.contains_key(&job.driver.process) => {
                     let driver = job.driver.process;
                     (Speaker::Process(driver), Event::ProcessLost(driver, Some(job.id)))
                 }

@@ -89,7 +89,10 @@ impl Process {
 
     /// Asks the head something, on the IO thread; again, if the connection ends before it has answered. What it is asked to
     /// make carries an id, so that it is made once.
-    pub(crate) async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
+    ///
+    /// # Errors
+    /// There is no head, it cannot be reached, or it does not answer.
+    pub async fn ask_head<T, Q, F>(&self, question: Q) -> Result<T, Error>
     where
         Q: Fn(HeadClient) -> F + Send,
         F: Future<Output = Result<T, RpcError>> + Send + 'static,

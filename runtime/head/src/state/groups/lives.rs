@@ -180,7 +180,10 @@ impl State {
         }
         for id in hit {
             self.record_group(id);
-            self.wait_for_places(id);
+            // All that it lacks is placed at once, when it is known which of its nodes are back.
+            if !self.has_absent_bundles(id) {
+                self.wait_for_places(id);
+            }
             self.announce_group(id);
             self.refuse_group_if_infeasible(id);
         }

@@ -5,12 +5,15 @@ use super::*;
 /// How long those that were there before have to come back.
 const GRACE: Millis = 10_000;
 
+/// When it is looked whether everybody is back.
+const LOOKS: Millis = 250;
+
 /// A head that knows one detached actor from the last one, and a driver that looks for it.
 fn recovered(life: u32) -> Bench {
     let spec = ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(OTHER, 5), "keeper") };
     let mut job = job_of(OTHER);
     job.executable.hash = "program".into();
-    let facts = vec![Fact::Job(Box::new(job)), Fact::Actor(Box::new(spec), Some(Incarnation(life)))];
+    let facts = vec![Fact::Job(Box::new(job), true), Fact::Actor(Box::new(spec), Some(Incarnation(life)))];
     let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts, GRACE), ..Bench::empty() };
     bench.state.keep_facts();
     bench.driver(DRIVER);
@@ -93,7 +96,7 @@ fn a_group_of_a_job_that_nobody_knows_is_forgotten() {
     let kept = group_of(OTHER, 4, PlacementStrategy::Pack, &[cpus(1.0)]);
     let facts = vec![
         Fact::Group(Box::new(stray), vec![None]),
-        Fact::Job(Box::new(job_of(OTHER))),
+        Fact::Job(Box::new(job_of(OTHER)), true),
         Fact::Group(Box::new(kept.clone()), vec![None]),
     ];
     let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts, GRACE), ..Bench::empty() };
@@ -112,7 +115,7 @@ fn a_namespace_with_a_quota_gets_nothing_until_it_is_known_what_it_holds() {
     let running =
         RunningLease { worker: Some((address(worker_of(start.lease)), 77)), start, started: None, is_ending: false };
 
-    let facts = vec![Fact::Job(Box::new(job_of(DRIVER))), Fact::Quota("test".into(), cpus(2.0))];
+    let facts = vec![Fact::Job(Box::new(job_of(DRIVER)), true), Fact::Quota("test".into(), cpus(2.0))];
     let mut bench = Bench { state: State::recover(ClusterId(1), 2 << 32, facts, GRACE), ..Bench::empty() };
     bench.driver(DRIVER);
     bench.node(2, cpus(4.0));
@@ -125,4 +128,89 @@ fn a_namespace_with_a_quota_gets_nothing_until_it_is_known_what_it_holds() {
     bench.tick(10_000);
     assert_eq!(bench.starts().len(), 1, "one of the two CPUs of the quota is in use");
     bench.state.audit_all().unwrap();
+}
+
+/// A head that knows a group with a bundle on each of two nodes, and its driver.
+fn recovered_group() -> Bench {
+    let group = group_of(DRIVER, 3, PlacementStrategy::Spread, &[cpus(1.0), cpus(1.0)]);
+    let place = |node| Some(BundlePlace { node: NodeId(node), resources: cpus(1.0), devices: Vec::new() });
+    let mut before = Bench::empty();
+    before.node(1, cpus(1.0));
+    before.node(2, cpus(1.0));
+    let info = |node| before.state.nodes.get(NodeId(node)).unwrap().info.clone();
+    let facts = vec![
+        Fact::Job(Box::new(job_of(DRIVER)), true),
+        Fact::Group(Box::new(group), vec![place(1), place(2)]),
+        Fact::Node(Box::new(info(1))),
+        Fact::Node(Box::new(info(2))),
+    ];
+    let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts, GRACE), ..Bench::empty() };
+    bench.driver(DRIVER);
+    bench
+}
+
+#[test]
+fn a_bundle_whose_node_may_come_back_is_not_moved_when_another_node_of_its_group_is_lost() {
+    let mut bench = recovered_group();
+    bench.says(DRIVER, HeadMessage::WatchPlacementGroup(PlacementGroupId(3)));
+    bench.node(1, cpus(1.0));
+    bench.node(4, cpus(1.0));
+    bench.node(5, cpus(1.0));
+    bench.step(Event::NodeLost(NodeId(1), "a test".into()));
+    bench.node(2, cpus(1.0));
+    bench.says(DRIVER, HeadMessage::Holds { leases: Vec::new(), actors: Vec::new(), is_all: true });
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
+    let places = bench.places(3).expect("it is placed again");
+    assert_eq!(places[1], 2, "{places:?}");
+    bench.state.audit_all().unwrap();
+}
+
+#[test]
+fn who_comes_back_late_hears_which_nodes_did_not() {
+    let mut bench = recovered_group();
+    bench.step(Event::NodeLost(NodeId(1), "a test".into()));
+    bench.step(Event::ProcessConnected(OTHER));
+    let died = |event: &HeadEvent| match event {
+        HeadEvent::NodeDied { node, .. } => Some(*node),
+        _ => None,
+    };
+    assert_eq!(bench.told_to(OTHER, died), [NodeId(1)]);
+}
+
+#[test]
+fn how_many_nodes_there_are_is_told_once_when_they_are_back() {
+    let mut bench = recovered_group();
+    let count = |event: &HeadEvent| match event {
+        HeadEvent::Nodes(count) => Some(*count),
+        _ => None,
+    };
+    assert_eq!(bench.told_to(DRIVER, count), [0]);
+    bench.node(1, cpus(1.0));
+    bench.node(2, cpus(1.0));
+    bench.says(DRIVER, HeadMessage::Holds { leases: Vec::new(), actors: Vec::new(), is_all: true });
+    bench.tick(LOOKS);
+    assert_eq!(bench.told_to(DRIVER, count), [2]);
+}
+
+#[test]
+fn a_driver_that_joins_while_nodes_come_back_is_told_of_those() {
+    let bench = recovered_group();
+    let known: Vec<NodeId> = bench.state.view().nodes.into_iter().map(|node| node.id).collect();
+    assert_eq!(known, [NodeId(1), NodeId(2)]);
+}
+
+#[test]
+fn nobody_waits_for_the_driver_of_a_job_that_is_over() {
+    let mut before = Bench::new(cpus(4.0));
+    before.state.keep_facts();
+    before.step(Event::JobJoined(Box::new(job_of(OTHER))));
+    before.alive(ActorSpec { detached: true, ..named(actor_of(OTHER, 5), "keeper") });
+    before.step(Event::ProcessLost(OTHER, Some(job_of(OTHER).id)));
+    let mut bench =
+        Bench { state: State::recover(ClusterId(1), 1 << 32, before.state.take_facts(), GRACE), ..Bench::empty() };
+    assert!(!bench.state.may_come_back(OTHER), "what it had was ended");
+    bench.node(1, cpus(4.0));
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
 }
