@@ -48,6 +48,7 @@ pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{cancelled, current_actor, current_task, gpu_ids, is_cancelled};
 pub use stream::ObjectStream;
+pub use wingbeat_core::ErrorKind;
 pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::spec::PlacementStrategy;

@@ -94,7 +94,7 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     /// The value, when it is there.
     ///
     /// # Errors
-    /// Whatever kept the task from making it: its own error, a panic, a lost process, a cancellation; see [`Error`].
+    /// Whatever kept the task from making it: its own error, a panic, a lost process, a cancellation; [`Error::kind`] says in one word which.
     ///
     /// ```no_run
     /// # #[wingbeat::remote] fn parse(text: String) -> Result<f64, String> { text.parse().map_err(|_| text) }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::{Local, Started};
-use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, get_all_blocking};
+use wingbeat::{ActorPool, Error, ErrorKind, ObjectRef, Queue, QueueError, get_all_blocking};
 
 struct Tally {
     n: u64,
@@ -315,10 +315,8 @@ fn a_crashed_actor_is_unavailable_then_back_then_dead() {
     assert_ne!(tally.pid().get_blocking().unwrap(), first);
     assert!(tally.exit().get_blocking().is_err());
     let error = tally.add(1).get_blocking().unwrap_err();
-    assert!(
-        matches!(&error, Error::ActorDied { cause, .. } if matches!(**cause, Error::WorkerCrashed { .. })),
-        "{error}"
-    );
+    assert_eq!(error.kind(), ErrorKind::Actor, "{error}");
+    assert!(matches!(error.cause(), Some(Error::WorkerCrashed { .. })), "{error}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Local, Started};
 use serde::{Deserialize, Serialize};
-use wingbeat::{Error, ObjectRef, get_all_blocking, put, wait_blocking};
+use wingbeat::{Error, ErrorKind, ObjectRef, get_all_blocking, put, wait_blocking};
 
 #[wingbeat::remote]
 fn square(x: u64) -> u64 {
@@ -212,9 +212,27 @@ fn a_functions_error_comes_back_as_its_type() {
     let error = small_only::remote(11).get_blocking().unwrap_err();
     assert_eq!(error.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
     assert!(error.to_string().contains("small_only"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Task);
     // A task that takes it fails with the same cause, unrun.
     let passed_on = square::remote(small_only::remote(12)).get_blocking().unwrap_err();
     assert_eq!(passed_on.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
+}
+
+#[wingbeat::remote(max_retries = 0)]
+fn ends_its_process() {
+    std::process::abort();
+}
+
+#[wingbeat::remote]
+fn passes_a_loss_on() -> Result<(), Error> {
+    ends_its_process::remote().get_blocking()
+}
+
+#[test]
+fn a_loss_that_a_task_passes_on_is_a_loss() {
+    let _local = Local::start(2);
+    assert_eq!(ends_its_process::remote().get_blocking().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(passes_a_loss_on::remote().get_blocking().unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[wingbeat::remote]
@@ -227,6 +245,7 @@ fn an_error_that_a_task_passes_on_keeps_its_value() {
     let _local = Local::start(1);
     let error = gives_up_with_another::remote(11).get_blocking().unwrap_err();
     assert_eq!(error.application::<Complaint>(), Some(Complaint::TooLarge { limit: 10 }));
+    assert_eq!(error.kind(), ErrorKind::Task);
     let passed_on = error.application::<Error>().unwrap();
     assert!(matches!(&passed_on, Error::Application { task, .. } if task.contains("small_only")), "{passed_on}");
 }

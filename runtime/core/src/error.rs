@@ -333,6 +333,14 @@ pub struct ApplicationError {
     pub payload: Payload,
 }
 
+impl ApplicationError {
+    /// The error that a function returned because another had failed.
+    pub(crate) fn passed_on(&self) -> Option<Error> {
+        let is_ours = self.type_name == std::any::type_name::<Error>();
+        is_ours.then(|| codec::decode_value(&self.payload).ok()).flatten()
+    }
+}
+
 impl Error {
     /// The function's own error, if that is what this is and its type is `E`. The causes of an actor's death are looked
     /// through, and so is an `Error` that a function returned because another had failed.
@@ -341,9 +349,7 @@ impl Error {
             Error::Application { error, .. } if error.type_name == std::any::type_name::<E>() => {
                 codec::decode_value(&error.payload).ok()
             }
-            Error::Application { error, .. } if error.type_name == std::any::type_name::<Error>() => {
-                codec::decode_value::<Error>(&error.payload).ok()?.application()
-            }
+            Error::Application { error, .. } => error.passed_on()?.application(),
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.application(),
             _ => None,
         }

@@ -6,6 +6,7 @@ mod checked;
 pub mod codec;
 pub mod error;
 pub mod ids;
+pub mod kind;
 pub mod labels;
 pub mod limits;
 pub mod names;
@@ -16,4 +17,5 @@ pub mod value;
 
 pub use error::{Error, Result};
 pub use ids::*;
+pub use kind::ErrorKind;
 pub use resources::{Amount, ResourceSet};

@@ -1,0 +1,122 @@
+//! Errors by what whoever has one can do about it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// What an [`Error`] means for whoever has it: enough for most programs to match on. A variant of the error itself says what
+/// failed, where and why.
+///
+/// | operation | kinds |
+/// |---|---|
+/// | `init()` | `Session`, `Invalid`, `Full` |
+/// | `put` | `Session`, `Invalid`, `Full` |
+/// | `remote(…)`, a call of an actor | none: whatever goes wrong is the error of their results |
+/// | `get`, `view`, `next`, `get_all` | all |
+/// | finding or making something by name | `Name`, `Session`, `Invalid`, `CannotRun` |
+/// | waiting for a placement group | `CannotRun`, `TimedOut`, `Session` |
+///
+/// ```
+/// use wingbeat_core::error::Error;
+/// use wingbeat_core::kind::ErrorKind;
+///
+/// fn is_worth_another_try(error: &Error) -> bool {
+///     match error.kind() {
+///         ErrorKind::Lost | ErrorKind::Full | ErrorKind::TimedOut => true,
+///         ErrorKind::Actor => error.cause().is_some_and(is_worth_another_try),
+///         _ => false,
+///     }
+/// }
+///
+/// assert!(!is_worth_another_try(&Error::NoSession));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The user's function returned an error ([`Error::application`] has it) or panicked.
+    Task,
+    /// A process, a node, a connection or all copies of a value are gone. Another attempt may succeed.
+    Lost,
+    /// The actor is dead, is being started again, or has too many calls; [`Error::cause`] says why.
+    Actor,
+    /// Somebody cancelled it.
+    Cancelled,
+    /// It took longer than it was allowed to, and goes on.
+    TimedOut,
+    /// It can never run: no node could hold it, its placement group is gone, or it waits for itself.
+    CannotRun,
+    /// A name is taken, or nothing has it.
+    Name,
+    /// The program asks for what cannot be, or for a value that cannot be sent.
+    Invalid,
+    /// There is no room, or the machine has refused something. It may pass.
+    Full,
+    /// There is no cluster, it cannot be reached, it refuses this process, or the session is over.
+    Session,
+}
+
+impl Error {
+    /// What it means for whoever has it. One that a function returned because another had failed means what that does.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Application { error, .. } => error.passed_on().map_or(ErrorKind::Task, |error| error.kind()),
+            Error::Panicked { .. } => ErrorKind::Task,
+            Error::WorkerCrashed { .. }
+            | Error::NodeDied { .. }
+            | Error::ContactLost { .. }
+            | Error::OwnerDied { .. }
+            | Error::ObjectLost { .. }
+            | Error::ObjectUnavailable { .. } => ErrorKind::Lost,
+            Error::ActorUnavailable { .. }
+            | Error::ActorDied { .. }
+            | Error::ActorEnded { .. }
+            | Error::TooManyPendingCalls { .. } => ErrorKind::Actor,
+            Error::Cancelled { .. } => ErrorKind::Cancelled,
+            Error::TimedOut { .. } => ErrorKind::TimedOut,
+            Error::Deadlock { .. } | Error::Infeasible { .. } | Error::PlacementGroupGone { .. } => {
+                ErrorKind::CannotRun
+            }
+            Error::PlacementGroupNotFound { .. }
+            | Error::PlacementGroupNameTaken { .. }
+            | Error::ActorNotFound { .. }
+            | Error::ActorNameTaken { .. } => ErrorKind::Name,
+            Error::InvalidOption { .. }
+            | Error::InvalidArgument { .. }
+            | Error::Encode { .. }
+            | Error::Decode { .. }
+            | Error::FunctionNotFound { .. }
+            | Error::ForeignRef { .. }
+            | Error::ObjectTooLarge { .. } => ErrorKind::Invalid,
+            Error::StoreFull { .. } | Error::OutOfDescriptors { .. } | Error::Io { .. } => ErrorKind::Full,
+            Error::Unreachable { .. } | Error::Refused { .. } | Error::NoSession | Error::SessionEnded { .. } => {
+                ErrorKind::Session
+            }
+        }
+    }
+
+    /// Why an actor is dead or away, if that is what this says. It is in the text of the error, too; so this is not its
+    /// `source()`, which whoever prints an error with all its sources would show twice.
+    #[must_use]
+    pub fn cause(&self) -> Option<&Error> {
+        match self {
+            Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{ActorId, NodeId};
+
+    #[test]
+    fn the_cause_of_an_actors_death_is_kept_as_an_error() {
+        let lost = Error::NodeDied { what: "actor Tally".into(), node: NodeId(7), why: "a test".into() };
+        let died = Error::ActorDied { actor: ActorId(1), class: "Tally".into(), cause: Box::new(lost) };
+        assert_eq!(died.kind(), ErrorKind::Actor);
+        assert_eq!(died.cause().map(Error::kind), Some(ErrorKind::Lost));
+        assert!(died.cause().and_then(Error::cause).is_none());
+    }
+}
