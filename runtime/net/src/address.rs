@@ -233,7 +233,17 @@ async fn open(address: &Address) -> Result<Stream, (String, io::Error)> {
         let shown = format!("unix:@{} on another machine", address.unix);
         return Err((shown, io::Error::other("it listens for its own machine only; start it with --host")));
     };
-    TcpStream::connect(tcp).await.and_then(tune).map_err(|error| (tcp.to_string(), error))
+    connect(tcp).await.map_err(|error| (tcp.to_string(), error))
+}
+
+/// Connects over TCP. Where nobody listens on a port of this machine, the system may choose that very port for this side, and connect
+/// it with itself.
+async fn connect(to: impl tokio::net::ToSocketAddrs) -> io::Result<Stream> {
+    let stream = TcpStream::connect(to).await?;
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    tune(stream)
 }
 
 /// Whether nobody listens there any more. A process listens as long as it lives.
@@ -396,7 +406,7 @@ fn shown(address: &Address) -> String {
 pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let unreachable = |why: String| Error::Unreachable { what: what.into(), address: text.into(), why };
     let attempt = || async {
-        let stream = TcpStream::connect(text).await.and_then(tune).map_err(|error| {
+        let stream = connect(text).await.map_err(|error| {
             let hint = match error.kind() {
                 io::ErrorKind::ConnectionRefused => "; is the head running, and is this its address?",
                 io::ErrorKind::InvalidInput => "; an address is host:port",

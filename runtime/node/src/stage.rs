@@ -28,6 +28,8 @@ pub(crate) struct Assignment {
     pub start: LeaseStart,
     /// For an actor, what its constructor has returned; none before it has.
     pub started: Option<Result<(), Error>>,
+    /// For an actor that is to end when it has done what it was sent: what has told it to.
+    pub terminated: Option<String>,
 }
 
 impl Assignment {

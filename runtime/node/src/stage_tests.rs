@@ -22,7 +22,7 @@ fn assignment(lease: u64) -> Assignment {
         captures: None,
         holder: LeaseHolder::Tasks(ProcessId(1), Arc::new(Shape::default())),
     };
-    Assignment { start, started: None }
+    Assignment { start, started: None, terminated: None }
 }
 
 fn contact() -> Contact {

@@ -277,6 +277,7 @@ impl State {
                 start: assigned.start.clone(),
                 worker: address,
                 started: assigned.started.clone(),
+                terminated: assigned.terminated.clone(),
                 is_ending,
             })
         });
@@ -330,7 +331,7 @@ impl State {
             let error = Error::Io { what, why: "the node was not told of the job".into() };
             return self.actions.push(Action::ToHead(HeadMessage::LeaseFailed { lease: start.lease, error }));
         };
-        let assignment = Assignment { start, started: None };
+        let assignment = Assignment { start, started: None, terminated: None };
         // One that has reported is ready now; one that is starting will be sooner than a new one.
         match self.workers.free_for(job.id, &gpus, assignment.is_actor()) {
             Some(process) => self.apply(process, Change::Assigned(Box::new(assignment))),
@@ -374,6 +375,9 @@ impl State {
     fn drain(&mut self, lease: LeaseId, by: String) {
         let Some(process) = self.workers.server_of(lease) else { return };
         if self.workers.get(process).is_some_and(|worker| matches!(worker.stage(), Stage::Leased { .. })) {
+            if let Some(assigned) = self.workers.assignment_mut(process) {
+                assigned.terminated = Some(by.clone());
+            }
             self.workers.note(process, |worker| worker.reason = Some(by));
             self.actions.push(Action::Tell(process, WorkerCommand::Drain));
         }

@@ -197,6 +197,7 @@ impl Shell {
     fn before(&self, hello: &Hello, state: &State) -> Before {
         let may_come_back = match hello.role {
             Role::Worker => state.may_come_back(hello.address.process),
+            Role::Driver(_) => state.is_recovering() && state.may_come_back(hello.address.process),
             _ => state.is_recovering(),
         };
         match hello.resumes {

@@ -66,6 +66,7 @@ impl Daemon {
             start: serving.start.clone(),
             worker: (serving.phase == Phase::Ready).then(|| (address(worker_of(*id)), 7)),
             started: serving.has_started.clone(),
+            terminated: None,
             is_ending: serving.phase == Phase::Dying,
         });
         Running {

@@ -65,6 +65,8 @@ pub(super) struct Lease {
     pub ending: bool,
     /// Its non-device resources were given back already.
     pub returned: bool,
+    /// It was granted by an earlier head.
+    pub was_before: bool,
 }
 
 pub(super) struct Leases {
@@ -241,6 +243,7 @@ impl State {
             waiting: BTreeSet::new(),
             ending: false,
             returned: false,
+            was_before: false,
         };
         self.leases.leases.insert(id, lease);
         self.job_holds(job, 1);
@@ -256,6 +259,7 @@ impl State {
         lease.worker = Some((worker.process, pid));
         lease.granted_at = now;
         let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.ending);
+        let was_before = lease.was_before;
         self.worker_known(worker.process, job, node);
         if ending {
             return;
@@ -263,6 +267,8 @@ impl State {
         match holder {
             Holder::Nobody => {}
             Holder::Actor(actor) => self.actor_has_process(actor, id, worker, pid),
+            // Its owner does not know of it, and has said so, or is about to.
+            Holder::Tasks(_) if was_before => self.end_lease(id, None),
             Holder::Tasks(asker) => {
                 if let Some(demand) = self.leases.demands.get_mut(&asker) {
                     demand.failures = 0;
@@ -391,8 +397,9 @@ impl State {
             death.is_moved = true;
         }
         match lease.holder {
-            Holder::Nobody => {}
+            Holder::Nobody => self.absent_worker_died(id, death),
             Holder::Actor(actor) => self.actor_process_died(actor, id, death),
+            Holder::Tasks((owner, _)) if !self.connected.contains(&owner) => self.absent_worker_died(id, death),
             Holder::Tasks((owner, _)) => self.tell(owner, HeadEvent::WorkerDied(death)),
         }
     }

@@ -159,6 +159,8 @@ pub struct State {
     draining: BTreeSet<NodeId>,
     /// Until when those that were there before the head was started again may come back.
     recovering: Option<recovery::Recovering>,
+    /// What was said of actors of which nothing else is known, as long as somebody may still tell.
+    unheard: Option<recovery::Unheard>,
     /// Whether an earlier head knew more of what was before.
     was_recovered: bool,
     /// Nodes that an earlier head knew and that were lost before they were back, and why. Whoever comes back after that is told.
@@ -196,6 +198,7 @@ impl State {
             programs_version: 0,
             draining: BTreeSet::new(),
             recovering: None,
+            unheard: None,
             was_recovered: false,
             never_back: Vec::new(),
             keeps_facts: false,
@@ -650,6 +653,9 @@ impl State {
         self.groups.unwatch(process);
         if let Some(recovering) = &mut self.recovering {
             recovering.process_lost(process);
+        }
+        if let Some(unheard) = &mut self.unheard {
+            unheard.process_lost(process);
         }
         for asker in self.leases.asked_by(process) {
             let Some(demand) = self.leases.demands.get_mut(&asker) else { continue };

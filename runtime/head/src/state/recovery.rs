@@ -31,8 +31,6 @@ pub(super) struct Recovering {
     owners: BTreeSet<ProcessId>,
     /// Actors that no node has reported yet.
     actors: BTreeMap<ActorId, Absent>,
-    /// Who wants to know what becomes of actors of which nothing is known yet.
-    watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
     /// Bundles by the node on which they were.
     places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>>,
     /// What processes say they have.
@@ -41,10 +39,19 @@ pub(super) struct Recovering {
     waiting: BTreeMap<LeaseId, BTreeSet<TaskId>>,
     /// Leases of those that their owners gave up while something may still run under them.
     abandoned: BTreeSet<LeaseId>,
-    /// Lives of actors that are over, as somebody knows.
-    over: BTreeMap<ActorId, Incarnation>,
     /// Worker processes of such leases that have ended: their owners are told when they say that they have them.
     deaths: BTreeMap<LeaseId, WorkerDeath>,
+}
+
+/// What was said of actors of which a head that was started again knows nothing else. Whoever made one may be waited for by nobody,
+/// and say what it was when the rest has gone on already.
+pub(super) struct Unheard {
+    /// When whoever has not come back has ended by itself.
+    until: Millis,
+    /// Who wants to know what becomes of them.
+    watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
+    /// Lives that are over, as somebody knows.
+    over: BTreeMap<ActorId, Incarnation>,
 }
 
 /// How often it is looked whether everybody is back.
@@ -115,16 +122,7 @@ impl Recovering {
         self.actors.values().filter(|absent| absent.spec.detached).map(|absent| absent.spec.job)
     }
 
-    /// Notes who wants to know about an actor: it may still come back.
-    pub(super) fn watch(&mut self, process: ProcessId, actor: ActorId) -> bool {
-        self.watchers.entry(actor).or_default().insert(process);
-        true
-    }
-
     pub(super) fn process_lost(&mut self, process: ProcessId) {
-        for watchers in self.watchers.values_mut() {
-            watchers.remove(&process);
-        }
         self.claims.remove(&process);
         self.owners.remove(&process);
         // Those that nobody has reported yet end with whoever made them, too.
@@ -139,6 +137,19 @@ impl Recovering {
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
         let mut specs = self.actors.values().map(|absent| &*absent.spec);
         specs.find(|spec| spec.name.as_ref() == Some(name))
+    }
+}
+
+impl Unheard {
+    /// Notes who wants to know about an actor: it may still be heard of.
+    pub(super) fn watch(&mut self, process: ProcessId, actor: ActorId) {
+        self.watchers.entry(actor).or_default().insert(process);
+    }
+
+    pub(super) fn process_lost(&mut self, process: ProcessId) {
+        for watchers in self.watchers.values_mut() {
+            watchers.remove(&process);
+        }
     }
 }
 
@@ -188,22 +199,13 @@ impl State {
             }
         }
         (state.quotas.is_use_unknown, state.was_recovered) = (true, true);
-        let (watchers, claims, waiting, abandoned, over, deaths) = Default::default();
+        let (claims, waiting, abandoned, deaths) = Default::default();
         let drivers = state.jobs.values().filter(|job| !job.is_over).map(|job| &job.spec.driver.process);
         let owners = drivers.chain(state.groups.makers()).copied().collect();
-        state.recovering = Some(Recovering {
-            until: grace,
-            nodes,
-            owners,
-            actors,
-            watchers,
-            places,
-            claims,
-            waiting,
-            abandoned,
-            over,
-            deaths,
-        });
+        state.recovering =
+            Some(Recovering { until: grace, nodes, owners, actors, places, claims, waiting, abandoned, deaths });
+        let (watchers, over) = Default::default();
+        state.unheard = Some(Unheard { until: grace, watchers, over });
         state
     }
 
@@ -272,9 +274,11 @@ impl State {
         places.into_iter().any(|(id, ..)| *id == group)
     }
 
-    /// When it is to be looked whether everybody is back.
+    /// When it is to be looked whether everybody is back, or could not be any more.
     pub(super) fn recovery_ends(&self) -> Option<Millis> {
-        self.recovering.as_ref().map(|recovering| recovering.until.min(self.now + LOOK))
+        let unheard = self.unheard.as_ref().map(|unheard| unheard.until);
+        let recovering = self.recovering.as_ref().map(|recovering| recovering.until.min(self.now + LOOK));
+        unheard.into_iter().chain(recovering).min()
     }
 
     /// Takes in what runs on a node that knew a head before.
@@ -308,7 +312,7 @@ impl State {
 
     /// Whatever runs, holds what it holds until the node says that it is gone. Whether it may go on, is another question.
     fn adopt_lease(&mut self, node: NodeId, lease: RunningLease) {
-        let RunningLease { start, worker, started, is_ending } = lease;
+        let RunningLease { start, worker, started, terminated, is_ending } = lease;
         let LeaseStart { lease: id, job, resources, gpus, bundle, holder, .. } = start;
         if self.leases.leases.contains_key(&id) {
             return;
@@ -347,6 +351,7 @@ impl State {
             waiting: BTreeSet::new(),
             ending: is_ending,
             returned: false,
+            was_before: true,
         };
         self.leases.leases.insert(id, entry);
         self.job_holds(job, 1);
@@ -375,31 +380,51 @@ impl State {
                 }
             }
             LeaseHolder::Actor(spec, incarnation) => {
-                let absent = self.recovering.as_mut();
-                let watchers = absent.and_then(|recovering| {
+                if self.is_stale(&spec, incarnation) {
+                    return self.end_lease(
+                        id,
+                        Some("this life of its actor was over before the head was started again".into()),
+                    );
+                }
+                if let Some(recovering) = &mut self.recovering {
                     recovering.actors.remove(&spec.id);
-                    recovering.watchers.remove(&spec.id)
-                });
+                }
                 let is_up = matches!(started, Some(Ok(())));
                 if !self.adopt_actor(&spec, incarnation, id, node, worker, is_up) {
                     self.end_lease(id, Some("another life of its actor is known".into()));
                 } else if let Some(Err(error)) = started {
                     self.actor_started(spec.id, incarnation, Err(error));
                 }
-                if let Some(by) = self.is_to_end(spec.id) {
+                if let Some(by) = terminated.or_else(|| self.is_to_end(spec.id)) {
                     self.terminate_actor(spec.id, by);
-                }
-                let over = self.recovering.as_mut().and_then(|recovering| recovering.over.remove(&spec.id));
-                if let Some(over) = over {
-                    self.life_over(spec.id, over);
                 }
                 if self.is_held_by_nobody(&spec) {
                     self.terminate_actor(spec.id, DROPPED.into());
                 }
-                for watcher in watchers.unwrap_or_default() {
-                    self.watch(watcher, spec.id);
-                }
+                self.heard_of(spec.id);
             }
+        }
+    }
+
+    /// Whether a life that a node reports was over when the last head died: the actor is written down, and not as that; or it is not
+    /// written down any more. A node that was away then may not have heard of it.
+    fn is_stale(&self, spec: &ActorSpec, life: Incarnation) -> bool {
+        let Some(recovering) = &self.recovering else { return false };
+        match recovering.actors.get(&spec.id) {
+            Some(absent) => absent.life.is_some_and(|latest| life < latest),
+            None => is_kept(spec) && !self.actors.knows(spec.id),
+        }
+    }
+
+    /// An actor is known now: what was said of it before counts.
+    fn heard_of(&mut self, id: ActorId) {
+        let Some(unheard) = &mut self.unheard else { return };
+        let (over, watchers) = (unheard.over.remove(&id), unheard.watchers.remove(&id));
+        if let Some(over) = over {
+            self.life_over(id, over);
+        }
+        for watcher in watchers.unwrap_or_default() {
+            self.watch(watcher, id);
         }
     }
 
@@ -407,12 +432,9 @@ impl State {
     pub(super) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
         let Some(recovering) = &mut self.recovering else { return };
         let Some(Absent { spec, life }) = recovering.actors.remove(&id) else { return };
-        let watchers = recovering.watchers.remove(&id).unwrap_or_default();
         self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), None);
         self.bury_actor(id, cause);
-        for watcher in watchers {
-            self.watch(watcher, id);
-        }
+        self.heard_of(id);
     }
 
     /// Somebody waits, or goes on, under a lease that its node has not reported yet.
@@ -428,11 +450,12 @@ impl State {
         };
     }
 
-    /// The worker process of a lease has ended that its node has not reported, or never will.
+    /// The worker process of a lease has ended that its node has not reported, or never will; or whose owner is not known, or not
+    /// back.
     pub(super) fn absent_worker_died(&mut self, lease: LeaseId, death: WorkerDeath) {
         let Some(recovering) = &mut self.recovering else { return };
         let owner = recovering.claims.iter().find(|(_, claim)| claim.leases.contains(&lease)).map(|(owner, _)| *owner);
-        match owner {
+        match owner.filter(|owner| self.connected.contains(owner)) {
             Some(owner) => self.tell(owner, HeadEvent::WorkerDied(death)),
             None => drop(recovering.deaths.insert(lease, death)),
         }
@@ -500,8 +523,8 @@ impl State {
             Some(known) if known <= life => self.kill_actor(id, true),
             Some(_) => {}
             None => {
-                if let Some(recovering) = &mut self.recovering {
-                    recovering.over.insert(id, life);
+                if let Some(unheard) = &mut self.unheard {
+                    unheard.over.insert(id, life);
                 }
             }
         }
@@ -528,6 +551,8 @@ impl State {
     /// An actor that no node has begins its next life, or its first one, or is dead.
     fn lives_again(&mut self, Absent { spec, life }: Absent) {
         let id = spec.id;
+        let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
+        let life = life.max(over);
         // Its last life ended with its node.
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
         let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
@@ -544,6 +569,8 @@ impl State {
             self.insert_actor(spec, life.unwrap_or(next), Some(cause.clone()));
             self.bury_actor(id, cause);
         }
+        self.refuse_actor_if_infeasible(id);
+        self.heard_of(id);
     }
 
     /// Whoever made an actor says what it was, and its latest life if any has begun.
@@ -561,11 +588,23 @@ impl State {
 
     /// Ends the time in which those that were there before may come back.
     pub(super) fn end_recovery_when_due(&mut self) {
+        self.end_recovery_of_the_rest();
+        if self.unheard.as_ref().is_some_and(|unheard| self.now >= unheard.until)
+            && let Some(unheard) = self.unheard.take()
+        {
+            for (id, watchers) in unheard.watchers {
+                for watcher in watchers {
+                    self.watch(watcher, id);
+                }
+            }
+        }
+    }
+
+    fn end_recovery_of_the_rest(&mut self) {
         // Every node that is back has said which worker processes it has.
         let may_live = |process: &ProcessId| {
-            self.drivers.contains_key(process)
-                || self.worker_jobs.contains_key(process)
-                || self.connected.contains(process)
+            let is_driver = self.drivers.get(process).is_some_and(|job| self.is_job_running(*job));
+            is_driver || self.worker_jobs.contains_key(process) || self.connected.contains(process)
         };
         let is_due = |recovering: &Recovering| self.now >= recovering.until || recovering.is_everybody_back(may_live);
         if !self.recovering.as_ref().is_some_and(is_due) {
@@ -578,14 +617,8 @@ impl State {
             self.never_back(node, AWAY);
         }
         self.tell_how_many_nodes();
-        for (id, absent) in recovering.actors {
-            let over = recovering.over.get(&id).copied();
-            self.lives_again(Absent { life: absent.life.max(over), ..absent });
-        }
-        for (id, watchers) in recovering.watchers {
-            for watcher in watchers {
-                self.watch(watcher, id);
-            }
+        for absent in recovering.actors.into_values() {
+            self.lives_again(absent);
         }
         for id in self.groups.ids() {
             if self.groups.get(id).is_some_and(|group| !group.is_placed()) {

@@ -18,6 +18,7 @@ mod actors;
 mod exact;
 mod faults;
 mod groups;
+mod late;
 mod leases;
 mod load;
 mod recovery;

@@ -154,6 +154,8 @@ pub struct RunningLease {
     pub worker: Option<(Address, u32)>,
     /// For an actor, what its constructor has returned; none before it has.
     pub started: Option<Result<(), Error>>,
+    /// An actor that finishes what it was sent and then ends: what has told it to.
+    pub terminated: Option<String>,
     /// It was told to end, and its process is not gone yet.
     pub is_ending: bool,
 }

@@ -57,8 +57,10 @@ impl Actors {
 
     /// Those that were made here and somebody may hold, and of those the ones that are not known to be dead.
     pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<Made>) {
+        // In this order: whoever is made meanwhile is held before.
+        let made = self.made.iter().map(|made| made.clone()).collect();
         let held = self.held.iter().filter(|held| by(*held.key())).map(|held| *held.value()).collect();
-        (held, self.made.iter().map(|made| made.clone()).collect())
+        (held, made)
     }
 
     #[cfg(test)]

@@ -324,8 +324,8 @@ impl Calls {
                     out.push(Action::Kill(*actor));
                     continue;
                 }
-                (Phase::Away, Some(life)) => out.push(Action::Over(*actor, life)),
-                _ => {}
+                (_, Some(life)) => out.push(Action::Over(*actor, life)),
+                (_, None) => {}
             }
             out.push(Action::Watch(*actor));
         }

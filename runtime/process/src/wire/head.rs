@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tarpc::client::RpcError;
 use tokio::sync::watch;
+use wingbeat_core::ErrorKind;
 use wingbeat_core::error::Error;
 use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
@@ -269,10 +270,14 @@ async fn come_back(head: &HeadLink, client: &HeadClient, met: Met) -> Result<boo
     }
     let (Met::Next(_), Some(job)) = (met, head.job()) else { return Ok(true) };
     let joined = client.join_job(mux::within(limits().written), job.clone()).await?;
-    if let Err(error) = &joined {
-        tracing::warn!(%error, "the head that was started again does not take this job");
+    let Err(error) = joined else { return Ok(true) };
+    tracing::warn!(%error, "the head that was started again does not take this job");
+    if error.kind() == ErrorKind::Full {
+        // It cannot write now.
+        tokio::time::sleep(PAUSES.1).await;
+        return Err(RpcError::Shutdown);
     }
-    Ok(joined.is_ok())
+    Ok(false)
 }
 
 fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {

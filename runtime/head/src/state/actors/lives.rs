@@ -72,10 +72,6 @@ impl State {
 
     pub(in crate::state) fn insert_actor(&mut self, spec: ActorSpec, incarnation: Incarnation, after: Option<Error>) {
         let (id, job) = (spec.id, spec.job);
-        let restarts_left = match spec.max_restarts {
-            u32::MAX => u32::MAX,
-            most => most.saturating_sub(incarnation.0),
-        };
         if let Some(name) = &spec.name {
             self.actors.names.insert(name.clone(), id);
         }
@@ -93,12 +89,12 @@ impl State {
             self.job_detached(job, 1);
         }
         let actor = Actor {
+            restarts_left: restarts_left(&spec, incarnation),
             spec: Arc::new(spec),
             shape: None,
             phase: Phase::Pending { after },
             since: self.now,
             incarnation,
-            restarts_left,
             failures: 0,
             placed_at: 0,
             quick: 0,
@@ -122,21 +118,27 @@ impl State {
         started: bool,
     ) -> bool {
         let id = spec.id;
-        if self.actors.actors.contains_key(&id) {
-            return false;
+        let mut earlier = None;
+        match self.actors.actors.get(&id) {
+            Some(known) if incarnation <= known.incarnation || matches!(known.phase, Phase::Dead(_)) => return false,
+            // A node that was away when that ended has brought it back.
+            Some(known) => earlier = known.lease(),
+            None if spec.name.as_ref().is_some_and(|name| self.actors.names.contains_key(name)) => return false,
+            None => self.insert_actor((**spec).clone(), incarnation, None),
         }
-        if spec.name.as_ref().is_some_and(|name| self.actors.names.contains_key(name)) {
-            return false;
-        }
-        self.insert_actor((**spec).clone(), incarnation, None);
         self.waits_no_more(id);
         let now = self.now;
         if let Some(actor) = self.actors.actors.get_mut(&id) {
+            actor.incarnation = incarnation;
+            actor.restarts_left = restarts_left(&actor.spec, incarnation);
             actor.placed_at = now;
             actor.phase = match worker {
                 Some((address, pid)) if started => Phase::Alive { lease, node, address, pid },
                 process => Phase::Starting { lease, node, process },
             };
+        }
+        if let Some(earlier) = earlier {
+            self.end_lease(earlier, Some("a later life of its actor is known".into()));
         }
         self.record_actor(id);
         self.announce_actor(id);
@@ -444,6 +446,10 @@ impl State {
     }
 
     pub(in crate::state) fn watch(&mut self, process: ProcessId, id: ActorId) {
+        if let Some(unheard) = self.unheard.as_mut().filter(|_| !self.actors.knows(id)) {
+            // Nothing is said before its node, and whoever made it, had time to come back.
+            return unheard.watch(process, id);
+        }
         let state = match self.actors.actors.get_mut(&id) {
             Some(actor) => {
                 if !matches!(actor.phase, Phase::Dead(_)) {
@@ -452,8 +458,6 @@ impl State {
                 }
                 actor.shown(&self.nodes)
             }
-            // Nothing is said before its node had time to come back.
-            None if self.recovering.as_mut().is_some_and(|recovering| recovering.watch(process, id)) => return,
             None => ActorState::Dead {
                 cause: Box::new(Error::ActorEnded { by: "something this head does not know of".into() }),
             },
@@ -465,7 +469,7 @@ impl State {
         if !may_restart {
             self.end_absent_actor(id, Error::ActorEnded { by: "kill".into() });
         }
-        if !may_restart && self.recovering.is_some() && !self.actors.actors.contains_key(&id) {
+        if !may_restart && self.unheard.is_some() && !self.actors.actors.contains_key(&id) {
             self.never_begins(id, "kill".into());
         }
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
@@ -546,5 +550,13 @@ impl State {
             actor.restarts_left += 1;
         }
         self.live_again_or_die(id, Error::ActorEnded { by: format!("the draining of its node ({why})") });
+    }
+}
+
+/// How often an actor may be made again after this life. A head that was started again does not know which of its lives cost none.
+fn restarts_left(spec: &ActorSpec, life: Incarnation) -> u32 {
+    match spec.max_restarts {
+        u32::MAX => u32::MAX,
+        most => most.saturating_sub(life.0),
     }
 }

@@ -112,8 +112,13 @@ fn a_namespace_with_a_quota_gets_nothing_until_it_is_known_what_it_holds() {
     let mut before = Bench::new(cpus(2.0));
     before.demand(DRIVER, cpus(1.0), 1);
     let start = before.starts().remove(0);
-    let running =
-        RunningLease { worker: Some((address(worker_of(start.lease)), 77)), start, started: None, is_ending: false };
+    let running = RunningLease {
+        worker: Some((address(worker_of(start.lease)), 77)),
+        start,
+        started: None,
+        terminated: None,
+        is_ending: false,
+    };
 
     let facts = vec![Fact::Job(Box::new(job_of(DRIVER)), true), Fact::Quota("test".into(), cpus(2.0))];
     let mut bench = Bench { state: State::recover(ClusterId(1), 2 << 32, facts, GRACE), ..Bench::empty() };

@@ -1,0 +1,218 @@
+//! What a head that was started again is told late, twice, or wrongly by somebody who did not know better.
+
+use std::sync::Arc;
+
+use super::*;
+
+/// How long those that were there before have to come back, and when it is looked whether everybody is.
+const GRACE: Millis = 10_000;
+const LOOKS: Millis = 250;
+
+const WORKER: ProcessId = ProcessId(77);
+
+fn recovered(facts: Vec<Fact>) -> Bench {
+    let state = State::recover(ClusterId(1), 1 << 32, facts, GRACE);
+    let mut bench = Bench { state, ..Bench::empty() };
+    bench.state.keep_facts();
+    bench
+}
+
+fn job(driver: ProcessId) -> Fact {
+    Fact::Job(Box::new(job_of(driver)), true)
+}
+
+fn node(id: u64) -> NodeInfo {
+    let mut bench = Bench::empty();
+    bench.node(id, cpus(4.0));
+    bench.state.nodes.get(NodeId(id)).unwrap().info.clone()
+}
+
+fn start(lease: u64, holder: LeaseHolder) -> LeaseStart {
+    let (lease, job, resources) = (LeaseId(lease), JobId(DRIVER.0), cpus(1.0));
+    LeaseStart { lease, job, resources, gpus: Vec::new(), bundle: None, captures: None, holder }
+}
+
+/// A life of an actor, as a node reports it.
+fn life(spec: &ActorSpec, life: u32, lease: u64) -> RunningLease {
+    let start = start(lease, LeaseHolder::Actor(Arc::new(spec.clone()), Incarnation(life)));
+    let worker = Some((address(worker_of(start.lease)), 77));
+    RunningLease { start, worker, started: Some(Ok(())), terminated: None, is_ending: false }
+}
+
+fn tasks(lease: u64, worker: Option<ProcessId>) -> RunningLease {
+    let start = start(lease, LeaseHolder::Tasks(DRIVER, Arc::new(shape(cpus(1.0)))));
+    let worker = worker.map(|worker| (address(worker), 77));
+    RunningLease { start, worker, started: None, terminated: None, is_ending: false }
+}
+
+impl Bench {
+    fn comes_back(&mut self, id: u64, leases: Vec<RunningLease>, workers: Vec<(ProcessId, JobId)>) {
+        let running = Running { leases, workers, ..Running::default() };
+        self.step(Event::NodeJoined(Box::new(node(id)), running));
+    }
+
+    fn holds(&mut self, process: ProcessId, leases: Vec<LeaseId>, actors: Vec<ActorId>) {
+        self.says(process, HeadMessage::Holds { leases, actors, is_all: true });
+    }
+
+    fn ended(&self) -> Vec<LeaseId> {
+        let ended = self.ordered.iter().filter_map(|(_, order)| match order {
+            NodeMessage::EndLease { lease, .. } => Some(*lease),
+            _ => None,
+        });
+        ended.collect()
+    }
+}
+
+fn keeper() -> ActorSpec {
+    ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(DRIVER, 5), "keeper") }
+}
+
+/// A head to which all have come back that it knew of; a worker process that has made an actor was not among them.
+fn all_back_but_the_maker() -> Bench {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    bench.driver(DRIVER);
+    bench.comes_back(1, Vec::new(), vec![(WORKER, JobId(DRIVER.0))]);
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    bench.holds(DRIVER, Vec::new(), Vec::new());
+    bench
+}
+
+fn made() -> HeadMessage {
+    let spec = ActorSpec { job: JobId(DRIVER.0), ..actor_of(WORKER, 5) };
+    HeadMessage::Made { spec: Arc::new(spec), life: None }
+}
+
+#[test]
+fn an_actor_is_not_called_dead_before_its_maker_had_time_to_say_what_it_was() {
+    let mut bench = all_back_but_the_maker();
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
+    assert!(bench.actor_states(DRIVER, 5).is_empty(), "its maker may still come back");
+    bench.step(Event::ProcessConnected(WORKER));
+    bench.says(WORKER, made());
+    bench.start_actor(ActorId(5), 0);
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Alive { .. })));
+}
+
+#[test]
+fn an_actor_of_which_nobody_has_told_in_time_is_dead() {
+    let mut bench = all_back_but_the_maker();
+    bench.tick(LOOKS);
+    assert!(bench.state.next_tick().is_some());
+    bench.tick(GRACE);
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+}
+
+#[test]
+fn an_actor_that_is_killed_before_its_maker_has_told_of_it_never_begins() {
+    let mut bench = all_back_but_the_maker();
+    bench.tick(LOOKS);
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
+    bench.step(Event::ProcessConnected(WORKER));
+    bench.says(WORKER, made());
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+    assert_eq!(bench.starts().len(), 0);
+}
+
+#[test]
+fn a_lease_that_its_owner_never_heard_of_is_ended_and_not_granted() {
+    for worker in [None, Some(WORKER)] {
+        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+        bench.driver(DRIVER);
+        bench.comes_back(1, vec![tasks(9, worker)], Vec::new());
+        bench.says(NodeId(1), HeadMessage::LeaseReady { lease: LeaseId(9), worker: address(WORKER), pid: 77 });
+        // It was said before.
+        bench.holds(DRIVER, Vec::new(), Vec::new());
+        assert_eq!(bench.granted(DRIVER), []);
+        assert_eq!(bench.ended().first(), Some(&LeaseId(9)));
+    }
+}
+
+#[test]
+fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
+    for is_ending in [false, true] {
+        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+        bench.comes_back(1, vec![RunningLease { is_ending, ..tasks(9, Some(WORKER)) }], Vec::new());
+        let (lease, node) = (Some(LeaseId(9)), NodeId(1));
+        let (process, pid, exit) = (WORKER, 77, exit());
+        let death = WorkerDeath { lease, node, process, pid, exit, started: 0, is_moved: false };
+        bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+        bench.driver(DRIVER);
+        bench.holds(DRIVER, vec![LeaseId(9)], Vec::new());
+        let died = bench.told_to(DRIVER, |event| match event {
+            HeadEvent::WorkerDied(death) => death.lease,
+            _ => None,
+        });
+        assert_eq!(died, [LeaseId(9)]);
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_driver_that_is_dead_because_its_leases_were_there() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
+    bench.comes_back(1, vec![tasks(9, Some(WORKER))], vec![(WORKER, JobId(DRIVER.0))]);
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
+    bench.state.audit_all().unwrap();
+}
+
+#[test]
+fn an_actor_that_was_told_to_end_does_not_live_again() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(0)))]);
+    bench.driver(DRIVER);
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    let draining = RunningLease { terminated: Some("its user".into()), ..life(&keeper(), 0, 9) };
+    bench.comes_back(1, vec![draining], Vec::new());
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+}
+
+#[test]
+fn a_node_that_was_away_brings_no_actor_back_that_was_killed_meanwhile() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    bench.driver(DRIVER);
+    bench.comes_back(1, vec![life(&keeper(), 0, 9)], Vec::new());
+    assert_eq!(bench.ended(), [LeaseId(9)]);
+    assert!(bench.state.find_actor(keeper().name.as_ref().unwrap()).is_err());
+}
+
+#[test]
+fn the_latest_life_of_an_actor_is_the_one_that_counts_whichever_node_is_back_first() {
+    let of = |latest| {
+        let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(latest)))]);
+        bench.driver(DRIVER);
+        bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+        bench
+    };
+    // As it was written down, or not yet.
+    for latest in [1, 0] {
+        for later_first in [false, true] {
+            let mut bench = of(latest);
+            let mut back = [(1, life(&keeper(), 0, 9)), (2, life(&keeper(), 1, 10))];
+            if later_first {
+                back.reverse();
+            }
+            for (node, life) in back {
+                bench.comes_back(node, vec![life], Vec::new());
+            }
+            assert_eq!(bench.ended(), [LeaseId(9)], "{latest} was written down");
+            assert!(matches!(
+                bench.actor_states(DRIVER, 5).last(),
+                Some(ActorState::Alive { incarnation: Incarnation(1), .. })
+            ));
+            bench.state.audit_all().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_actor_that_is_told_of_late_and_could_never_be_placed_is_refused() {
+    let mut bench = all_back_but_the_maker();
+    bench.tick(LOOKS);
+    bench.step(Event::ProcessConnected(WORKER));
+    let spec = ActorSpec { job: JobId(DRIVER.0), placement: shape(gpus(1.0)), ..actor_of(WORKER, 5) };
+    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None });
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+}
