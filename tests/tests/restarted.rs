@@ -5,6 +5,7 @@
 mod common;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use common::{Local, Started};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ fn double(number: u64) -> u64 {
 fn gated(begun: PathBuf, go_on: PathBuf) -> u32 {
     std::fs::write(begun, "").unwrap();
     while !go_on.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     std::process::id()
 }
@@ -57,7 +58,7 @@ impl Counter {
     fn gated(&mut self, begun: PathBuf, go_on: PathBuf) -> u64 {
         std::fs::write(begun, "").unwrap();
         while !go_on.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         self.add()
     }
@@ -172,6 +173,30 @@ fn groups_and_what_is_in_them_stay_where_they_are() {
     assert_eq!(counter.pid().get_blocking().unwrap(), pid);
     group.remove_blocking().unwrap();
     assert!(matches!(counter.add().get_blocking(), Err(Error::ActorDied { .. })));
+}
+
+#[test]
+fn a_node_that_is_drained_is_drained_by_the_next_head_too() {
+    let (mut cluster, driver) = cluster(1, 1);
+    let node = cluster.node_numbers().unwrap().remove(0);
+    let drain = |cluster: &TestCluster, how: &[&str]| {
+        let output = cluster.command().unwrap().args(["drain", &node]).args(how).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    drain(&cluster, &["--within", "1h", "--reason", "new kernel"]);
+    restart(&mut cluster);
+    let waits = double::remote(4);
+    let begun = Instant::now();
+    loop {
+        let why = wingbeat::block_on(driver.session.why(waits.id())).unwrap();
+        if why.reasons.iter().any(|reason| reason.contains("is being drained (new kernel)")) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{why:?}");
+        std::thread::yield_now();
+    }
+    drain(&cluster, &["--undo"]);
+    assert_eq!(waits.get_blocking().unwrap(), 8);
 }
 
 #[test]

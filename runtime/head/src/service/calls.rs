@@ -14,7 +14,7 @@ use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
 use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers};
-use crate::state::{Event, Fact, Speaker, State};
+use crate::state::{Drained, Event, Fact, Speaker, State};
 
 /// The service for one connection; it knows who is on the other side.
 #[derive(Clone)]
@@ -228,9 +228,12 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
-        // Which nodes are drained is not remembered; where that moves bundles to, is.
-        let drained = move |state: &mut State, now| state.drain(now, node, within_ms, why, stops);
-        self.shell.change_durably(|_| None, |_| None, drained).await
+        let drained = within_ms.map(|within| Drained { within, why: why.clone(), stops });
+        let fact = move |state: &State| state.drain_fact(node, drained);
+        // It was lost meanwhile.
+        let undone = move |answer: &Result<(), Error>| answer.is_err().then_some(Fact::NodeGone(node));
+        let drain = move |state: &mut State, now| state.drain(now, node, within_ms, why, stops);
+        self.shell.change_durably(fact, undone, drain).await
     }
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {

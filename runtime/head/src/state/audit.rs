@@ -270,8 +270,8 @@ impl State {
         facts.extend(self.groups.iter().map(|group| self.fact_of(group)));
         facts.extend(self.recovering.iter().flat_map(|recovering| recovering.actors()));
         let absent = self.recovering.iter().flat_map(|recovering| recovering.absent_nodes());
-        let nodes = absent.chain(self.nodes.iter().map(|node| &node.info));
-        facts.extend(nodes.map(|info| Fact::Node(Box::new(info.clone()))));
+        facts.extend(absent);
+        facts.extend(self.nodes.iter().map(Node::fact));
         facts.extend(self.actors.durable());
         facts
     }

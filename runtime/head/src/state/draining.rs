@@ -5,6 +5,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{LeaseId, NodeId};
 use wingbeat_net::messages::NodeMessage;
 
+use super::facts::{Drained, Fact};
 use super::leases::Holder;
 use super::nodes::{Drain, Node};
 use super::{Millis, State};
@@ -14,17 +15,16 @@ impl State {
     ///
     /// # Errors
     /// There is no such node.
-    pub(super) fn drain_node(&mut self, id: NodeId, within: Millis, why: String, stops: bool) -> Result<(), Error> {
-        let deadline = self.now.saturating_add(within);
+    pub(super) fn drain_node(&mut self, id: NodeId, as_asked: Drained) -> Result<(), Error> {
+        let deadline = self.now.saturating_add(as_asked.within);
         let known = self.nodes.change(id, |node| {
-            node.draining = Some(Drain { why, deadline, stops, is_enforced: false });
+            node.draining = Some(Drain { as_asked, deadline, is_enforced: false });
         });
         if known.is_none() {
-            return Err(Error::InvalidArgument {
-                what: format!("there is no {id}; `wingbeat status` shows the nodes"),
-            });
+            return Err(self.no_such_node(id));
         }
         self.draining.insert(id);
+        self.record_node(id);
         // What is queued for its worker processes goes back to its owners.
         self.recall_all_on(id);
         // Who uses a group as one moves it as one.
@@ -36,14 +36,36 @@ impl State {
     /// The node takes work again.
     pub(super) fn end_drain(&mut self, id: NodeId) -> Result<(), Error> {
         if self.nodes.change(id, |node| node.draining = None).is_none() {
-            return Err(Error::InvalidArgument {
-                what: format!("there is no {id}; `wingbeat status` shows the nodes"),
-            });
+            return Err(self.no_such_node(id));
         }
         self.draining.remove(&id);
+        self.record_node(id);
         self.announce_groups_on(id);
         self.free_again(id);
         Ok(())
+    }
+
+    fn no_such_node(&self, id: NodeId) -> Error {
+        let is_absent = self.recovering.as_ref().is_some_and(|recovering| recovering.infos().any(|info| info.id == id));
+        Error::InvalidArgument {
+            what: match is_absent {
+                true => format!("{id} is not back since the head was started again; ask again in a moment"),
+                false => format!("there is no {id}; `wingbeat status` shows the nodes"),
+            },
+        }
+    }
+
+    /// What would have to be written down for a node to be drained like this, or not to be; nothing if it is not there.
+    pub fn drain_fact(&self, id: NodeId, drained: Option<Drained>) -> Option<Fact> {
+        self.nodes.get(id).map(|node| Fact::Node(Box::new(node.info.clone()), drained))
+    }
+
+    pub(super) fn record_node(&mut self, id: NodeId) {
+        if self.keeps_facts
+            && let Some(fact) = self.nodes.get(id).map(Node::fact)
+        {
+            self.record(fact);
+        }
     }
 
     /// What is free on a node, and in bundles that lie there, can be given again.
@@ -81,14 +103,16 @@ impl State {
             .iter()
             .filter_map(|id| Some((*id, self.nodes.get(*id)?.draining.as_ref()?)))
             .filter(|(_, drain)| !drain.is_enforced && drain.deadline <= self.now)
-            .map(|(id, drain)| (id, drain.why.clone()))
+            .map(|(id, drain)| (id, drain.as_asked.why.clone()))
             .collect();
         for (id, why) in due {
             self.nodes.change(id, |node| {
                 if let Some(drain) = &mut node.draining {
-                    drain.is_enforced = true;
+                    // Nobody has time again when the head is started again.
+                    (drain.is_enforced, drain.as_asked.within) = (true, 0);
                 }
             });
+            self.record_node(id);
             let reason = format!("its node was drained ({why})");
             let Some(node) = self.nodes.get(id) else { continue };
             let (leases, bundles) = (node.leases.clone(), node.bundles.clone());
@@ -112,7 +136,7 @@ impl State {
         let is_left = |lease: &LeaseId| !self.yields_to_drain(*lease);
         let free = |node: &&Node| !node.leases.iter().any(is_left) && node.bundles.is_empty();
         let Some(node) = self.nodes.get(id).filter(free) else { return };
-        if let Some(drain) = node.draining.as_ref().filter(|drain| drain.stops) {
+        if let Some(drain) = node.draining.as_ref().map(|drain| &drain.as_asked).filter(|drain| drain.stops) {
             let why = format!("it was drained ({})", drain.why);
             self.order(id, NodeMessage::Stop(why));
         }

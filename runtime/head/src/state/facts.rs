@@ -24,8 +24,8 @@ pub enum Fact {
     Quota(String, ResourceSet),
     /// It may hold anything.
     QuotaGone(String),
-    /// A node is there.
-    Node(Box<NodeInfo>),
+    /// A node is there, and how it is drained, if it is.
+    Node(Box<NodeInfo>, Option<Drained>),
     /// It is lost.
     NodeGone(NodeId),
 }
@@ -39,6 +39,18 @@ pub struct BundlePlace {
     pub resources: ResourceSet,
     /// Its devices, and how much of each.
     pub devices: Vec<(u32, Amount)>,
+}
+
+/// How a node is drained, as somebody has asked for it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Drained {
+    /// After so many milliseconds what still runs is moved: from when it was asked for, or from when a head that was started again has
+    /// the node back.
+    pub within: u64,
+    /// Why, for people.
+    pub why: String,
+    /// Whether the daemon is told to end when nothing runs any more.
+    pub stops: bool,
 }
 
 /// What a fact is about.
@@ -67,7 +79,7 @@ impl Fact {
             Fact::Group(spec, _) => FactKey::Group(spec.id),
             Fact::GroupGone(id) => FactKey::Group(*id),
             Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
-            Fact::Node(info) => FactKey::Node(info.id),
+            Fact::Node(info, _) => FactKey::Node(info.id),
             Fact::NodeGone(id) => FactKey::Node(*id),
         }
     }

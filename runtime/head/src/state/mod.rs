@@ -52,7 +52,7 @@ use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, 
 
 use actors::Actors;
 use departed::Departed;
-pub use facts::{BundlePlace, Fact, FactKey};
+pub use facts::{BundlePlace, Drained, Fact, FactKey};
 use fairness::Reservations;
 use groups::Groups;
 pub use hears::Speaker;
@@ -356,7 +356,7 @@ impl State {
         self.begin(now, || Input::Drain(node, within, why.clone(), stops));
         self.idle_ticks = 0;
         let answer = match within {
-            Some(within) => self.drain_node(node, within, why, stops),
+            Some(within) => self.drain_node(node, Drained { within, why, stops }),
             None => self.end_drain(node),
         };
         (answer, self.act())
@@ -385,7 +385,7 @@ impl State {
 
     /// The cluster, for somebody who joins; with nodes that may still come back, which most likely live.
     pub fn view(&self) -> ClusterView {
-        let absent = self.recovering.iter().flat_map(|recovering| recovering.absent_nodes());
+        let absent = self.recovering.iter().flat_map(|recovering| recovering.infos());
         ClusterView { cluster: self.cluster, nodes: self.nodes.infos().into_iter().chain(absent.cloned()).collect() }
     }
 
@@ -450,8 +450,8 @@ impl State {
     fn node_joined(&mut self, info: NodeInfo, running: Running) {
         let id = info.id;
         let was_nothing_offered = self.nodes.offer_nothing();
-        self.record(Fact::Node(Box::new(info.clone())));
         self.nodes.join(info);
+        self.record_node(id);
         self.devices_held(id, running.held.clone());
         self.shares_changed();
         self.tell_how_many_nodes();

@@ -9,6 +9,7 @@ use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSe
 use wingbeat_net::messages::NodeInfo;
 
 use super::Millis;
+use super::facts::{Drained, Fact};
 use super::index::{Cost, Index, Order, Requirement, RequirementId, Slot, Slots};
 use super::pool::{Devices, Pool};
 
@@ -44,12 +45,9 @@ pub(super) struct Node {
 /// A node on which nothing new is placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
-    /// Why, for people.
-    pub why: String,
+    pub as_asked: Drained,
     /// When what still runs is ended.
     pub deadline: Millis,
-    /// Whether the daemon is told to end when nothing runs any more.
-    pub stops: bool,
     /// What still ran was ended.
     pub is_enforced: bool,
 }
@@ -312,6 +310,11 @@ impl Node {
             joined: version,
             info,
         }
+    }
+
+    /// What must be written down of it.
+    pub(super) fn fact(&self) -> Fact {
+        Fact::Node(Box::new(self.info.clone()), self.draining.as_ref().map(|drain| drain.as_asked.clone()))
     }
 
     /// What `resources`, and memory of one device, come to here. None if the devices' memory is not known or too

@@ -18,7 +18,7 @@ pub(super) fn of(state: &State) -> ClusterState {
         info: node.info.clone(),
         available: node.pool.available.clone(),
         leases: node.leases.len() as u32,
-        draining: node.draining.as_ref().map(|drain| drain.why.clone()),
+        draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
         is_away: node.is_away,
         held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });

@@ -15,7 +15,7 @@ use wingbeat_net::messages::{
     HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Running, RunningLease, WorkerDeath,
 };
 
-use super::facts::{BundlePlace, Fact};
+use super::facts::{BundlePlace, Drained, Fact};
 use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
@@ -26,7 +26,7 @@ use super::{Action, Millis, State};
 pub(super) struct Recovering {
     until: Millis,
     /// Nodes that are not back.
-    nodes: BTreeMap<NodeId, NodeInfo>,
+    nodes: BTreeMap<NodeId, (NodeInfo, Option<Drained>)>,
     /// Processes that have something here: they are back when they have said what.
     owners: BTreeSet<ProcessId>,
     /// Actors that no node has reported yet.
@@ -104,8 +104,13 @@ impl Recovering {
     }
 
     /// Nodes that may still come back.
-    pub(super) fn absent_nodes(&self) -> impl Iterator<Item = &NodeInfo> {
-        self.nodes.values()
+    pub(super) fn absent_nodes(&self) -> impl Iterator<Item = Fact> {
+        self.nodes.values().map(|(info, drained)| Fact::Node(Box::new(info.clone()), drained.clone()))
+    }
+
+    /// And what they have.
+    pub(super) fn infos(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.values().map(|(info, _)| info)
     }
 
     /// Whether an actor may still come back.
@@ -193,7 +198,7 @@ impl State {
                 Fact::Actor(spec, life) => {
                     actors.insert(spec.id, Absent { spec: Arc::from(spec), life });
                 }
-                Fact::Node(info) => drop(nodes.insert(info.id, *info)),
+                Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }
@@ -231,7 +236,7 @@ impl State {
         let nodes = recovering
             .nodes
             .iter()
-            .map(|(node, info)| (Absentee::Node(*node, !info.resources.is_empty()), info.address.clone()));
+            .map(|(node, (info, _))| (Absentee::Node(*node, !info.resources.is_empty()), info.address.clone()));
         let jobs = self.jobs.iter().filter(|(_, job)| !job.is_over);
         let drivers = jobs.map(|(id, job)| (Absentee::Driver(job.spec.driver.process, *id), job.spec.driver.clone()));
         nodes.chain(drivers).filter(|(who, _)| self.is_absent(*who)).collect()
@@ -249,7 +254,7 @@ impl State {
     /// A node that was there before will not come back.
     pub(super) fn absent_node_lost(&mut self, id: NodeId, why: &str) {
         let Some(recovering) = &mut self.recovering else { return };
-        if let Some(info) = recovering.nodes.remove(&id) {
+        if let Some((info, _)) = recovering.nodes.remove(&id) {
             // What it could hold was possible.
             self.nodes.remember_info(info, self.now);
             self.never_back(id, why);
@@ -283,10 +288,10 @@ impl State {
 
     /// Takes in what runs on a node that knew a head before.
     pub(super) fn adopt(&mut self, node: NodeId, running: Running) {
-        let places = self.recovering.as_mut().and_then(|recovering| {
-            recovering.nodes.remove(&node);
-            recovering.places.remove(&node)
-        });
+        let (known, places) = match &mut self.recovering {
+            Some(recovering) => (recovering.nodes.remove(&node), recovering.places.remove(&node)),
+            None => (None, None),
+        };
         self.bundles_are_back(node, places.unwrap_or_default());
         for job in running.jobs {
             match self.jobs.get(&job) {
@@ -307,6 +312,10 @@ impl State {
                 recovering.owners.extend(owner);
             }
             self.adopt_lease(node, lease);
+        }
+        if let Some((_, Some(drained))) = known {
+            // It is there.
+            let _ = self.drain_node(node, drained);
         }
     }
 
@@ -612,7 +621,7 @@ impl State {
         }
         let Some(recovering) = self.recovering.take() else { return };
         self.programs_version += 1;
-        for (node, info) in recovering.nodes {
+        for (node, (info, _)) in recovering.nodes {
             self.nodes.remember_info(info, self.now);
             self.never_back(node, AWAY);
         }

@@ -215,7 +215,7 @@ impl State {
         let mut explanation =
             Explanation { subject: title(node), state: "takes work".into(), ..Explanation::default() };
         if let Some(drain) = &node.draining {
-            explanation.state = format!("is being drained ({})", drain.why);
+            explanation.state = format!("is being drained ({})", drain.as_asked.why);
             explanation.reasons.push(match drain.deadline.checked_sub(self.now) {
                 Some(left) if left > 0 => format!("what still runs is moved in {}", ago(left)),
                 _ => "what still ran was told to end".into(),
@@ -495,7 +495,7 @@ impl State {
         let requirements = requirements_of(shape);
         let reasons = nodes.iter().take(NAMED).map(|node| {
             let lacks = if let Some(drain) = &node.draining {
-                format!("is being drained ({})", drain.why)
+                format!("is being drained ({})", drain.as_asked.why)
             } else if node.is_away {
                 AWAY.into()
             } else if let Some(why) = self.label_mismatch(node, shape) {
@@ -557,7 +557,7 @@ impl State {
             let node = placed.taken.node;
             let missing = placed.pool.missing(&shape.resources);
             let lacks = match self.nodes.get(node).and_then(|node| node.draining.as_ref()) {
-                Some(drain) => format!("is on a node that is being drained ({})", drain.why),
+                Some(drain) => format!("is on a node that is being drained ({})", drain.as_asked.why),
                 None if missing.is_empty() => "has room for this".into(),
                 None => format!("has {}", missing.join(", ")),
             };

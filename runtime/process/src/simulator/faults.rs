@@ -105,11 +105,15 @@ impl World {
 
     pub(super) fn end_drain(&mut self, node: NodeId) {
         if self.is_head_away {
-            // It remembers no drains.
-            return;
+            // People ask again.
+            return self.schedule(500, Happening::EndDrain(node));
         }
-        let (_, actions) = self.state.drain(self.head_now(), node, None, String::new(), false);
+        let (answer, actions) = self.state.drain(self.head_now(), node, None, String::new(), false);
         self.act(actions);
+        if answer.is_err() && self.nodes.contains_key(&node) {
+            // It is not back.
+            self.schedule(500, Happening::EndDrain(node));
+        }
     }
 
     /// Nodes look for worker processes that are not worth keeping.

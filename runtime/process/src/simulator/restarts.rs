@@ -115,7 +115,7 @@ impl World {
     fn look_for_the_absent(&mut self) {
         for fact in self.facts.values().cloned().collect::<Vec<_>>() {
             let (from, event) = match fact {
-                Fact::Node(node) if !self.nodes.contains_key(&node.id) => {
+                Fact::Node(node, _) if !self.nodes.contains_key(&node.id) => {
                     (Speaker::Node(node.id), Event::NodeLost(node.id, "the simulation".into()))
                 }
                 Fact::Job(job, true) if !self.processes.contains_key(&job.driver.process) => {
@@ -141,7 +141,7 @@ impl World {
                 let Some(known) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away) else {
                     return;
                 };
-                let was_known = self.facts.values().any(|fact| matches!(fact, Fact::Node(info) if info.id == node));
+                let was_known = self.facts.values().any(|fact| matches!(fact, Fact::Node(info, _) if info.id == node));
                 assert!(!was_known || self.state.is_recovering(), "{node} lives, and is not let in");
                 known.standing = Standing::Here;
                 let (info, running) = (known.info.clone(), known.state.running());

@@ -17,6 +17,7 @@ use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ProcessId, Resource
 use wingbeat_net::messages::DeviceInfo;
 
 use super::Millis;
+use super::facts::Drained;
 use super::index::{Order, Requirement, RequirementId, Slot};
 use super::nodes::{Drain, Nodes, Taken, requirements_of};
 use super::pool::{Devices, Pool, Span};
@@ -322,7 +323,7 @@ impl Group {
         let nodes: Vec<NodeId> = self.placed.iter().flatten().map(|placed| placed.taken.node).collect();
         let distinct: BTreeSet<NodeId> = nodes.iter().copied().collect();
         let draining = distinct.into_iter().filter_map(|node| {
-            let Drain { why, deadline, .. } = known.get(node)?.draining.clone()?;
+            let Drain { as_asked: Drained { why, .. }, deadline, .. } = known.get(node)?.draining.clone()?;
             Some(Draining { node, why, left_ms: deadline.saturating_sub(now) })
         });
         PlacementGroupState::Placed { draining: draining.collect(), nodes }

@@ -70,7 +70,7 @@ fn keeper() -> ActorSpec {
 
 /// A head to which all have come back that it knew of; a worker process that has made an actor was not among them.
 fn all_back_but_the_maker() -> Bench {
-    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
     bench.driver(DRIVER);
     bench.comes_back(1, Vec::new(), vec![(WORKER, JobId(DRIVER.0))]);
     bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
@@ -118,7 +118,7 @@ fn an_actor_that_is_killed_before_its_maker_has_told_of_it_never_begins() {
 #[test]
 fn a_lease_that_its_owner_never_heard_of_is_ended_and_not_granted() {
     for worker in [None, Some(WORKER)] {
-        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
         bench.driver(DRIVER);
         bench.comes_back(1, vec![tasks(9, worker)], Vec::new());
         bench.says(NodeId(1), HeadMessage::LeaseReady { lease: LeaseId(9), worker: address(WORKER), pid: 77 });
@@ -132,7 +132,7 @@ fn a_lease_that_its_owner_never_heard_of_is_ended_and_not_granted() {
 #[test]
 fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
     for is_ending in [false, true] {
-        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
         bench.comes_back(1, vec![RunningLease { is_ending, ..tasks(9, Some(WORKER)) }], Vec::new());
         let (lease, node) = (Some(LeaseId(9)), NodeId(1));
         let (process, pid, exit) = (WORKER, 77, exit());
@@ -150,7 +150,7 @@ fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
 
 #[test]
 fn nobody_waits_for_a_driver_that_is_dead_because_its_leases_were_there() {
-    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
     bench.comes_back(1, vec![tasks(9, Some(WORKER))], vec![(WORKER, JobId(DRIVER.0))]);
     bench.tick(LOOKS);
@@ -171,7 +171,7 @@ fn an_actor_that_was_told_to_end_does_not_live_again() {
 
 #[test]
 fn a_node_that_was_away_brings_no_actor_back_that_was_killed_meanwhile() {
-    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)))]);
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
     bench.driver(DRIVER);
     bench.comes_back(1, vec![life(&keeper(), 0, 9)], Vec::new());
     assert_eq!(bench.ended(), [LeaseId(9)]);
@@ -215,4 +215,32 @@ fn an_actor_that_is_told_of_late_and_could_never_be_placed_is_refused() {
     let spec = ActorSpec { job: JobId(DRIVER.0), placement: shape(gpus(1.0)), ..actor_of(WORKER, 5) };
     bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None });
     assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
+}
+
+#[test]
+fn a_node_that_was_being_drained_has_its_time_again_unless_that_was_over() {
+    for is_over in [false, true] {
+        let mut before = Bench::new(cpus(4.0));
+        before.state.keep_facts();
+        before.step(Event::NodeJoined(Box::new(node(2)), Running::default()));
+        before.drain(2, 60_000, false);
+        if is_over {
+            before.tick(60_000);
+        }
+        let mut bench = recovered(before.state.take_facts());
+        bench.comes_back(2, Vec::new(), Vec::new());
+        let drain = bench.state.nodes.get(NodeId(2)).unwrap().draining.clone().unwrap();
+        assert_eq!(drain.deadline, if is_over { 0 } else { 60_000 });
+        // And so with the head after that.
+        let mut after = recovered(bench.state.durable());
+        assert!(
+            after.state.drain(0, NodeId(2), None, String::new(), false).0.unwrap_err().to_string().contains("not back")
+        );
+        after.comes_back(2, Vec::new(), Vec::new());
+        assert!(after.state.nodes.get(NodeId(2)).unwrap().draining.is_some());
+        after.state.drain(0, NodeId(2), None, String::new(), false).0.unwrap();
+        let mut last = recovered(after.state.take_facts());
+        last.comes_back(2, Vec::new(), Vec::new());
+        assert!(last.state.nodes.get(NodeId(2)).unwrap().draining.is_none());
+    }
 }

@@ -146,8 +146,8 @@ fn recovered_group() -> Bench {
     let facts = vec![
         Fact::Job(Box::new(job_of(DRIVER)), true),
         Fact::Group(Box::new(group), vec![place(1), place(2)]),
-        Fact::Node(Box::new(info(1))),
-        Fact::Node(Box::new(info(2))),
+        Fact::Node(Box::new(info(1)), None),
+        Fact::Node(Box::new(info(2)), None),
     ];
     let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts, GRACE), ..Bench::empty() };
     bench.driver(DRIVER);
