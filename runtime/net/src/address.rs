@@ -1,26 +1,22 @@
-//! Which machine this is, and listening and dialling.
-//!
-//! Unix sockets live in the abstract namespace: they vanish with their process, so that nothing can be
-//! left behind after kill -9.
+//! Which machine this is, and listening and dialling: who may come in, and whom one has reached.
 
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::linux::net::SocketAddrExt;
-use std::pin::Pin;
-use std::sync::LazyLock;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::io::AsyncReadExt;
 use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Address, MachineId};
+use wingbeat_core::spec::Address;
 
 use crate::admission::{Admission, Refusals, Source};
 use crate::handshake::{self, Failed, Hello, Token, Welcome};
 use crate::limits::limits;
+pub use crate::machine::this_machine;
+pub use crate::stream::Stream;
+use crate::transport::system::{self, System};
+use crate::transport::{self, Incoming, Listening, Transport};
 
 /// What stands in the way of dialling for a moment is waited for so long, twice as long each time.
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
@@ -28,107 +24,32 @@ const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_milli
 /// How long accepting rests when there are no descriptors and no handshake to end for one.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(50);
 
-/// The machine and network namespace in which this process was when it first asked: two processes with the same id can
-/// reach each other's abstract unix sockets.
-pub fn this_machine() -> MachineId {
-    static MACHINE: LazyLock<MachineId> = LazyLock::new(read_machine);
-    *MACHINE
-}
-
-fn read_machine() -> MachineId {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    // Two machines that do not say must not be taken for one.
-    let boot = boot.unwrap_or_else(|_| rustix::system::uname().nodename().to_string_lossy().into_owned());
-    let net = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let mut hash = blake3::Hasher::new();
-    let mut half = |of: &[u8]| {
-        hash.update(of);
-        let mut first = [0; 4];
-        first.copy_from_slice(&hash.finalize().as_bytes()[..4]);
-        u64::from(u32::from_le_bytes(first))
-    };
-    let kernel = half(boot.trim().as_bytes());
-    MachineId(kernel << 32 | half(net.as_os_str().as_encoded_bytes()))
-}
-
-/// A byte stream of either kind.
-#[derive(Debug)]
-pub enum Stream {
-    /// On the same machine.
-    Unix(UnixStream),
-    /// Between machines.
-    Tcp(TcpStream),
-}
-
-macro_rules! either {
-    ($self:ident, $s:ident => $call:expr) => {
-        match $self.get_mut() {
-            Stream::Unix($s) => $call,
-            Stream::Tcp($s) => $call,
-        }
-    };
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(self, s => Pin::new(s).poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        either!(self, s => Pin::new(s).poll_write(cx, buf))
-    }
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, s => Pin::new(s).poll_flush(cx))
-    }
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, s => Pin::new(s).poll_shutdown(cx))
-    }
-}
-
-/// Listens on an abstract unix socket and, if asked to, on TCP.
-#[derive(Debug)]
+/// Listens for other processes.
 pub struct Listener {
-    unix: UnixListener,
-    tcp: Option<TcpListener>,
+    incoming: Box<dyn Incoming>,
     address: Address,
 }
 
 impl Listener {
-    /// Listens as `process`. With `tcp` port 0 the system chooses the port.
+    /// Listens as `process` on an abstract unix socket and, if asked to, on TCP. With port 0 the system chooses the port.
     ///
     /// # Errors
     /// When the TCP address is in use or not this machine's.
     pub async fn bind(process: ProcessId, tcp: Option<SocketAddr>) -> Result<Listener, Error> {
-        let name = format!("wingbeat-{:016x}-{:08x}", process.0, rand::random::<u32>());
-        let unix = std::os::unix::net::SocketAddr::from_abstract_name(&name)
-            .and_then(|name| std::os::unix::net::UnixListener::bind_addr(&name))
-            .and_then(|listener| {
-                listener.set_nonblocking(true)?;
-                UnixListener::from_std(listener)
-            })
-            .map_err(|error| Error::io("listening on a unix socket", &error))?;
-        let tcp = match tcp {
-            None => None,
-            Some(address) => Some(TcpListener::bind(address).await.map_err(|error| Error::Io {
-                what: format!("listening on {address}"),
-                why: match error.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        "the port is in use; is another head running there? Choose another with --port".into()
-                    }
-                    io::ErrorKind::AddrNotAvailable => "this machine has no such address".into(),
-                    _ => error.to_string(),
-                },
-            })?),
-        };
-        let bound = tcp
-            .as_ref()
-            .map(TcpListener::local_addr)
-            .transpose()
-            .map_err(|error| Error::io("reading the port listened on", &error))?;
-        let address = Address { process, machine: this_machine(), unix: name, tcp: bound };
-        Ok(Listener { unix, tcp, address })
+        Self::bind_in(&System, process, tcp).await
+    }
+
+    /// As [`Listener::bind`], in a network that may be pretended.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub async fn bind_in(
+        transport: &dyn Transport,
+        process: ProcessId,
+        tcp: Option<SocketAddr>,
+    ) -> Result<Listener, Error> {
+        let Listening { address, incoming } = transport.listen(process, tcp).await?;
+        Ok(Listener { incoming, address })
     }
 
     /// Where others reach this listener.
@@ -140,7 +61,7 @@ impl Listener {
 impl Listener {
     /// Accepts until the returned future is dropped. `accepted` is called with every connection that
     /// proved the token; others are refused and logged.
-    pub async fn serve<F>(self, token: Token, welcome: Welcome, accepted: F)
+    pub async fn serve<F>(mut self, token: Token, welcome: Welcome, accepted: F)
     where
         F: Fn(Stream, Hello) + Clone + Send + 'static,
     {
@@ -148,7 +69,7 @@ impl Listener {
         let mut refusals = Refusals::default();
         loop {
             let refused = tokio::select! {
-                stream = self.accept() => match stream {
+                stream = self.incoming.next() => match stream {
                     Ok((stream, from)) => {
                         let (token, welcome, accepted) = (token.clone(), welcome.clone(), accepted.clone());
                         admission.admit(from, async move {
@@ -191,17 +112,6 @@ impl Listener {
             }
         }
     }
-
-    async fn accept(&self) -> io::Result<(Stream, Source)> {
-        let unix = async { self.unix.accept().await.map(|(stream, _)| (Stream::Unix(stream), Source::Local)) };
-        let Some(tcp) = &self.tcp else { return unix.await };
-        tokio::select! {
-            stream = unix => stream,
-            stream = tcp.accept() => {
-                stream.and_then(|(stream, from)| Ok((tune(stream)?, Source::remote(from.ip()))))
-            }
-        }
-    }
 }
 
 /// Whether whoever connected has left: to look whether somebody listens is no attack.
@@ -210,40 +120,8 @@ fn is_departure(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Sets what every TCP connection of ours has: no delay for small messages.
-fn tune(stream: TcpStream) -> io::Result<Stream> {
-    stream.set_nodelay(true)?;
-    Ok(Stream::Tcp(stream))
-}
-
-/// A unix socket is connected without waiting: a queue that is full is an error, and not a thread that stands still.
-fn open_unix(name: &str) -> io::Result<UnixStream> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    UnixStream::from_std(socket.into())
-}
-
 async fn open(address: &Address) -> Result<Stream, (String, io::Error)> {
-    if address.machine == this_machine() {
-        return open_unix(&address.unix).map(Stream::Unix).map_err(|error| (shown(address), error));
-    }
-    let Some(tcp) = address.tcp else {
-        let shown = format!("unix:@{} on another machine", address.unix);
-        return Err((shown, io::Error::other("it listens for its own machine only; start it with --host")));
-    };
-    connect(tcp).await.map_err(|error| (tcp.to_string(), error))
-}
-
-/// Connects over TCP. Where nobody listens on a port of this machine, the system may choose that very port for this side, and connect
-/// it with itself.
-async fn connect(to: impl tokio::net::ToSocketAddrs) -> io::Result<Stream> {
-    let stream = TcpStream::connect(to).await?;
-    if stream.local_addr()? == stream.peer_addr()? {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
-    tune(stream)
+    transport::of(address.machine).open(address).await.map_err(|error| (shown(address), error))
 }
 
 /// Whether nobody listens there any more. A process listens as long as it lives.
@@ -395,6 +273,7 @@ async fn ends_at_once(mut stream: Stream) -> bool {
 fn shown(address: &Address) -> String {
     match address.tcp {
         Some(tcp) if address.machine != this_machine() => tcp.to_string(),
+        None if address.machine != this_machine() => format!("unix:@{} on another machine", address.unix),
         _ => format!("unix:@{}", address.unix),
     }
 }
@@ -406,7 +285,7 @@ fn shown(address: &Address) -> String {
 pub async fn dial_text(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let unreachable = |why: String| Error::Unreachable { what: what.into(), address: text.into(), why };
     let attempt = || async {
-        let stream = connect(text).await.map_err(|error| {
+        let stream = system::connect(text).await.map_err(|error| {
             let hint = match error.kind() {
                 io::ErrorKind::ConnectionRefused => "; is the head running, and is this its address?",
                 io::ErrorKind::InvalidInput => "; an address is host:port",

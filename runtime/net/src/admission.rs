@@ -26,7 +26,7 @@ const LOGGED: u32 = 5;
 
 /// Where a connection comes from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Source {
+pub enum Source {
     /// This machine, over a unix socket.
     Local,
     /// An address; of IPv6 the network, since whoever has one of its addresses has them all.

@@ -1,6 +1,8 @@
 //! How Wingbeat's processes reach each other.
 //!
-//! - [`address`]: which machine this is, and listening and dialling by unix socket or TCP.
+//! - [`address`]: listening and dialling: who may come in, and whom one has reached.
+//! - [`transport`]: how connections are made: by unix socket or TCP, or through a pretended network.
+//! - `machine`, `stream`: which machine this is, and a connected socket.
 //! - `admission`: connections that have not proved the token yet.
 //! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
 //! - [`mux`]: two tarpc channels over one connection, one each way.
@@ -24,6 +26,7 @@ pub mod descriptors;
 pub mod handshake;
 pub mod limits;
 pub mod link;
+mod machine;
 pub mod memory;
 pub mod messages;
 pub mod mux;
@@ -35,6 +38,8 @@ pub mod services;
 pub mod silence;
 mod socket;
 pub mod spin;
+mod stream;
+pub mod transport;
 pub mod way;
 
 pub use handshake::{Hello, Purpose, Role, Token};

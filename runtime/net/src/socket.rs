@@ -12,8 +12,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::address::Stream;
 use crate::spin::Spin;
+use crate::stream::Stream;
 
 #[derive(Debug)]
 pub(crate) struct Socket {

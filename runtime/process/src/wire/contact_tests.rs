@@ -5,20 +5,88 @@ use std::time::Duration;
 use wingbeat_core::ClusterId;
 use wingbeat_core::error::Error;
 use wingbeat_net::handshake::Token;
+use wingbeat_net::transport::memory::Network;
 
 use crate::owner::object::Handle;
 use crate::session::session::Session;
-use crate::wire::process::tests::start_in;
+use crate::wire::process::tests::start_with;
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// An owner, and a process that knows where it is.
 fn two() -> (Session, Session) {
+    two_over(None)
+}
+
+fn two_over(network: Option<Network>) -> (Session, Session) {
     let (token, cluster) = (Token::random(), ClusterId::random());
-    let (owner, borrower) = (start_in(token.clone(), cluster), start_in(token, cluster));
+    let [owner, borrower] = [(); 2].map(|()| start_with(token.clone(), cluster, network.clone()));
     borrower.process().know(owner.process().address());
     (owner, borrower)
+}
+
+/// Values of one process are read by the other, and freed.
+fn some_are_read(owner: &Session, borrower: &Session, count: u64, mut between: impl FnMut(u64)) {
+    let own: Vec<Handle> = (0..count).map(|number| owner.put(&number).unwrap()).collect();
+    let ids: Vec<_> = own.iter().map(Handle::id).collect();
+    for (at, handle) in borrower.owner().borrow_all(&ids).iter().enumerate() {
+        between(at as u64);
+        value(borrower, handle).unwrap();
+    }
+    drop(own);
+    let begun = std::time::Instant::now();
+    while owner.process().live_objects() > 0 || borrower.process().live_objects() > 0 {
+        assert!(begun.elapsed() < LIMIT, "something is kept");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_network_that_is_cut_at_any_byte_costs_no_value_and_frees_all() {
+    let network = Network::new();
+    let (owner, borrower) = two_over(Some(network.clone()));
+    for bytes in (0..6_000).step_by(25) {
+        network.cut_after(bytes);
+        some_are_read(&owner, &borrower, 20, |_| {});
+    }
+    end([&owner, &borrower]);
+    network.close();
+}
+
+#[test]
+fn a_slow_network_that_is_cut_again_and_again_costs_no_value_and_frees_all() {
+    let network = Network::new();
+    let (owner, borrower) = two_over(Some(network.clone()));
+    network.delay(Duration::from_millis(3));
+    for _ in 0..5 {
+        some_are_read(&owner, &borrower, 20, |at| {
+            if at % 4 == 0 {
+                network.cut();
+            }
+        });
+    }
+    end([&owner, &borrower]);
+    network.close();
+}
+
+#[test]
+fn what_is_asked_while_nothing_arrives_is_answered_when_all_goes_on() {
+    let network = Network::new();
+    let (owner, borrower) = two_over(Some(network.clone()));
+    some_are_read(&owner, &borrower, 1, |_| {});
+    network.hold(true);
+    let own = owner.put(&1).unwrap();
+    let borrowed = borrower.owner().borrow(own.id());
+    assert!(!borrowed.is_ready(), "nothing arrives");
+    // What was said is lost, and nobody is connected.
+    network.cut();
+    network.hold(false);
+    value(&borrower, &borrowed).unwrap();
+    drop((own, borrowed));
+    some_are_read(&owner, &borrower, 1, |_| {});
+    end([&owner, &borrower]);
+    network.close();
 }
 
 fn value(session: &Session, borrowed: &Handle) -> Result<(), Error> {

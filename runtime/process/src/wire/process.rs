@@ -23,6 +23,8 @@ use wingbeat_core::{ClusterId, JobId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine};
+#[cfg(test)]
+use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
 
 use crate::owner::Owner;
@@ -124,6 +126,13 @@ impl Prepared {
     /// When it cannot listen.
     pub async fn bind(config: Config) -> Result<Prepared, Error> {
         let listener = Listener::bind(config.id, config.listen).await?;
+        Ok(Prepared { config, listener })
+    }
+
+    /// As [`Prepared::bind`], in a pretended network.
+    #[cfg(test)]
+    pub(crate) async fn bind_in(network: &Network, config: Config) -> Result<Prepared, Error> {
+        let listener = Listener::bind_in(network, config.id, config.listen).await?;
         Ok(Prepared { config, listener })
     }
 

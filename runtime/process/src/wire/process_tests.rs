@@ -13,12 +13,21 @@ pub(crate) fn start() -> Session {
 }
 
 pub(crate) fn start_in(token: Token, cluster: ClusterId) -> Session {
+    start_with(token, cluster, None)
+}
+
+/// In a pretended network, if there is one.
+pub(crate) fn start_with(token: Token, cluster: ClusterId, network: Option<Network>) -> Session {
     let io = Arc::new(Io::start().unwrap());
     let job = JobId::random();
     let config = Config { id: ProcessId::random(), token, role: Role::Driver(job), listen: None };
     let starting = io.clone();
     let session = io.run(async move {
-        Prepared::bind(config).await.map(|prepared| prepared.start(&starting, job, "test".into(), cluster))
+        let prepared = match network {
+            Some(network) => Prepared::bind_in(&network, config).await,
+            None => Prepared::bind(config).await,
+        };
+        prepared.map(|prepared| prepared.start(&starting, job, "test".into(), cluster))
     });
     session.unwrap().unwrap()
 }
