@@ -54,6 +54,11 @@ fn drive(what: &str) {
     match what {
         "unfinished" => prints_an_unfinished_line::remote().get_blocking().unwrap(),
         "asks" => asks::remote(PathBuf::from(std::env::var(GO_ON).unwrap())).get_blocking().unwrap(),
+        "waits" => {
+            let first = asks::remote(PathBuf::from(std::env::var(GO_ON).unwrap()));
+            says::remote("at last".to_owned()).get_blocking().unwrap();
+            first.get_blocking().unwrap();
+        }
         "floods" => {
             let before = peak();
             floods::remote().get_blocking().unwrap();
@@ -177,4 +182,26 @@ fn output_without_an_end_of_line_fills_no_memory() {
     let grew = ends.iter().find_map(|line| line.split("grew by ").nth(1)).unwrap();
     let grew: u64 = grew.trim_end_matches(" KiB").parse().unwrap();
     assert!(grew < 32 << 10, "the node's process grew by {grew} KiB");
+}
+
+#[test]
+fn a_value_that_is_waited_for_long_is_told_of_once_with_the_reason() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let go_on = dir.path().join("go_on");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_value_that_is_waited_for_long_is_told_of_once_with_the_reason", "--nocapture"]);
+    command.env(DRIVER, "waits").env(GO_ON, &go_on).env("WINGBEAT_WAIT_TOLD_MS", "300").env_remove("WINGBEAT_ADDRESS");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let told = lines.find(|line| line.starts_with("(wingbeat)")).expect("nothing was told");
+    assert!(told.contains("says") && told.contains("300ms"), "{told}");
+    let because = lines.next().unwrap();
+    assert!(because.contains("because"), "{because}");
+    std::fs::write(go_on, "").unwrap();
+    let again: Vec<String> = lines.filter(|line| line.starts_with("(wingbeat)")).collect();
+    assert!(again.iter().all(|line| !line.contains("says")), "{again:?}");
+    assert!(child.wait().unwrap().success());
 }

@@ -25,6 +25,7 @@ use wingbeat_process::{Config, Io, Session};
 use crate::environment;
 use crate::gpus::Gpus;
 use crate::home;
+use crate::long_waits;
 use crate::machine;
 use crate::terminal::Terminal;
 use crate::token;
@@ -247,8 +248,11 @@ impl Joined {
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
         if options.log_to_driver {
-            let terminal = Terminal::default();
-            process.set_log_sink(Box::new(move |lines| terminal.show(lines)));
+            let terminal = Arc::new(Terminal::default());
+            let shown = terminal.clone();
+            process.set_log_sink(Box::new(move |lines| shown.show(lines)));
+            let telling = long_waits::tell(session.clone(), move |text| terminal.say(text));
+            process.vital("telling of long waits", telling);
         }
         let head = HeadLink::new(self.head.clone());
         head.has_joined(spec.clone());

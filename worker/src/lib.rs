@@ -17,6 +17,7 @@ pub mod gpus;
 mod guard;
 mod home;
 pub mod join;
+mod long_waits;
 mod machine;
 pub mod node;
 mod page;

@@ -42,6 +42,15 @@ impl Terminal {
     }
 }
 
+impl Terminal {
+    /// Shows what the runtime itself has to say.
+    pub(crate) fn say(&self, text: &str) {
+        // What comes next repeats nothing.
+        *self.last.lock() = None;
+        print(true, text);
+    }
+}
+
 fn is_power_of_ten(mut number: u32) -> bool {
     while number >= 10 && number.is_multiple_of(10) {
         number /= 10;

@@ -140,6 +140,12 @@ impl Object {
         Poll::Pending
     }
 
+    /// Whether user code waits for it.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let state = self.state.lock();
+        state.value.is_none() && state.waiters.is_polled()
+    }
+
     /// Calls `then` when the object is ready; answers with nothing, and does not call it, if it is already.
     pub(crate) fn when_ready(&self, then: &Arc<dyn Fn() + Send + Sync>) -> Option<Place> {
         let mut state = self.state.lock();

@@ -55,6 +55,11 @@ impl Waiters {
         }
     }
 
+    /// Whether user code waits, and not only what depends on the object.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.all.iter().any(|(_, waiter)| matches!(waiter, Some(Waiter::Waker(_))))
+    }
+
     /// Has `then` called.
     pub(crate) fn call(&mut self, then: &Arc<dyn Fn() + Send + Sync>) -> Place {
         self.add(Waiter::Dependent(then.clone()))

@@ -19,7 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ClusterId, JobId, PlacementGroupId, ProcessId, TaskId};
+use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine};
@@ -261,6 +261,12 @@ impl Process {
         if let Some(sink) = self.wire.log_sink.get() {
             sink(lines);
         }
+    }
+
+    /// The objects for which user code waits here.
+    pub fn awaited(&self) -> Vec<ObjectId> {
+        let pending = self.owner.objects.pending();
+        pending.iter().filter(|object| object.is_awaited()).map(|object| object.id()).collect()
     }
 
     /// Its id.
