@@ -14,7 +14,7 @@ use wingbeat_worker::node::{self, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
 use crate::say::{note, say_of_daemon};
-use crate::signals::Signals;
+use crate::signals::{Signals, TERMINATED};
 use crate::sizes;
 
 /// The port of a head unless told otherwise.
@@ -35,7 +35,8 @@ pub(crate) struct HeadArgs {
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
     /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for about 30 s
-    /// after the last one has ended, at the same address and with the same token. Only you can read the file; the
+    /// after the last one has ended, at the same address and with the same token. SIGTERM then ends the head alone, as
+    /// SIGKILL does; Ctrl-C and `wingbeat stop` end the cluster. Only you can read the file; the
     /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
@@ -135,7 +136,19 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     say_of_daemon!("  use it:         {variable}WINGBEAT_ADDRESS={address} <your program>");
     say_of_daemon!("  look at it:     {variable}wingbeat status --address {address}");
     tokio::select! {
-        asked = signals.next() => note!("wingbeat head: {}; ending the cluster", asked.what),
+        asked = signals.next() => {
+            // As supervisors stop what they are about to start again.
+            if args.journal.is_some() && asked.what == TERMINATED {
+                note!(
+                    "wingbeat head: {}; nodes and programs wait for about 30 s for a head with this journal (`wingbeat stop` would have \
+                     ended them)",
+                    asked.what
+                );
+                head.leave().await;
+                return Ok(());
+            }
+            note!("wingbeat head: {}; ending the cluster", asked.what);
+        }
         stopped = head.stopped() => match stopped {
             Ok(()) => note!("wingbeat head: the cluster was stopped"),
             Err(why) => anyhow::bail!("{why}"),

@@ -95,6 +95,13 @@ impl Daemon {
         Ok(Daemon { child, log })
     }
 
+    fn terminate(&mut self) -> Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -338,6 +345,11 @@ impl TestCluster {
     /// Ends the head with SIGKILL.
     pub fn kill_head(&mut self) -> Result<()> {
         self.head.take().context("no head")?.kill()
+    }
+
+    /// Ends the head with SIGTERM, and waits until it is gone.
+    pub fn terminate_head(&mut self) -> Result<()> {
+        self.head.take().context("no head")?.terminate()
     }
 
     /// What the head says of the cluster.

@@ -200,6 +200,18 @@ fn a_node_that_is_drained_is_drained_by_the_next_head_too() {
 }
 
 #[test]
+fn a_head_that_a_supervisor_stops_leaves_its_cluster_to_the_next() {
+    let (mut cluster, _driver) = cluster(1, 2);
+    let counter = Counter::remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    cluster.terminate_head().unwrap();
+    assert_eq!(counter.add().get_blocking().unwrap(), 2);
+    cluster.start_head().unwrap();
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    assert_eq!(counter.add().get_blocking().unwrap(), 3);
+}
+
+#[test]
 fn a_cluster_outlives_one_head_after_the_other() {
     let (mut cluster, _driver) = cluster(2, 2);
     let counter = Counter::remote();

@@ -144,6 +144,12 @@ impl HeadHandle {
         Ending(self.shell.clone())
     }
 
+    /// Ends this head alone, and leaves the cluster to the next one. Needs a journal: without one nobody would wait for it.
+    pub async fn leave(self) {
+        self.shell.settle_journal().await;
+        self.shell.stop();
+    }
+
     /// Ends every node, and then the head.
     pub async fn shutdown(self) {
         self.shell.stop_nodes().await;
