@@ -74,7 +74,7 @@ enum Loss {
     Gone,
     #[error("the head has given this node up, because it had heard nothing from it for {:?}; start this worker again", limits().lost)]
     GivenUp,
-    #[error("the head has answered nothing for {0:?}, and is about to give this node up; start this worker again")]
+    #[error("the head has answered nothing for {0:?}: it is gone, or will run elsewhere what ran here; start this worker again when there is a head")]
     TooLong(Duration),
     #[error("this node has ended")]
     Ended,
