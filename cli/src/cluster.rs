@@ -121,10 +121,14 @@ fn show(state: &ClusterState) {
             node.leases.to_string(),
         ]);
     }
-    if state.nodes.is_empty() {
-        say!("no nodes; add one with `wingbeat worker --head <this head>`");
-    } else {
+    if !state.absent.is_empty() {
+        let absent: Vec<String> = state.absent.iter().map(ToString::to_string).collect();
+        say!("the head was started again {}s ago; not back yet: {}", state.uptime_secs, absent.join(", "));
+    }
+    if !state.nodes.is_empty() {
         say!("{nodes}");
+    } else if state.absent.is_empty() {
+        say!("no nodes; add one with `wingbeat worker --head <this head>`");
     }
     if !state.jobs.is_empty() {
         let mut jobs = table(&["job", "name", "leases"]);

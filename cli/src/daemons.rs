@@ -170,7 +170,8 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         Some(token) => token,
         None => token::own()?,
     };
-    let (head, cluster, ip) = join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
+    let join::Found { head, cluster, ip, epoch } =
+        join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
     let ip = args.host.or(ip);
     let token = token_for(ip, args.token_file.as_deref())?;
     let gpus = gpus::of_machine(args.num_gpus, args.gpu_memory)?;
@@ -182,6 +183,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     let (default_dir, default_limit) = join::default_spill();
     let config = NodeConfig {
         head,
+        epoch,
         token,
         cluster,
         resources: resources.clone(),

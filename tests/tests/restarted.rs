@@ -212,6 +212,21 @@ fn a_head_that_a_supervisor_stops_leaves_its_cluster_to_the_next() {
 }
 
 #[test]
+fn a_cluster_that_is_stopped_while_it_comes_back_ends_in_order() {
+    let (mut cluster, driver) = cluster(2, 1);
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    restart(&mut cluster);
+    let output = cluster.command().unwrap().arg("stop").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for node in 0..2 {
+        assert!(cluster.wait_for_node_end(node).unwrap(), "it was not told");
+    }
+    let error = double::remote(4).get_blocking().unwrap_err();
+    assert!(error.to_string().contains("stopped"), "{error}");
+    drop(driver);
+}
+
+#[test]
 fn a_cluster_outlives_one_head_after_the_other() {
     let (mut cluster, _driver) = cluster(2, 2);
     let counter = Counter::remote();

@@ -105,10 +105,12 @@ async fn attach_to(joined: &Joined, session: &Session, node: NodeId, daemon: &Ad
 /// A driver on a machine without a node brings one of its own, without resources: for its objects alone.
 async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId, Address), Error> {
     let (head, token, cluster, listen) = (joined.head.clone(), joined.token.clone(), joined.cluster, joined.listen);
+    let epoch = joined.epoch;
     let spill = join::default_spill();
     let (address, embedded) = embed(async move || {
         let node = node::start(NodeConfig {
             head,
+            epoch,
             token,
             cluster,
             resources: ResourceSet::new(),

@@ -12,7 +12,7 @@ use wingbeat_core::spec::{Address, Executable, JobSpec};
 use wingbeat_core::{Amount, ClusterId, JobId, ProcessId, ResourceSet};
 use wingbeat_net::Token;
 use wingbeat_net::address::{self, Stream};
-use wingbeat_net::handshake::{Hello, Role};
+use wingbeat_net::handshake::{Epoch, Hello, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
@@ -162,6 +162,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         let address = head.address().clone();
         let node = crate::node::start(crate::node::NodeConfig {
             head: address.clone(),
+            epoch: None,
             token: head_token,
             cluster,
             resources,
@@ -176,7 +177,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let joined = Joined { token, cluster, head: address, listen: None, node: Probing::default() };
+    let joined = Joined { token, cluster, head: address, epoch: None, listen: None, node: Probing::default() };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
     let ending = home::end_with(head.stopped(), embedded.node_ended(), session.clone());
@@ -196,24 +197,24 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
             None => token::own()?,
         },
     };
-    let (head, cluster, ip) = find_head(text, &token).await?;
+    let Found { head, cluster, ip, epoch } = find_head(text, &token).await?;
     let executable = tokio::task::spawn_blocking(hash_own_executable).await;
     let hash =
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    let joined = Joined { token, cluster, head, listen, node: Probing::Expects };
+    let joined = Joined { token, cluster, head, epoch, listen, node: Probing::Expects };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
     session.process().vital("staying with a node", home::stay_attached(joined, session.clone()));
     Ok(session)
 }
 
-/// Who is at a `host:port` that a person gave, and this machine's address on the way there.
+/// Who is at a `host:port` that a person gave.
 ///
 /// # Errors
 /// Nobody answers, or refuses.
-pub async fn find_head(text: &str, token: &Token) -> Result<(Address, ClusterId, Option<std::net::IpAddr>), Error> {
+pub async fn find_head(text: &str, token: &Token) -> Result<Found, Error> {
     let (stream, welcome) = address::dial_text(text, "the head", token, Hello::of_tool()).await?;
     let ip = address::local_ip(&stream);
     let mut head = welcome.address;
@@ -223,7 +224,20 @@ pub async fn find_head(text: &str, token: &Token) -> Result<(Address, ClusterId,
     {
         head.tcp = Some(peer);
     }
-    Ok((head, welcome.cluster, ip))
+    Ok(Found { head, cluster: welcome.cluster, ip, epoch: welcome.epoch })
+}
+
+/// A head that was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Where it is.
+    pub head: Address,
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// This machine's address on the way there, if that is over the network.
+    pub ip: Option<std::net::IpAddr>,
+    /// Which head of the cluster it is, if another will follow.
+    pub epoch: Option<Epoch>,
 }
 
 /// What a driver knows of its cluster.
@@ -231,6 +245,7 @@ pub(crate) struct Joined {
     pub token: Token,
     pub cluster: ClusterId,
     pub head: Address,
+    pub epoch: Option<Epoch>,
     /// Where to listen for other machines.
     pub listen: Option<SocketAddr>,
     /// Whether the node that it uses may be stopped while it is not: not where both are one process.
@@ -255,6 +270,7 @@ impl Joined {
             process.vital("telling of long waits", telling);
         }
         let head = HeadLink::new(self.head.clone());
+        head.found(self.epoch);
         head.has_joined(spec.clone());
         process.set_head(head);
         let entered = self.start_job(&session, spec).await;

@@ -387,7 +387,12 @@ pub(crate) async fn introduce(
         let _ = stream.write_all(&prelude()).await;
         return Err(refused(why));
     }
-    let busy = |error: io::Error| Failed::ForNow(ended(error));
+    let at = peer_of(&stream);
+    let busy = |error: io::Error| {
+        let why =
+            format!("the connection ended during the introduction ({error}): it has ended itself, or its log says why");
+        Failed::ForNow(Error::Unreachable { what: what.to_owned(), address: at.clone(), why })
+    };
     let mut their_nonce = [0; 32];
     stream.read_exact(&mut their_nonce).await.map_err(busy)?;
     let nonce: [u8; 32] = rand::random();
@@ -409,6 +414,14 @@ pub(crate) async fn introduce(
             }
             Ok((stream, welcome))
         }
+    }
+}
+
+/// Who is on the other side, for people.
+fn peer_of(stream: &Stream) -> String {
+    match stream {
+        Stream::Tcp(tcp) => tcp.peer_addr().map_or_else(|error| error.to_string(), |peer| peer.to_string()),
+        Stream::Unix(_) => "a socket of this machine".into(),
     }
 }
 

@@ -36,6 +36,16 @@ impl Way {
         Way { address, epoch: Mutex::default(), refused: Mutex::default() }
     }
 
+    /// Whoever was found there first has said this of itself.
+    pub fn found(&self, epoch: Option<Epoch>) {
+        *self.epoch.lock() = epoch;
+    }
+
+    /// Whether another head will follow when this one has ended.
+    pub fn is_followed(&self) -> bool {
+        self.epoch.lock().is_some()
+    }
+
     /// Where the head is, or was when it was found first.
     pub fn address(&self) -> &Address {
         &self.address

@@ -8,7 +8,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
@@ -50,9 +50,10 @@ pub(super) struct HeadLink {
 }
 
 impl HeadLink {
-    pub(super) fn new(address: Address) -> HeadLink {
+    pub(super) fn new(address: Address, epoch: Option<Epoch>) -> HeadLink {
         let term = Term::new(&address);
         let way = Way::new(address);
+        way.found(epoch);
         HeadLink { way, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0), term }
     }
 
@@ -74,7 +75,9 @@ enum Loss {
     Gone,
     #[error("the head has given this node up, because it had heard nothing from it for {:?}; start this worker again", limits().lost)]
     GivenUp,
-    #[error("the head has answered nothing for {0:?}: it is gone, or will run elsewhere what ran here; start this worker again when there is a head")]
+    #[error(
+        "the head has answered nothing for {0:?}: it is gone, or will run elsewhere what ran here; start this worker again when there is a head"
+    )]
     TooLong(Duration),
     #[error("this node has ended")]
     Ended,
@@ -89,8 +92,15 @@ struct Snapshot {
 impl Daemon {
     /// Joins the head, and stays with it until it is lost.
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
-        let hello = self.hello(Purpose::Control);
-        let (stream, _) = self.head.way.dial(&self.who.token, hello).await?;
+        let end = Instant::now() + limits().lost;
+        let stream = loop {
+            match self.head.way.dial(&self.who.token, self.hello(Purpose::Control)).await {
+                Ok((stream, _)) => break stream,
+                // It was there a moment ago.
+                Err(_) if self.head.way.is_followed() && Instant::now() < end => tokio::time::sleep(PAUSES.1).await,
+                Err(error) => return Err(error.into()),
+            }
+        };
         let (connection, client) = self.serve_head(stream);
         let running = self.pool.lock().state.running();
         let asked = self.head.term.now();

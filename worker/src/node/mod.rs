@@ -41,7 +41,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::Listener;
-use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::Connection;
 use wingbeat_net::panics;
@@ -61,6 +61,8 @@ const LAUNCHES: usize = 16;
 pub struct NodeConfig {
     /// Where the head is.
     pub head: Address,
+    /// Which head of its cluster it is, if another will follow.
+    pub epoch: Option<Epoch>,
     /// The token of the cluster.
     pub token: Token,
     /// The cluster.
@@ -208,7 +210,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     let pool = pool::Pool::new(id, who.cpus);
     let daemon = Arc::new(Daemon {
         who,
-        head: head::HeadLink::new(config.head.clone()),
+        head: head::HeadLink::new(config.head.clone(), config.epoch),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,

@@ -42,6 +42,9 @@ const SHORT: Duration = Duration::from_millis(25);
 /// How long nodes may take to hear that they are to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
+/// How often it is looked meanwhile whether everybody is back.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// How long the last facts may take to be written when the head ends.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -436,7 +439,14 @@ impl Shell {
         let _ = self.stopping.send_replace(Stage::Stopped);
     }
 
+    /// Tells everybody that the cluster ends. Those that may still come back since the head was started again have a moment.
     pub(crate) async fn stop_nodes(&self) {
+        let everybody = async {
+            while !self.inside.lock().state.absent().is_empty() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let _ = tokio::time::timeout(STOP_LIMIT, everybody).await;
         let (nodes, processes): (Vec<Link<NodeMessage>>, Vec<Link<HeadEvent>>) = {
             let inside = self.inside.lock();
             (peers::links_of_present(&inside.nodes), peers::links_of_present(&inside.processes))
@@ -448,8 +458,9 @@ impl Shell {
         for link in &nodes {
             link.send(NodeMessage::Stop("the cluster was stopped".into()));
         }
-        let told = futures::future::join_all(nodes.iter().map(Link::flushed));
-        let _ = tokio::time::timeout(STOP_LIMIT, told).await;
+        let nodes = futures::future::join_all(nodes.iter().map(Link::flushed));
+        let processes = futures::future::join_all(processes.iter().map(Link::flushed));
+        let _ = tokio::time::timeout(STOP_LIMIT, futures::future::join(nodes, processes)).await;
         self.is_ending();
     }
 

@@ -22,6 +22,7 @@ pub(super) fn of(state: &State) -> ClusterState {
         is_away: node.is_away,
         held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });
+    let absent = state.recovering.iter().flat_map(|recovering| recovering.infos()).map(|info| info.id).collect();
     let mut leases: BTreeMap<JobId, u32> = BTreeMap::new();
     for lease in state.leases.leases.values() {
         *leases.entry(lease.job).or_default() += 1;
@@ -60,6 +61,7 @@ pub(super) fn of(state: &State) -> ClusterState {
     });
     let mut reasons = Reasons { state, by_shape: BTreeMap::new(), groups: 0 };
     ClusterState {
+        absent,
         cluster: Some(state.cluster),
         uptime_secs: state.now / 1000,
         nodes: nodes.collect(),

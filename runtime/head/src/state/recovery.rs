@@ -265,6 +265,17 @@ impl State {
         self.record(Fact::NodeGone(node));
         self.never_back.push((node, why.to_owned()));
         self.tell_all(&HeadEvent::NodeDied { node, why: why.to_owned() });
+        let others: Vec<NodeId> = self.nodes.iter().map(|other| other.info.id).collect();
+        for other in others {
+            self.order(other, NodeMessage::NodeDied(node));
+        }
+    }
+
+    /// The same for a node that is back: it may be fetching from them.
+    fn tell_node_of_lost_nodes(&mut self, back: NodeId) {
+        for node in self.never_back.iter().map(|(node, _)| *node).collect::<Vec<_>>() {
+            self.order(back, NodeMessage::NodeDied(node));
+        }
     }
 
     /// Tells a process that is back of the nodes that are not, and were lost before it was.
@@ -288,6 +299,7 @@ impl State {
 
     /// Takes in what runs on a node that knew a head before.
     pub(super) fn adopt(&mut self, node: NodeId, running: Running) {
+        self.tell_node_of_lost_nodes(node);
         let (known, places) = match &mut self.recovering {
             Some(recovering) => (recovering.nodes.remove(&node), recovering.places.remove(&node)),
             None => (None, None),

@@ -17,6 +17,8 @@ pub struct ClusterState {
     pub uptime_secs: u64,
     /// Living nodes.
     pub nodes: Vec<NodeState>,
+    /// Nodes that are not back since the head was started again, and may still come.
+    pub absent: Vec<NodeId>,
     /// Running jobs.
     pub jobs: Vec<JobState>,
     /// Actors that are not dead.

@@ -68,8 +68,16 @@ impl Process {
             let found = self.find_head(head, false).await.map(|(stream, _)| stream);
             return found.ok_or_else(|| self.head_is_lost(head));
         }
-        let (stream, _) = head.shared.way.dial(&self.wire.who.token, self.hello(Purpose::Control)).await?;
-        Ok(stream)
+        let dialled = head.shared.way.dial(&self.wire.who.token, self.hello(Purpose::Control)).await;
+        match dialled {
+            Ok((stream, _)) => Ok(stream),
+            // It was there a moment ago.
+            Err(_) if head.shared.way.is_followed() => {
+                let found = self.find_head(head, false).await.map(|(stream, _)| stream);
+                found.ok_or_else(|| self.head_is_lost(head))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The head's client, if there is a connection now.
@@ -245,6 +253,9 @@ impl Process {
     }
 
     fn head_is_lost(&self, head: &HeadLink) -> Error {
+        if head.is_stopped() {
+            return Error::SessionEnded { why: "the cluster was stopped".into() };
+        }
         let at = head.address().tcp.map_or_else(String::new, |tcp| format!(" at {tcp}"));
         let lost = limits().lost;
         Error::SessionEnded {

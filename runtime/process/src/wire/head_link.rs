@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, JobSpec};
+use wingbeat_net::handshake::Epoch;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::Connection;
@@ -36,6 +37,8 @@ pub(super) struct Shared {
     pub client: watch::Sender<Standing>,
     /// Whether somebody dials, or has.
     started: AtomicBool,
+    /// It has said that the cluster ends.
+    stops: AtomicBool,
     pub connection: Mutex<Option<Connection>>,
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
@@ -52,11 +55,28 @@ impl HeadLink {
                 link: Link::new(),
                 client: watch::Sender::new(Standing::Away),
                 started: AtomicBool::new(false),
+                stops: AtomicBool::new(false),
                 connection: Mutex::default(),
                 heard: AtomicU64::new(0),
                 job: OnceLock::new(),
             }),
         }
+    }
+
+    /// Whoever was found there first has said this of itself.
+    pub fn found(&self, epoch: Option<Epoch>) {
+        self.shared.way.found(epoch);
+    }
+
+    /// The cluster ends: no other head will follow.
+    pub(super) fn stops(&self) {
+        self.shared.stops.store(true, Ordering::Release);
+        self.shared.way.ends();
+    }
+
+    /// Whether the head has said that the cluster ends.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.shared.stops.load(Ordering::Acquire)
     }
 
     /// Where the head is.

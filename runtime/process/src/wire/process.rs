@@ -403,7 +403,7 @@ impl Process {
             }
             HeadEvent::Stops => {
                 if let Some(head) = self.wire.head.get() {
-                    head.shared.way.ends();
+                    head.stops();
                 }
             }
             HeadEvent::PlacementGroup { group, state } => {

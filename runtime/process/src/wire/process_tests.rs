@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use wingbeat_core::value::ObjectValue;
+use wingbeat_net::handshake::Epoch;
 
 use super::*;
 use crate::owner::object::Handle;
@@ -177,4 +178,34 @@ fn the_loss_of_a_process_that_was_gone_before_it_was_reached_is_told() {
         std::thread::yield_now();
     }
     process.shut_down("the test is over");
+}
+
+#[test]
+fn a_head_that_is_started_again_before_a_driver_has_reached_it_is_waited_for() {
+    let (network, token, cluster) = (Network::new(), Token::random(), ClusterId::random());
+    let session = start_with(token.clone(), cluster, Some(network.clone()));
+    let process = session.process().clone();
+    let listens = |network: Network| async move { Listener::bind_in(&network, ProcessId(9), None).await.unwrap() };
+    let before = session.block_on(process.io().spawn(listens(network.clone()))).unwrap();
+    let address = before.address().clone();
+    // It has said that another will follow, and has ended.
+    drop(before);
+    let head = HeadLink::new(address.clone());
+    head.found(Some(Epoch(1)));
+    process.set_head(head);
+    process.tell_head(wingbeat_net::messages::HeadMessage::Leaves);
+    let (found, finds) = std::sync::mpsc::channel();
+    let next = listens(network.clone());
+    let serving = process.io().spawn(async move {
+        let welcome = Welcome { address, cluster, epoch: Some(Epoch(2)) };
+        let found = move |_, hello: Hello| {
+            let _ = found.send(hello.address.process);
+        };
+        next.await.serve(token, welcome, found).await;
+    });
+    assert_eq!(finds.recv_timeout(std::time::Duration::from_secs(60)), Ok(process.id()));
+    assert!(process.ended().is_none());
+    serving.abort();
+    process.shut_down("the test is over");
+    network.close();
 }

@@ -244,3 +244,18 @@ fn a_node_that_was_being_drained_has_its_time_again_unless_that_was_over() {
         assert!(last.state.nodes.get(NodeId(2)).unwrap().draining.is_none());
     }
 }
+
+#[test]
+fn nodes_that_are_back_hear_which_others_are_lost_whenever_that_is_found_out() {
+    let facts = (1..=3).map(|id| Fact::Node(Box::new(node(id)), None)).collect();
+    let mut bench = recovered(facts);
+    bench.comes_back(1, Vec::new(), Vec::new());
+    bench.step(Event::NodeLost(NodeId(2), "a test".into()));
+    bench.comes_back(3, Vec::new(), Vec::new());
+    let told: Vec<NodeId> = bench
+        .ordered
+        .iter()
+        .filter_map(|(to, order)| matches!(order, NodeMessage::NodeDied(NodeId(2))).then_some(*to))
+        .collect();
+    assert_eq!(told, [NodeId(1), NodeId(3)]);
+}
