@@ -292,7 +292,10 @@ fn tasks_with_retries_left_say_that_the_cluster_was_stopped() {
     cluster.stop().unwrap();
     for object in running.iter().chain([&queued, &dependent]) {
         let error = object.get_timeout_blocking(LIMIT).unwrap_err();
-        assert!(matches!(error, Error::SessionEnded { .. }) && error.to_string().contains("the cluster was stopped"), "{error}");
+        assert!(
+            matches!(error, Error::SessionEnded { .. }) && error.to_string().contains("the cluster was stopped"),
+            "{error}"
+        );
     }
 }
 

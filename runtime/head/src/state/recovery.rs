@@ -128,7 +128,8 @@ impl Recovering {
     }
 
     pub(super) fn process_lost(&mut self, process: ProcessId) {
-        self.claims.remove(&process);
+        // Who has said that it has nothing, and ended, has nothing still: what its nodes report of it was given back.
+        self.claims.retain(|by, claim| *by != process || claim.is_complete);
         self.owners.remove(&process);
         // Those that nobody has reported yet end with whoever made them, too.
         self.actors.retain(|_, absent| is_kept(&absent.spec) || absent.spec.owner.process != process);

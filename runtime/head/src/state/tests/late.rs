@@ -149,6 +149,23 @@ fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
 }
 
 #[test]
+fn what_a_process_gave_back_before_it_ended_is_no_reason_to_end_the_worker_process() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
+    bench.driver(DRIVER);
+    bench.step(Event::ProcessConnected(OTHER));
+    bench.holds(OTHER, Vec::new(), Vec::new());
+    bench.step(Event::ProcessLost(OTHER, None));
+    let mut given_back = tasks(9, Some(WORKER));
+    given_back.start.holder = LeaseHolder::Tasks(OTHER, Arc::new(shape(cpus(1.0))));
+    bench.comes_back(1, vec![given_back], vec![(WORKER, JobId(DRIVER.0))]);
+    let kills = bench.ordered.iter().filter_map(|(_, order)| match order {
+        NodeMessage::EndLease { kill, .. } => Some(kill.is_some()),
+        _ => None,
+    });
+    assert_eq!(kills.collect::<Vec<_>>(), [false], "others may read what it owns");
+}
+
+#[test]
 fn nobody_waits_for_a_driver_that_is_dead_because_its_leases_were_there() {
     let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
