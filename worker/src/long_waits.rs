@@ -43,6 +43,10 @@ pub(crate) async fn tell(session: Session, show: impl Fn(&str)) {
                     Ok(why) => why.to_string(),
                     Err(error) => format!("{id}; why, is not known: {error}"),
                 };
+                // Asking may have taken long.
+                if !session.process().awaited().contains(&id) {
+                    continue;
+                }
                 show(&format!("(wingbeat) has waited for a value for {after:?} or longer: {why}"));
             }
             if more > 0 {

@@ -96,9 +96,13 @@ impl Daemon {
         let stream = loop {
             match self.head.way.dial(&self.who.token, self.hello(Purpose::Control)).await {
                 Ok((stream, _)) => break stream,
-                // It was there a moment ago.
-                Err(_) if self.head.way.is_followed() && Instant::now() < end => tokio::time::sleep(PAUSES.1).await,
-                Err(error) => return Err(error.into()),
+                // One that was there a moment ago is looked for.
+                Err(error) => match Error::from(error) {
+                    Error::Unreachable { .. } if self.head.way.is_followed() && Instant::now() < end => {
+                        tokio::time::sleep(PAUSES.1).await;
+                    }
+                    error => return Err(error),
+                },
             }
         };
         let (connection, client) = self.serve_head(stream);

@@ -201,6 +201,7 @@ impl Shell {
         let may_come_back = match hello.role {
             Role::Worker => state.may_come_back(hello.address.process),
             Role::Driver(_) => state.is_recovering() && state.may_come_back(hello.address.process),
+            Role::Node(node) => state.may_node_come_back(node),
             _ => state.is_recovering(),
         };
         match hello.resumes {

@@ -163,7 +163,7 @@ pub struct State {
     unheard: Option<recovery::Unheard>,
     /// Whether an earlier head knew more of what was before.
     was_recovered: bool,
-    /// Nodes that an earlier head knew and that were lost before they were back, and why. Whoever comes back after that is told.
+    /// Nodes that were lost since the head was started again, and why, as long as somebody may come back, who is told.
     never_back: Vec<(NodeId, String)>,
     /// Whether somebody writes facts down.
     keeps_facts: bool,
@@ -467,6 +467,7 @@ impl State {
     fn node_lost(&mut self, id: NodeId, why: &str) {
         let Some(node) = self.nodes.remove(id) else { return self.absent_node_lost(id, why) };
         self.record(Fact::NodeGone(id));
+        self.note_lost_node(id, why);
         self.tell_all(&HeadEvent::NodeDied { node: id, why: why.to_owned() });
         // Their transfers from it end now, and not when a connection is found to be broken.
         for other in self.nodes.ids() {

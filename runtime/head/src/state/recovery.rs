@@ -264,12 +264,24 @@ impl State {
 
     fn never_back(&mut self, node: NodeId, why: &str) {
         self.record(Fact::NodeGone(node));
-        self.never_back.push((node, why.to_owned()));
+        self.note_lost_node(node, why);
         self.tell_all(&HeadEvent::NodeDied { node, why: why.to_owned() });
         let others: Vec<NodeId> = self.nodes.iter().map(|other| other.info.id).collect();
         for other in others {
             self.order(other, NodeMessage::NodeDied(node));
         }
+    }
+
+    /// Whoever comes back later is to hear of it.
+    pub(super) fn note_lost_node(&mut self, node: NodeId, why: &str) {
+        if self.unheard.is_some() {
+            self.never_back.push((node, why.to_owned()));
+        }
+    }
+
+    /// Whether a node that knew an earlier head may go on with this one: not if others were told that it is lost.
+    pub(crate) fn may_node_come_back(&self, node: NodeId) -> bool {
+        self.is_recovering() && self.never_back.iter().all(|(lost, _)| *lost != node)
     }
 
     /// The same for a node that is back: it may be fetching from them.
@@ -614,6 +626,7 @@ impl State {
         if self.unheard.as_ref().is_some_and(|unheard| self.now >= unheard.until)
             && let Some(unheard) = self.unheard.take()
         {
+            self.never_back.clear();
             for (id, watchers) in unheard.watchers {
                 for watcher in watchers {
                     self.watch(watcher, id);

@@ -69,14 +69,14 @@ impl Process {
             return found.ok_or_else(|| self.head_is_lost(head));
         }
         let dialled = head.shared.way.dial(&self.wire.who.token, self.hello(Purpose::Control)).await;
-        match dialled {
+        match dialled.map_err(Error::from) {
             Ok((stream, _)) => Ok(stream),
             // It was there a moment ago.
-            Err(_) if head.shared.way.is_followed() => {
+            Err(error @ Error::Unreachable { .. }) if head.shared.way.is_followed() => {
                 let found = self.find_head(head, false).await.map(|(stream, _)| stream);
-                found.ok_or_else(|| self.head_is_lost(head))
+                found.ok_or(error)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
