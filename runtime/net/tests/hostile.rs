@@ -3,25 +3,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{Bytes, BytesMut};
+use common::answers_as_anybody;
 use tarpc::context::Context;
 use tarpc::{ClientMessage, Request, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use wingbeat_core::codec::{self, Payload};
+use wingbeat_core::codec::{self};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Arg, MachineId, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed, Refs, Stored};
 use wingbeat_core::{ClusterId, FunctionId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Listener, Stream};
 use wingbeat_net::handshake::{Hello, Token, Welcome};
-use wingbeat_net::messages::{
-    Explanation, HeadEvent, HeadMessage, LogLine, NodeInfo, NodeMessage, PeerMessage, Registration, TaskStanding, Work,
-    WorkerCommand,
-};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, PeerMessage, Registration, Work, WorkerCommand};
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{
     HeadRequest, HeadResponse, NodeRequest, NodeResponse, Process, ProcessRequest, ProcessResponse,
@@ -74,15 +74,7 @@ struct Polite;
 
 impl Process for Polite {
     async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
-    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
-    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
-    async fn logs(self, _: Context, _: Vec<LogLine>) {}
-    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
-        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
-    }
-    async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
-        Ok(Payload(offset.to_le_bytes().to_vec().into()))
-    }
+    answers_as_anybody!();
 }
 
 fn somewhere() -> Address {

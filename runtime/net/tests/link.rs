@@ -2,19 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{Heard, answers_as_anybody};
 use parking_lot::Mutex;
 use tarpc::context::Context;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::Semaphore;
-use wingbeat_core::codec::Payload;
-use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{Explanation, HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 
@@ -36,15 +37,7 @@ impl Process for Peer {
             }
         }
     }
-    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
-    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
-    async fn logs(self, _: Context, _: Vec<LogLine>) {}
-    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
-        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
-    }
-    async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
-        Ok(Payload(offset.to_le_bytes().to_vec().into()))
-    }
+    answers_as_anybody!();
 }
 
 struct Pair {
@@ -135,46 +128,22 @@ async fn more_than_the_sockets_hold_arrives_all_the_same() {
 /// Takes in each batch once, and answers as many as it may.
 #[derive(Clone)]
 struct Forgetful {
-    got: Arc<Mutex<Vec<u64>>>,
-    heard: Arc<Mutex<u64>>,
+    heard: Heard,
     may_answer: Arc<Semaphore>,
-}
-
-impl Forgetful {
-    fn take_in(&self, number: u64, messages: Vec<PeerMessage>) {
-        let mut heard = self.heard.lock();
-        if number < *heard {
-            return;
-        }
-        *heard = number + 1;
-        let taken = messages.into_iter().map(|message| match message {
-            PeerMessage::Ready(lease) => lease.0,
-            other => panic!("{other:?}"),
-        });
-        self.got.lock().extend(taken);
-    }
 }
 
 impl Process for Forgetful {
     async fn deliver(self, _: Context, _: u64, number: u64, messages: Vec<PeerMessage>) {
-        self.take_in(number, messages);
+        self.heard.take_in(number, messages);
         self.may_answer.acquire().await.unwrap().forget();
     }
-    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
-    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
-    async fn logs(self, _: Context, _: Vec<LogLine>) {}
-    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
-        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
-    }
-    async fn read_executable(self, _: Context, _: u64) -> Result<Payload, Error> {
-        Ok(Payload(Vec::new().into()))
-    }
+    answers_as_anybody!();
 }
 
 #[tokio::test]
 async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_lost_or_taken_in_twice() {
     let link = Link::new();
-    let (got, heard): (Arc<Mutex<Vec<u64>>>, Arc<Mutex<u64>>) = Default::default();
+    let heard = Heard::default();
     let mut sent = 0;
     let kept = |request| match request {
         ProcessRequest::Deliver { messages, .. } => messages,
@@ -192,7 +161,7 @@ async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_
         );
         // So many batches are answered before the connection ends; the last one answers all.
         let may_answer = Arc::new(Semaphore::new(if round == 19 { ALWAYS } else { round % 3 }));
-        let peer = Forgetful { got: got.clone(), heard: heard.clone(), may_answer };
+        let peer = Forgetful { heard: heard.clone(), may_answer };
         tokio::spawn(mux::serve(server, peer.serve()));
         let (running, over) = (link.clone(), ours.clone());
         let carrying = tokio::spawn(async move {
@@ -207,7 +176,7 @@ async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_
             assert!(link.flushed().await);
             assert!(link.is_idle());
         } else {
-            while *heard.lock() <= round as u64 {
+            while heard.batches() <= round as u64 {
                 tokio::task::yield_now().await;
             }
             theirs.close();
@@ -215,7 +184,7 @@ async fn a_link_that_is_carried_goes_on_over_the_next_connection_and_nothing_is_
             assert!(!link.is_broken());
         }
     }
-    assert_eq!(*got.lock(), (0..sent).collect::<Vec<u64>>());
+    assert_eq!(heard.numbers(), (0..sent).collect::<Vec<u64>>());
 }
 
 #[tokio::test]

@@ -2,18 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::sync::Arc;
+mod common;
+
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use common::{Heard, answers_as_anybody};
 use tarpc::context::Context;
-use wingbeat_core::codec::Payload;
-use wingbeat_core::error::Error;
-use wingbeat_core::{LeaseId, ProcessId, TaskId};
+use wingbeat_core::{LeaseId, ProcessId};
 use wingbeat_net::address::{self, Listener, Stream};
 use wingbeat_net::handshake::{Hello, Token, Welcome};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{Explanation, HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 use wingbeat_net::transport::memory::Network;
@@ -23,32 +22,14 @@ use wingbeat_net::transport::{Listening, Transport};
 #[derive(Clone, Default)]
 struct Side {
     link: Link<PeerMessage>,
-    /// The number of the next batch from the other.
-    heard: Arc<Mutex<u64>>,
-    got: Arc<Mutex<Vec<u64>>>,
+    heard: Heard,
 }
 
 impl Process for Side {
     async fn deliver(self, _: Context, _: u64, number: u64, messages: Vec<PeerMessage>) {
-        let mut heard = self.heard.lock();
-        if number < *heard {
-            return;
-        }
-        *heard = number + 1;
-        self.got.lock().extend(messages.into_iter().map(|message| match message {
-            PeerMessage::Ready(lease) => lease.0,
-            other => panic!("{other:?}"),
-        }));
+        self.heard.take_in(number, messages);
     }
-    async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
-    async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
-    async fn logs(self, _: Context, _: Vec<LogLine>) {}
-    async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
-        TaskStanding::Known(Explanation { subject: task.to_string(), ..Explanation::default() })
-    }
-    async fn read_executable(self, _: Context, _: u64) -> Result<Payload, Error> {
-        Ok(Payload(Vec::new().into()))
-    }
+    answers_as_anybody!();
 }
 
 impl Side {
@@ -83,7 +64,7 @@ async fn converse(network: &Network, count: u64, mut between: impl FnMut(u64)) -
     one.says(0..count);
     other.says(0..count);
     let mut connections = 0;
-    while one.got.lock().len() < count as usize || other.got.lock().len() < count as usize {
+    while one.heard.count() < count as usize || other.heard.count() < count as usize {
         let here = network.open(&address).await.unwrap();
         let (there, _) = incoming.next().await.unwrap();
         let done = async {
@@ -112,7 +93,7 @@ async fn what_is_said_arrives_once_and_in_order_wherever_the_connection_is_cut()
         network.cut_after(bytes);
         let mut connections = 0;
         let (one, other) = converse(&network, 40, |number| connections = number).await;
-        assert_eq!((&*one.got.lock(), &*other.got.lock()), (&all(40), &all(40)), "cut after {bytes} bytes");
+        assert_eq!((one.heard.numbers(), other.heard.numbers()), (all(40), all(40)), "cut after {bytes} bytes");
         if connections > 1 {
             most = bytes;
         }
@@ -134,7 +115,7 @@ async fn a_slow_network_that_is_cut_again_and_again_loses_nothing() {
     };
     cut_again(0);
     let (one, other) = converse(&network, 200_000, &mut cut_again).await;
-    assert_eq!((&*one.got.lock(), &*other.got.lock()), (&all(200_000), &all(200_000)));
+    assert_eq!((one.heard.numbers(), other.heard.numbers()), (all(200_000), all(200_000)));
     assert!(connections > 3, "{connections}");
     network.close();
 }
