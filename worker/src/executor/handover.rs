@@ -15,7 +15,6 @@ use std::time::Duration;
 use libc::c_int;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
-use wingbeat_process::Process;
 
 /// How long the end of a process is held up at most: by an owner that does not read, or by a crash that has left a lock
 /// locked which the IO thread needs.
@@ -38,8 +37,8 @@ static DONE: AtomicBool = AtomicBool::new(false);
 /// What was done with the signals before.
 static BEFORE: OnceLock<[libc::sigaction; FATAL.len()]> = OnceLock::new();
 
-/// Has the results of `process` handed over when this process ends. Called once, on the IO thread.
-pub(super) fn install(process: Process) -> io::Result<()> {
+/// Waits for `handed_over`, which is done when owners have everything, once this process ends. Called once, on the IO thread.
+pub(super) fn install(handed_over: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
     let (woken, wake) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let woken = pipe::Receiver::from_owned_fd(woken)?;
     // It stays open until the process is gone.
@@ -51,7 +50,7 @@ pub(super) fn install(process: Process) -> io::Result<()> {
     tokio::spawn(async move {
         if woken.readable().await.is_ok() {
             // Who waits has the same limit.
-            process.results_taken_in().await;
+            handed_over.await;
         }
         DONE.store(true, Ordering::Release);
     });

@@ -50,10 +50,10 @@ pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::
     lanes::main_loop(&session, &queue);
     // Results and releases that are queued leave before the process does, and what user code printed.
     let _ = std::io::stdout().flush();
-    let process = session.process().clone();
+    let handed_over = queue.handed_over();
     io.run(async move {
         let limit = std::time::Duration::from_secs(5);
-        let _ = tokio::time::timeout(limit, process.results_taken_in()).await;
+        let _ = tokio::time::timeout(limit, handed_over).await;
     });
     Ok(())
 }
@@ -97,7 +97,7 @@ async fn join(
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
     process.vital("hearing its node", mux::serve(server, service.serve()));
-    handover::install(process.clone()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
+    handover::install(queue.handed_over()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
     let (ending, watched) = (queue.clone(), process.clone());
     process.vital("the end of the session", async move {
         watched.over().await;

@@ -37,7 +37,7 @@ pub(crate) struct Queue {
     pub page: Arc<Page>,
     state: Mutex<State>,
     arrived: Condvar,
-    held: Held,
+    held: Arc<Held>,
     /// Credit of streams that run here.
     pub streams: DashMap<TaskId, Arc<Credit>>,
 }
@@ -82,7 +82,7 @@ impl Queue {
             page,
             state: Mutex::default(),
             arrived: Condvar::new(),
-            held: Held::default(),
+            held: Arc::default(),
             streams: DashMap::new(),
         }
     }
@@ -166,6 +166,15 @@ impl Queue {
         self.change(|work| work.hold(held));
     }
 
+    /// Before the process ends: waits until every result so far was taken in, with the refs in it, and whatever else was
+    /// queued for others. Bounded by who waits.
+    pub(crate) fn handed_over(&self) -> impl Future<Output = ()> + use<> {
+        let (held, process) = (self.held.clone(), self.session.process().clone());
+        async move {
+            tokio::join!(held.settled(), process.results_taken_in());
+        }
+    }
+
     /// Nothing is started any more: the threads end when what they run is done.
     pub(crate) fn end(&self) {
         self.change(work::Queue::end);
@@ -237,17 +246,17 @@ impl Queue {
 
     /// Asks what runs to stop; with `force`, ends it with the process.
     fn stop(&self, execution: &Execution, force: bool) {
-        let process = self.session.process().clone();
         if !force {
-            process.cancel_children(execution.task);
+            self.session.process().cancel_children(execution.task);
             return execution.cancel();
         }
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
         // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
+        let handed_over = self.handed_over();
         self.session.process().vital("a forced cancel", async move {
-            let _ = tokio::time::timeout(FORCED_LIMIT, process.results_taken_in()).await;
+            let _ = tokio::time::timeout(FORCED_LIMIT, handed_over).await;
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         });
     }

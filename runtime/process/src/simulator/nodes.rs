@@ -282,7 +282,8 @@ impl World {
         let is_used = process.owner.submission.look(|dispatch, _| !dispatch.is_done());
         let is_used = is_used && process.queue.borrow().killed_at.is_none();
         process.owner.return_idle_leases();
-        let is_heard = process.is_settled() && process.side.is_flushed() && self.has_told_head(&process);
+        let is_handed_over = process.is_settled() && process.held.is_empty() && process.side.is_flushed();
+        let is_heard = is_handed_over && self.has_told_head(&process);
         if self.shared.now() >= until || is_heard && !is_used {
             return self.dies(id);
         }

@@ -367,6 +367,10 @@ impl<'a> Work<'a> {
                 _ => Kind::Work,
             };
             let (plan, refs) = (Plan { kind, depth: 1, ..self.plan() }, self.some(2));
+            if kind == Kind::Keep && self.chance(2) {
+                // The actor alone holds from now on what it keeps, and nothing else that came with it.
+                self.bag.retain(|held| held.actor.is_some());
+            }
             // A call of this process holds back its later ones until its arguments are there.
             let objects = if self.is_driver { self.objects(1) } else { Vec::new() };
             let retries = if self.chance(3) { 2 } else { 0 };
@@ -392,7 +396,9 @@ impl<'a> Work<'a> {
             return self.stream(plan, spec, ahead).await;
         }
         let given = std::mem::take(&mut self.bag);
-        self.pause().await;
+        if plan.kind != Kind::Keep || !self.chance(2) {
+            self.pause().await;
+        }
         if self.chance(3) {
             self.submit();
             if let Some(child) = self.value() {

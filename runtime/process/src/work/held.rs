@@ -1,6 +1,7 @@
 //! Handles of the refs in what was sent, until the receiver has registered them.
 
 use dashmap::DashMap;
+use tokio::sync::Notify;
 use wingbeat_core::{ObjectId, ProcessId, TaskId};
 
 use crate::owner::object::Handle;
@@ -11,6 +12,7 @@ use crate::owner::object::Handle;
 pub struct Held {
     results: DashMap<TaskId, Vec<Handle>>,
     items: DashMap<ObjectId, Vec<Handle>>,
+    let_go: Notify,
 }
 
 impl Held {
@@ -46,12 +48,29 @@ impl Held {
             let held = self.results.remove(&task);
             drop(held);
         }
+        self.let_go.notify_waiters();
     }
 
     /// The refs in this item are registered.
     pub fn item_received(&self, item: ObjectId) {
         let held = self.items.remove(&item);
         drop(held);
+        self.let_go.notify_waiters();
+    }
+
+    /// Waits until every receiver has registered what it was sent. The end of this process would free what it alone holds.
+    pub async fn settled(&self) {
+        loop {
+            let let_go = self.let_go.notified();
+            if self.is_empty() {
+                return;
+            }
+            let_go.await;
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.results.is_empty() && self.items.is_empty()
     }
 
     /// What still holds refs.
