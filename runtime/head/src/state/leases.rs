@@ -30,6 +30,9 @@ pub(super) struct Demand {
     /// Order of service among equals.
     turn: u64,
     failures: u32,
+    /// Its owner has not said how many it wants since the head was started again: as many as nodes have said that it has, and
+    /// no more. What was granted before its word would be taken for something that it does not know of.
+    pub is_guessed: bool,
 }
 
 /// Who a lease is for.
@@ -120,6 +123,7 @@ impl State {
         };
         if let Some(demand) = self.leases.demands.get_mut(&asker) {
             demand.wanted = wanted;
+            demand.is_guessed = false;
             demand.name = name;
         }
         let waiter = Waiter::Tasks(asker.0, asker.1);
@@ -141,6 +145,8 @@ impl State {
             None => {
                 let id = self.shapes.add(shape, &mut self.nodes);
                 self.new_demand((owner, id), is_in_group);
+                let is_guessed = !self.has_claimed(owner);
+                self.leases.demands.entry((owner, id)).and_modify(|demand| demand.is_guessed = is_guessed);
                 id
             }
         };
@@ -158,7 +164,15 @@ impl State {
 
     fn new_demand(&mut self, asker: Asker, is_in_group: bool) {
         let turn = self.next_turn();
-        let demand = Demand { wanted: 0, name: String::new(), held: BTreeSet::new(), active: 0, turn, failures: 0 };
+        let demand = Demand {
+            wanted: 0,
+            name: String::new(),
+            held: BTreeSet::new(),
+            active: 0,
+            turn,
+            failures: 0,
+            is_guessed: false,
+        };
         self.leases.demands.insert(asker, demand);
         if is_in_group {
             self.leases.in_groups.insert((asker.1, asker.0));
@@ -340,6 +354,9 @@ impl State {
             && demand.held.remove(&id)
         {
             demand.active -= u32::from(!waits);
+            if demand.is_guessed {
+                demand.wanted = demand.held.len() as u32;
+            }
             self.requeue(asker);
         }
     }
@@ -483,7 +500,13 @@ impl State {
         if let Strategy::Bundle { group, index } = shape.strategy {
             return self.groups.infeasible(group, index, &shape, what);
         }
-        if self.nodes.offer_nothing() || shape.patient || self.recovering.is_some() {
+        if self.recovering.is_some() {
+            return None;
+        }
+        // No node ever comes back under its id, however long one waits.
+        let is_on_none = |node| self.nodes.get(node).is_none();
+        let must_be_on_none = matches!(shape.strategy, Strategy::Node { node, soft: false } if is_on_none(node));
+        if !must_be_on_none && (self.nodes.offer_nothing() || shape.patient) {
             return None;
         }
         let possible = match &shape.strategy {

@@ -15,6 +15,7 @@ use wingbeat_net::messages::{
     HeadEvent, LeaseHolder, LeaseStart, NodeInfo, NodeMessage, Running, RunningLease, WorkerDeath,
 };
 
+use super::actors::ToEnd;
 use super::facts::{BundlePlace, Drained, Fact};
 use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
@@ -51,7 +52,16 @@ pub(super) struct Unheard {
     /// Who wants to know what becomes of them.
     watchers: BTreeMap<ActorId, BTreeSet<ProcessId>>,
     /// Lives that are over, as somebody knows.
-    over: BTreeMap<ActorId, Incarnation>,
+    over: BTreeMap<ActorId, Over>,
+}
+
+/// What is known of the end of an actor that is not known.
+#[derive(Clone, Copy, Default)]
+struct Over {
+    /// This life, and those before it.
+    life: Option<Incarnation>,
+    /// Whichever comes back, was killed by somebody who did not know which it was.
+    is_killed: bool,
 }
 
 /// How often it is looked whether everybody is back.
@@ -429,8 +439,10 @@ impl State {
                 } else if let Some(Err(error)) = started {
                     self.actor_started(spec.id, incarnation, Err(error));
                 }
-                if let Some(by) = terminated.or_else(|| self.is_to_end(spec.id)) {
-                    self.terminate_actor(spec.id, by);
+                match self.is_to_end(spec.id).or_else(|| terminated.map(ToEnd::Terminate)) {
+                    Some(ToEnd::Kill) => self.kill_actor(spec.id, false),
+                    Some(ToEnd::Terminate(by)) => self.terminate_actor(spec.id, by),
+                    None => {}
                 }
                 if self.is_held_by_nobody(&spec) {
                     self.terminate_actor(spec.id, DROPPED.into());
@@ -454,8 +466,10 @@ impl State {
     fn heard_of(&mut self, id: ActorId) {
         let Some(unheard) = &mut self.unheard else { return };
         let (over, watchers) = (unheard.over.remove(&id), unheard.watchers.remove(&id));
-        if let Some(over) = over {
-            self.life_over(id, over);
+        match over {
+            Some(Over { is_killed: true, .. }) => self.kill_actor(id, true),
+            Some(Over { life: Some(life), .. }) => self.life_over(id, life),
+            Some(Over { life: None, .. }) | None => {}
         }
         for watcher in watchers.unwrap_or_default() {
             self.watch(watcher, id);
@@ -528,6 +542,7 @@ impl State {
                 extra.extend(demand.held.difference(&claim.leases).copied());
                 // What else it wants is said next.
                 demand.wanted = demand.held.intersection(&claim.leases).count() as u32;
+                demand.is_guessed = false;
             }
         }
         let absent = recovering.actors.values().map(|absent| &absent.spec);
@@ -558,9 +573,17 @@ impl State {
             Some(_) => {}
             None => {
                 if let Some(unheard) = &mut self.unheard {
-                    unheard.over.insert(id, life);
+                    let over = unheard.over.entry(id).or_default();
+                    over.life = over.life.max(Some(life));
                 }
             }
+        }
+    }
+
+    /// Somebody ends the life of an actor that is not known, whichever it is. One that never comes back has ended.
+    pub(super) fn unheard_is_killed(&mut self, id: ActorId) {
+        if let Some(unheard) = &mut self.unheard {
+            unheard.over.entry(id).or_default().is_killed = true;
         }
     }
 
@@ -586,7 +609,7 @@ impl State {
     fn lives_again(&mut self, Absent { spec, life }: Absent) {
         let id = spec.id;
         let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
-        let life = life.max(over);
+        let life = life.max(over.and_then(|over| over.life));
         // Its last life ended with its node.
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
         let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
@@ -594,9 +617,13 @@ impl State {
         let spec = Arc::unwrap_or_clone(spec);
         if !self.jobs.contains_key(&spec.job) {
             self.record(Fact::ActorGone(id));
-        } else if let Some(by) = self.is_to_end(id) {
+        } else if !spec.detached && !self.is_job_running(spec.job) {
+            // What else there is of the job are detached actors.
             self.insert_actor(spec, life.unwrap_or(next), None);
-            self.bury_actor(id, Error::ActorEnded { by });
+            self.bury_actor(id, Error::ActorEnded { by: "the end of its job".into() });
+        } else if let Some(end) = self.is_to_end(id) {
+            self.insert_actor(spec, life.unwrap_or(next), None);
+            self.bury_actor(id, Error::ActorEnded { by: end.by() });
         } else if may_live {
             self.insert_actor(spec, next, life.map(|_| cause));
         } else {

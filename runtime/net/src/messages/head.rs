@@ -121,8 +121,8 @@ pub enum HeadMessage {
         /// Whether this is the last part.
         is_all: bool,
     },
-    /// To a head that was started again: this life of the actor is over, since this process was told so or has killed it. The actor
-    /// may live again.
+    /// This life of the actor is over, since this process kills it; or, to a head that was started again, since it was told so or
+    /// has killed it. The actor may live again.
     LifeOver {
         /// The actor.
         actor: ActorId,
@@ -155,8 +155,7 @@ impl HeadMessage {
         matches!(
             self,
             HeadMessage::AbandonLease(_)
-                // One that may restart is said again with the life that it ended.
-                | HeadMessage::KillActor { may_restart: false, .. }
+                | HeadMessage::KillActor { .. }
                 | HeadMessage::TerminateActor { .. }
                 | HeadMessage::WorkerDied(_)
                 | HeadMessage::Leaves

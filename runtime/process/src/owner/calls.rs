@@ -331,6 +331,14 @@ impl Calls {
         }
     }
 
+    /// The life that an actor is in, as far as is known here.
+    pub(crate) fn life_of(&self, actor: ActorId) -> Option<Incarnation> {
+        match &self.targets.get(&actor)?.phase {
+            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some(*incarnation),
+            Phase::Unknown | Phase::Away | Phase::Dead(_) => None,
+        }
+    }
+
     /// What the head says of an actor.
     pub(crate) fn actor_is(&mut self, actor: ActorId, state: ActorState, out: &mut Vec<Action>) {
         let Some(target) = self.targets.get_mut(&actor) else { return };

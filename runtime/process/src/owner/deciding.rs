@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs};
-use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
 use crate::owner::Owner;
@@ -177,6 +177,18 @@ impl Owner {
     }
 
     /// Fails all tasks and calls that are not done.
+    /// Ends an actor at once; it may live again. Of a life that is known, the head is told that this one is over: however often it
+    /// hears that, no later life ends for it.
+    pub(crate) fn kill_actor(self: &Arc<Self>, actor: ActorId, may_restart: bool) {
+        let life = self.submission.look(|_, calls| calls.life_of(actor)).filter(|_| may_restart);
+        self.tell_head(match life {
+            Some(life) => HeadMessage::LifeOver { actor, life },
+            None => HeadMessage::KillActor { actor, may_restart },
+        });
+        // Calls that this process makes from now on must not reach this life, however long the head's word takes.
+        self.submission.request(Request::Killed { actor, may_restart });
+    }
+
     pub(super) fn end_submissions(self: &Arc<Self>, error: &Error) {
         self.with_core(|core, _, todo| {
             core.dispatch.end(error, &mut todo.dispatch);

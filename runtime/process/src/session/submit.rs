@@ -400,9 +400,7 @@ impl Session {
 
     /// Ends an actor at once.
     pub fn kill(&self, actor: &ActorHandle, may_restart: bool) {
-        self.process().tell_head(HeadMessage::KillActor { actor: actor.id(), may_restart });
-        // Calls that this process makes from now on must not reach this life, however long the head's word takes.
-        self.owner().submission.request(Request::Killed { actor: actor.id(), may_restart });
+        self.owner().kill_actor(actor.id(), may_restart);
     }
 
     /// Lets an actor finish what this process has called and others have sent, and ends it. Later calls fail.

@@ -12,15 +12,14 @@ use wingbeat_core::spec::{ActorSpec, Arg, Outputs, ScopedName, Shape};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ActorId, Amount, FunctionId, ResourceSet};
 
-use wingbeat_net::messages::HeadMessage;
-
 use super::execution::{Answer, Asked, Question};
+use super::head::NAMESPACE;
 use super::side::address;
 use super::site::{Site, Submitted};
 use super::value::{Plan, Ref};
 use crate::owner::calls::Call;
 use crate::owner::name::Name;
-use crate::owner::outbound::holds;
+use crate::owner::outbound::holds as args_held;
 use crate::owner::submission::Request;
 
 impl Site {
@@ -44,7 +43,10 @@ impl Site {
         refs: &[Ref],
         restarts: u32,
         name: Option<String>,
+        holds: ResourceSet,
     ) -> Result<Ref, Error> {
+        // Of a small cluster with faults: somebody has to end it.
+        let is_detached = self.shared.config.faults && self.shared.config.large().is_none() && seed.is_multiple_of(3);
         let owner = &self.process.owner;
         let args = Self::arguments(Plan { seed, ..Plan::default() }, refs, &[]);
         let resolved: Vec<Arg> =
@@ -56,21 +58,21 @@ impl Site {
             class: FunctionId(2),
             class_name: "actor".into(),
             args: resolved,
-            placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
-            holds: ResourceSet::new(),
+            placement: Shape::of(if holds.is_empty() { ResourceSet::cpus(Amount::ONE) } else { holds.clone() }),
+            holds,
             max_restarts: restarts,
             max_concurrency: 1,
             max_pending_calls: None,
             groups: BTreeMap::new(),
-            name: name.map(|name| ScopedName { namespace: "shared".into(), name }),
-            detached: false,
-            yields_to_drain: false,
+            detached: is_detached && name.is_some(),
+            name: name.map(|name| ScopedName { namespace: NAMESPACE.into(), name }),
+            yields_to_drain: seed.is_multiple_of(5),
             handle: object,
             owner: address(self.process.id),
         };
         let handle = owner.new_object(object, None);
         // What it was made with lives as long as the actor: a restart needs it again.
-        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
+        handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), args_held(&args).into_vec());
         owner.actors.makes(spec.clone());
         self.ask_head(Asked::Create(Box::new(spec))).await.inspect_err(|_| {
             owner.actors.forget(object);
@@ -80,7 +82,7 @@ impl Site {
 
     /// The actor of this name, which another process may have made.
     pub(super) async fn find_actor(&self, name: String) -> Result<Ref, Error> {
-        let asked = Asked::Find(ScopedName { namespace: "shared".into(), name });
+        let asked = Asked::Find(ScopedName { namespace: NAMESPACE.into(), name });
         let info = self.ask_head(asked).await?.expect("it was found");
         self.shared.found.borrow_mut().insert(info.id);
         self.process.side_learns(&info.owner);
@@ -109,7 +111,7 @@ impl Site {
         let id = owner.next_task();
         let submitted = self.outputs(id, outputs, Some(target));
         let name = Name::Given(id.to_string().into());
-        let mut held = holds(&args);
+        let mut held = args_held(&args);
         held.push(actor.handle.clone());
         let spec = Arc::new(self.spec(id, outputs));
         let mut call = Call { spec, name, resolved: false, retries, limit: None, cancelled: false, held };
@@ -137,8 +139,7 @@ impl Site {
     pub(super) fn kill_actor(&self, actor: &Ref, may_restart: bool) {
         let Some(actor) = actor.actor else { return };
         self.shared.report.borrow_mut().deaths += 1;
-        self.tell_head(HeadMessage::KillActor { actor, may_restart });
-        self.process.owner.submission.request(Request::Killed { actor, may_restart });
+        self.process.owner.kill_actor(actor, may_restart);
     }
 
     /// Ends an actor after the calls that this process has made.

@@ -6,6 +6,7 @@
 //! and no other head is going to, when it says that it has given this process up, or when it cannot be reached for as long as it
 //! waits for this process.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tarpc::client::RpcError;
@@ -206,9 +207,9 @@ impl Process {
             let request = |number, messages| HeadRequest::Deliver { number, messages };
             let carrying = shared.link.carry(&connection, request, messages_of);
             let asking = async {
-                // What is asked may be about what the next head is only being told.
-                if matches!(back, Some(Met::Next(_))) {
-                    shared.link.flushed().await;
+                // What is asked may be about what the next head is only being told, over however many connections.
+                if shared.tells.load(Ordering::Acquire) && shared.link.flushed().await {
+                    shared.tells.store(false, Ordering::Release);
                 }
                 shared.client.send_replace(Standing::Here(client));
                 std::future::pending().await

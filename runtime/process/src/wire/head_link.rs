@@ -37,6 +37,8 @@ pub(super) struct Shared {
     pub client: watch::Sender<Standing>,
     /// Whether somebody dials, or has.
     started: AtomicBool,
+    /// What a head that was started again is to know may not be taken in yet.
+    pub tells: AtomicBool,
     /// It has said that the cluster ends.
     stops: AtomicBool,
     pub connection: Mutex<Option<Connection>>,
@@ -55,6 +57,7 @@ impl HeadLink {
                 link: Link::new(),
                 client: watch::Sender::new(Standing::Away),
                 started: AtomicBool::new(false),
+                tells: AtomicBool::new(false),
                 stops: AtomicBool::new(false),
                 connection: Mutex::default(),
                 heard: AtomicU64::new(0),
@@ -115,6 +118,7 @@ impl HeadLink {
     pub(super) fn begin_anew(&self) {
         self.shared.link.forget(HeadMessage::outlives_head);
         self.shared.heard.store(0, Ordering::Release);
+        self.shared.tells.store(true, Ordering::Release);
     }
 
     /// Whether a batch of this number is to be taken in, and has not come before.

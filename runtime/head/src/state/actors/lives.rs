@@ -64,7 +64,7 @@ impl State {
         let (id, answer) = (spec.id, info(&spec));
         self.insert_actor(spec, Incarnation(0), None);
         match self.is_to_end(id) {
-            Some(by) => self.bury_actor(id, Error::ActorEnded { by }),
+            Some(end) => self.bury_actor(id, Error::ActorEnded { by: end.by() }),
             None => self.refuse_actor_if_infeasible(id),
         }
         Ok(answer)
@@ -470,9 +470,14 @@ impl State {
             self.end_absent_actor(id, Error::ActorEnded { by: "kill".into() });
         }
         if !may_restart && self.unheard.is_some() && !self.actors.actors.contains_key(&id) {
-            self.never_begins(id, "kill".into());
+            self.never_begins(id, ToEnd::Kill);
         }
-        let Some(actor) = self.actors.actors.get_mut(&id) else { return };
+        let Some(actor) = self.actors.actors.get_mut(&id) else {
+            if may_restart {
+                self.unheard_is_killed(id);
+            }
+            return;
+        };
         let lease = actor.lease();
         let cause = Error::ActorEnded { by: "kill".into() };
         if may_restart {
@@ -487,7 +492,7 @@ impl State {
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
         // One that may be back finishes first what it was sent, as it does else.
-        let Some(actor) = self.actors.actors.get_mut(&id) else { return self.never_begins(id, by) };
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return self.never_begins(id, ToEnd::Terminate(by)) };
         match &actor.phase {
             Phase::Dead(_) => {}
             // Nobody waits for a call, or it would not be unheld.
@@ -502,8 +507,8 @@ impl State {
     }
 
     /// An actor of which nothing is known is to end when it is made, or comes back.
-    fn never_begins(&mut self, id: ActorId, by: String) {
-        if self.actors.never.insert(id, by).is_none() {
+    fn never_begins(&mut self, id: ActorId, end: ToEnd) {
+        if self.actors.never.insert(id, end).is_none() {
             self.actors.never_order.push_back(id);
         }
         if self.actors.never_order.len() > TOMBSTONES
@@ -513,11 +518,11 @@ impl State {
         }
     }
 
-    /// Why an actor is to end as soon as it is known, if somebody has said so.
-    pub(in crate::state) fn is_to_end(&mut self, id: ActorId) -> Option<String> {
-        let by = self.actors.never.remove(&id)?;
+    /// How an actor is to end as soon as it is known, if somebody has said so.
+    pub(in crate::state) fn is_to_end(&mut self, id: ActorId) -> Option<ToEnd> {
+        let end = self.actors.never.remove(&id)?;
         self.actors.never_order.retain(|other| *other != id);
-        Some(by)
+        Some(end)
     }
 
     /// The creator of these actors is gone.

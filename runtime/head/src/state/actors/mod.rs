@@ -85,8 +85,25 @@ pub(super) struct Actors {
     watched_by: BTreeMap<ProcessId, BTreeSet<ActorId>>,
     dead: VecDeque<ActorId>,
     /// Given up before they were asked for: the two words come on different ways.
-    never: BTreeMap<ActorId, String>,
+    never: BTreeMap<ActorId, ToEnd>,
     never_order: VecDeque<ActorId>,
+}
+
+/// How an actor is to end as soon as it is known.
+pub(super) enum ToEnd {
+    /// At once.
+    Kill,
+    /// In order, because of this.
+    Terminate(String),
+}
+
+impl ToEnd {
+    pub(super) fn by(self) -> String {
+        match self {
+            ToEnd::Kill => "kill".into(),
+            ToEnd::Terminate(by) => by,
+        }
+    }
 }
 
 /// An actor for people.

@@ -115,6 +115,64 @@ fn an_actor_that_is_killed_before_its_maker_has_told_of_it_never_begins() {
     assert_eq!(bench.starts().len(), 0);
 }
 
+/// A head to which node 1 is not back, where life 1 of an actor of the driver runs under lease 9.
+fn before_the_node_of_an_actor() -> Bench {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
+    bench.driver(DRIVER);
+    bench
+}
+
+fn of_driver() -> ActorSpec {
+    ActorSpec { max_restarts: 10, ..actor_of(DRIVER, 5) }
+}
+
+#[test]
+fn an_actor_that_is_killed_before_it_is_back_ends_when_it_is() {
+    let over = |life| HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(life) };
+    let killed = HeadMessage::KillActor { actor: ActorId(5), may_restart: true };
+    // Others have heard of the end of an earlier life only.
+    for words in [vec![over(1)], vec![over(1), over(0)], vec![killed.clone()], vec![killed, over(0)]] {
+        let mut bench = before_the_node_of_an_actor();
+        for word in words {
+            bench.says(DRIVER, word);
+        }
+        bench.comes_back(1, vec![life(&of_driver(), 1, 9)], Vec::new());
+        assert_eq!(bench.ended(), [LeaseId(9)]);
+    }
+    let mut bench = before_the_node_of_an_actor();
+    bench.says(DRIVER, over(0));
+    bench.comes_back(1, vec![life(&of_driver(), 1, 9)], Vec::new());
+    assert_eq!(bench.ended(), []);
+}
+
+#[test]
+fn an_actor_that_is_killed_for_good_before_it_is_back_does_not_finish_what_it_does() {
+    let mut bench = before_the_node_of_an_actor();
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
+    bench.says(DRIVER, HeadMessage::Made { spec: Arc::new(of_driver()), life: Some(Incarnation(1)) });
+    bench.comes_back(1, vec![life(&of_driver(), 1, 9)], Vec::new());
+    assert_eq!(bench.ended(), [LeaseId(9)]);
+    assert!(!bench.ordered.iter().any(|(_, order)| matches!(order, NodeMessage::DrainActor { .. })));
+}
+
+#[test]
+fn an_actor_does_not_live_again_in_a_job_that_is_over() {
+    let mut bench = recovered(vec![
+        job(DRIVER),
+        Fact::Node(Box::new(node(1)), None),
+        Fact::Actor(Box::new(keeper()), Some(Incarnation(0))),
+    ]);
+    bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
+    bench.step(Event::ProcessConnected(WORKER));
+    let spec = ActorSpec { max_restarts: 10, job: JobId(DRIVER.0), ..actor_of(WORKER, 6) };
+    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: Some(Incarnation(0)) });
+    bench.says(WORKER, HeadMessage::WatchActor(ActorId(6)));
+    bench.comes_back(1, vec![life(&keeper(), 0, 9)], vec![(WORKER, JobId(DRIVER.0))]);
+    bench.tick(GRACE);
+    assert!(matches!(bench.actor_states(WORKER, 6).last(), Some(ActorState::Dead { .. })));
+    assert_eq!(bench.starts().len(), 0);
+}
+
 #[test]
 fn a_lease_that_its_owner_never_heard_of_is_ended_and_not_granted() {
     for worker in [None, Some(WORKER)] {
@@ -127,6 +185,18 @@ fn a_lease_that_its_owner_never_heard_of_is_ended_and_not_granted() {
         assert_eq!(bench.granted(DRIVER), []);
         assert_eq!(bench.ended().first(), Some(&LeaseId(9)));
     }
+}
+
+#[test]
+fn nothing_is_granted_to_an_owner_that_has_not_said_what_it_wants() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
+    bench.comes_back(1, vec![tasks(9, Some(WORKER))], Vec::new());
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+    assert_eq!(bench.starts().len(), 0, "it may want none");
+    bench.driver(DRIVER);
+    bench.holds(DRIVER, vec![LeaseId(9)], Vec::new());
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_eq!(bench.starts().len(), 1);
 }
 
 #[test]
