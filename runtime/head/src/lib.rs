@@ -1,7 +1,6 @@
 //! Wingbeat's control plane: which nodes there are, who has which resources, which actors live where.
 //!
 //! - [`state`]: every decision, in a deterministic state machine without IO.
-//! - [`simulator`]: the same decisions in a world of pretended nodes, with faults, from a seed.
 //! - `journal`: what must survive it, in a file.
 //! - `programs`: the executables of detached actors.
 //! - `service`: the thin shell: connections in, orders out.
@@ -14,7 +13,6 @@
 mod journal;
 mod programs;
 mod service;
-pub mod simulator;
 pub mod state;
 
 use std::net::SocketAddr;

@@ -97,7 +97,8 @@ async fn join(
     // Commands of the daemon come on its own connection, from now on.
     let service = PeerService::new(process.clone(), daemon.process);
     process.vital("hearing its node", mux::serve(server, service.serve()));
-    handover::install(queue.handed_over()).map_err(|error| Error::io("preparing for the end of the process", &error))?;
+    handover::install(queue.handed_over())
+        .map_err(|error| Error::io("preparing for the end of the process", &error))?;
     let (ending, watched) = (queue.clone(), process.clone());
     process.vital("the end of the session", async move {
         watched.over().await;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
-use wingbeat_core::{ActorId, JobId, NodeId, ObjectId, ProcessId};
-use wingbeat_head::state::{Event, Speaker};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId};
+use wingbeat_head::state::{Event, FactKey, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
 use super::changed::Changed;
@@ -48,6 +48,9 @@ impl Shared {
                 broke || self.found.borrow().contains(actor)
             }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
+            // A quota that was too low for it, or a node that is not there.
+            Error::Infeasible { .. } => broke || self.was_limited.get() || report.restarts > 0,
+            Error::Io { .. } => broke,
             Error::PlacementGroupGone { .. } => broke || self.gave_back(),
             _ => false,
         }
@@ -111,6 +114,33 @@ impl World {
         if let Err(why) = checked {
             panic!("the head's state is wrong: {why}");
         }
+        if self.shared.config.large().is_none()
+            && let Some(who) = self.state.overlooked()
+        {
+            panic!("somebody waits for nothing: {who}");
+        }
+    }
+
+    /// By the head's own words, nothing was given twice.
+    pub(super) fn check_grants(&self, granted: &[(NodeId, LeaseId)]) {
+        for (node, lease) in granted {
+            if let Some(node) = self.nodes.get(node) {
+                self.grants.check_node(&node.info, *lease);
+            }
+            self.grants.check_quota(*lease);
+        }
+    }
+
+    /// What was written down is what the head's state is.
+    pub(super) fn check_facts(&self) {
+        let mut durable: BTreeMap<FactKey, String> = BTreeMap::new();
+        for fact in self.state.durable() {
+            durable.insert(fact.key(), format!("{fact:?}"));
+        }
+        for (key, fact) in &self.facts {
+            assert_eq!(durable.remove(key), Some(format!("{fact:?}")), "what was written down, and what is");
+        }
+        assert!(durable.is_empty(), "never written down: {durable:?}");
     }
 
     /// Processes that were not looked at have nothing to do.
@@ -140,6 +170,7 @@ impl World {
         let left: Vec<_> = copies.keys().filter(|copy| !has_broken || is_known(copy)).collect();
         assert!(left.is_empty(), "everything is over, and copies are left: {left:?}");
         drop(copies);
+        self.check_facts();
         let picture = self.state.picture();
         for node in &picture.nodes {
             let (free, all) = (&node.available, &node.info.resources);

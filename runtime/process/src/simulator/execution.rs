@@ -118,6 +118,8 @@ pub(super) struct Shared {
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
     /// Placement groups that were given back.
     pub given_back: RefCell<BTreeSet<PlacementGroupId>>,
+    /// Whether there has ever been a quota.
+    pub was_limited: Cell<bool>,
     /// All jobs that there were.
     pub jobs: RefCell<Vec<JobId>>,
     pub report: RefCell<Report>,

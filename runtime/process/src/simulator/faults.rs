@@ -1,7 +1,11 @@
 //! What may happen at any time.
 
-use wingbeat_core::{NodeId, ProcessId};
+use wingbeat_core::resources::GPU;
+use wingbeat_core::{Amount, NodeId, ProcessId, ResourceSet};
+use wingbeat_head::state::{Event, Fact, Speaker};
+use wingbeat_net::messages::HeadMessage;
 
+use super::head::NAMESPACE;
 use super::world::{Happening, World};
 
 impl World {
@@ -16,6 +20,9 @@ impl World {
 
     pub(super) fn something_happens(&mut self) {
         self.maybe_retire();
+        if self.shared.below(20) == 0 {
+            self.limit();
+        }
         if self.shared.config.restarts && self.shared.below(self.restarts_one_of()) == 0 {
             self.head_dies();
         }
@@ -65,7 +72,7 @@ impl World {
                 let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
                 if let Some(node) = self.pick(&nodes) {
                     self.shared.report.borrow_mut().deaths += 1;
-                    self.new_node();
+                    self.replace(node);
                     self.node_dies(node);
                 }
             }
@@ -93,7 +100,7 @@ impl World {
         self.shared.report.borrow_mut().deaths += 1;
         let (within, comes_back) = (self.shared.below(300), self.shared.below(3) > 0);
         if !comes_back {
-            self.new_node();
+            self.replace(node);
         }
         let (_, actions) = self.state.drain(self.head_now(), node, Some(within), "a person".into(), !comes_back);
         self.act(actions);
@@ -114,6 +121,43 @@ impl World {
             // It is not back.
             self.schedule(500, Happening::EndDrain(node));
         }
+    }
+
+    /// All that runs may hold so much only, for some time.
+    fn limit(&mut self) {
+        if !self.is_head_away {
+            let (cpus, gpus) = (3 + self.shared.below(4) as u32, 1 + self.shared.below(4) as u32);
+            self.set_quota(Some(ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus))));
+            let after = self.shared.below(500);
+            self.schedule(after, Happening::EndQuota);
+        }
+    }
+
+    fn set_quota(&mut self, quota: Option<ResourceSet>) {
+        self.grants.limited_to(quota.clone());
+        self.shared.was_limited.set(true);
+        let actions = self.state.quota(self.head_now(), NAMESPACE, quota);
+        self.act(actions);
+    }
+
+    pub(super) fn end_quota(&mut self) {
+        match self.is_head_away {
+            true => self.schedule(500, Happening::EndQuota),
+            false => self.set_quota(None),
+        }
+    }
+
+    /// Somebody ends what outlives its driver.
+    pub(super) fn kill_detached_actors(&mut self) {
+        let detached = self.facts.values().filter_map(|fact| match fact {
+            Fact::Actor(spec, _) if spec.detached => Some(spec.id),
+            _ => None,
+        });
+        for actor in detached.collect::<Vec<_>>() {
+            let by = Speaker::Process(ProcessId(0));
+            self.step(Event::Says(by, HeadMessage::KillActor { actor, may_restart: false }));
+        }
+        self.come_to_rest();
     }
 
     /// Nodes look for worker processes that are not worth keeping.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use wingbeat_core::spec::{Address, Executable, JobSpec};
+use wingbeat_core::spec::{Address, Executable, JobSpec, PlacementGroupState};
 use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Action, Event, Speaker};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
@@ -15,19 +15,35 @@ use super::side::address;
 use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 
+/// That of all jobs.
+pub(super) const NAMESPACE: &str = "shared";
+
 impl World {
     /// The head takes an event in.
     pub(super) fn step(&mut self, event: Event) {
         self.shared.trace(|| format!("the head hears {event:?}"));
         self.note_changes(&event);
+        self.grants.hears(&event);
         let actions = self.state.step(self.head_now(), event);
         self.act(actions);
     }
 
     pub(super) fn act(&mut self, actions: Vec<Action>) {
         self.write_facts();
+        let mut granted = Vec::new();
         for action in actions {
             self.shared.trace(|| format!("  the head: {action:?}"));
+            match &action {
+                Action::Order(node, message) => {
+                    granted.extend(self.grants.orders(*node, message).map(|lease| (*node, lease)));
+                }
+                Action::Tell(_, HeadEvent::PlacementGroup { group, state }) => {
+                    if let PlacementGroupState::Placed { nodes, .. } = state {
+                        self.grants.check_placed(*group, nodes);
+                    }
+                }
+                Action::Tell(..) => {}
+            }
             let (to, number) = match &action {
                 Action::Tell(process, _) => (Speaker::Process(*process), process.0),
                 Action::Order(node, _) => (Speaker::Node(*node), node.0),
@@ -45,6 +61,7 @@ impl World {
                 },
             );
         }
+        self.check_grants(&granted);
         self.check_head();
         let next = self.state.next_tick().map(|after| self.shared.now() + after);
         if let Some(at) = next
@@ -122,8 +139,8 @@ impl World {
             working_dir: String::new(),
             env: BTreeMap::new(),
             local_env: BTreeMap::new(),
-            namespace: "shared".into(),
-            priority: 0,
+            namespace: NAMESPACE.into(),
+            priority: (id.0 % 3) as i32 - 1,
         };
         self.send_to_head(Speaker::Process(process.id), Event::JobJoined(Box::new(spec)));
     }
@@ -149,6 +166,7 @@ impl World {
             }
             Asked::Find(name) => self.state.find_actor(name).map(Some),
             Asked::Reserve(spec) => {
+                self.grants.asks_for(spec);
                 let (answer, actions) = self.state.create_group(now, (**spec).clone());
                 self.act(actions);
                 answer.map(|_| None)

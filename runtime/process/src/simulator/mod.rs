@@ -6,6 +6,7 @@
 //!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
+//! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
 //! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `faults`: what else breaks; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
@@ -22,6 +23,7 @@ mod checks;
 mod contacts;
 mod execution;
 mod faults;
+mod grants;
 mod head;
 mod large;
 mod nodes;
@@ -29,6 +31,7 @@ mod process;
 mod programs;
 mod queue;
 mod restarts;
+mod shapes;
 mod side;
 mod site;
 mod size;

@@ -1,10 +1,11 @@
 //! Real nodes in a pretended machine: worker processes that start and end, and copies in stores.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use wingbeat_core::spec::{Address, Outcome};
-use wingbeat_core::{Amount, Incarnation, JobId, NodeId, ObjectId, ProcessId, ResourceSet};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Outcome;
+use wingbeat_core::{Incarnation, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
 use wingbeat_net::recording::{self, Recording};
@@ -14,6 +15,7 @@ use super::execution::{Ended, Execution, Running};
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
+use super::shapes;
 use super::side::address;
 use super::site::Site;
 use super::size::IDLE;
@@ -29,6 +31,10 @@ const WORKERS: u64 = 1_000_000_000;
 pub(super) struct Node {
     pub state: node::State,
     pub info: NodeInfo,
+    /// It is in the zone of this number.
+    number: u64,
+    /// Devices that somebody uses without a lease.
+    pub held: BTreeSet<u32>,
     pub standing: Standing,
     /// What the next head is to hear, when it is found.
     pub unsaid: Vec<HeadMessage>,
@@ -50,29 +56,39 @@ pub(super) enum Machine {
     Reads(ProcessId, Box<WorkerCommand>, Option<Box<HeadMessage>>),
     /// The guard kills it.
     Killed(ProcessId),
+    /// A device is used no more by whoever had no lease on it.
+    Released(u32),
     /// Something that the node hears.
     Node(Box<node::Event>),
 }
 
+impl Node {
+    /// The devices that cannot be given on.
+    pub(super) fn held(&self) -> Vec<(u32, String)> {
+        self.held.iter().map(|device| (*device, "somebody".to_owned())).collect()
+    }
+}
+
 impl World {
     pub(super) fn new_node(&mut self) {
+        self.new_node_like(self.nodes_made);
+    }
+
+    /// One in the place of another, which is to end.
+    pub(super) fn replace(&mut self, node: NodeId) {
+        let number = self.nodes.get(&node).map_or(self.nodes_made, |node| node.number);
+        self.new_node_like(number);
+    }
+
+    fn new_node_like(&mut self, number: u64) {
         let id = NodeId(self.shared.id());
-        let cpus = 2 + self.shared.below(2) as u32;
-        let info = NodeInfo {
-            id,
-            address: Address { machine: self.machine_of(id), ..address(ProcessId(id.0)) },
-            hostname: format!("host{}", id.0),
-            resources: ResourceSet::cpus(Amount::whole(cpus)),
-            devices: Vec::new(),
-            labels: BTreeMap::new(),
-            store_bytes: 1 << 30,
-        };
+        let info = shapes::node(id, number, self.machine_of(id));
         let first_process = ProcessId(WORKERS * (1 + self.nodes_made));
         self.nodes_made += 1;
         // None is kept only because it might be useful, so that more end.
         let idle = self.shared.config.large().map_or(IDLE, |large| large.idle);
         let config = node::Config { node: id, cpus: 0, idle, start: 10_000, first_process };
-        let (starting, orders_at, rest) = Default::default();
+        let (held, starting, orders_at, rest) = Default::default();
         let mut state = node::State::new(config.clone());
         if self.shared.config.trace {
             state.record_with(Recording::asked_for(
@@ -82,8 +98,10 @@ impl World {
             ));
         }
         let standing = if self.is_head_away { Standing::Away } else { Standing::Here };
-        self.nodes
-            .insert(id, Node { state, info: info.clone(), standing, unsaid: Vec::new(), starting, orders_at, rest });
+        self.nodes.insert(
+            id,
+            Node { state, info: info.clone(), number, held, standing, unsaid: Vec::new(), starting, orders_at, rest },
+        );
         self.shared.nodes.borrow_mut().insert(id);
         match self.is_head_away {
             true => self.looks_for_head(Finder::Node(id), 2_000),
@@ -116,7 +134,6 @@ impl World {
     fn node_acts(&mut self, id: NodeId, action: node::Action) {
         let delay = 1 + self.shared.below(8);
         match action {
-            node::Action::ToHead(HeadMessage::LeaseFailed { lease, error }) => panic!("{lease} failed: {error}"),
             node::Action::ToHead(message) => self.say_to_head(Speaker::Node(id), message),
             node::Action::Launch { process, job, .. } => {
                 self.on_machine(id, 2 * delay, Machine::HasProgram(process, job.id));
@@ -140,7 +157,29 @@ impl World {
                 }
             }
             node::Action::BeginJob(_) | node::Action::ForgetJob(_) => {}
-            node::Action::FreeDevices { .. } | node::Action::Warn(_) => panic!("{id} has no devices, and no faults"),
+            node::Action::FreeDevices { process, gpus } => self.free_devices(id, process, gpus),
+            node::Action::Warn(why) => assert!(self.shared.config.faults, "{id} warns: {why}"),
+        }
+    }
+
+    /// What a worker process had started may go on using a device.
+    fn free_devices(&mut self, id: NodeId, process: ProcessId, gpus: Vec<u32>) {
+        let after = self.shared.below(12);
+        if let Some(device) = gpus.first().copied().filter(|_| self.shared.below(20) == 0) {
+            if let Some(node) = self.nodes.get_mut(&id) {
+                node.held.insert(device);
+            }
+            self.say_held(id);
+            let later = after + self.shared.below(2_000);
+            self.on_machine(id, later, Machine::Released(device));
+        }
+        self.on_machine(id, after, Machine::Node(Box::new(node::Event::DevicesFree(process))));
+    }
+
+    fn say_held(&mut self, id: NodeId) {
+        if let Some(node) = self.nodes.get(&id) {
+            let held = HeadMessage::DevicesHeld(node.held());
+            self.say_to_head(Speaker::Node(id), held);
         }
     }
 
@@ -161,7 +200,15 @@ impl World {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         match what {
             Machine::HasProgram(process, job) => {
-                if node.state.is_wanted(process) {
+                if !node.state.is_wanted(process) {
+                    return;
+                }
+                if self.shared.config.faults && self.shared.below(200) == 0 {
+                    self.shared.report.borrow_mut().deaths += 1;
+                    let error = Error::Io { what: "starting a worker process".into(), why: "the simulation".into() };
+                    return self.node_steps(id, node::Event::NotStarted { process, error });
+                }
+                if let Some(node) = self.nodes.get_mut(&id) {
                     node.starting.insert(process, job);
                     self.node_steps(id, node::Event::HandedToGuard(process));
                     let after = 1 + self.shared.below(12);
@@ -183,6 +230,10 @@ impl World {
                     return self.node_steps(id, node::Event::Exited { process, code: None, signal: Some(9) });
                 }
                 self.dies(process);
+            }
+            Machine::Released(device) => {
+                node.held.remove(&device);
+                self.say_held(id);
             }
             Machine::Node(event) => self.node_steps(id, *event),
         }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, BundleSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
-use wingbeat_core::{Amount, PlacementGroupId, ResourceSet};
+use wingbeat_core::spec::{ActorSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
+use wingbeat_core::{PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
+use super::shapes::{self, Reserved};
 use super::side::address;
 use super::site::{Site, Stream, Submitted, failed};
 use super::size;
@@ -39,7 +40,9 @@ struct Work<'a> {
     bag: Vec<Ref>,
     is_driver: bool,
     /// What it has reserved.
-    reserved: Option<PlacementGroupId>,
+    reserved: Option<Reserved>,
+    /// Whether it has made an actor that holds a device.
+    has_holder: bool,
 }
 
 /// A driver's program: it waits for all that it holds at last.
@@ -100,6 +103,10 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
         return work.stream(&plan, spec, ahead).await;
     }
     let steps = work.random.random_range(0..5);
+    if plan.kind == Kind::Busy {
+        work.be_busy(steps).await;
+        return Ok(work.results(spec));
+    }
     for _ in 0..steps {
         work.step().await?;
     }
@@ -108,7 +115,7 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
 
 impl<'a> Work<'a> {
     fn new(site: &'a Site, seed: u64, depth: u64, bag: Vec<Ref>, is_driver: bool) -> Work<'a> {
-        Work { site, random: StdRng::seed_from_u64(seed), depth, bag, is_driver, reserved: None }
+        Work { site, random: StdRng::seed_from_u64(seed), depth, bag, is_driver, reserved: None, has_holder: false }
     }
 
     fn chance(&mut self, of: u32) -> bool {
@@ -207,9 +214,13 @@ impl<'a> Work<'a> {
         let (plan, refs, objects) = (self.plan(), self.some(2), self.objects(2));
         let outputs = Outputs::Fixed(self.random.random_range(1..3));
         let retries = self.random.random_range(0..4);
-        let args = Site::arguments(plan, &refs, &objects);
         let within = self.reserved.filter(|_| self.chance(2));
-        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, within) {
+        let (kind, shape) = match self.chance(4) {
+            true => (Kind::Busy, shapes::of_busy(&mut self.random, within)),
+            false => (Kind::Work, shapes::of_waiting(&self.site.shared, &mut self.random, within)),
+        };
+        let args = Site::arguments(Plan { kind, ..plan }, &refs, &objects);
+        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, shape) {
             self.bag.extend(refs);
         }
     }
@@ -230,28 +241,49 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Reserves a CPU. There is always one more for whoever has to wait for others.
+    /// Reserves a CPU, and perhaps a device.
     async fn reserve(&mut self) {
-        let group = PlacementGroupId(self.site.shared.id());
+        let (group, has_device) = (PlacementGroupId(self.site.shared.id()), self.chance(2));
+        let strategy = [
+            PlacementStrategy::Pack,
+            PlacementStrategy::Spread,
+            PlacementStrategy::StrictPack,
+            PlacementStrategy::StrictSpread,
+        ][self.random.random_range(0..4)];
         let spec = PlacementGroupSpec {
             id: group,
             job: self.site.process.job,
             name: None,
-            strategy: PlacementStrategy::Pack,
-            bundles: vec![BundleSpec { resources: ResourceSet::cpus(Amount::ONE), gpu_memory: 0, labels: Vec::new() }],
+            strategy,
+            bundles: shapes::bundles(has_device),
             detached: false,
             captures_children: self.chance(2),
             patient: true,
             owner: address(self.site.process.id),
         };
         if self.site.ask_head(Asked::Reserve(Box::new(spec))).await.is_ok() {
-            self.reserved = Some(group);
+            self.reserved = Some(Reserved { group, has_device });
         }
     }
 
     async fn give_back(&mut self) {
-        if let Some(group) = self.reserved.take() {
+        if let Some(Reserved { group, .. }) = self.reserved.take() {
             let _ = self.site.ask_head(Asked::GiveBack(group)).await;
+        }
+    }
+
+    /// What waits for nobody.
+    async fn be_busy(&mut self, steps: u32) {
+        for _ in 0..steps {
+            match self.random.random_range(0..3) {
+                0 => self.pause().await,
+                // What it owns itself would end with its process, which holds devices.
+                1 if self.site.shared.config.faults => {
+                    let (refs, is_stored) = (self.some(2), self.chance(2));
+                    self.bag.push(self.site.put(&refs, is_stored));
+                }
+                _ => drop(self.bag.pop()),
+            }
         }
     }
 
@@ -292,7 +324,8 @@ impl<'a> Work<'a> {
         let count = items_of(&plan);
         let args = Site::arguments(plan, &refs, &[]);
         let within = self.reserved.filter(|_| self.chance(2));
-        match self.site.submit(args, Outputs::Stream { ahead }, retries, within) {
+        let shape = shapes::of_waiting(&self.site.shared, &mut self.random, within);
+        match self.site.submit(args, Outputs::Stream { ahead }, retries, shape) {
             Submitted::Stream(stream) => self.take(stream, wants, count).await,
             Submitted::Objects(_) => Ok(()),
         }
@@ -340,8 +373,13 @@ impl<'a> Work<'a> {
         let restarts = [0, 1, u32::MAX][self.random.random_range(0..3)];
         let of_job = self.site.process.job.0;
         let name = self.chance(2).then(|| format!("of {of_job}"));
+        let holds = match self.is_driver && !self.has_holder && self.chance(4) {
+            true => shapes::of_actor(),
+            false => ResourceSet::new(),
+        };
+        self.has_holder |= !holds.is_empty();
         // The name may be taken.
-        if let Ok(actor) = self.site.create_actor(seed, &refs, restarts, name).await {
+        if let Ok(actor) = self.site.create_actor(seed, &refs, restarts, name, holds).await {
             self.bag.push(actor);
         }
         Ok(())
@@ -422,7 +460,9 @@ impl<'a> Work<'a> {
                 self.bag.extend(before.take(3).map(|(_, held)| held.clone()));
             }
             // What it owns itself would end with it.
-            Kind::Work => self.bag = if self.site.shared.config.faults { self.bag.split_off(0) } else { Vec::new() },
+            Kind::Work | Kind::Busy => {
+                self.bag = if self.site.shared.config.faults { self.bag.split_off(0) } else { Vec::new() }
+            }
         }
         Ok(self.results(spec))
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use wingbeat_core::ClusterId;
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
-use wingbeat_net::messages::HeadMessage;
+use wingbeat_net::messages::{HeadMessage, Running};
 use wingbeat_net::recording::{self, Recording};
 
 use super::execution::Question;
@@ -24,6 +24,7 @@ impl World {
     /// What the head has decided is written down before anybody hears of it.
     pub(super) fn write_facts(&mut self) {
         for fact in self.state.take_facts() {
+            self.grants.writes(&fact);
             match fact.is_end() {
                 true => drop(self.facts.remove(&fact.key())),
                 false => drop(self.facts.insert(fact.key(), fact)),
@@ -41,6 +42,7 @@ impl World {
         if self.is_head_away {
             return;
         }
+        self.check_facts();
         self.is_head_away = true;
         self.shared.report.borrow_mut().restarts += 1;
         self.shared.trace(|| "the head dies".into());
@@ -102,6 +104,7 @@ impl World {
         };
         self.state = State::begun(begins.clone());
         self.state.keep_facts();
+        self.grants.begin_anew();
         if self.shared.config.trace {
             let name = format!("head-seed{}-{restarts}", self.shared.config.seed);
             self.state.record_with(Recording::asked_for(recording::Machine::Head, &name, begins));
@@ -144,7 +147,8 @@ impl World {
                 let was_known = self.facts.values().any(|fact| matches!(fact, Fact::Node(info, _) if info.id == node));
                 assert!(!was_known || self.state.is_recovering(), "{node} lives, and is not let in");
                 known.standing = Standing::Here;
-                let (info, running) = (known.info.clone(), known.state.running());
+                let info = known.info.clone();
+                let running = Running { held: known.held(), ..known.state.running() };
                 let unsaid = std::mem::take(&mut known.unsaid);
                 self.step(Event::NodeJoined(Box::new(info), running));
                 for message in unsaid {

@@ -8,9 +8,9 @@ use std::task::Poll;
 use bytes::Bytes;
 use smallvec::SmallVec;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, Outcome, Outputs, Shape, Strategy, TaskSpec};
+use wingbeat_core::spec::{Arg, Outcome, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
-use wingbeat_core::{ActorId, Amount, FunctionId, ObjectId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::{ActorId, FunctionId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait, Work};
 
 use super::execution::{Ended, Execution, Shared};
@@ -267,7 +267,7 @@ impl Site {
         args: SmallVec<[Outbound; 3]>,
         outputs: Outputs,
         retries: u32,
-        within: Option<PlacementGroupId>,
+        shape: Shape,
     ) -> Submitted {
         let owner = &self.process.owner;
         let id = owner.next_task();
@@ -276,10 +276,7 @@ impl Site {
         let (parent, name) = (spec.parent, Name::Given(id.to_string().into()));
         let task = Task {
             spec,
-            shape: Arc::new(Shape {
-                strategy: within.map_or(Strategy::Default, |group| Strategy::Bundle { group, index: None }),
-                ..Shape::of(ResourceSet::cpus(Amount::ONE))
-            }),
+            shape: Arc::new(shape),
             name: name.clone(),
             retries,
             retry_errors: false,

@@ -17,6 +17,7 @@ use wingbeat_net::messages::{HeadEvent, NodeMessage};
 use super::changed::Changed;
 use super::contacts::Line;
 use super::execution::{Answer, Number, Question, Running, Shared};
+use super::grants::Grants;
 use super::nodes::{Machine, Node};
 use super::process::Process;
 use super::side::{Parcel, Word};
@@ -57,6 +58,7 @@ pub(super) enum Happening {
     Delete { by: ProcessId, node: NodeId, object: ObjectId },
     Deleted(NodeId, ObjectId),
     EndDrain(NodeId),
+    EndQuota,
     Chance,
 }
 
@@ -113,6 +115,7 @@ pub(super) struct World {
     /// Nodes of which the head's state may have changed, and processes of which it may have, since it was checked.
     pub changed: Changed,
     pub head_steps: u64,
+    pub grants: Grants,
     /// What the head has written down.
     pub facts: BTreeMap<FactKey, Fact>,
     pub head_began: u64,
@@ -143,6 +146,7 @@ impl World {
             found: RefCell::default(),
             calls: RefCell::default(),
             given_back: RefCell::default(),
+            was_limited: Cell::default(),
             jobs: RefCell::default(),
             report: RefCell::default(),
         };
@@ -171,6 +175,7 @@ impl World {
             program_ended_at: 0,
             changed: Changed::default(),
             head_steps: 0,
+            grants: Grants::default(),
             facts: BTreeMap::new(),
             head_began: 0,
             is_head_away: false,
@@ -204,6 +209,7 @@ impl World {
             drop(process.kept.take());
         }
         self.come_to_rest();
+        self.kill_detached_actors();
         self.check_at_rest();
         self.end_everything();
         let mut report = *self.shared.report.borrow();
@@ -325,6 +331,7 @@ impl World {
             Happening::Delete { by, node, object } => self.delete(by, node, object),
             Happening::Deleted(node, object) => drop(self.shared.copies.borrow_mut().remove(&(object, node))),
             Happening::EndDrain(node) => self.end_drain(node),
+            Happening::EndQuota => self.end_quota(),
             Happening::Chance => self.chance(),
         }
     }
