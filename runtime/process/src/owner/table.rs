@@ -223,6 +223,11 @@ impl ObjectTable {
     }
 
     #[cfg(test)]
+    pub(crate) fn owned_by(&self, us: ProcessId) -> std::collections::BTreeSet<ObjectId> {
+        self.objects.iter().map(|entry| *entry.key()).filter(|id| id.owner() == us).collect()
+    }
+
+    #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {
         let mut left: Vec<String> = self.objects.iter().map(|entry| entry.describe()).collect();
         let borrowed = self.borrowed_by.iter().filter(|held| !held.is_empty());

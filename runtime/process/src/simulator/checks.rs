@@ -1,6 +1,7 @@
 //! What must hold.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
@@ -10,6 +11,8 @@ use wingbeat_net::messages::HeadMessage;
 
 use super::changed::Changed;
 use super::execution::Shared;
+use super::process::Process;
+use super::queue::refs_of;
 use super::site::Site;
 use super::value::Plan;
 use super::world::{Happening, World};
@@ -85,6 +88,14 @@ impl Site {
     }
 }
 
+impl Process {
+    /// Whether it is an actor that was given a ref of this object at first.
+    fn was_made_with(&self, object: ObjectId) -> bool {
+        let queue = self.queue.borrow();
+        queue.being.as_ref().is_some_and(|(spec, ..)| spec.args.iter().flat_map(refs_of).any(|id| *id == object))
+    }
+}
+
 impl World {
     /// The head is about to take this in.
     pub(super) fn note_changes(&mut self, event: &Event) {
@@ -141,6 +152,23 @@ impl World {
             assert_eq!(durable.remove(key), Some(format!("{fact:?}")), "what was written down, and what is");
         }
         assert!(durable.is_empty(), "never written down: {durable:?}");
+    }
+
+    /// What a process has freed, nobody holds. Where contact was lost, readers find out.
+    pub(super) fn check_freed(&self, process: &Process) {
+        let owned = process.owner.objects.owned_by(process.id);
+        let before = process.owned.replace(owned.clone());
+        let report = self.shared.report.borrow();
+        if report.deaths + report.cuts > 0 || self.shared.gave_back() {
+            return;
+        }
+        for freed in before.difference(&owned) {
+            // An actor whose last handle was dropped is about to end, and so is what it was made with.
+            let holds = |other: &&Rc<Process>| other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed);
+            if let Some(holder) = self.processes.values().find(holds) {
+                panic!("{} has freed {freed}, and {} holds it", process.id, holder.id);
+            }
+        }
     }
 
     /// Processes that were not looked at have nothing to do.

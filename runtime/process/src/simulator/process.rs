@@ -1,7 +1,7 @@
 //! A process: its owner, and what stands in for its threads.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ProcessId};
+use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::HeadMessage;
 
 use super::execution::{Number, Shared};
@@ -33,6 +33,8 @@ pub(super) struct Process {
     /// What it does as a worker process.
     pub queue: RefCell<Queue>,
     pub held: Held,
+    /// Its own objects when it was looked at last.
+    pub owned: RefCell<BTreeSet<ObjectId>>,
     /// What the actor that it is keeps, and in which order that was asked.
     pub kept: RefCell<Vec<(u64, Ref)>>,
     /// How many calls of each actor it has made.
@@ -70,6 +72,7 @@ impl Process {
             side,
             queue: RefCell::default(),
             held: Held::default(),
+            owned: RefCell::default(),
             kept: RefCell::default(),
             calls_made: RefCell::default(),
             released: RefCell::new(released),

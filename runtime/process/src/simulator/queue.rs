@@ -48,7 +48,7 @@ pub(super) struct Queue {
 }
 
 /// The objects that an argument refers to, itself included.
-fn refs_of(arg: &Arg) -> impl Iterator<Item = &ObjectId> {
+pub(super) fn refs_of(arg: &Arg) -> impl Iterator<Item = &ObjectId> {
     let (itself, refs) = match arg {
         Arg::Value(packed) => (None, packed.refs.as_deref()),
         Arg::Stored(id, stored) => (Some(id), stored.refs.as_deref()),

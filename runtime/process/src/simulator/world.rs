@@ -399,6 +399,9 @@ impl World {
 
     /// Plans what a process has to do. Whether there was anything.
     fn go_on_with(&mut self, process: &Rc<Process>) -> bool {
+        if self.shared.config.large().is_none() {
+            self.check_freed(process);
+        }
         let mut is_busy = false;
         if process.was_woken() {
             is_busy = true;
