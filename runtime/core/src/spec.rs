@@ -359,7 +359,9 @@ pub enum ActorState {
     },
     /// Its process ended; another is on its way.
     Restarting {
-        /// Why the last one ended.
+        /// The life that ended.
+        life: Incarnation,
+        /// Why it ended.
         cause: Box<Error>,
     },
     /// Never again.

@@ -447,7 +447,7 @@ impl Redact for HeadEvent {
     fn redact(&mut self) {
         match self {
             HeadEvent::WorkerDied(death) => death.exit.stderr.clear(),
-            HeadEvent::Actor { state: ActorState::Restarting { cause } | ActorState::Dead { cause }, .. } => {
+            HeadEvent::Actor { state: ActorState::Restarting { cause, .. } | ActorState::Dead { cause }, .. } => {
                 cause.redact()
             }
             HeadEvent::Refused { error, .. } => error.redact(),

@@ -97,6 +97,11 @@ struct Claim {
     is_complete: bool,
 }
 
+/// Why a life is over of which no node has told.
+fn ended_meanwhile() -> Error {
+    Error::ActorEnded { by: "the end of its process while the head was away".into() }
+}
+
 fn is_kept(spec: &ActorSpec) -> bool {
     spec.detached || spec.name.is_some()
 }
@@ -569,14 +574,14 @@ impl State {
     /// A life of an actor is over.
     pub(super) fn life_over(&mut self, id: ActorId, life: Incarnation) {
         match self.actors.life_of(id) {
-            Some(known) if known <= life => self.kill_actor(id, true),
-            Some(_) => {}
-            None => {
-                if let Some(unheard) = &mut self.unheard {
-                    let over = unheard.over.entry(id).or_default();
-                    over.life = over.life.max(Some(life));
-                }
-            }
+            Some(known) if known == life && self.recovering.is_none() => self.kill_actor(id, true),
+            // Its next life may have begun.
+            Some(known) if known <= life => self.has_later_life(id, life),
+            Some(_) | None => {}
+        }
+        if let Some(unheard) = self.unheard.as_mut().filter(|_| !self.actors.knows(id)) {
+            let over = unheard.over.entry(id).or_default();
+            over.life = over.life.max(Some(life));
         }
     }
 
@@ -613,7 +618,7 @@ impl State {
         // Its last life ended with its node.
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
         let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
-        let cause = Error::ActorEnded { by: "the end of its process while the head was away".into() };
+        let cause = ended_meanwhile();
         let spec = Arc::unwrap_or_clone(spec);
         if !self.jobs.contains_key(&spec.job) {
             self.record(Fact::ActorGone(id));
@@ -636,14 +641,37 @@ impl State {
 
     /// Whoever made an actor says what it was, and its latest life if any has begun.
     pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>) {
-        let is_known = self.actors.knows(spec.id) || !self.jobs.contains_key(&spec.job);
-        if is_known {
-            return;
+        if self.actors.knows(spec.id) {
+            if let Some(life) = life.filter(|life| Some(*life) > self.actors.latest_life_of(spec.id)) {
+                self.has_later_life(spec.id, life);
+            }
+        } else if self.jobs.contains_key(&spec.job) {
+            match &mut self.recovering {
+                Some(recovering) => {
+                    let absent = recovering.actors.entry(spec.id).or_insert(Absent { spec, life });
+                    absent.life = absent.life.max(life);
+                }
+                // It was not waited for, since nothing of it was known.
+                None => self.lives_again(Absent { spec, life }),
+            }
         }
-        match &mut self.recovering {
-            Some(recovering) => drop(recovering.actors.entry(spec.id).or_insert(Absent { spec, life })),
-            // It was not waited for, since nothing of it was known.
-            None => self.lives_again(Absent { spec, life }),
+    }
+
+    /// A node that was away has brought an actor back of which a later life has begun. That may still come back, and is started again
+    /// if it does not.
+    fn has_later_life(&mut self, id: ActorId, life: Incarnation) {
+        if self.recovering.is_none() {
+            return self.later_life_ended(id, life, ended_meanwhile());
+        }
+        let Some((spec, watchers)) = self.unknow_actor(id) else { return };
+        if is_kept(&spec) {
+            self.record(Fact::Actor(Box::new((*spec).clone()), Some(life)));
+        }
+        if let Some(recovering) = &mut self.recovering {
+            recovering.actors.insert(id, Absent { spec, life: Some(life) });
+        }
+        for watcher in watchers {
+            self.watch(watcher, id);
         }
     }
 

@@ -155,9 +155,9 @@ impl Weight for HeadEvent {
                 }
                 HeadEvent::Refused { shape: asked, error: why } => shape(asked) + error(why),
                 HeadEvent::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
-                HeadEvent::Actor { state: ActorState::Restarting { cause } | ActorState::Dead { cause }, .. } => {
-                    error(cause)
-                }
+                HeadEvent::Actor {
+                    state: ActorState::Restarting { cause, .. } | ActorState::Dead { cause }, ..
+                } => error(cause),
                 HeadEvent::Deadlock { cycle, .. } => cycle.iter().map(String::len).sum(),
                 HeadEvent::PlacementGroup { .. } => 8 * FIXED,
                 _ => FIXED,

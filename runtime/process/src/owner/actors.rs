@@ -45,13 +45,14 @@ impl Actors {
     /// The head says what an actor is now.
     pub(super) fn is_now(&self, actor: ActorId, state: &ActorState) {
         match state {
-            ActorState::Alive { incarnation, .. } => {
+            ActorState::Alive { incarnation: life, .. } | ActorState::Restarting { life, .. } => {
                 if let Some(mut made) = self.made.get_mut(&actor) {
-                    made.life = Some(*incarnation);
+                    // A head that was started again may know an earlier one only.
+                    made.life = made.life.max(Some(*life));
                 }
             }
             ActorState::Dead { .. } => drop(self.made.remove(&actor)),
-            ActorState::Starting | ActorState::Restarting { .. } => {}
+            ActorState::Starting => {}
         }
     }
 

@@ -120,6 +120,14 @@ struct Target {
 }
 
 impl Target {
+    /// Its present life, as far as it is known.
+    fn life(&self) -> Option<Incarnation> {
+        match &self.phase {
+            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some(*incarnation),
+            Phase::Unknown | Phase::Away | Phase::Dead(_) => None,
+        }
+    }
+
     /// Calls in flight that may be tried again go first in line, in their old order; the others fail.
     fn give_up_in_flight(&mut self, actor: ActorId, cause: &Error, leaving: &mut Leaving, out: &mut Vec<Action>) {
         self.bytes = 0;
@@ -349,7 +357,8 @@ impl Calls {
         match state {
             ActorState::Starting => {}
             ActorState::Alive { address, node, incarnation } => {
-                if target.gone.is_some_and(|gone| incarnation <= gone) {
+                // A head that was started again may know an earlier life only.
+                if target.gone.is_some_and(|gone| incarnation <= gone) || target.life() > Some(incarnation) {
                     return;
                 }
                 // Known; calls that were in flight when contact was lost have their time.
@@ -357,8 +366,7 @@ impl Calls {
                     return;
                 }
                 // The head was started again, and its news of the end of an earlier life was lost.
-                if matches!(&target.phase, Phase::Alive { incarnation: known, .. } | Phase::Lost { incarnation: known, .. } if *known != incarnation)
-                {
+                if target.life().is_some_and(|known| known < incarnation) {
                     Self::leave(&mut self.by_worker, target);
                     let cause = Error::ActorEnded { by: "a restart while the head was away".into() };
                     target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
@@ -367,10 +375,12 @@ impl Calls {
                 target.node = Some(node);
                 target.phase = Phase::Alive { address, incarnation };
             }
-            ActorState::Restarting { cause } => {
-                Self::leave(&mut self.by_worker, target);
-                target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
-                target.phase = Phase::Away;
+            ActorState::Restarting { life, cause } => {
+                if target.life() > Some(life) {
+                    return;
+                }
+                target.gone = target.gone.max(Some(life));
+                return self.life_ended(actor, &cause, out);
             }
             ActorState::Dead { cause } => {
                 Self::leave(&mut self.by_worker, target);
@@ -386,10 +396,22 @@ impl Calls {
         self.settle(actor, out);
     }
 
+    /// The present life of an actor has ended, and another is on its way.
+    pub(crate) fn life_ended(&mut self, actor: ActorId, cause: &Error, out: &mut Vec<Action>) {
+        let Some(target) = self.targets.get_mut(&actor) else { return };
+        if matches!(target.phase, Phase::Dead(_)) {
+            return;
+        }
+        Self::leave(&mut self.by_worker, target);
+        target.give_up_in_flight(actor, cause, &mut self.leaving, out);
+        target.phase = Phase::Away;
+        self.settle(actor, out);
+    }
+
     fn leave(by_worker: &mut BTreeMap<ProcessId, ActorId>, target: &mut Target) {
         if let Phase::Alive { address, incarnation } | Phase::Lost { address, incarnation, .. } = &target.phase {
             by_worker.remove(&address.process);
-            target.gone = Some(*incarnation);
+            target.gone = target.gone.max(Some(*incarnation));
         }
     }
 

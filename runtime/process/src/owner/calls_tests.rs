@@ -125,6 +125,11 @@ impl Bench {
         let state = ActorState::Alive { address: address(self.life), node, incarnation: Incarnation(self.life) };
         self.with(|calls, out| calls.actor_is(ACTOR, state, out));
     }
+
+    fn restarting(&mut self, life: u32) {
+        let state = ActorState::Restarting { life: Incarnation(life), cause: Box::new(Error::NoSession) };
+        self.with(|calls, out| calls.actor_is(ACTOR, state, out));
+    }
 }
 
 /// An actor that 100,000 calls wait for, of which the first waits longest.
@@ -190,8 +195,7 @@ proptest! {
                 }
                 Step::Restart => {
                     bench.running.clear();
-                    let cause = Box::new(Error::NoSession);
-                    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+                    bench.restarting(bench.life);
                     bench.life += 1;
                     bench.connections += 1;
                     bench.alive();
@@ -287,8 +291,7 @@ fn an_actor_that_ended_while_contact_was_lost_is_what_the_head_says() {
     let mut bench = alive_with(&[(1, 0), (2, 1)]);
     let worker = address(0).process;
     bench.with(|calls, out| calls.connection_lost(worker, 100, out));
-    let cause = Box::new(Error::NoSession);
-    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+    bench.restarting(0);
     assert_eq!(bench.failed, [1]);
     bench.life = 1;
     bench.connections = 1;
@@ -299,6 +302,31 @@ fn an_actor_that_ended_while_contact_was_lost_is_what_the_head_says() {
     let mut out = Vec::new();
     assert_eq!(bench.calls.tick(100 + contact_limit_ms(), &mut out), None);
     assert!(out.is_empty());
+}
+
+#[test]
+fn what_is_said_of_an_earlier_life_than_the_known_one_changes_nothing() {
+    let mut bench = Bench { life: 1, ..Bench::default() };
+    let class: Arc<str> = "Counter".into();
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(1, true, 0), out));
+    bench.alive();
+    assert_eq!(bench.running, [1]);
+    // A head that was started again has found it on a node that was away.
+    bench.life = 0;
+    bench.alive();
+    bench.restarting(0);
+    bench.life = 1;
+    bench.alive();
+    assert_eq!(bench.failed, [0; 0]);
+    let worker = address(1).process;
+    assert!(bench.calls.finished(worker, task(1), 0).is_some(), "it goes on");
+    // And the head is told that the earlier one is over, when its end is known here.
+    bench.restarting(1);
+    bench.life = 0;
+    bench.alive();
+    let mut out = Vec::new();
+    bench.calls.watch_anew(&mut out);
+    assert!(matches!(out[..], [Action::Over(ACTOR, Incarnation(1)), Action::Watch(ACTOR)]));
 }
 
 #[test]
@@ -397,8 +425,7 @@ fn a_call_that_is_cancelled_by_force_is_answered_and_its_process_is_only_asked_t
         [Action::Cancel { force: false, .. }, Action::Answer { error: Error::Cancelled { .. }, .. }]
     ));
     // It is not tried again in the next life.
-    let cause = Box::new(Error::NoSession);
-    bench.with(|calls, out| calls.actor_is(ACTOR, ActorState::Restarting { cause }, out));
+    bench.restarting(0);
     bench.life += 1;
     bench.alive();
     assert_eq!(bench.failed, [1]);

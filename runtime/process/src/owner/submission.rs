@@ -218,9 +218,14 @@ impl Core {
             Request::Forget(actor) => self.calls.forget(actor),
             Request::MakeAgain(recipe, why) => todo.lost.push((recipe, why)),
             Request::Killed { actor, may_restart } => {
-                let cause = Box::new(Error::ActorEnded { by: "kill".into() });
-                let state = if may_restart { ActorState::Restarting { cause } } else { ActorState::Dead { cause } };
-                self.calls.actor_is(actor, state, &mut todo.calls);
+                let cause = Error::ActorEnded { by: "kill".into() };
+                match may_restart {
+                    true => self.calls.life_ended(actor, &cause, &mut todo.calls),
+                    false => {
+                        let state = ActorState::Dead { cause: Box::new(cause) };
+                        self.calls.actor_is(actor, state, &mut todo.calls);
+                    }
+                }
             }
         }
     }

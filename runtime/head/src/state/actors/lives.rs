@@ -15,6 +15,9 @@ use crate::state::leases::Holder;
 use crate::state::placing::Attempt;
 use crate::state::queue::{Class, Waiter};
 
+/// Why a lease ends whose actor has a later life.
+const LATER_LIFE: &str = "a later life of its actor is known";
+
 impl State {
     /// The actor of this name, also one that may still come back after the head was started again.
     fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
@@ -120,8 +123,10 @@ impl State {
         let id = spec.id;
         let mut earlier = None;
         match self.actors.actors.get(&id) {
-            Some(known) if incarnation <= known.incarnation || matches!(known.phase, Phase::Dead(_)) => return false,
-            // A node that was away when that ended has brought it back.
+            Some(known) if Some(incarnation) <= known.latest_life() || matches!(known.phase, Phase::Dead(_)) => {
+                return false;
+            }
+            // A node that was away when that ended has brought it back; or the next life was to begin elsewhere.
             Some(known) => earlier = known.lease(),
             None if spec.name.as_ref().is_some_and(|name| self.actors.names.contains_key(name)) => return false,
             None => self.insert_actor((**spec).clone(), incarnation, None),
@@ -138,7 +143,7 @@ impl State {
             };
         }
         if let Some(earlier) = earlier {
-            self.end_lease(earlier, Some("a later life of its actor is known".into()));
+            self.end_lease(earlier, Some(LATER_LIFE.into()));
         }
         self.record_actor(id);
         self.announce_actor(id);
@@ -393,13 +398,66 @@ impl State {
         if let Some(doublings) = actor.quick.checked_sub(2) {
             actor.not_before = self.now + (PAUSE_MS << doublings.min(10)).min(PAUSE_LIMIT_MS);
         }
-        actor.incarnation.0 += 1;
+        actor.incarnation = Incarnation(actor.incarnation.0.saturating_add(1));
         actor.phase = Phase::Pending { after: Some(cause) };
         actor.since = self.now;
         self.record_actor(id);
         self.announce_actor(id);
         self.wait_for_place(id);
         self.refuse_actor_if_infeasible(id);
+    }
+
+    /// A later life than the known one has begun, and is over.
+    pub(in crate::state) fn later_life_ended(&mut self, id: ActorId, life: Incarnation, cause: Error) {
+        let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| !matches!(actor.phase, Phase::Dead(_))) else {
+            return;
+        };
+        let earlier = actor.lease();
+        actor.incarnation = life;
+        actor.restarts_left = restarts_left(&actor.spec, life);
+        self.live_again_or_die(id, cause);
+        if let Some(earlier) = earlier {
+            self.end_lease(earlier, Some(LATER_LIFE.into()));
+        }
+    }
+
+    /// Forgets what is known of an actor whose present life may be elsewhere, and ends the earlier one that is here. Answers with what it
+    /// is, and who wants to know what becomes of it; none if it is dead.
+    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<(Arc<ActorSpec>, BTreeSet<ProcessId>)> {
+        if matches!(self.actors.actors.get(&id)?.phase, Phase::Dead(_)) {
+            return None;
+        }
+        self.waits_no_more(id);
+        let watchers = self.unlist_actor(id);
+        let actor = self.actors.actors.remove(&id)?;
+        if let Some(by) = actor.terminating.clone() {
+            self.never_begins(id, by);
+        }
+        if actor.spec.detached {
+            self.job_detached(actor.spec.job, -1);
+        }
+        self.job_holds(actor.spec.job, -1);
+        if let Some(earlier) = actor.lease() {
+            self.end_lease(earlier, Some(LATER_LIFE.into()));
+        }
+        Some((actor.spec, watchers))
+    }
+
+    /// Takes an actor out of all lists of those that live. Answers with who wanted to know what becomes of it.
+    fn unlist_actor(&mut self, id: ActorId) -> BTreeSet<ProcessId> {
+        let Some(actor) = self.actors.actors.get_mut(&id) else { return BTreeSet::new() };
+        let (spec, watchers) = (actor.spec.clone(), std::mem::take(&mut actor.watchers));
+        if let Some(name) = &spec.name
+            && self.actors.names.get(name) == Some(&id)
+        {
+            self.actors.names.remove(name);
+        }
+        for watcher in &watchers {
+            remove_from(&mut self.actors.watched_by, *watcher, id);
+        }
+        remove_from(&mut self.actors.by_owner, spec.owner.process, id);
+        remove_from(&mut self.actors.by_job, spec.job, id);
+        watchers
     }
 
     pub(in crate::state) fn bury_actor(&mut self, id: ActorId, cause: Error) {
@@ -410,18 +468,8 @@ impl State {
         // Up to a hundred KiB each, and never needed again.
         Arc::make_mut(&mut actor.spec).args = Vec::new();
         let spec = actor.spec.clone();
-        if let Some(name) = &spec.name
-            && self.actors.names.get(name) == Some(&id)
-        {
-            self.actors.names.remove(name);
-        }
         self.announce_actor(id);
-        let watchers = self.actors.actors.get_mut(&id).map(|actor| std::mem::take(&mut actor.watchers));
-        for watcher in watchers.unwrap_or_default() {
-            remove_from(&mut self.actors.watched_by, watcher, id);
-        }
-        remove_from(&mut self.actors.by_owner, spec.owner.process, id);
-        remove_from(&mut self.actors.by_job, spec.job, id);
+        self.unlist_actor(id);
         self.actors.dead.push_back(id);
         if self.actors.dead.len() > TOMBSTONES
             && let Some(oldest) = self.actors.dead.pop_front()

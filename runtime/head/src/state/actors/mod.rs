@@ -140,6 +140,11 @@ impl Actors {
         self.actors.get(&id).map(|actor| actor.incarnation)
     }
 
+    /// The latest life of a known actor, if any has begun.
+    pub(super) fn latest_life_of(&self, id: ActorId) -> Option<Incarnation> {
+        self.actors.get(&id).and_then(Actor::latest_life)
+    }
+
     pub(super) fn knows(&self, id: ActorId) -> bool {
         self.actors.contains_key(&id)
     }
@@ -248,7 +253,10 @@ impl Actor {
 
     fn shown(&self, nodes: &Nodes) -> ActorState {
         match &self.phase {
-            Phase::Pending { after: Some(cause) } => ActorState::Restarting { cause: Box::new(cause.clone()) },
+            Phase::Pending { after: Some(cause) } => {
+                let life = Incarnation(self.incarnation.0.saturating_sub(1));
+                ActorState::Restarting { life, cause: Box::new(cause.clone()) }
+            }
             Phase::Pending { after: None } | Phase::Starting { .. } => ActorState::Starting,
             Phase::Alive { address, node, .. } => match nodes.get(*node) {
                 Some(at) => {

@@ -367,3 +367,92 @@ fn whoever_comes_back_hears_of_a_node_that_was_back_and_is_lost_and_that_node_do
     bench.step(Event::ProcessConnected(WORKER));
     assert_eq!(bench.told_to(WORKER, died), [], "it knows of no such nodes");
 }
+
+/// Two nodes are known, and the first brings an anonymous actor back of which a later life has begun on the second.
+fn an_earlier_life_is_back() -> Bench {
+    let facts = vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), Fact::Node(Box::new(node(2)), None)];
+    let mut bench = recovered(facts);
+    bench.driver(DRIVER);
+    bench.step(Event::ProcessConnected(OTHER));
+    bench.says(OTHER, HeadMessage::WatchActor(ActorId(5)));
+    bench.comes_back(1, vec![life(&restartable(), 0, 9)], Vec::new());
+    bench
+}
+
+fn restartable() -> ActorSpec {
+    ActorSpec { max_restarts: 2, ..actor_of(DRIVER, 5) }
+}
+
+/// What callers know of later lives: its maker, which life it is in; others, which life is over.
+fn told_of_later_lives() -> [Event; 2] {
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)) };
+    let over = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(0) };
+    [Event::Says(DRIVER.into(), made), Event::Says(OTHER.into(), over)]
+}
+
+#[test]
+fn a_later_life_that_somebody_knows_of_is_awaited_and_not_started_a_second_time() {
+    for told in told_of_later_lives() {
+        let mut bench = an_earlier_life_is_back();
+        bench.step(told);
+        assert_eq!(bench.ended(), [LeaseId(9)]);
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+        bench.tick(LOOKS);
+        assert_eq!(bench.starts().len(), 0, "it may live");
+        bench.comes_back(2, vec![life(&restartable(), 1, 10)], Vec::new());
+        bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+        bench.holds(OTHER, Vec::new(), Vec::new());
+        bench.tick(LOOKS);
+        assert!(!bench.state.is_recovering());
+        let states = bench.actor_states(OTHER, 5);
+        assert!(matches!(states.last(), Some(ActorState::Alive { incarnation: Incarnation(1), .. })), "{states:?}");
+        assert!(!states.iter().any(|state| matches!(state, ActorState::Restarting { .. })), "{states:?}");
+        assert_eq!((bench.ended(), bench.starts().len()), (vec![LeaseId(9)], 0));
+        bench.state.audit_all().unwrap();
+    }
+}
+
+#[test]
+fn a_later_life_that_is_not_back_in_time_is_followed_by_the_next() {
+    let mut bench = an_earlier_life_is_back();
+    bench.step(told_of_later_lives()[0].clone());
+    bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+    bench.tick(GRACE);
+    bench.start_actor(ActorId(5), 2);
+    let states = bench.actor_states(OTHER, 5);
+    assert!(matches!(states.last(), Some(ActorState::Alive { incarnation: Incarnation(2), .. })), "{states:?}");
+}
+
+#[test]
+fn a_life_of_which_somebody_tells_late_is_over_and_the_next_begins() {
+    let later = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(1) };
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)) };
+    for told in [later, made] {
+        let mut bench = an_earlier_life_is_back();
+        bench.comes_back(2, Vec::new(), Vec::new());
+        bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+        bench.tick(LOOKS);
+        assert!(!bench.state.is_recovering());
+        bench.says(DRIVER, told);
+        assert_eq!(bench.ended(), [LeaseId(9)]);
+        bench.start_actor(ActorId(5), 2);
+        bench.state.audit_all().unwrap();
+    }
+}
+
+#[test]
+fn a_life_that_is_back_is_the_one_that_goes_on_though_it_was_to_begin_elsewhere() {
+    let mut bench = an_earlier_life_is_back();
+    let (lease, node) = (Some(LeaseId(9)), NodeId(1));
+    let (process, pid, exit) = (worker_of(LeaseId(9)), 77, exit());
+    let death = WorkerDeath { lease, node, process, pid, exit, started: 1, is_moved: false };
+    bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+    let second = bench.starts().pop().expect("its next life is placed").lease;
+    bench.comes_back(2, vec![life(&restartable(), 1, 10)], Vec::new());
+    assert_eq!(bench.ended(), [second]);
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(second));
+    let states = bench.actor_states(OTHER, 5);
+    assert!(matches!(states.last(), Some(ActorState::Alive { incarnation: Incarnation(1), .. })), "{states:?}");
+    bench.state.audit_all().unwrap();
+}
