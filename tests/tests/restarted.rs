@@ -5,11 +5,15 @@
 mod common;
 
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{Local, Started};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use wingbeat::{Bundle, Error, PlacementStrategy, get_all_blocking, placement_group};
+use wingbeat_net::address::{Listener, Stream, dial_text};
+use wingbeat_net::handshake::{Hello, Role, Token, Welcome};
 use wingbeat_tests::TestCluster;
 
 #[wingbeat::remote]
@@ -236,4 +240,60 @@ fn a_cluster_outlives_one_head_after_the_other() {
         let tasks: Vec<_> = (0..50).map(double::remote).collect();
         assert_eq!(get_all_blocking(&tasks).unwrap()[49], 98);
     }
+}
+
+/// In the place of the head, takes in somebody who wants to join, hears the question, and ends without an answer.
+fn hear_a_join_and_end(cluster: &mut TestCluster, joining: impl FnOnce(&TestCluster)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (token, address) = (Token::new(cluster.token().unwrap().trim()), cluster.address().to_owned());
+    let known = runtime.block_on(dial_text(&address, "the head", &token, Hello::of_tool())).unwrap().1;
+    cluster.kill_head().unwrap();
+    let (asks, asked) = std::sync::mpsc::channel();
+    runtime.spawn(async move {
+        let listener = Listener::bind(known.address.process, Some(address.parse().unwrap())).await.unwrap();
+        let welcome = Welcome { address: listener.address().clone(), ..known };
+        let accept = move |mut stream: Stream, hello: Hello| {
+            let asks = asks.clone();
+            tokio::spawn(async move {
+                if matches!(hello.role, Role::Driver(_) | Role::Node(_)) {
+                    stream.read_u8().await.unwrap();
+                    asks.send(stream).unwrap();
+                }
+            });
+        };
+        listener.serve(token, welcome, accept).await;
+    });
+    joining(cluster);
+    let open = asked.recv_timeout(Duration::from_secs(60)).unwrap();
+    runtime.shutdown_timeout(Duration::from_secs(60));
+    drop(open);
+}
+
+#[test]
+fn who_is_joining_when_the_head_is_killed_joins_the_next_one() {
+    let (mut cluster, driver) = cluster(0, 0);
+    let mut node = None;
+    hear_a_join_and_end(&mut cluster, |cluster| {
+        let mut command = cluster.command().unwrap();
+        command.args(["worker", "--head", cluster.address(), "--num-cpus", "1", "--object-store-memory", "64MiB"]);
+        node = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    });
+    cluster.start_head().unwrap();
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8, "the node has joined");
+    let (address, token) = (cluster.address().to_owned(), cluster.token().unwrap());
+    let mut second = None;
+    hear_a_join_and_end(&mut cluster, |_| {
+        second = Some(std::thread::spawn(move || {
+            let init = wingbeat::init_at(&address).token(&token).namespace("second");
+            let _driver = Local::from(init);
+            double::remote(5).get_blocking().unwrap()
+        }));
+    });
+    cluster.start_head().unwrap();
+    assert_eq!(second.unwrap().join().unwrap(), 10, "the driver has joined");
+    assert_eq!(double::remote(6).get_blocking().unwrap(), 12);
+    drop(driver);
+    let mut node = node.unwrap();
+    node.kill().unwrap();
+    node.wait().unwrap();
 }

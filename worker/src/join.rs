@@ -271,9 +271,8 @@ impl Joined {
         }
         let head = HeadLink::new(self.head.clone());
         head.found(self.epoch);
-        head.has_joined(spec.clone());
-        process.set_head(head);
-        let entered = self.start_job(&session, spec).await;
+        process.set_head(head.clone());
+        let entered = self.start_job(&session, &head, spec).await;
         match entered {
             Ok(()) => Ok(session),
             Err(error) => {
@@ -283,12 +282,14 @@ impl Joined {
         }
     }
 
-    async fn start_job(&self, session: &Session, spec: JobSpec) -> Result<(), Error> {
+    async fn start_job(&self, session: &Session, head: &HeadLink, spec: JobSpec) -> Result<(), Error> {
+        let job = spec.clone();
         let join = move |head: HeadClient| {
-            let spec = spec.clone();
-            async move { head.join_job(mux::within(limits().written), spec).await }
+            let job = job.clone();
+            async move { head.join_job(mux::within(limits().written), job).await }
         };
         let ClusterView { nodes, .. } = session.process().ask_head(join).await??;
+        head.has_joined(spec);
         home::attach(self, session, nodes).await
     }
 }

@@ -157,6 +157,18 @@ pub enum Purpose {
     Arena,
 }
 
+/// With what a connection to the head goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resumes {
+    /// It is the first one.
+    #[default]
+    Nothing,
+    /// The last one ended before the head had answered that this node or job has joined. It may have.
+    Joining,
+    /// Where the last one ended.
+    Joined,
+}
+
 /// The dialling side introduces itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -175,8 +187,8 @@ pub struct Hello {
     pub losses: u64,
     /// Whom it is for, if that is known: another process may listen where that did.
     pub to: Option<ProcessId>,
-    /// It was connected before, and goes on where that connection ended. For the head.
-    pub resumes: bool,
+    /// With what it goes on. For the head.
+    pub resumes: Resumes,
     /// The life of the head with which it was connected.
     pub epoch: Option<Epoch>,
 }
@@ -196,7 +208,7 @@ impl Hello {
             version,
             losses: 0,
             to: None,
-            resumes: false,
+            resumes: Resumes::Nothing,
             epoch: None,
         }
     }

@@ -8,7 +8,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
 
 use crate::address::{self, DialError, Stream};
-use crate::handshake::{Epoch, Hello, Token, Welcome};
+use crate::handshake::{Epoch, Hello, Resumes, Token, Welcome};
 
 /// What it is called in errors.
 const HEAD: &str = "the head";
@@ -70,7 +70,7 @@ impl Way {
     pub async fn dial(&self, token: &Token, hello: Hello) -> Result<(Stream, Met), DialError> {
         let known = *self.epoch.lock();
         let hello = Hello { epoch: known, ..hello };
-        let resumes = hello.resumes;
+        let resumes = hello.resumes != Resumes::Nothing;
         match self.dial_somewhere(token, hello).await {
             // The next one may follow.
             Err(DialError::Gone(error)) if known.is_some() => Err(DialError::Failed(error)),

@@ -10,7 +10,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::address::{self, Listener};
-use wingbeat_net::handshake::{Hello, PROTOCOL, Purpose, RELEASE, Role, Token, Welcome};
+use wingbeat_net::handshake::{Hello, PROTOCOL, Purpose, RELEASE, Resumes, Role, Token, Welcome};
 
 /// A protocol that is not ours, and whose release follows.
 const OTHER: u32 = PROTOCOL ^ 1;
@@ -34,7 +34,7 @@ fn hello(cluster: Option<ClusterId>) -> Hello {
         version: RELEASE.into(),
         losses: 0,
         to: None,
-        resumes: false,
+        resumes: Resumes::Nothing,
         epoch: None,
     }
 }

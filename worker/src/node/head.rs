@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::address::{DialError, Stream};
-use wingbeat_net::handshake::{Epoch, Hello, Purpose};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, NodeInfo, Running};
@@ -93,27 +93,54 @@ impl Daemon {
     /// Joins the head, and stays with it until it is lost.
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let end = Instant::now() + limits().lost;
-        let stream = loop {
-            match self.head.way.dial(&self.who.token, self.hello(Purpose::Control)).await {
-                Ok((stream, _)) => break stream,
-                // One that was there a moment ago is looked for.
-                Err(error) => match Error::from(error) {
-                    Error::Unreachable { .. } if self.head.way.is_followed() && Instant::now() < end => {
-                        tokio::time::sleep(PAUSES.1).await;
-                    }
-                    error => return Err(error),
-                },
+        let (mut resumes, mut snapshot) = (Resumes::Nothing, None);
+        let (connection, client) = loop {
+            match self.try_to_join(&info, &mut resumes, &mut snapshot).await {
+                Ok(joined) => break joined,
+                // One that was there a moment ago is looked for, and asked again: it may have ended before it answered.
+                Err(Error::Unreachable { .. }) if self.head.way.is_followed() && Instant::now() < end => {
+                    tokio::time::sleep(PAUSES.1).await;
+                }
+                Err(error) => return Err(error),
             }
         };
-        let (connection, client) = self.serve_head(stream);
-        let running = self.pool.lock().state.running();
-        let asked = self.head.term.now();
-        let answer = client.join_node(mux::within(limits().head), info.clone(), running).await;
-        mux::answered(answer, "the head")??;
-        self.head.term.is_known(asked);
         self.vital("keeping its term", self.clone().keep_term());
         self.clone().vital("staying with the head", async move { self.stay(info, connection, client).await });
         Ok(())
+    }
+
+    async fn try_to_join(
+        self: &Arc<Self>,
+        info: &NodeInfo,
+        resumes: &mut Resumes,
+        snapshot: &mut Option<Snapshot>,
+    ) -> Result<(Connection, HeadClient), Error> {
+        let hello = Hello { resumes: *resumes, ..self.hello(Purpose::Control) };
+        let (stream, met) = self.head.way.dial(&self.who.token, hello).await?;
+        if let Met::Next(epoch) = met {
+            self.note_for(epoch, snapshot);
+        }
+        let (connection, client) = self.serve_head(stream);
+        *resumes = Resumes::Joining;
+        let running = match snapshot {
+            Some(snapshot) => snapshot.running.clone(),
+            None => self.pool.lock().state.running(),
+        };
+        let asked = self.head.term.now();
+        let answer = client.join_node(mux::within(limits().written), info.clone(), running).await;
+        let joined = mux::answered(answer, "the head").and_then(|joined| joined);
+        if let Err(error) = joined {
+            self.leave_connection(&connection);
+            return Err(error);
+        }
+        self.head.way.joined(met);
+        self.head.term.is_known(asked);
+        Ok((connection, client))
+    }
+
+    fn leave_connection(&self, connection: &Connection) {
+        connection.close();
+        self.ending.connections.lock().retain(|other| !other.is(connection));
     }
 
     fn serve_head(self: &Arc<Self>, stream: Stream) -> (Connection, HeadClient) {
@@ -134,8 +161,7 @@ impl Daemon {
         self.talk(&connection, &client).await;
         let mut snapshot = None;
         let why = loop {
-            connection.close();
-            self.ending.connections.lock().retain(|other| !other.is(&connection));
+            self.leave_connection(&connection);
             if self.ending.ended.borrow().is_some() {
                 break Loss::Ended;
             }
@@ -201,7 +227,7 @@ impl Daemon {
         let (Met::Next(_), Some(snapshot)) = (met, snapshot) else {
             return client.resume(mux::within(limits().silence)).await;
         };
-        let joining = client.join_node(mux::within(limits().head), info.clone(), snapshot.running.clone());
+        let joining = client.join_node(mux::within(limits().written), info.clone(), snapshot.running.clone());
         let joined = joining.await?;
         if let Err(error) = &joined {
             tracing::warn!(%error, "the head that was started again does not take this node");
@@ -269,7 +295,7 @@ impl Daemon {
     async fn find_head(&self) -> Result<(Stream, Met), Loss> {
         let (mut pause, longest) = PAUSES;
         while self.ending.ended.borrow().is_none() {
-            let hello = Hello { resumes: true, ..self.hello(Purpose::Control) };
+            let hello = Hello { resumes: Resumes::Joined, ..self.hello(Purpose::Control) };
             let dialling = self.head.way.dial(&self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(DIAL, dialling).await {

@@ -41,7 +41,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::address::Listener;
-use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Token, Welcome};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::Connection;
 use wingbeat_net::panics;
@@ -273,7 +273,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
-            resumes: false,
+            resumes: Resumes::Nothing,
             epoch: None,
         }
     }

@@ -76,6 +76,14 @@ impl Service {
         Error::Refused { who: "the head".into(), why }
     }
 
+    /// Refuses who was given up: what it had was ended, or runs elsewhere.
+    fn check_is_known(&self) -> Result<(), Error> {
+        match self.is_known {
+            true => Ok(()),
+            false => Err(self.refused("the head has given it up meanwhile; start it again".into())),
+        }
+    }
+
     /// Refuses what ends with whoever asked for it, if that is gone already: nothing would end it any more.
     fn check_is_there(&self, state: &State) -> Result<(), Error> {
         if state.is_connected(self.process) {
@@ -112,24 +120,30 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn join_node(self, _: Context, node: NodeInfo, running: Running) -> Result<ClusterView, Error> {
-        if !self.is_known || self.role != Role::Node(node.id) {
+        if self.role != Role::Node(node.id) {
             return Err(self.refused("it introduced itself as something else than this node".into()));
         }
+        self.check_is_known()?;
         named("a node's host", [&node.hostname])?;
         named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
         names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
         // It asks again when it was not told that it has.
-        let has_joined = self.shell.inside.lock().state.has_node(node.id);
-        if !has_joined {
-            self.shell.step(Event::NodeJoined(Box::new(node), running));
+        let joined = move |state: &mut State, now| match state.has_node(node.id) {
+            true => (Ok(()), Vec::new()),
+            false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),
+        };
+        // The next head waits for the nodes that were written down, and for no others. A disk without room keeps no node away.
+        if let Err(error) = self.shell.change_and_write(joined, |_, _| Vec::new()).await {
+            tracing::warn!(%error, "a head that is started again does not wait for this node until that is written");
         }
         Ok(self.shell.inside.lock().state.view())
     }
 
     async fn join_job(self, _: Context, job: JobSpec) -> Result<ClusterView, Error> {
-        if !self.is_known || self.role != Role::Driver(job.id) {
+        if self.role != Role::Driver(job.id) {
             return Err(self.refused("only the job's own driver can start it".into()));
         }
+        self.check_is_known()?;
         named("a job or its namespace", [&job.name, &job.namespace])?;
         if self.shell.inside.lock().state.driver_of(job.id).is_some_and(|driver| driver != self.process) {
             return Err(self.refused(format!("{} is another driver's", job.id)));

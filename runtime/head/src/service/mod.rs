@@ -19,7 +19,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use wingbeat_core::error::Error;
 use wingbeat_core::{JobId, NodeId, ProcessId};
 use wingbeat_net::address::Stream;
-use wingbeat_net::handshake::{Epoch, Hello, Role};
+use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, Subject, TaskStanding};
@@ -198,17 +198,24 @@ impl Shell {
 
     /// How whoever connects was connected before.
     fn before(&self, hello: &Hello, state: &State) -> Before {
-        let may_come_back = match hello.role {
-            Role::Worker => state.may_come_back(hello.address.process),
-            Role::Driver(_) => state.is_recovering() && state.may_come_back(hello.address.process),
-            Role::Node(node) => state.may_node_come_back(node),
+        let process = hello.address.process;
+        let is_awaited = match hello.role {
+            Role::Worker => state.may_come_back(process),
+            Role::Driver(_) => state.is_recovering() && state.may_come_back(process),
             _ => state.is_recovering(),
         };
+        let is_lost = match hello.role {
+            Role::Driver(_) => state.is_over(process),
+            Role::Node(node) => state.will_not_come_back(node),
+            _ => false,
+        };
         match hello.resumes {
-            false => Before::Never,
-            true if hello.epoch == self.epoch => Before::WithThis,
-            true if may_come_back => Before::WithEarlier,
-            true => Before::TooLongAgo,
+            Resumes::Nothing => Before::Never,
+            Resumes::Joining | Resumes::Joined if hello.epoch == self.epoch => Before::WithThis,
+            // It may have nothing that this head could know of, and so be awaited by nobody.
+            Resumes::Joining if !is_lost => Before::WithEarlier,
+            Resumes::Joined if is_awaited && !is_lost => Before::WithEarlier,
+            Resumes::Joining | Resumes::Joined => Before::TooLongAgo,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What becomes of a request whose connection ends while its fact is being written.
+//! What becomes of a request whose connection ends while its fact is being written, or whose head ends before it has answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
 use wingbeat_core::spec::{Address, BundleSpec, Executable, JobSpec, MachineId, PlacementGroupSpec, PlacementStrategy};
 use wingbeat_core::{Amount, ClusterId, PlacementGroupId, ResourceSet};
+use wingbeat_net::messages::{NodeInfo, Running};
 
 use super::*;
 
@@ -177,4 +178,64 @@ async fn a_panic_of_one_of_its_tasks_ends_the_head_with_that_as_the_reason() {
     shell.vital("a test", async { panic!("on purpose") });
     let why = shell.stopped().await.unwrap_err();
     assert!(why.contains("a test") && why.contains("on purpose"), "{why}");
+}
+
+const NODE: NodeId = NodeId(4);
+
+fn node() -> NodeInfo {
+    NodeInfo {
+        id: NODE,
+        address: address(),
+        hostname: "host".into(),
+        resources: ResourceSet::new(),
+        devices: Vec::new(),
+        labels: BTreeMap::new(),
+        store_bytes: 0,
+    }
+}
+
+/// A head that was started again for a cluster of which it knows this, and how it takes somebody whose join was not answered, or was.
+fn started_again(facts: Vec<Fact>) -> (Arc<Shell>, impl Fn(Role, Resumes) -> Before) {
+    let state = State::recover(ClusterId(1), 1, facts, 1_000);
+    let shell = Shell::new(state, None, Programs::in_memory(), Some(Epoch(2)));
+    let asked = shell.clone();
+    let before = move |role, resumes| {
+        let hello = Hello { role, resumes, address: address(), epoch: Some(Epoch(1)), ..Hello::of_tool() };
+        asked.before(&hello, &asked.inside.lock().state)
+    };
+    (shell, before)
+}
+
+#[test]
+fn who_was_not_told_that_it_has_joined_joins_the_next_head_also_when_that_awaits_nobody() {
+    let (shell, before) = started_again(Vec::new());
+    shell.change(|state, _| ((), state.step(0, Event::Tick)));
+    assert!(!shell.inside.lock().state.is_recovering());
+    for role in [Role::Driver(JOB), Role::Node(NODE)] {
+        assert_eq!(before(role, Resumes::Joining), Before::WithEarlier, "{role:?}");
+        assert_eq!(before(role, Resumes::Joined), Before::TooLongAgo, "{role:?}");
+    }
+}
+
+#[test]
+fn who_may_have_joined_and_was_given_up_does_not_join_again() {
+    let (shell, before) = started_again(vec![Fact::Node(Box::new(node()), None)]);
+    assert_eq!(before(Role::Node(NODE), Resumes::Joining), Before::WithEarlier);
+    shell.change(|state, _| ((), state.step(0, Event::NodeLost(NODE, "a test".into()))));
+    assert_eq!(before(Role::Node(NODE), Resumes::Joining), Before::TooLongAgo, "others were told that it is lost");
+}
+
+#[tokio::test]
+async fn a_node_is_told_that_it_has_joined_when_that_is_written() {
+    let (service, disk, _) = waiting_for_its_disk();
+    let info = node();
+    let service = Service { role: Role::Node(NODE), ..service };
+    tokio::select! {
+        _ = service.clone().join_node(tarpc::context::current(), info.clone(), Running::default()) => panic!("it is not written"),
+        () = disk.asked.notified() => {}
+    }
+    disk.is_full.store(true, Ordering::Relaxed);
+    disk.may_write.add_permits(2);
+    let view = service.join_node(tarpc::context::current(), info, Running::default()).await.unwrap();
+    assert_eq!(view.nodes.len(), 1, "a disk without room keeps no node away");
 }

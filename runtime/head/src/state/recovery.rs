@@ -233,12 +233,16 @@ impl State {
     /// Whether a process that knew an earlier head may go on with this one: everybody while they come back, and later whoever is known
     /// to live, and was not waited for since it has nothing here.
     pub fn may_come_back(&self, process: ProcessId) -> bool {
-        let job = self.drivers.get(&process).and_then(|job| self.jobs.get(job));
-        if job.is_some_and(|job| job.is_over) {
-            // What it had was ended.
+        if self.is_over(process) {
             return false;
         }
         self.recovering.is_some() || self.was_recovered && self.worker_jobs.contains_key(&process)
+    }
+
+    /// Whether a process is the driver of a job that is over: what it had was ended.
+    pub(crate) fn is_over(&self, driver: ProcessId) -> bool {
+        let job = self.drivers.get(&driver).and_then(|job| self.jobs.get(job));
+        job.is_some_and(|job| job.is_over)
     }
 
     /// Whether those that were there before the head was started again may still come back.
@@ -294,9 +298,9 @@ impl State {
         }
     }
 
-    /// Whether a node that knew an earlier head may go on with this one: not if others were told that it is lost.
-    pub(crate) fn may_node_come_back(&self, node: NodeId) -> bool {
-        self.is_recovering() && self.never_back.iter().all(|(lost, _)| *lost != node)
+    /// Whether others were told that a node is lost.
+    pub(crate) fn will_not_come_back(&self, node: NodeId) -> bool {
+        self.never_back.iter().any(|(lost, _)| *lost == node)
     }
 
     /// The same for a node that is back: it may be fetching from them.
@@ -421,7 +425,8 @@ impl State {
         }
         match holder {
             LeaseHolder::Tasks(owner, _) => {
-                if self.recovering.as_mut().is_some_and(|recovering| recovering.abandoned.remove(&id)) {
+                if self.recovering.as_mut().is_none_or(|recovering| recovering.abandoned.remove(&id)) {
+                    // Or its owner has said what it has to a head that could not know of this.
                     self.end_lease(id, Some(ABANDONED.into()));
                 } else if self.is_claimed_by_nobody(owner, id) {
                     // It was returned, or the news of it was lost. Its process may own what others need.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use wingbeat_core::ErrorKind;
 use wingbeat_core::error::Error;
 use wingbeat_net::address::{DialError, Stream};
-use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Waiting};
@@ -66,7 +66,7 @@ impl Process {
     /// The first connection. A driver that cannot reach its head is told at once; a worker process knows that there is one.
     async fn dial_head(&self, head: &HeadLink) -> Result<Stream, Error> {
         if self.wire.who.role == Role::Worker {
-            let found = self.find_head(head, false).await.map(|(stream, _)| stream);
+            let found = self.find_head(head, Resumes::Nothing).await.map(|(stream, _)| stream);
             return found.ok_or_else(|| self.head_is_lost(head));
         }
         let dialled = head.shared.way.dial(&self.wire.who.token, self.hello(Purpose::Control)).await;
@@ -74,7 +74,7 @@ impl Process {
             Ok((stream, _)) => Ok(stream),
             // It was there a moment ago.
             Err(error @ Error::Unreachable { .. }) if head.shared.way.is_followed() => {
-                let found = self.find_head(head, false).await.map(|(stream, _)| stream);
+                let found = self.find_head(head, Resumes::Nothing).await.map(|(stream, _)| stream);
                 found.ok_or(error)
             }
             Err(error) => Err(error),
@@ -162,7 +162,9 @@ impl Process {
             if !is_known || self.is_shut_down() {
                 return self.head_is_lost(head);
             }
-            let Some((found, met)) = self.find_head(head, true).await else { return self.head_is_lost(head) };
+            let has_joined = self.wire.who.role == Role::Worker || head.job().is_some();
+            let resumes = if has_joined { Resumes::Joined } else { Resumes::Joining };
+            let Some((found, met)) = self.find_head(head, resumes).await else { return self.head_is_lost(head) };
             // The next head may have taken in what it was told over an earlier connection.
             if let Met::Next(epoch) = met
                 && told.replace(epoch) != Some(epoch)
@@ -230,14 +232,14 @@ impl Process {
     }
 
     /// Dials the head until it answers; none when it is gone, or has given this process up by now.
-    async fn find_head(&self, head: &HeadLink, resumes: bool) -> Option<(Stream, Met)> {
+    async fn find_head(&self, head: &HeadLink, resumes: Resumes) -> Option<(Stream, Met)> {
         let end = Instant::now() + limits().lost;
         let (mut pause, longest) = PAUSES;
         while !self.is_shut_down() && Instant::now() < end {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
             let dialling = head.shared.way.dial(&self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
-            let limit = if resumes { 2 * longest } else { limits().dial };
+            let limit = if resumes == Resumes::Nothing { limits().dial } else { 2 * longest };
             match tokio::time::timeout(limit, dialling).await {
                 Ok(Ok(found)) => return Some(found),
                 // The node of a worker process knows better whether there will be another, and ends it if not.

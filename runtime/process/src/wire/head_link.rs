@@ -44,7 +44,7 @@ pub(super) struct Shared {
     pub connection: Mutex<Option<Connection>>,
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
-    /// With what a driver joined.
+    /// With what a driver has joined: a head has answered so.
     job: OnceLock<JobSpec>,
 }
 

@@ -21,7 +21,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
-use wingbeat_net::handshake::{Hello, Purpose, Role, Token, Welcome};
+use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
 use wingbeat_net::messages::{HeadEvent, LogLine};
 #[cfg(test)]
 use wingbeat_net::transport::memory::Network;
@@ -151,7 +151,7 @@ impl Prepared {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
-            resumes: false,
+            resumes: Resumes::Nothing,
             epoch: None,
         }
     }
@@ -307,7 +307,7 @@ impl Process {
             version: env!("CARGO_PKG_VERSION").into(),
             losses: 0,
             to: None,
-            resumes: false,
+            resumes: Resumes::Nothing,
             epoch: None,
         }
     }

@@ -1,6 +1,9 @@
 //! A process by itself, without a cluster.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use wingbeat_core::spec::{Executable, JobSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_net::handshake::Epoch;
 
@@ -178,6 +181,78 @@ fn the_loss_of_a_process_that_was_gone_before_it_was_reached_is_told() {
         std::thread::yield_now();
     }
     process.shut_down("the test is over");
+}
+
+/// A head that takes connections in, and says who comes and with what it goes on.
+struct Listening {
+    address: wingbeat_core::spec::Address,
+    found: std::sync::mpsc::Receiver<Hello>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Listening {
+    /// The next head of the cluster of `process`: the same process in its next life.
+    fn in_life(epoch: u64, network: &Network, session: &Session) -> Listening {
+        let process = session.process();
+        let (token, cluster, network) = (process.wire.who.token.clone(), process.cluster(), network.clone());
+        let binding = async move { Listener::bind_in(&network, ProcessId(9), None).await.unwrap() };
+        let listener = session.block_on(process.io().spawn(binding)).unwrap();
+        let address = listener.address().clone();
+        let welcome = Welcome { address: address.clone(), cluster, epoch: Some(Epoch(epoch)) };
+        let (finds, found) = std::sync::mpsc::channel();
+        // A connection ends with the head.
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let accept = move |stream, hello: Hello| {
+            open.lock().push(stream);
+            let _ = finds.send(hello);
+        };
+        let serving = process.io().spawn(listener.serve(token, welcome, accept));
+        Listening { address, found, serving }
+    }
+
+    fn next(&self) -> Hello {
+        self.found.recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+
+    fn ends(self, session: &Session) {
+        self.serving.abort();
+        // An abort is complete when it has been waited for.
+        let _ = session.block_on(self.serving);
+    }
+}
+
+#[test]
+fn a_driver_that_was_not_told_that_it_has_joined_says_so_to_the_next_head() {
+    let network = Network::new();
+    let session = start_with(Token::random(), ClusterId::random(), Some(network.clone()));
+    let process = session.process().clone();
+    let first = Listening::in_life(1, &network, &session);
+    let head = HeadLink::new(first.address.clone());
+    head.found(Some(Epoch(1)));
+    process.set_head(head.clone());
+    process.tell_head(wingbeat_net::messages::HeadMessage::Leaves);
+    assert_eq!(first.next().resumes, Resumes::Nothing);
+    first.ends(&session);
+    let second = Listening::in_life(2, &network, &session);
+    let hello = second.next();
+    assert_eq!((hello.resumes, hello.epoch), (Resumes::Joining, Some(Epoch(1))));
+    head.has_joined(JobSpec {
+        id: process.wire.who.job,
+        name: "job".into(),
+        driver: process.address().clone(),
+        executable: Executable::default(),
+        working_dir: String::new(),
+        env: BTreeMap::new(),
+        local_env: BTreeMap::new(),
+        namespace: "test".into(),
+        priority: 0,
+    });
+    second.ends(&session);
+    let third = Listening::in_life(3, &network, &session);
+    assert_eq!(third.next().resumes, Resumes::Joined);
+    third.ends(&session);
+    process.shut_down("the test is over");
+    network.close();
 }
 
 #[test]

@@ -351,11 +351,11 @@ fn nodes_that_are_back_hear_which_others_are_lost_whenever_that_is_found_out() {
 fn whoever_comes_back_hears_of_a_node_that_was_back_and_is_lost_and_that_node_does_not_come_back_again() {
     let mut bench =
         recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), Fact::Node(Box::new(node(2)), None)]);
-    assert!(bench.state.may_node_come_back(NodeId(1)) && bench.state.may_node_come_back(NodeId(2)));
+    assert!(!bench.state.will_not_come_back(NodeId(1)) && !bench.state.will_not_come_back(NodeId(2)));
     bench.comes_back(1, Vec::new(), Vec::new());
     for id in [1, 2] {
         bench.step(Event::NodeLost(NodeId(id), "a test".into()));
-        assert!(!bench.state.may_node_come_back(NodeId(id)), "others were told that it is lost");
+        assert!(bench.state.will_not_come_back(NodeId(id)), "others were told that it is lost");
     }
     let died = |event: &HeadEvent| match event {
         HeadEvent::NodeDied { node, .. } => Some(*node),
