@@ -121,6 +121,8 @@ pub(crate) struct Shell {
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum Stage {
     Running,
+    /// Everybody is being told that the cluster ends.
+    Stopping,
     /// Nodes have been told.
     Told,
     Stopped,
@@ -444,11 +446,31 @@ impl Shell {
     }
 
     pub(crate) fn stop(&self) {
-        let _ = self.stopping.send_replace(Stage::Stopped);
+        self.advance(Stage::Stopped);
+    }
+
+    /// Goes on to a later stage. Whether it was in an earlier one.
+    fn advance(&self, to: Stage) -> bool {
+        self.stopping.send_if_modified(|stage| {
+            let is_later = *stage < to;
+            if is_later {
+                *stage = to;
+            }
+            is_later
+        })
+    }
+
+    /// Ends the cluster, and waits until everybody was told. Once begun it goes to its end, also when whoever asked for it is gone.
+    pub(crate) async fn stop_nodes(self: &Arc<Self>) {
+        if self.advance(Stage::Stopping) {
+            let shell = self.clone();
+            self.vital("stopping the cluster", async move { shell.tell_of_the_stop().await });
+        }
+        let _ = self.stopping.subscribe().wait_for(|stage| *stage >= Stage::Told).await;
     }
 
     /// Tells everybody that the cluster ends. Those that may still come back since the head was started again have a moment.
-    pub(crate) async fn stop_nodes(&self) {
+    async fn tell_of_the_stop(&self) {
         let everybody = async {
             while !self.inside.lock().state.absent().is_empty() {
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -474,13 +496,7 @@ impl Shell {
 
     /// Nodes that are lost from now on have ended with the cluster.
     pub(crate) fn is_ending(&self) {
-        self.stopping.send_if_modified(|stage| {
-            let first = *stage == Stage::Running;
-            if first {
-                *stage = Stage::Told;
-            }
-            first
-        });
+        self.advance(Stage::Told);
     }
 
     pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {

@@ -239,3 +239,18 @@ async fn a_node_is_told_that_it_has_joined_when_that_is_written() {
     let view = service.join_node(tarpc::context::current(), info, Running::default()).await.unwrap();
     assert_eq!(view.nodes.len(), 1, "a disk without room keeps no node away");
 }
+
+#[tokio::test]
+async fn a_stop_goes_to_its_end_also_when_whoever_asked_for_it_is_gone() {
+    // It may still come back, and has a moment.
+    let (shell, _) = started_again(vec![Fact::Node(Box::new(node()), None)]);
+    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Tool, is_known: false };
+    let mut asking = Box::pin(service.stop(tarpc::context::current()));
+    assert!(futures::poll!(&mut asking).is_pending());
+    drop(asking);
+    shell.step(Event::NodeLost(NODE, "a test".into()));
+    shell.stopped().await.unwrap();
+    // Whoever asks after that has nothing to wait for.
+    shell.stop_nodes().await;
+    assert!(*shell.stopping.borrow() == Stage::Told);
+}
