@@ -144,8 +144,7 @@ impl HeadHandle {
 
     /// Ends this head alone, and leaves the cluster to the next one. Needs a journal: without one nobody would wait for it.
     pub async fn leave(self) {
-        self.shell.settle_journal().await;
-        self.shell.stop();
+        self.shell.leave().await;
     }
 
     /// Ends every node, and then the head.

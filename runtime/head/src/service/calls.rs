@@ -105,13 +105,16 @@ fn scoped(what: &str, name: Option<&ScopedName>) -> Result<(), Error> {
 
 impl wingbeat_net::services::Head for Service {
     async fn deliver(self, _: Context, number: u64, messages: Vec<HeadMessage>) {
-        if !self.is_known || !self.hears(number) {
-            return;
-        }
-        for message in messages {
-            if let Some(event) = self.event(message) {
-                self.shell.step(event);
+        if self.is_known && self.hears(number) {
+            for message in messages {
+                if let Some(event) = self.event(message) {
+                    self.shell.step(event);
+                }
             }
+        }
+        if self.shell.has_left() {
+            // What is not answered is said to the next head.
+            std::future::pending::<()>().await;
         }
     }
 

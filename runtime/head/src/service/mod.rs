@@ -126,6 +126,8 @@ enum Stage {
     /// Nodes have been told.
     Told,
     Stopped,
+    /// It has stopped, and the next head goes on with its cluster.
+    Left,
 }
 
 struct Inside {
@@ -226,8 +228,8 @@ impl Shell {
     }
 
     fn step(&self, event: Event) {
-        if self.broken.get().is_some() {
-            // Nothing true follows from a state that may be half changed.
+        // Nothing true follows from a state that may be half changed, nor from the end of connections that the head has left.
+        if self.broken.get().is_some() || self.has_left() {
             return;
         }
         self.change(|state, now| ((), state.step(now, event)));
@@ -423,7 +425,7 @@ impl Shell {
         let mut stopping = self.stopping.subscribe();
         tokio::select! {
             () = work => {}
-            _ = stopping.wait_for(|stage| *stage == Stage::Stopped) => {}
+            _ = stopping.wait_for(|stage| *stage >= Stage::Stopped) => {}
         }
     }
 
@@ -447,6 +449,17 @@ impl Shell {
 
     pub(crate) fn stop(&self) {
         self.advance(Stage::Stopped);
+    }
+
+    /// Ends this head alone: from now on, who is gone has not ended. What it knows is written.
+    pub(crate) async fn leave(&self) {
+        self.advance(Stage::Left);
+        self.settle_journal().await;
+    }
+
+    /// Whether the next head is to be told what this one hears.
+    pub(crate) fn has_left(&self) -> bool {
+        *self.stopping.borrow() == Stage::Left
     }
 
     /// Goes on to a later stage. Whether it was in an earlier one.
@@ -636,7 +649,7 @@ impl Shell {
         };
         tokio::select! {
             ended = absence.ends(&hello.address, may_hide) => ended,
-            _ = stopping.wait_for(|stage| *stage == Stage::Stopped) => Return::Ended,
+            _ = stopping.wait_for(|stage| *stage >= Stage::Stopped) => Return::Ended,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
 use wingbeat_core::spec::{Address, BundleSpec, Executable, JobSpec, MachineId, PlacementGroupSpec, PlacementStrategy};
 use wingbeat_core::{Amount, ClusterId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::{NodeInfo, Running};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, Running};
 
 use super::*;
 
@@ -253,4 +253,18 @@ async fn a_stop_goes_to_its_end_also_when_whoever_asked_for_it_is_gone() {
     // Whoever asks after that has nothing to wait for.
     shell.stop_nodes().await;
     assert!(*shell.stopping.borrow() == Stage::Told);
+}
+
+#[tokio::test]
+async fn a_head_that_has_left_writes_nothing_of_those_that_it_has_left_and_takes_nothing_in() {
+    let (service, disk, _) = waiting_for_its_disk();
+    let shell = service.shell.clone();
+    disk.may_write.add_permits(1);
+    shell.leave().await;
+    let written = disk.written.lock().len();
+    shell.step(Event::ProcessLost(DRIVER, Some(JOB)));
+    assert_eq!(disk.written.lock().len(), written);
+    assert!(shell.inside.lock().state.is_connected(DRIVER));
+    let saying = service.deliver(tarpc::context::current(), 0, vec![HeadMessage::Leaves]);
+    assert!(futures::poll!(Box::pin(saying)).is_pending(), "it is to be said to the next head");
 }
