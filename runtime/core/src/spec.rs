@@ -356,11 +356,15 @@ pub enum ActorState {
         node: StoreNode,
         /// Which life.
         incarnation: Incarnation,
+        /// How many moves so far have cost it no restart.
+        moves: u32,
     },
     /// Its process ended; another is on its way.
     Restarting {
         /// The life that ended.
         life: Incarnation,
+        /// How many moves so far have cost it no restart.
+        moves: u32,
         /// Why it ended.
         cause: Box<Error>,
     },

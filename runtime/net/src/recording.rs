@@ -389,7 +389,7 @@ impl Redact for Error {
 
 impl Redact for LeaseHolder {
     fn redact(&mut self) {
-        if let LeaseHolder::Actor(spec, _) = self {
+        if let LeaseHolder::Actor(spec, ..) = self {
             spec.redact();
         }
     }

@@ -42,7 +42,7 @@ impl Assignment {
     }
 
     pub(crate) fn is_detached(&self) -> bool {
-        matches!(&self.start.holder, LeaseHolder::Actor(spec, _) if spec.detached)
+        matches!(&self.start.holder, LeaseHolder::Actor(spec, ..) if spec.detached)
     }
 }
 

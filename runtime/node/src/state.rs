@@ -305,7 +305,7 @@ impl State {
             NodeMessage::Prestart { job, count } => self.prestart(job, count),
             NodeMessage::ActorStarted { actor, incarnation, outcome } => {
                 if let Some(assigned) = self.workers.assignment_mut(by)
-                    && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life) if spec.id == actor && *life == incarnation)
+                    && matches!(&assigned.start.holder, LeaseHolder::Actor(spec, life, _) if spec.id == actor && *life == incarnation)
                 {
                     assigned.started = Some(outcome.clone());
                 }
@@ -460,7 +460,7 @@ impl State {
         let (lease, gpus, captures) = (assignment.lease(), worker.gpus.clone(), assignment.start.captures);
         let ready = HeadMessage::LeaseReady { lease, worker: contact.address.clone(), pid: worker.pid };
         match &assignment.start.holder {
-            LeaseHolder::Actor(spec, incarnation) => {
+            LeaseHolder::Actor(spec, incarnation, _) => {
                 let (spec, incarnation) = (spec.clone(), *incarnation);
                 let command = WorkerCommand::StartActor { lease, spec, incarnation, gpus, captures };
                 // Said first: nobody calls the actor before its constructor has returned, which is said next.

@@ -172,7 +172,7 @@ impl wingbeat_net::services::Head for Service {
         // An actor that is there is not written again: it may be in a later life.
         let fact = |state: &State| {
             let is_new = is_kept && state.is_new_actor(&named);
-            is_new.then(|| Fact::Actor(Box::new(named), None))
+            is_new.then(|| Fact::Actor(Box::new(named), None, 0))
         };
         let undone = move |answer: &Result<ActorInfo, Error>| {
             let is_made = answer.as_ref().is_ok_and(|info| info.id == id);

@@ -12,8 +12,8 @@ pub enum Fact {
     Job(Box<JobSpec>, bool),
     /// Nothing of it is left.
     JobGone(JobId),
-    /// A named or detached actor, and its latest life, if any has begun.
-    Actor(Box<ActorSpec>, Option<Incarnation>),
+    /// A named or detached actor, its latest life, if any has begun, and how many moves have cost it no restart.
+    Actor(Box<ActorSpec>, Option<Incarnation>, u32),
     /// It is dead.
     ActorGone(ActorId),
     /// A placement group, and the place of each bundle that has one.
@@ -74,7 +74,7 @@ impl Fact {
         match self {
             Fact::Job(spec, _) => FactKey::Job(spec.id),
             Fact::JobGone(id) => FactKey::Job(*id),
-            Fact::Actor(spec, _) => FactKey::Actor(spec.id),
+            Fact::Actor(spec, ..) => FactKey::Actor(spec.id),
             Fact::ActorGone(id) => FactKey::Actor(*id),
             Fact::Group(spec, _) => FactKey::Group(spec.id),
             Fact::GroupGone(id) => FactKey::Group(*id),

@@ -93,7 +93,7 @@ impl State {
                 self.holds(by, leases, actors, is_all);
             }
             (Speaker::Process(_), HeadMessage::LifeOver { actor, life }) => self.life_over(actor, life),
-            (Speaker::Process(_), HeadMessage::Made { spec, life }) => self.actor_was_made(spec, life),
+            (Speaker::Process(_), HeadMessage::Made { spec, life, moves }) => self.actor_was_made(spec, life, moves),
             (Speaker::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => self.lease_ready(lease, worker, pid),
             (Speaker::Node(_), HeadMessage::LeaseFailed { lease, error }) => self.lease_failed(lease, error),
             (Speaker::Node(_), HeadMessage::LeaseEnded(lease)) => self.lease_ended(lease),

@@ -82,10 +82,19 @@ pub(crate) enum Absentee {
 }
 
 /// An actor that may be somewhere.
+#[derive(Clone)]
 struct Absent {
     spec: Arc<ActorSpec>,
     /// Its latest life, if any has begun.
     life: Option<Incarnation>,
+    /// How often it was moved, which has cost no restart.
+    moves: u32,
+}
+
+impl Absent {
+    fn fact(&self) -> Fact {
+        Fact::Actor(Box::new((*self.spec).clone()), self.life, self.moves)
+    }
 }
 
 /// What a process has. All else that was its own is ended: the news of a grant, of a return, or of the drop of a last handle
@@ -115,7 +124,7 @@ impl Recovering {
     /// What must be remembered of those that may still come back.
     pub(super) fn actors(&self) -> impl Iterator<Item = Fact> {
         let kept = self.actors.values().filter(|absent| is_kept(&absent.spec));
-        kept.map(|Absent { spec, life }| Fact::Actor(Box::new((**spec).clone()), *life))
+        kept.map(Absent::fact)
     }
 
     /// Nodes that may still come back.
@@ -211,8 +220,8 @@ impl State {
                         }
                     }
                 }
-                Fact::Actor(spec, life) => {
-                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life });
+                Fact::Actor(spec, life, moves) => {
+                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves });
                 }
                 Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
@@ -350,7 +359,7 @@ impl State {
         for lease in running.leases {
             let owner = match &lease.start.holder {
                 LeaseHolder::Tasks(owner, _) => Some(*owner),
-                LeaseHolder::Actor(spec, _) => (!spec.detached).then_some(spec.owner.process),
+                LeaseHolder::Actor(spec, ..) => (!spec.detached).then_some(spec.owner.process),
             };
             if let Some(recovering) = &mut self.recovering {
                 recovering.owners.extend(owner);
@@ -384,7 +393,7 @@ impl State {
             }
             Some((group, index)) => self.groups.take_exactly(group, index, &taken.resources, &taken.devices),
         }
-        let outlives = matches!(&holder, LeaseHolder::Actor(spec, _) if spec.detached);
+        let outlives = matches!(&holder, LeaseHolder::Actor(spec, ..) if spec.detached);
         let has_job = self.jobs.get(&job).is_some_and(|job| !job.is_over || outlives);
         let may_go_on = has_job && !is_ending && !is_lost;
         let known = match &holder {
@@ -392,7 +401,7 @@ impl State {
             LeaseHolder::Tasks(owner, shape) => {
                 Holder::Tasks((*owner, self.adopt_demand(*owner, (**shape).clone(), id)))
             }
-            LeaseHolder::Actor(spec, _) => Holder::Actor(spec.id),
+            LeaseHolder::Actor(spec, ..) => Holder::Actor(spec.id),
         };
         let entry = Lease {
             taken,
@@ -433,7 +442,7 @@ impl State {
                     self.end_lease(id, None);
                 }
             }
-            LeaseHolder::Actor(spec, incarnation) => {
+            LeaseHolder::Actor(spec, incarnation, moves) => {
                 if self.is_stale(&spec, incarnation) {
                     return self.end_lease(
                         id,
@@ -444,7 +453,7 @@ impl State {
                     recovering.actors.remove(&spec.id);
                 }
                 let is_up = matches!(started, Some(Ok(())));
-                if !self.adopt_actor(&spec, incarnation, id, node, worker, is_up) {
+                if !self.adopt_actor((&spec, incarnation, moves), id, node, worker, is_up) {
                     self.end_lease(id, Some("another life of its actor is known".into()));
                 } else if let Some(Err(error)) = started {
                     self.actor_started(spec.id, incarnation, Err(error));
@@ -489,8 +498,8 @@ impl State {
     /// An actor that may still come back is to end. If it comes, its life is over.
     pub(super) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
         let Some(recovering) = &mut self.recovering else { return };
-        let Some(Absent { spec, life }) = recovering.actors.remove(&id) else { return };
-        self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), None);
+        let Some(Absent { spec, life, moves }) = recovering.actors.remove(&id) else { return };
+        self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), moves, None);
         self.bury_actor(id, cause);
         self.heard_of(id);
     }
@@ -581,7 +590,7 @@ impl State {
         match self.actors.life_of(id) {
             Some(known) if known == life && self.recovering.is_none() => self.kill_actor(id, true),
             // Its next life may have begun.
-            Some(known) if known <= life => self.has_later_life(id, life),
+            Some(known) if known <= life => self.has_later_life(id, life, self.actors.moves_of(id)),
             Some(_) | None => {}
         }
         if let Some(unheard) = self.unheard.as_mut().filter(|_| !self.actors.knows(id)) {
@@ -616,64 +625,69 @@ impl State {
     }
 
     /// An actor that no node has begins its next life, or its first one, or is dead.
-    fn lives_again(&mut self, Absent { spec, life }: Absent) {
+    fn lives_again(&mut self, Absent { spec, life, moves }: Absent) {
         let id = spec.id;
         let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
         let life = life.max(over.and_then(|over| over.life));
         // Its last life ended with its node.
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
-        let may_live = life.is_none() || spec.max_restarts == u32::MAX || next.0 <= spec.max_restarts;
+        let cost = next.0.saturating_sub(moves);
+        let may_live = life.is_none() || spec.max_restarts == u32::MAX || cost <= spec.max_restarts;
         let cause = ended_meanwhile();
         let spec = Arc::unwrap_or_clone(spec);
         if !self.jobs.contains_key(&spec.job) {
             self.record(Fact::ActorGone(id));
         } else if !spec.detached && !self.is_job_running(spec.job) {
             // What else there is of the job are detached actors.
-            self.insert_actor(spec, life.unwrap_or(next), None);
+            self.insert_actor(spec, life.unwrap_or(next), moves, None);
             self.bury_actor(id, Error::ActorEnded { by: "the end of its job".into() });
         } else if let Some(end) = self.is_to_end(id) {
-            self.insert_actor(spec, life.unwrap_or(next), None);
+            self.insert_actor(spec, life.unwrap_or(next), moves, None);
             self.bury_actor(id, Error::ActorEnded { by: end.by() });
         } else if may_live {
-            self.insert_actor(spec, next, life.map(|_| cause));
+            self.insert_actor(spec, next, moves, life.map(|_| cause));
         } else {
-            self.insert_actor(spec, life.unwrap_or(next), Some(cause.clone()));
+            self.insert_actor(spec, life.unwrap_or(next), moves, Some(cause.clone()));
             self.bury_actor(id, cause);
         }
         self.refuse_actor_if_infeasible(id);
         self.heard_of(id);
     }
 
-    /// Whoever made an actor says what it was, and its latest life if any has begun.
-    pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>) {
+    /// Whoever made an actor says what it was, its latest life if any has begun, and how many moves have cost it no restart.
+    pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>, moves: u32) {
         if self.actors.knows(spec.id) {
             if let Some(life) = life.filter(|life| Some(*life) > self.actors.latest_life_of(spec.id)) {
-                self.has_later_life(spec.id, life);
+                self.has_later_life(spec.id, life, moves);
             }
         } else if self.jobs.contains_key(&spec.job) {
+            let said = Absent { spec, life, moves };
             match &mut self.recovering {
                 Some(recovering) => {
-                    let absent = recovering.actors.entry(spec.id).or_insert(Absent { spec, life });
-                    absent.life = absent.life.max(life);
+                    let absent = recovering.actors.entry(said.spec.id).or_insert_with(|| said.clone());
+                    if absent.life < said.life {
+                        *absent = said;
+                    }
                 }
                 // It was not waited for, since nothing of it was known.
-                None => self.lives_again(Absent { spec, life }),
+                None => self.lives_again(said),
             }
         }
     }
 
     /// A node that was away has brought an actor back of which a later life has begun. That may still come back, and is started again
     /// if it does not.
-    fn has_later_life(&mut self, id: ActorId, life: Incarnation) {
+    fn has_later_life(&mut self, id: ActorId, life: Incarnation, moves: u32) {
         if self.recovering.is_none() {
-            return self.later_life_ended(id, life, ended_meanwhile());
+            return self.later_life_ended(id, life, moves, ended_meanwhile());
         }
         let Some((spec, watchers)) = self.unknow_actor(id) else { return };
-        if is_kept(&spec) {
-            self.record(Fact::Actor(Box::new((*spec).clone()), Some(life)));
+        let absent = Absent { spec, life: Some(life), moves };
+        if is_kept(&absent.spec) {
+            self.record(absent.fact());
         }
         if let Some(recovering) = &mut self.recovering {
-            recovering.actors.insert(id, Absent { spec, life: Some(life) });
+            recovering.actors.insert(id, absent);
         }
         for watcher in watchers {
             self.watch(watcher, id);

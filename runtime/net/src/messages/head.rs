@@ -135,6 +135,8 @@ pub enum HeadMessage {
         spec: Arc<ActorSpec>,
         /// Its latest life, if any has begun.
         life: Option<Incarnation>,
+        /// How many moves so far have cost it no restart.
+        moves: u32,
     },
     /// From a node: an actor's constructor returned.
     ActorStarted {

@@ -128,8 +128,8 @@ pub struct LeaseStart {
 pub enum LeaseHolder {
     /// Tasks of this process and shape.
     Tasks(ProcessId, Arc<Shape>),
-    /// An actor's life.
-    Actor(Arc<ActorSpec>, Incarnation),
+    /// An actor's life, and how many moves before it have cost no restart.
+    Actor(Arc<ActorSpec>, Incarnation, u32),
 }
 
 /// What a node has, as it tells a head that was started again.

@@ -176,7 +176,7 @@ impl Weight for NodeMessage {
                 }
                 NodeMessage::StartLease(start) => match &start.holder {
                     LeaseHolder::Tasks(_, asked) => FIXED + shape(asked),
-                    LeaseHolder::Actor(spec, _) => FIXED + spec.weight(),
+                    LeaseHolder::Actor(spec, ..) => FIXED + spec.weight(),
                 },
                 NodeMessage::Unpin(ids) | NodeMessage::Delete(ids) => ids.len() * 20,
                 NodeMessage::OwnersGone(owners) => owners.len() * 8,

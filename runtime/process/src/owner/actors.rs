@@ -13,6 +13,8 @@ pub(crate) struct Made {
     pub spec: Arc<ActorSpec>,
     /// Its latest life, if any has begun.
     pub life: Option<Incarnation>,
+    /// How many moves have cost it no restart.
+    pub moves: u32,
 }
 
 /// See the module.
@@ -32,7 +34,7 @@ impl Actors {
     /// An actor is about to be made, which ends with its last handle.
     pub(crate) fn makes(&self, spec: ActorSpec) {
         self.held.insert(spec.handle, spec.id);
-        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None });
+        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0 });
     }
 
     /// It was not made, or nobody holds it any more.
@@ -45,10 +47,10 @@ impl Actors {
     /// The head says what an actor is now.
     pub(super) fn is_now(&self, actor: ActorId, state: &ActorState) {
         match state {
-            ActorState::Alive { incarnation: life, .. } | ActorState::Restarting { life, .. } => {
-                if let Some(mut made) = self.made.get_mut(&actor) {
-                    // A head that was started again may know an earlier one only.
-                    made.life = made.life.max(Some(*life));
+            ActorState::Alive { incarnation: life, moves, .. } | ActorState::Restarting { life, moves, .. } => {
+                // A head that was started again may know an earlier one only.
+                if let Some(mut made) = self.made.get_mut(&actor).filter(|made| made.life <= Some(*life)) {
+                    (made.life, made.moves) = (Some(*life), *moves);
                 }
             }
             ActorState::Dead { .. } => drop(self.made.remove(&actor)),

@@ -356,7 +356,7 @@ impl Calls {
         let class = target.class_name.to_string();
         match state {
             ActorState::Starting => {}
-            ActorState::Alive { address, node, incarnation } => {
+            ActorState::Alive { address, node, incarnation, .. } => {
                 // A head that was started again may know an earlier life only.
                 if target.gone.is_some_and(|gone| incarnation <= gone) || target.life() > Some(incarnation) {
                     return;
@@ -375,7 +375,7 @@ impl Calls {
                 target.node = Some(node);
                 target.phase = Phase::Alive { address, incarnation };
             }
-            ActorState::Restarting { life, cause } => {
+            ActorState::Restarting { life, cause, .. } => {
                 if target.life() > Some(life) {
                     return;
                 }

@@ -122,12 +122,13 @@ impl Bench {
 
     fn alive(&mut self) {
         let node = StoreNode { node: NodeId(1), address: address(1) };
-        let state = ActorState::Alive { address: address(self.life), node, incarnation: Incarnation(self.life) };
+        let state =
+            ActorState::Alive { address: address(self.life), node, incarnation: Incarnation(self.life), moves: 0 };
         self.with(|calls, out| calls.actor_is(ACTOR, state, out));
     }
 
     fn restarting(&mut self, life: u32) {
-        let state = ActorState::Restarting { life: Incarnation(life), cause: Box::new(Error::NoSession) };
+        let state = ActorState::Restarting { life: Incarnation(life), moves: 0, cause: Box::new(Error::NoSession) };
         self.with(|calls, out| calls.actor_is(ACTOR, state, out));
     }
 }

@@ -65,7 +65,7 @@ impl State {
             return Ok(info(existing));
         }
         let (id, answer) = (spec.id, info(&spec));
-        self.insert_actor(spec, Incarnation(0), None);
+        self.insert_actor(spec, Incarnation(0), 0, None);
         match self.is_to_end(id) {
             Some(end) => self.bury_actor(id, Error::ActorEnded { by: end.by() }),
             None => self.refuse_actor_if_infeasible(id),
@@ -73,7 +73,13 @@ impl State {
         Ok(answer)
     }
 
-    pub(in crate::state) fn insert_actor(&mut self, spec: ActorSpec, incarnation: Incarnation, after: Option<Error>) {
+    pub(in crate::state) fn insert_actor(
+        &mut self,
+        spec: ActorSpec,
+        incarnation: Incarnation,
+        moves: u32,
+        after: Option<Error>,
+    ) {
         let (id, job) = (spec.id, spec.job);
         if let Some(name) = &spec.name {
             self.actors.names.insert(name.clone(), id);
@@ -92,7 +98,7 @@ impl State {
             self.job_detached(job, 1);
         }
         let actor = Actor {
-            restarts_left: restarts_left(&spec, incarnation),
+            moves,
             spec: Arc::new(spec),
             shape: None,
             phase: Phase::Pending { after },
@@ -113,8 +119,7 @@ impl State {
     /// A life that a node has served already. Whether it is the actor's present one.
     pub(in crate::state) fn adopt_actor(
         &mut self,
-        spec: &Arc<ActorSpec>,
-        incarnation: Incarnation,
+        (spec, incarnation, moves): (&Arc<ActorSpec>, Incarnation, u32),
         lease: LeaseId,
         node: NodeId,
         worker: Option<(Address, u32)>,
@@ -129,13 +134,13 @@ impl State {
             // A node that was away when that ended has brought it back; or the next life was to begin elsewhere.
             Some(known) => earlier = known.lease(),
             None if spec.name.as_ref().is_some_and(|name| self.actors.names.contains_key(name)) => return false,
-            None => self.insert_actor((**spec).clone(), incarnation, None),
+            None => self.insert_actor((**spec).clone(), incarnation, moves, None),
         }
         self.waits_no_more(id);
         let now = self.now;
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.incarnation = incarnation;
-            actor.restarts_left = restarts_left(&actor.spec, incarnation);
+            actor.moves = moves;
             actor.placed_at = now;
             actor.phase = match worker {
                 Some((address, pid)) if started => Phase::Alive { lease, node, address, pid },
@@ -154,7 +159,7 @@ impl State {
     fn record_actor(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
         if actor.spec.detached || actor.spec.name.is_some() {
-            let fact = Fact::Actor(Box::new((*actor.spec).clone()), actor.latest_life());
+            let fact = actor.fact();
             self.record(fact);
         }
     }
@@ -237,14 +242,14 @@ impl State {
             self.queue.remove(waiter);
             return Attempt::Done;
         };
-        let (spec, incarnation) = (actor.spec.clone(), actor.incarnation);
+        let (spec, incarnation, moves) = (actor.spec.clone(), actor.incarnation, actor.moves);
         let taken = match self.take_place(waiter, shape, &spec.holds, spec.placement.gpu_memory, spec.job) {
             Ok(taken) => taken,
             Err(attempt) => return attempt,
         };
         self.waits_no_more(id);
         let node = taken.node;
-        let lease = self.new_lease(taken, Holder::Actor(id), spec.job, LeaseHolder::Actor(spec, incarnation));
+        let lease = self.new_lease(taken, Holder::Actor(id), spec.job, LeaseHolder::Actor(spec, incarnation, moves));
         let now = self.now;
         if let Some(actor) = self.actors.actors.get_mut(&id) {
             actor.phase = Phase::Starting { lease, node, process: None };
@@ -385,15 +390,12 @@ impl State {
         if matches!(actor.phase, Phase::Dead(_)) {
             return;
         }
-        if actor.terminating.is_some() || actor.restarts_left == 0 {
+        if actor.terminating.is_some() || actor.restarts_left() == 0 {
             return self.bury_actor(id, cause);
         }
         // One that is killed while it rests or queues does so under another rank from now on.
         self.waits_no_more(id);
         let Some(actor) = self.actors.actors.get_mut(&id) else { return };
-        if actor.restarts_left != u32::MAX {
-            actor.restarts_left -= 1;
-        }
         actor.quick = if self.now < actor.placed_at + QUICK_MS { actor.quick + 1 } else { 0 };
         if let Some(doublings) = actor.quick.checked_sub(2) {
             actor.not_before = self.now + (PAUSE_MS << doublings.min(10)).min(PAUSE_LIMIT_MS);
@@ -408,13 +410,12 @@ impl State {
     }
 
     /// A later life than the known one has begun, and is over.
-    pub(in crate::state) fn later_life_ended(&mut self, id: ActorId, life: Incarnation, cause: Error) {
+    pub(in crate::state) fn later_life_ended(&mut self, id: ActorId, life: Incarnation, moves: u32, cause: Error) {
         let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| !matches!(actor.phase, Phase::Dead(_))) else {
             return;
         };
         let earlier = actor.lease();
-        actor.incarnation = life;
-        actor.restarts_left = restarts_left(&actor.spec, life);
+        (actor.incarnation, actor.moves) = (life, moves);
         self.live_again_or_die(id, cause);
         if let Some(earlier) = earlier {
             self.end_lease(earlier, Some(LATER_LIFE.into()));
@@ -599,17 +600,9 @@ impl State {
     /// A node that is drained gives its actors to others. A life that ends so costs none.
     pub(in crate::state) fn move_actor(&mut self, id: ActorId, lease: LeaseId, why: &str) {
         let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
-        if actor.restarts_left > 0 && actor.restarts_left != u32::MAX && actor.terminating.is_none() {
-            actor.restarts_left += 1;
+        if actor.restarts_left() > 0 && actor.terminating.is_none() {
+            actor.moves += 1;
         }
         self.live_again_or_die(id, Error::ActorEnded { by: format!("the draining of its node ({why})") });
-    }
-}
-
-/// How often an actor may be made again after this life. A head that was started again does not know which of its lives cost none.
-fn restarts_left(spec: &ActorSpec, life: Incarnation) -> u32 {
-    match spec.max_restarts {
-        u32::MAX => u32::MAX,
-        most => most.saturating_sub(life.0),
     }
 }

@@ -58,7 +58,8 @@ struct Actor {
     /// Since when it is in this phase.
     since: Millis,
     incarnation: Incarnation,
-    restarts_left: u32,
+    /// How often it was moved, which has cost no restart.
+    moves: u32,
     /// Worker processes that could not be started, or were gone before its constructor began, since it lived last.
     failures: u32,
     /// When it was placed last.
@@ -140,6 +141,11 @@ impl Actors {
         self.actors.get(&id).map(|actor| actor.incarnation)
     }
 
+    /// How often a known actor was moved.
+    pub(super) fn moves_of(&self, id: ActorId) -> u32 {
+        self.actors.get(&id).map_or(0, |actor| actor.moves)
+    }
+
     /// The latest life of a known actor, if any has begun.
     pub(super) fn latest_life_of(&self, id: ActorId) -> Option<Incarnation> {
         self.actors.get(&id).and_then(Actor::latest_life)
@@ -194,7 +200,7 @@ impl Actors {
     pub(super) fn durable(&self) -> impl Iterator<Item = Fact> {
         let living = self.by_job.values().flatten().filter_map(|id| self.actors.get(id));
         let kept = living.filter(|actor| actor.spec.detached || actor.spec.name.is_some());
-        kept.map(|actor| Fact::Actor(Box::new((*actor.spec).clone()), actor.latest_life()))
+        kept.map(Actor::fact)
     }
 
     /// What a pending actor waits to be placed with.
@@ -243,6 +249,19 @@ fn info(spec: &ActorSpec) -> ActorInfo {
 }
 
 impl Actor {
+    /// What is to be written down of it.
+    fn fact(&self) -> Fact {
+        Fact::Actor(Box::new((*self.spec).clone()), self.latest_life(), self.moves)
+    }
+
+    /// How often it may still be made again after this life.
+    fn restarts_left(&self) -> u32 {
+        match self.spec.max_restarts {
+            u32::MAX => u32::MAX,
+            most => most.saturating_sub(self.incarnation.0.saturating_sub(self.moves)),
+        }
+    }
+
     /// Its latest life, if any has begun.
     fn latest_life(&self) -> Option<Incarnation> {
         match &self.phase {
@@ -255,13 +274,14 @@ impl Actor {
         match &self.phase {
             Phase::Pending { after: Some(cause) } => {
                 let life = Incarnation(self.incarnation.0.saturating_sub(1));
-                ActorState::Restarting { life, cause: Box::new(cause.clone()) }
+                ActorState::Restarting { life, moves: self.moves, cause: Box::new(cause.clone()) }
             }
             Phase::Pending { after: None } | Phase::Starting { .. } => ActorState::Starting,
             Phase::Alive { address, node, .. } => match nodes.get(*node) {
                 Some(at) => {
                     let node = StoreNode { node: *node, address: at.info.address.clone() };
-                    ActorState::Alive { address: address.clone(), node, incarnation: self.incarnation }
+                    let (incarnation, moves) = (self.incarnation, self.moves);
+                    ActorState::Alive { address: address.clone(), node, incarnation, moves }
                 }
                 // Its loss is being told.
                 None => ActorState::Starting,

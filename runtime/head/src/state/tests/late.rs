@@ -34,7 +34,7 @@ fn start(lease: u64, holder: LeaseHolder) -> LeaseStart {
 
 /// A life of an actor, as a node reports it.
 fn life(spec: &ActorSpec, life: u32, lease: u64) -> RunningLease {
-    let start = start(lease, LeaseHolder::Actor(Arc::new(spec.clone()), Incarnation(life)));
+    let start = start(lease, LeaseHolder::Actor(Arc::new(spec.clone()), Incarnation(life), 0));
     let worker = Some((address(worker_of(start.lease)), 77));
     RunningLease { start, worker, started: Some(Ok(())), terminated: None, is_ending: false }
 }
@@ -80,7 +80,7 @@ fn all_back_but_the_maker() -> Bench {
 
 fn made() -> HeadMessage {
     let spec = ActorSpec { job: JobId(DRIVER.0), ..actor_of(WORKER, 5) };
-    HeadMessage::Made { spec: Arc::new(spec), life: None }
+    HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0 }
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn nobody_waits_for_a_driver_that_is_dead_because_its_leases_were_there() {
 
 #[test]
 fn an_actor_that_was_told_to_end_does_not_live_again() {
-    let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(0)))]);
+    let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(0)), 0)]);
     bench.driver(DRIVER);
     bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     let draining = RunningLease { terminated: Some("its user".into()), ..life(&keeper(), 0, 9) };
@@ -268,7 +268,7 @@ fn a_node_that_was_away_brings_no_actor_back_that_was_killed_meanwhile() {
 #[test]
 fn the_latest_life_of_an_actor_is_the_one_that_counts_whichever_node_is_back_first() {
     let of = |latest| {
-        let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(latest)))]);
+        let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(latest)), 0)]);
         bench.driver(DRIVER);
         bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
         bench
@@ -300,7 +300,7 @@ fn an_actor_that_is_told_of_late_and_could_never_be_placed_is_refused() {
     bench.tick(LOOKS);
     bench.step(Event::ProcessConnected(WORKER));
     let spec = ActorSpec { job: JobId(DRIVER.0), placement: shape(gpus(1.0)), ..actor_of(WORKER, 5) };
-    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None });
+    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0 });
     assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
 }
 
@@ -385,7 +385,7 @@ fn restartable() -> ActorSpec {
 
 /// What callers know of later lives: its maker, which life it is in; others, which life is over.
 fn told_of_later_lives() -> [Event; 2] {
-    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)) };
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0 };
     let over = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(0) };
     [Event::Says(DRIVER.into(), made), Event::Says(OTHER.into(), over)]
 }
@@ -426,7 +426,7 @@ fn a_later_life_that_is_not_back_in_time_is_followed_by_the_next() {
 #[test]
 fn a_life_of_which_somebody_tells_late_is_over_and_the_next_begins() {
     let later = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(1) };
-    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)) };
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0 };
     for told in [later, made] {
         let mut bench = an_earlier_life_is_back();
         bench.comes_back(2, Vec::new(), Vec::new());
@@ -455,4 +455,58 @@ fn a_life_that_is_back_is_the_one_that_goes_on_though_it_was_to_begin_elsewhere(
     let states = bench.actor_states(OTHER, 5);
     assert!(matches!(states.last(), Some(ActorState::Alive { incarnation: Incarnation(1), .. })), "{states:?}");
     bench.state.audit_all().unwrap();
+}
+
+#[test]
+fn a_move_costs_no_restart_after_a_restart_of_the_head_either() {
+    let once = |spec| ActorSpec { max_restarts: 1, ..spec };
+    let kept = once(named(actor_of(DRIVER, 5), "moved"));
+    let mut before = Bench::new(cpus(4.0));
+    before.state.keep_facts();
+    before.alive(kept.clone());
+    before.step(Event::NodeJoined(Box::new(node(2)), Running::default()));
+    before.drain(1, 0, false);
+    before.tick(1);
+    let start = before.starts().pop().expect("it is moved");
+    assert!(matches!(start.holder, LeaseHolder::Actor(_, Incarnation(1), 1)), "{:?}", start.holder);
+    before.says(NodeId(2), HeadMessage::LeaseReady { lease: start.lease, worker: address(WORKER), pid: 77 });
+
+    let is_over = |bench: &mut Bench| {
+        bench.tick(LOOKS);
+        assert!(!bench.state.is_recovering());
+        bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+        let next = bench.start_actor(ActorId(5), 2);
+        bench.crash(next);
+        let states = bench.actor_states(DRIVER, 5);
+        assert!(matches!(states.last(), Some(ActorState::Dead { .. })), "it has cost one by now: {states:?}");
+    };
+    // As it was written down; the driver, which has made it, holds it.
+    let mut bench = recovered(before.state.durable());
+    bench.driver(DRIVER);
+    bench.step(Event::ProcessConnected(OTHER));
+    bench.holds(OTHER, Vec::new(), Vec::new());
+    bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+    bench.comes_back(1, Vec::new(), Vec::new());
+    bench.state.drain(0, NodeId(1), None, String::new(), false).0.unwrap();
+    bench.step(Event::NodeLost(NodeId(2), "a test".into()));
+    is_over(&mut bench);
+    // As its node, or its maker, says.
+    let anonymous = once(actor_of(DRIVER, 5));
+    for has_node in [true, false] {
+        let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
+        bench.driver(DRIVER);
+        let mut back = life(&anonymous, 1, 9);
+        back.start.holder = LeaseHolder::Actor(Arc::new(anonymous.clone()), Incarnation(1), 1);
+        bench.comes_back(1, if has_node { vec![back] } else { Vec::new() }, Vec::new());
+        bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+        let (spec, life) = (Arc::new(anonymous.clone()), Some(Incarnation(1)));
+        bench.says(DRIVER, HeadMessage::Made { spec, life, moves: 1 });
+        if has_node {
+            let (lease, node, process) = (Some(LeaseId(9)), NodeId(1), worker_of(LeaseId(9)));
+            let death = WorkerDeath { lease, node, process, pid: 77, exit: exit(), started: 1, is_moved: false };
+            bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+            bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+        }
+        is_over(&mut bench);
+    }
 }

@@ -113,7 +113,7 @@ impl Load {
                     NodeId(1),
                     HeadMessage::LeaseReady { lease: start.lease, worker: address(worker_of(start.lease)), pid: 7 },
                 );
-                if let LeaseHolder::Actor(spec, life) = &start.holder {
+                if let LeaseHolder::Actor(spec, life, _) = &start.holder {
                     let (process, actor, lease) = (spec.owner.process, spec.id, start.lease);
                     self.bench
                         .says(NodeId(1), HeadMessage::ActorStarted { actor, incarnation: *life, outcome: Ok(()) });

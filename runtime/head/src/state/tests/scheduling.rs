@@ -169,7 +169,7 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
     let incarnations: Vec<_> = again
         .iter()
         .filter_map(|start| match &start.holder {
-            LeaseHolder::Actor(_, incarnation) => Some((bench.started[&start.lease].0.0, incarnation.0)),
+            LeaseHolder::Actor(_, incarnation, _) => Some((bench.started[&start.lease].0.0, incarnation.0)),
             LeaseHolder::Tasks(..) => None,
         })
         .collect();
