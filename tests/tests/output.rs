@@ -53,6 +53,7 @@ fn drive(what: &str) {
     wingbeat::block_on(std::future::IntoFuture::into_future(init)).unwrap();
     match what {
         "unfinished" => prints_an_unfinished_line::remote().get_blocking().unwrap(),
+        "begins" => {}
         "asks" => asks::remote(PathBuf::from(std::env::var(GO_ON).unwrap())).get_blocking().unwrap(),
         "waits" => {
             let first = asks::remote(PathBuf::from(std::env::var(GO_ON).unwrap()));
@@ -204,4 +205,26 @@ fn a_value_that_is_waited_for_long_is_told_of_once_with_the_reason() {
     let again: Vec<String> = lines.filter(|line| line.starts_with("(wingbeat)")).collect();
     assert!(again.iter().all(|line| !line.contains("says")), "{again:?}");
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_program_on_a_cluster_without_nodes_says_so_at_once() {
+    if let Ok(what) = std::env::var(DRIVER) {
+        return drive(&what);
+    }
+    let cluster = TestCluster::start(0, 0).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_program_on_a_cluster_without_nodes_says_so_at_once", "--nocapture"]);
+    command
+        .env(DRIVER, "begins")
+        .env("WINGBEAT_ADDRESS", cluster.address())
+        .env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    let told = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(
+        told.contains(&format!(
+            "has no nodes yet: tasks and actors wait for one; add it with `wingbeat worker --head {}`",
+            cluster.address()
+        )),
+        "{told}"
+    );
 }

@@ -262,8 +262,8 @@ impl Joined {
         let spec = job_spec(job, prepared.address().clone(), executable, options, crosses_network);
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
-        if options.log_to_driver {
-            let terminal = Arc::new(Terminal::default());
+        let terminal = options.log_to_driver.then(|| Arc::new(Terminal::default()));
+        if let Some(terminal) = terminal.clone() {
             let shown = terminal.clone();
             process.set_log_sink(Box::new(move |lines| shown.show(lines)));
             let telling = long_waits::tell(session.clone(), move |text| terminal.say(text));
@@ -272,7 +272,7 @@ impl Joined {
         let head = HeadLink::new(self.head.clone());
         head.found(self.epoch);
         process.set_head(head.clone());
-        let entered = self.start_job(&session, &head, spec).await;
+        let entered = self.start_job(&session, &head, spec, terminal).await;
         match entered {
             Ok(()) => Ok(session),
             Err(error) => {
@@ -282,7 +282,13 @@ impl Joined {
         }
     }
 
-    async fn start_job(&self, session: &Session, head: &HeadLink, spec: JobSpec) -> Result<(), Error> {
+    async fn start_job(
+        &self,
+        session: &Session,
+        head: &HeadLink,
+        spec: JobSpec,
+        terminal: Option<Arc<Terminal>>,
+    ) -> Result<(), Error> {
         let job = spec.clone();
         let join = move |head: HeadClient| {
             let job = job.clone();
@@ -290,6 +296,14 @@ impl Joined {
         };
         let ClusterView { nodes, .. } = session.process().ask_head(join).await??;
         head.has_joined(spec);
+        if let Some(terminal) = terminal
+            && nodes.iter().all(|node| node.resources.is_empty())
+        {
+            let head = self.head.tcp.map_or_else(|| "<the head>".to_owned(), |tcp| tcp.to_string());
+            terminal.say(&format!(
+                "(wingbeat) the cluster has no nodes yet: tasks and actors wait for one; add it with `wingbeat worker --head {head}`"
+            ));
+        }
         home::attach(self, session, nodes).await
     }
 }

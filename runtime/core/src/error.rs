@@ -275,7 +275,10 @@ pub enum Error {
         ours: ClusterId,
     },
     /// No actor has this name.
-    #[error("no actor is named `{name}` in namespace `{namespace}`")]
+    #[error(
+        "no actor is named `{name}` in namespace `{namespace}`; a program finds the actors of its own namespace only, which is a new one \
+         unless it names one, as with `init().namespace(..)`"
+    )]
     ActorNotFound {
         /// The name.
         name: String,

@@ -5,6 +5,7 @@ use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_net::messages::HeadMessage;
 
 use super::State;
+use super::recovery::Absent;
 
 /// Who says something.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -93,7 +94,9 @@ impl State {
                 self.holds(by, leases, actors, is_all);
             }
             (Speaker::Process(_), HeadMessage::LifeOver { actor, life }) => self.life_over(actor, life),
-            (Speaker::Process(_), HeadMessage::Made { spec, life, moves }) => self.actor_was_made(spec, life, moves),
+            (Speaker::Process(_), HeadMessage::Made { spec, life, moves, place }) => {
+                self.actor_was_made(Absent { spec, life, moves, place });
+            }
             (Speaker::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => self.lease_ready(lease, worker, pid),
             (Speaker::Node(_), HeadMessage::LeaseFailed { lease, error }) => self.lease_failed(lease, error),
             (Speaker::Node(_), HeadMessage::LeaseEnded(lease)) => self.lease_ended(lease),

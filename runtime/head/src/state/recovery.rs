@@ -83,12 +83,14 @@ pub(crate) enum Absentee {
 
 /// An actor that may be somewhere.
 #[derive(Clone)]
-struct Absent {
-    spec: Arc<ActorSpec>,
+pub(super) struct Absent {
+    pub spec: Arc<ActorSpec>,
     /// Its latest life, if any has begun.
-    life: Option<Incarnation>,
+    pub life: Option<Incarnation>,
     /// How often it was moved, which has cost no restart.
-    moves: u32,
+    pub moves: u32,
+    /// Where that life was, as far as somebody has said so.
+    pub place: Option<(NodeId, ProcessId)>,
 }
 
 impl Absent {
@@ -104,11 +106,6 @@ struct Claim {
     leases: BTreeSet<LeaseId>,
     actors: BTreeSet<ActorId>,
     is_complete: bool,
-}
-
-/// Why a life is over of which no node has told.
-fn ended_meanwhile() -> Error {
-    Error::ActorEnded { by: "the end of its process while the head was away".into() }
 }
 
 fn is_kept(spec: &ActorSpec) -> bool {
@@ -221,7 +218,7 @@ impl State {
                     }
                 }
                 Fact::Actor(spec, life, moves) => {
-                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves });
+                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves, place: None });
                 }
                 Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
@@ -498,7 +495,7 @@ impl State {
     /// An actor that may still come back is to end. If it comes, its life is over.
     pub(super) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
         let Some(recovering) = &mut self.recovering else { return };
-        let Some(Absent { spec, life, moves }) = recovering.actors.remove(&id) else { return };
+        let Some(Absent { spec, life, moves, .. }) = recovering.actors.remove(&id) else { return };
         self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), moves, None);
         self.bury_actor(id, cause);
         self.heard_of(id);
@@ -590,7 +587,11 @@ impl State {
         match self.actors.life_of(id) {
             Some(known) if known == life && self.recovering.is_none() => self.kill_actor(id, true),
             // Its next life may have begun.
-            Some(known) if known <= life => self.has_later_life(id, life, self.actors.moves_of(id)),
+            Some(known) if known <= life => {
+                if let Some((spec, moves)) = self.actors.spec(id).cloned().zip(Some(self.actors.moves_of(id))) {
+                    self.has_later_life(Absent { spec, life: Some(life), moves, place: None });
+                }
+            }
             Some(_) | None => {}
         }
         if let Some(unheard) = self.unheard.as_mut().filter(|_| !self.actors.knows(id)) {
@@ -624,8 +625,28 @@ impl State {
         !spec.detached && claim.is_some_and(|claim| !claim.actors.contains(&spec.id))
     }
 
+    /// Why a life is over that no node has.
+    fn ended_meanwhile(&self, absent: &Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) -> Error {
+        let by = "the end of its process";
+        let Some((node, process)) = absent.place else {
+            return Error::ActorEnded { by: format!("{by} while the head was away") };
+        };
+        let what = format!("actor {}", absent.spec.class_name);
+        let death = deaths.values().find(|death| death.process == process);
+        let lost = self.never_back.iter().find(|(lost, _)| *lost == node);
+        match (death, lost) {
+            (Some(WorkerDeath { pid, exit, .. }), _) => {
+                Error::WorkerCrashed { task: what, process, pid: *pid, exit: exit.clone() }
+            }
+            (None, Some((_, why))) => Error::NodeDied { what, node, why: why.clone() },
+            (None, None) => Error::ActorEnded { by: format!("{by} on {node} while the head was away") },
+        }
+    }
+
     /// An actor that no node has begins its next life, or its first one, or is dead.
-    fn lives_again(&mut self, Absent { spec, life, moves }: Absent) {
+    fn lives_again(&mut self, absent: Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) {
+        let cause = self.ended_meanwhile(&absent, deaths);
+        let Absent { spec, life, moves, .. } = absent;
         let id = spec.id;
         let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
         let life = life.max(over.and_then(|over| over.life));
@@ -633,7 +654,6 @@ impl State {
         let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
         let cost = next.0.saturating_sub(moves);
         let may_live = life.is_none() || spec.max_restarts == u32::MAX || cost <= spec.max_restarts;
-        let cause = ended_meanwhile();
         let spec = Arc::unwrap_or_clone(spec);
         if !self.jobs.contains_key(&spec.job) {
             self.record(Fact::ActorGone(id));
@@ -654,40 +674,41 @@ impl State {
         self.heard_of(id);
     }
 
-    /// Whoever made an actor says what it was, its latest life if any has begun, and how many moves have cost it no restart.
-    pub(super) fn actor_was_made(&mut self, spec: Arc<ActorSpec>, life: Option<Incarnation>, moves: u32) {
-        if self.actors.knows(spec.id) {
-            if let Some(life) = life.filter(|life| Some(*life) > self.actors.latest_life_of(spec.id)) {
-                self.has_later_life(spec.id, life, moves);
+    /// Whoever made an actor says what it was.
+    pub(super) fn actor_was_made(&mut self, said: Absent) {
+        let id = said.spec.id;
+        if self.actors.knows(id) {
+            if said.life > self.actors.latest_life_of(id) {
+                self.has_later_life(said);
             }
-        } else if self.jobs.contains_key(&spec.job) {
-            let said = Absent { spec, life, moves };
+        } else if self.jobs.contains_key(&said.spec.job) {
             match &mut self.recovering {
                 Some(recovering) => {
-                    let absent = recovering.actors.entry(said.spec.id).or_insert_with(|| said.clone());
-                    if absent.life < said.life {
-                        *absent = said;
+                    let known = recovering.actors.entry(id).or_insert_with(|| said.clone());
+                    if known.life <= said.life {
+                        *known = Absent { moves: known.moves.max(said.moves), ..said };
                     }
                 }
                 // It was not waited for, since nothing of it was known.
-                None => self.lives_again(said),
+                None => self.lives_again(said, &BTreeMap::new()),
             }
         }
     }
 
     /// A node that was away has brought an actor back of which a later life has begun. That may still come back, and is started again
     /// if it does not.
-    fn has_later_life(&mut self, id: ActorId, life: Incarnation, moves: u32) {
+    fn has_later_life(&mut self, later: Absent) {
+        let id = later.spec.id;
         if self.recovering.is_none() {
-            return self.later_life_ended(id, life, moves, ended_meanwhile());
+            let cause = self.ended_meanwhile(&later, &BTreeMap::new());
+            return self.later_life_ended(id, later.life.unwrap_or(Incarnation(0)), later.moves, cause);
         }
-        let Some((spec, watchers)) = self.unknow_actor(id) else { return };
-        let absent = Absent { spec, life: Some(life), moves };
-        if is_kept(&absent.spec) {
-            self.record(absent.fact());
+        let Some(watchers) = self.unknow_actor(id) else { return };
+        if is_kept(&later.spec) {
+            self.record(later.fact());
         }
         if let Some(recovering) = &mut self.recovering {
-            recovering.actors.insert(id, absent);
+            recovering.actors.insert(id, later);
         }
         for watcher in watchers {
             self.watch(watcher, id);
@@ -727,7 +748,7 @@ impl State {
         }
         self.tell_how_many_nodes();
         for absent in recovering.actors.into_values() {
-            self.lives_again(absent);
+            self.lives_again(absent, &recovering.deaths);
         }
         for id in self.groups.ids() {
             if self.groups.get(id).is_some_and(|group| !group.is_placed()) {

@@ -451,9 +451,11 @@ impl State {
         if !nodes.iter().any(could_hold)
             && let Some((at, node)) = self.nodes.former(shape, 0)
         {
-            let lost = ago(self.now.saturating_sub(at));
-            let text = format!("{}, which could hold it, was lost {lost} ago: it waits for such a node", title(node));
-            explanation.reasons.push(text);
+            let found = ago(self.now.saturating_sub(at));
+            explanation.reasons.push(format!(
+                "{}, which could hold it, is lost, as the head found {found} ago: it waits for such a node",
+                title(node)
+            ));
         }
         nodes
     }

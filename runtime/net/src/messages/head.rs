@@ -137,6 +137,8 @@ pub enum HeadMessage {
         life: Option<Incarnation>,
         /// How many moves so far have cost it no restart.
         moves: u32,
+        /// The node and the process of that life, unless it is known to be over.
+        place: Option<(NodeId, ProcessId)>,
     },
     /// From a node: an actor's constructor returned.
     ActorStarted {

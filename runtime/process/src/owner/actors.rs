@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 use wingbeat_core::spec::{ActorSpec, ActorState};
-use wingbeat_core::{ActorId, Incarnation, ObjectId};
+use wingbeat_core::{ActorId, Incarnation, NodeId, ObjectId, ProcessId};
 
 /// An actor that was made here, and is not known to be dead.
 #[derive(Clone)]
@@ -15,6 +15,8 @@ pub(crate) struct Made {
     pub life: Option<Incarnation>,
     /// How many moves have cost it no restart.
     pub moves: u32,
+    /// The node and the process of that life, unless it is known to be over.
+    pub place: Option<(NodeId, ProcessId)>,
 }
 
 /// See the module.
@@ -34,7 +36,7 @@ impl Actors {
     /// An actor is about to be made, which ends with its last handle.
     pub(crate) fn makes(&self, spec: ActorSpec) {
         self.held.insert(spec.handle, spec.id);
-        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0 });
+        self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0, place: None });
     }
 
     /// It was not made, or nobody holds it any more.
@@ -51,6 +53,10 @@ impl Actors {
                 // A head that was started again may know an earlier one only.
                 if let Some(mut made) = self.made.get_mut(&actor).filter(|made| made.life <= Some(*life)) {
                     (made.life, made.moves) = (Some(*life), *moves);
+                    made.place = match state {
+                        ActorState::Alive { address, node, .. } => Some((node.node, address.process)),
+                        _ => None,
+                    };
                 }
             }
             ActorState::Dead { .. } => drop(self.made.remove(&actor)),

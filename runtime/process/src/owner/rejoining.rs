@@ -19,8 +19,8 @@ impl Owner {
             self.tell_head(HeadMessage::Holds { leases, actors, is_all: false });
         }
         // The head has written named ones down.
-        for Made { spec, life, moves } in made.into_iter().filter(|made| made.spec.name.is_none()) {
-            self.tell_head(HeadMessage::Made { spec, life, moves });
+        for Made { spec, life, moves, place } in made.into_iter().filter(|made| made.spec.name.is_none()) {
+            self.tell_head(HeadMessage::Made { spec, life, moves, place });
         }
         self.tell_head(HeadMessage::Holds { leases: Vec::new(), actors: Vec::new(), is_all: true });
         self.with_core(|core, _, todo| {

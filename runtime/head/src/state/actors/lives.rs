@@ -422,9 +422,9 @@ impl State {
         }
     }
 
-    /// Forgets what is known of an actor whose present life may be elsewhere, and ends the earlier one that is here. Answers with what it
-    /// is, and who wants to know what becomes of it; none if it is dead.
-    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<(Arc<ActorSpec>, BTreeSet<ProcessId>)> {
+    /// Forgets what is known of an actor whose present life may be elsewhere, and ends the earlier one that is here. Answers with who
+    /// wants to know what becomes of it; none if it is dead.
+    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<BTreeSet<ProcessId>> {
         if matches!(self.actors.actors.get(&id)?.phase, Phase::Dead(_)) {
             return None;
         }
@@ -441,7 +441,7 @@ impl State {
         if let Some(earlier) = actor.lease() {
             self.end_lease(earlier, Some(LATER_LIFE.into()));
         }
-        Some((actor.spec, watchers))
+        Some(watchers)
     }
 
     /// Takes an actor out of all lists of those that live. Answers with who wanted to know what becomes of it.

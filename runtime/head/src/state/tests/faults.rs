@@ -163,7 +163,7 @@ fn what_was_possible_before_its_node_was_lost_waits_for_another_such_node() {
     bench.wants(OTHER, large.clone(), 1);
     assert_eq!(bench.refused(OTHER).len(), 0);
     let why = bench.state.explain(bench.now, Subject::Actor(ActorId(5))).unwrap().reasons.join("\n");
-    assert!(why.contains("host2 (node-000000000002), which could hold it, was lost"), "{why}");
+    assert!(why.contains("host2 (node-000000000002), which could hold it, is lost, as the head found"), "{why}");
     // What never was possible is an error at once, and so is what a node could have held that was lost before the job began.
     bench.wants(DRIVER, shape(cpus(9.0)), 1);
     assert!(matches!(bench.refused(DRIVER)[..], [Error::Infeasible { .. }]));

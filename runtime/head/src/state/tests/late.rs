@@ -80,7 +80,7 @@ fn all_back_but_the_maker() -> Bench {
 
 fn made() -> HeadMessage {
     let spec = ActorSpec { job: JobId(DRIVER.0), ..actor_of(WORKER, 5) };
-    HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0 }
+    HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0, place: None }
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn an_actor_that_is_told_of_late_and_could_never_be_placed_is_refused() {
     bench.tick(LOOKS);
     bench.step(Event::ProcessConnected(WORKER));
     let spec = ActorSpec { job: JobId(DRIVER.0), placement: shape(gpus(1.0)), ..actor_of(WORKER, 5) };
-    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0 });
+    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: None, moves: 0, place: None });
     assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Dead { .. })));
 }
 
@@ -385,7 +385,7 @@ fn restartable() -> ActorSpec {
 
 /// What callers know of later lives: its maker, which life it is in; others, which life is over.
 fn told_of_later_lives() -> [Event; 2] {
-    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0 };
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0, place: None };
     let over = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(0) };
     [Event::Says(DRIVER.into(), made), Event::Says(OTHER.into(), over)]
 }
@@ -426,7 +426,7 @@ fn a_later_life_that_is_not_back_in_time_is_followed_by_the_next() {
 #[test]
 fn a_life_of_which_somebody_tells_late_is_over_and_the_next_begins() {
     let later = HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(1) };
-    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0 };
+    let made = HeadMessage::Made { spec: Arc::new(restartable()), life: Some(Incarnation(1)), moves: 0, place: None };
     for told in [later, made] {
         let mut bench = an_earlier_life_is_back();
         bench.comes_back(2, Vec::new(), Vec::new());
@@ -500,7 +500,7 @@ fn a_move_costs_no_restart_after_a_restart_of_the_head_either() {
         bench.comes_back(1, if has_node { vec![back] } else { Vec::new() }, Vec::new());
         bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
         let (spec, life) = (Arc::new(anonymous.clone()), Some(Incarnation(1)));
-        bench.says(DRIVER, HeadMessage::Made { spec, life, moves: 1 });
+        bench.says(DRIVER, HeadMessage::Made { spec, life, moves: 1, place: None });
         if has_node {
             let (lease, node, process) = (Some(LeaseId(9)), NodeId(1), worker_of(LeaseId(9)));
             let death = WorkerDeath { lease, node, process, pid: 77, exit: exit(), started: 1, is_moved: false };
@@ -509,4 +509,35 @@ fn a_move_costs_no_restart_after_a_restart_of_the_head_either() {
         }
         is_over(&mut bench);
     }
+}
+
+#[test]
+fn the_end_of_an_actor_while_the_head_was_away_says_how_and_where_it_ended() {
+    let cause_of = |dies: &dyn Fn(&mut Bench)| {
+        let facts = vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), Fact::Node(Box::new(node(2)), None)];
+        let mut bench = recovered(facts);
+        bench.driver(DRIVER);
+        bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+        bench.comes_back(1, Vec::new(), Vec::new());
+        let (spec, life, place) = (Arc::new(actor_of(DRIVER, 5)), Some(Incarnation(0)), Some((NodeId(2), WORKER)));
+        bench.says(DRIVER, HeadMessage::Made { spec, life, moves: 0, place });
+        bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+        dies(&mut bench);
+        bench.tick(LOOKS);
+        match bench.actor_states(DRIVER, 5).pop() {
+            Some(ActorState::Dead { cause }) => cause.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let crashed = cause_of(&|bench| {
+        bench.comes_back(2, Vec::new(), Vec::new());
+        let (lease, node, process) = (Some(LeaseId(9)), NodeId(2), WORKER);
+        let death = WorkerDeath { lease, node, process, pid: 77, exit: exit(), started: 1, is_moved: false };
+        bench.says(NodeId(2), HeadMessage::WorkerDied(death));
+    });
+    assert!(crashed.contains("pid 77") && crashed.contains("SIGKILL"), "{crashed}");
+    let lost = cause_of(&|bench| bench.step(Event::NodeLost(NodeId(2), "its machine is gone".into())));
+    assert!(lost.contains("node-000000000002") && lost.contains("its machine is gone"), "{lost}");
+    let unknown = cause_of(&|bench| bench.comes_back(2, Vec::new(), Vec::new()));
+    assert!(unknown.contains("on node-000000000002 while the head was away"), "{unknown}");
 }
