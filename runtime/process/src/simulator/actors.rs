@@ -85,6 +85,7 @@ impl Site {
         let asked = Asked::Find(ScopedName { namespace: NAMESPACE.into(), name });
         let info = self.ask_head(asked).await?.expect("it was found");
         self.shared.found.borrow_mut().insert(info.id);
+        self.shared.found_handles.borrow_mut().insert(info.handle);
         self.process.side_learns(&info.owner);
         let handle = self.process.owner.borrow(info.handle);
         self.process.owner.actors.holds(info.handle, info.id);

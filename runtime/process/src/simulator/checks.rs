@@ -162,7 +162,9 @@ impl World {
         if report.deaths + report.cuts > 0 || self.shared.gave_back() {
             return;
         }
-        for freed in before.difference(&owned) {
+        // Whoever finds an actor by its name may be late.
+        let found = self.shared.found_handles.borrow();
+        for freed in before.difference(&owned).filter(|freed| !found.contains(freed)) {
             // An actor whose last handle was dropped is about to end, and so is what it was made with.
             let holds = |other: &&Rc<Process>| other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed);
             if let Some(holder) = self.processes.values().find(holds) {

@@ -114,6 +114,8 @@ pub(super) struct Shared {
     pub untold: RefCell<BTreeSet<(ObjectId, NodeId)>>,
     /// Actors that somebody has found by name, perhaps when they were about to end.
     pub found: RefCell<BTreeSet<ActorId>>,
+    /// Their handles.
+    pub found_handles: RefCell<BTreeSet<ObjectId>>,
     /// The last call that each actor has begun, by its life and its caller.
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
     /// Placement groups that were given back.

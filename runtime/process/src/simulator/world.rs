@@ -144,6 +144,7 @@ impl World {
             streams: RefCell::default(),
             untold: RefCell::default(),
             found: RefCell::default(),
+            found_handles: RefCell::default(),
             calls: RefCell::default(),
             given_back: RefCell::default(),
             was_limited: Cell::default(),
