@@ -14,7 +14,7 @@ use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
 use super::{OUTPUT_LIMIT, Shell, UNCHANGED, but, peers};
-use crate::state::{Drained, Event, Fact, Speaker, State};
+use crate::state::{Drained, Event, Fact, KeptActor, Speaker, State};
 
 /// The service for one connection; it knows who is on the other side.
 #[derive(Clone)]
@@ -172,7 +172,7 @@ impl wingbeat_net::services::Head for Service {
         // An actor that is there is not written again: it may be in a later life.
         let fact = |state: &State| {
             let is_new = is_kept && state.is_new_actor(&named);
-            is_new.then(|| Fact::Actor(Box::new(named), None, 0))
+            is_new.then(|| Fact::Actor(KeptActor::new(named)))
         };
         let undone = move |answer: &Result<ActorInfo, Error>| {
             let is_made = answer.as_ref().is_ok_and(|info| info.id == id);

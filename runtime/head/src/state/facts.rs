@@ -12,8 +12,8 @@ pub enum Fact {
     Job(Box<JobSpec>, bool),
     /// Nothing of it is left.
     JobGone(JobId),
-    /// A named or detached actor, its latest life, if any has begun, and how many moves have cost it no restart.
-    Actor(Box<ActorSpec>, Option<Incarnation>, u32),
+    /// A named or detached actor.
+    Actor(KeptActor),
     /// It is dead.
     ActorGone(ActorId),
     /// A placement group, and the place of each bundle that has one.
@@ -28,6 +28,27 @@ pub enum Fact {
     Node(Box<NodeInfo>, Option<Drained>),
     /// It is lost.
     NodeGone(NodeId),
+}
+
+/// An actor that is found again when the head was started again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeptActor {
+    /// What it is.
+    pub spec: Box<ActorSpec>,
+    /// Its latest life, if any has begun.
+    pub life: Option<Incarnation>,
+    /// How often it was moved, which has cost it no restart.
+    pub moves: u32,
+    /// Why it is to end in order, if it is.
+    pub ends: Option<String>,
+}
+
+impl KeptActor {
+    /// One of which no life has begun.
+    #[must_use]
+    pub fn new(spec: ActorSpec) -> KeptActor {
+        KeptActor { spec: Box::new(spec), life: None, moves: 0, ends: None }
+    }
 }
 
 /// Where a bundle is, and what it took there.
@@ -74,7 +95,7 @@ impl Fact {
         match self {
             Fact::Job(spec, _) => FactKey::Job(spec.id),
             Fact::JobGone(id) => FactKey::Job(*id),
-            Fact::Actor(spec, ..) => FactKey::Actor(spec.id),
+            Fact::Actor(actor) => FactKey::Actor(actor.spec.id),
             Fact::ActorGone(id) => FactKey::Actor(*id),
             Fact::Group(spec, _) => FactKey::Group(spec.id),
             Fact::GroupGone(id) => FactKey::Group(*id),

@@ -52,7 +52,7 @@ use wingbeat_net::messages::{ClusterState, ClusterView, HeadEvent, HeadMessage, 
 
 use actors::Actors;
 use departed::Departed;
-pub use facts::{BundlePlace, Drained, Fact, FactKey};
+pub use facts::{BundlePlace, Drained, Fact, FactKey, KeptActor};
 use fairness::Reservations;
 use groups::Groups;
 pub use hears::Speaker;

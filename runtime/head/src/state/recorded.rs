@@ -94,7 +94,7 @@ impl Redact for Beginning {
         for fact in self.remembered.iter_mut().flatten() {
             match fact {
                 Fact::Job(spec, _) => spec.redact(),
-                Fact::Actor(spec, ..) => spec.redact(),
+                Fact::Actor(actor) => actor.spec.redact(),
                 _ => {}
             }
         }

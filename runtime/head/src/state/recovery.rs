@@ -16,7 +16,7 @@ use wingbeat_net::messages::{
 };
 
 use super::actors::ToEnd;
-use super::facts::{BundlePlace, Drained, Fact};
+use super::facts::{BundlePlace, Drained, Fact, KeptActor};
 use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
@@ -91,11 +91,14 @@ pub(super) struct Absent {
     pub moves: u32,
     /// Where that life was, as far as somebody has said so.
     pub place: Option<(NodeId, ProcessId)>,
+    /// Why it is to end in order, if it is.
+    pub ends: Option<String>,
 }
 
 impl Absent {
     fn fact(&self) -> Fact {
-        Fact::Actor(Box::new((*self.spec).clone()), self.life, self.moves)
+        let (life, moves, ends) = (self.life, self.moves, self.ends.clone());
+        Fact::Actor(KeptActor { spec: Box::new((*self.spec).clone()), life, moves, ends })
     }
 }
 
@@ -217,8 +220,8 @@ impl State {
                         }
                     }
                 }
-                Fact::Actor(spec, life, moves) => {
-                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves, place: None });
+                Fact::Actor(KeptActor { spec, life, moves, ends }) => {
+                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves, place: None, ends });
                 }
                 Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
@@ -427,6 +430,9 @@ impl State {
             self.lease_waits(id, task, true);
         }
         if !may_go_on {
+            if let (LeaseHolder::Actor(spec, ..), Some(by)) = (&holder, terminated) {
+                self.terminate_actor(spec.id, by);
+            }
             return self.end_lease(id, Some("the head that was started again has no place for it".into()));
         }
         match holder {
@@ -446,9 +452,8 @@ impl State {
                         Some("this life of its actor was over before the head was started again".into()),
                     );
                 }
-                if let Some(recovering) = &mut self.recovering {
-                    recovering.actors.remove(&spec.id);
-                }
+                let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.remove(&spec.id));
+                let terminated = terminated.or(absent.and_then(|absent| absent.ends));
                 let is_up = matches!(started, Some(Ok(())));
                 if !self.adopt_actor((&spec, incarnation, moves), id, node, worker, is_up) {
                     self.end_lease(id, Some("another life of its actor is known".into()));
@@ -490,6 +495,18 @@ impl State {
         for watcher in watchers.unwrap_or_default() {
             self.watch(watcher, id);
         }
+    }
+
+    /// An actor that may still come back is to end in order. False if nothing is known of it.
+    pub(super) fn absent_actor_ends(&mut self, id: ActorId, by: &str) -> bool {
+        let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.get_mut(&id));
+        let Some(absent) = absent else { return false };
+        absent.ends = Some(by.to_owned());
+        if is_kept(&absent.spec) {
+            let fact = absent.fact();
+            self.record(fact);
+        }
+        true
     }
 
     /// An actor that may still come back is to end. If it comes, its life is over.
@@ -589,7 +606,7 @@ impl State {
             // Its next life may have begun.
             Some(known) if known <= life => {
                 if let Some((spec, moves)) = self.actors.spec(id).cloned().zip(Some(self.actors.moves_of(id))) {
-                    self.has_later_life(Absent { spec, life: Some(life), moves, place: None });
+                    self.has_later_life(Absent { spec, life: Some(life), moves, place: None, ends: None });
                 }
             }
             Some(_) | None => {}
@@ -646,7 +663,7 @@ impl State {
     /// An actor that no node has begins its next life, or its first one, or is dead.
     fn lives_again(&mut self, absent: Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) {
         let cause = self.ended_meanwhile(&absent, deaths);
-        let Absent { spec, life, moves, .. } = absent;
+        let Absent { spec, life, moves, ends, .. } = absent;
         let id = spec.id;
         let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
         let life = life.max(over.and_then(|over| over.life));
@@ -661,7 +678,7 @@ impl State {
             // What else there is of the job are detached actors.
             self.insert_actor(spec, life.unwrap_or(next), moves, None);
             self.bury_actor(id, Error::ActorEnded { by: "the end of its job".into() });
-        } else if let Some(end) = self.is_to_end(id) {
+        } else if let Some(end) = self.is_to_end(id).or(ends.map(ToEnd::Terminate)) {
             self.insert_actor(spec, life.unwrap_or(next), moves, None);
             self.bury_actor(id, Error::ActorEnded { by: end.by() });
         } else if may_live {
@@ -703,7 +720,8 @@ impl State {
             let cause = self.ended_meanwhile(&later, &BTreeMap::new());
             return self.later_life_ended(id, later.life.unwrap_or(Incarnation(0)), later.moves, cause);
         }
-        let Some(watchers) = self.unknow_actor(id) else { return };
+        let Some((watchers, ends)) = self.unknow_actor(id) else { return };
+        let later = Absent { ends: later.ends.or(ends), ..later };
         if is_kept(&later.spec) {
             self.record(later.fact());
         }

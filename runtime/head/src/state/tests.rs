@@ -11,7 +11,7 @@ use wingbeat_net::messages::{
     RunningLease, Subject, Wait, WorkerDeath,
 };
 
-use super::facts::BundlePlace;
+use super::facts::{BundlePlace, KeptActor};
 use super::{Action, Event, Fact, Millis, Speaker, State};
 
 mod actors;
@@ -34,6 +34,11 @@ struct Bench {
     ordered: Vec<(NodeId, NodeMessage)>,
     /// Every lease that a node was told to start.
     started: BTreeMap<LeaseId, (NodeId, LeaseStart)>,
+}
+
+/// An actor as it was written down in one of its lives.
+fn kept(spec: ActorSpec, life: u32) -> Fact {
+    Fact::Actor(KeptActor { life: Some(Incarnation(life)), ..KeptActor::new(spec) })
 }
 
 const DRIVER: ProcessId = ProcessId(1);

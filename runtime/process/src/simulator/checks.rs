@@ -166,7 +166,8 @@ impl World {
         let found = self.shared.found_handles.borrow();
         for freed in before.difference(&owned).filter(|freed| !found.contains(freed)) {
             // An actor whose last handle was dropped is about to end, and so is what it was made with.
-            let holds = |other: &&Rc<Process>| other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed);
+            let holds =
+                |other: &&Rc<Process>| other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed);
             if let Some(holder) = self.processes.values().find(holds) {
                 panic!("{} has freed {freed}, and {} holds it", process.id, holder.id);
             }

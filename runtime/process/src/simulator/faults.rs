@@ -150,7 +150,7 @@ impl World {
     /// Somebody ends what outlives its driver.
     pub(super) fn kill_detached_actors(&mut self) {
         let detached = self.facts.values().filter_map(|fact| match fact {
-            Fact::Actor(spec, _) if spec.detached => Some(spec.id),
+            Fact::Actor(actor) if actor.spec.detached => Some(actor.spec.id),
             _ => None,
         });
         for actor in detached.collect::<Vec<_>>() {

@@ -423,17 +423,14 @@ impl State {
     }
 
     /// Forgets what is known of an actor whose present life may be elsewhere, and ends the earlier one that is here. Answers with who
-    /// wants to know what becomes of it; none if it is dead.
-    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<BTreeSet<ProcessId>> {
+    /// wants to know what becomes of it, and why it is to end in order, if it is; with none if it is dead.
+    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<(BTreeSet<ProcessId>, Option<String>)> {
         if matches!(self.actors.actors.get(&id)?.phase, Phase::Dead(_)) {
             return None;
         }
         self.waits_no_more(id);
         let watchers = self.unlist_actor(id);
         let actor = self.actors.actors.remove(&id)?;
-        if let Some(by) = actor.terminating.clone() {
-            self.never_begins(id, by);
-        }
         if actor.spec.detached {
             self.job_detached(actor.spec.job, -1);
         }
@@ -441,7 +438,7 @@ impl State {
         if let Some(earlier) = actor.lease() {
             self.end_lease(earlier, Some(LATER_LIFE.into()));
         }
-        Some(watchers)
+        Some((watchers, actor.terminating))
     }
 
     /// Takes an actor out of all lists of those that live. Answers with who wanted to know what becomes of it.
@@ -541,15 +538,24 @@ impl State {
 
     pub(in crate::state) fn terminate_actor(&mut self, id: ActorId, by: String) {
         // One that may be back finishes first what it was sent, as it does else.
-        let Some(actor) = self.actors.actors.get_mut(&id) else { return self.never_begins(id, ToEnd::Terminate(by)) };
+        let Some(actor) = self.actors.actors.get_mut(&id) else {
+            if !self.absent_actor_ends(id, &by) {
+                self.never_begins(id, ToEnd::Terminate(by));
+            }
+            return;
+        };
         match &actor.phase {
             Phase::Dead(_) => {}
             // Nobody waits for a call, or it would not be unheld.
             Phase::Pending { .. } => self.bury_actor(id, Error::ActorEnded { by }),
-            Phase::Starting { .. } => actor.terminating = Some(by),
+            Phase::Starting { .. } => {
+                actor.terminating = Some(by);
+                self.record_actor(id);
+            }
             Phase::Alive { lease, node, .. } => {
                 let (lease, node) = (*lease, *node);
                 actor.terminating = Some(by.clone());
+                self.record_actor(id);
                 self.order(node, NodeMessage::DrainActor { lease, by });
             }
         }

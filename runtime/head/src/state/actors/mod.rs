@@ -15,7 +15,7 @@ use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
 
 use super::Millis;
-use super::facts::Fact;
+use super::facts::{Fact, KeptActor};
 use super::nodes::Nodes;
 use super::shapes::ShapeId;
 
@@ -251,7 +251,8 @@ fn info(spec: &ActorSpec) -> ActorInfo {
 impl Actor {
     /// What is to be written down of it.
     fn fact(&self) -> Fact {
-        Fact::Actor(Box::new((*self.spec).clone()), self.latest_life(), self.moves)
+        let (life, moves, ends) = (self.latest_life(), self.moves, self.terminating.clone());
+        Fact::Actor(KeptActor { spec: Box::new((*self.spec).clone()), life, moves, ends })
     }
 
     /// How often it may still be made again after this life.

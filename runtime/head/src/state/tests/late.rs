@@ -149,23 +149,45 @@ fn an_actor_that_is_killed_before_it_is_back_ends_when_it_is() {
 fn an_actor_that_is_killed_for_good_before_it_is_back_does_not_finish_what_it_does() {
     let mut bench = before_the_node_of_an_actor();
     bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
-    bench.says(DRIVER, HeadMessage::Made { spec: Arc::new(of_driver()), life: Some(Incarnation(1)) });
+    bench.says(
+        DRIVER,
+        HeadMessage::Made { spec: Arc::new(of_driver()), life: Some(Incarnation(1)), moves: 0, place: None },
+    );
     bench.comes_back(1, vec![life(&of_driver(), 1, 9)], Vec::new());
     assert_eq!(bench.ended(), [LeaseId(9)]);
     assert!(!bench.ordered.iter().any(|(_, order)| matches!(order, NodeMessage::DrainActor { .. })));
 }
 
 #[test]
+fn an_actor_that_was_to_end_in_order_does_not_live_again_under_the_next_head() {
+    // Its process has ended meanwhile, or is about to, or still answers a call.
+    let nobody: fn() -> Vec<RunningLease> = Vec::new;
+    let ending = || vec![RunningLease { is_ending: true, ..life(&keeper(), 0, 9) }];
+    for leases in [nobody, ending, || vec![life(&keeper(), 0, 9)]] {
+        let mut before = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), kept(keeper(), 0)]);
+        before.driver(DRIVER);
+        before.comes_back(1, vec![life(&keeper(), 0, 9)], Vec::new());
+        before.says(DRIVER, HeadMessage::TerminateActor { actor: ActorId(5), by: "its user".into() });
+        let mut bench = recovered(before.state.durable());
+        bench.driver(DRIVER);
+        bench.comes_back(1, leases(), Vec::new());
+        bench.tick(GRACE);
+        let drained = bench.ordered.iter().any(|(_, order)| matches!(order, NodeMessage::DrainActor { .. }));
+        assert_eq!(drained, leases().iter().any(|lease| !lease.is_ending));
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+        bench.tick(GRACE);
+        assert_eq!(bench.starts().len(), 0);
+        assert!(bench.state.picture().actors.is_empty());
+    }
+}
+
+#[test]
 fn an_actor_does_not_live_again_in_a_job_that_is_over() {
-    let mut bench = recovered(vec![
-        job(DRIVER),
-        Fact::Node(Box::new(node(1)), None),
-        Fact::Actor(Box::new(keeper()), Some(Incarnation(0))),
-    ]);
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), kept(keeper(), 0)]);
     bench.step(Event::ProcessLost(DRIVER, Some(JobId(DRIVER.0))));
     bench.step(Event::ProcessConnected(WORKER));
     let spec = ActorSpec { max_restarts: 10, job: JobId(DRIVER.0), ..actor_of(WORKER, 6) };
-    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: Some(Incarnation(0)) });
+    bench.says(WORKER, HeadMessage::Made { spec: Arc::new(spec), life: Some(Incarnation(0)), moves: 0, place: None });
     bench.says(WORKER, HeadMessage::WatchActor(ActorId(6)));
     bench.comes_back(1, vec![life(&keeper(), 0, 9)], vec![(WORKER, JobId(DRIVER.0))]);
     bench.tick(GRACE);
@@ -247,7 +269,7 @@ fn nobody_waits_for_a_driver_that_is_dead_because_its_leases_were_there() {
 
 #[test]
 fn an_actor_that_was_told_to_end_does_not_live_again() {
-    let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(0)), 0)]);
+    let mut bench = recovered(vec![job(DRIVER), kept(keeper(), 0)]);
     bench.driver(DRIVER);
     bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
     let draining = RunningLease { terminated: Some("its user".into()), ..life(&keeper(), 0, 9) };
@@ -268,7 +290,7 @@ fn a_node_that_was_away_brings_no_actor_back_that_was_killed_meanwhile() {
 #[test]
 fn the_latest_life_of_an_actor_is_the_one_that_counts_whichever_node_is_back_first() {
     let of = |latest| {
-        let mut bench = recovered(vec![job(DRIVER), Fact::Actor(Box::new(keeper()), Some(Incarnation(latest)), 0)]);
+        let mut bench = recovered(vec![job(DRIVER), kept(keeper(), latest)]);
         bench.driver(DRIVER);
         bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
         bench

@@ -13,7 +13,7 @@ fn recovered(life: u32) -> Bench {
     let spec = ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(OTHER, 5), "keeper") };
     let mut job = job_of(OTHER);
     job.executable.hash = "program".into();
-    let facts = vec![Fact::Job(Box::new(job), true), Fact::Actor(Box::new(spec), Some(Incarnation(life)), 0)];
+    let facts = vec![Fact::Job(Box::new(job), true), kept(spec, life)];
     let mut bench = Bench { state: State::recover(ClusterId(1), 1 << 32, facts, GRACE), ..Bench::empty() };
     bench.state.keep_facts();
     bench.driver(DRIVER);
