@@ -80,7 +80,7 @@ impl Grants {
             Event::NodeJoined(info, running) => {
                 for lease in &running.leases {
                     let (id, start) = (lease.start.lease, lease.start.clone());
-                    if let LeaseHolder::Actor(spec, life) = &start.holder {
+                    if let LeaseHolder::Actor(spec, life, _) = &start.holder {
                         let known = self.lives.entry(spec.id).or_insert(*life);
                         *known = (*known).max(*life);
                     }
@@ -138,9 +138,9 @@ impl Grants {
     /// An actor lives once at a time, and a lease is granted once.
     fn grants(&mut self, node: NodeId, start: &LeaseStart) {
         let id = start.lease;
-        if let LeaseHolder::Actor(spec, life) = &start.holder {
+        if let LeaseHolder::Actor(spec, life, _) = &start.holder {
             let is_other = |other: &Granted| {
-                !other.is_ending && matches!(&other.start.holder, LeaseHolder::Actor(other, _) if other.id == spec.id)
+                !other.is_ending && matches!(&other.start.holder, LeaseHolder::Actor(other, ..) if other.id == spec.id)
             };
             assert!(!self.leases.values().any(is_other), "{} lives twice", spec.id);
             let before = self.lives.insert(spec.id, *life);
