@@ -194,11 +194,12 @@ impl World {
         self.ask_for_owners();
         let has_broken = self.shared.config.faults || self.shared.gave_back();
         let copies = self.shared.copies.borrow();
-        // An item of one of several attempts may be left, and a copy of which a process could not tell. They go with their owner.
-        let is_known = |copy: &(ObjectId, NodeId)| {
-            !self.shared.streams.borrow().contains(&copy.0.task) && !self.shared.untold.borrow().contains(copy)
-        };
-        let left: Vec<_> = copies.keys().filter(|copy| !has_broken || is_known(copy)).collect();
+        // An item of one of several attempts may be left, and a copy of which a process could not tell before it was ended for its
+        // devices, or died. They go with their owner.
+        let is_of_stream = |copy: &(ObjectId, NodeId)| self.shared.streams.borrow().contains(&copy.0.task);
+        let is_untold = |copy: &(ObjectId, NodeId)| self.shared.untold.borrow().contains(copy);
+        let is_left = |copy: &&(ObjectId, NodeId)| !is_untold(copy) && !(has_broken && is_of_stream(copy));
+        let left: Vec<_> = copies.keys().filter(is_left).collect();
         assert!(left.is_empty(), "everything is over, and copies are left: {left:?}");
         drop(copies);
         self.check_facts();
