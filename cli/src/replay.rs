@@ -128,7 +128,7 @@ where
     let moment = args.at.map(|seconds| (seconds * 1000.0).max(0.0) as u64);
     let (mut steps, mut last, mut different, mut is_state_due) = (0u64, 0, None, moment.is_some());
     let mut named = 0u64;
-    let begun = SystemTime::UNIX_EPOCH + Duration::from_millis(played.begun);
+    let begun = SystemTime::UNIX_EPOCH + Duration::from_micros(played.begun);
     say!("{name}, from {}", humantime::format_rfc3339_millis(begun));
     while let Some(step) = played.next_step().with_context(|| format!("{name} cannot be played after step {steps}"))? {
         if is_state_due && moment.is_some_and(|moment| step.now > moment + 500) {
@@ -161,9 +161,10 @@ where
     if let Some(word) = args.around.as_ref().filter(|_| named == 0) {
         say!("  no step names {word}");
     }
-    let end = match (played.is_full, played.is_cut) {
-        (true, _) => ", where it was full",
-        (_, true) => ", where it ends in the middle of a step (its process was killed, or the rest was lost)",
+    let end = match (played.is_full, played.is_behind, played.is_cut) {
+        (true, _, _) => ", where it was full",
+        (_, true, _) => ", where the disk was too slow for it",
+        (_, _, true) => ", where it ends in the middle of a step (its process was killed, or the rest was lost)",
         _ => "",
     };
     let result = match different {

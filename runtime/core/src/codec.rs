@@ -46,9 +46,28 @@ pub struct CodecError(pub String);
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Payload(pub Bytes);
 
+/// Stands before the number of bytes that were left out of a [`Payload`].
+const LEFT_OUT: &[u8] = b"wingbeat: bytes left out";
+
+impl Payload {
+    /// What stands for these bytes where nobody else is to see them: how many they are. It is shown as they would be.
+    #[must_use]
+    pub fn left_out(&self) -> Payload {
+        match self.length_left_out() {
+            Some(_) => self.clone(),
+            None => Payload([LEFT_OUT, &(self.0.len() as u64).to_le_bytes()].concat().into()),
+        }
+    }
+
+    fn length_left_out(&self) -> Option<u64> {
+        let length = self.0.strip_prefix(LEFT_OUT)?;
+        length.try_into().ok().map(u64::from_le_bytes)
+    }
+}
+
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.0.len())
+        write!(f, "{} bytes", self.length_left_out().unwrap_or(self.0.len() as u64))
     }
 }
 
@@ -417,6 +436,14 @@ mod tests {
         first: Payload,
         b: String,
         second: Payload,
+    }
+
+    #[test]
+    fn bytes_that_are_left_out_are_shown_as_before() {
+        let secret = Payload(Bytes::from_static(b"a secret"));
+        let left_out = secret.left_out();
+        assert_eq!(format!("{secret:?} {left_out:?} {:?}", left_out.left_out()), "8 bytes 8 bytes 8 bytes");
+        assert!(!left_out.windows(6).any(|bytes| bytes == b"secret"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::marker::PhantomData;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,14 +19,14 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use wingbeat_core::codec::{self, Payload};
+use wingbeat_core::codec;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, ActorState, Arg, JobSpec};
 
 use crate::handshake;
-use crate::messages::{
-    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, Running, RunningLease, WorkerCommand,
-};
+
+mod redact;
+
+pub use redact::Redact;
 
 /// The folder, if anything is to be recorded.
 const FOLDER: &str = "WINGBEAT_RECORD";
@@ -34,19 +35,14 @@ const LIMIT: &str = "WINGBEAT_RECORD_MB";
 const USUAL_LIMIT_MB: u64 = 256;
 /// Steps that wait for the disk: so many, and the recording ends.
 const QUEUED: usize = 16_384;
+/// So many bytes are written at once, if they wait.
+const AT_ONCE: usize = 256 << 10;
 /// How long the end of a process waits for what is left.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Counts changes of what is recorded, beside those of the protocol.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// What a recording's name ends with.
 pub const EXTENSION: &str = "wbrec";
-
-/// Takes out what nobody else is to see: values of users' programs, what they print, and environments. Before a step is written,
-/// and before actions are compared.
-pub trait Redact {
-    /// Takes it out.
-    fn redact(&mut self);
-}
 
 /// Is told what a machine has taken in, and what it has decided.
 pub trait Recorder<I, A>: Send {
@@ -59,7 +55,7 @@ pub trait Recorder<I, A>: Send {
 struct Header {
     version: String,
     of: Machine,
-    /// In milliseconds since 1970.
+    /// In microseconds since 1970.
     begun: u64,
 }
 
@@ -79,11 +75,14 @@ enum Frame<B, I> {
     },
     Step {
         now: u64,
+        at: u64,
         input: I,
         digest: u64,
     },
     /// It was as large as it may be.
     Full,
+    /// The disk was too slow for what happened.
+    Behind,
 }
 
 /// A recording that is being written.
@@ -93,6 +92,9 @@ pub struct Recording<I, A> {
     writer: Option<JoinHandle<()>>,
     path: PathBuf,
     left: u64,
+    begun: Instant,
+    /// Whether something was left out, because too much waited for the disk.
+    is_behind: Arc<AtomicBool>,
     of: PhantomData<fn(I, A)>,
 }
 
@@ -103,12 +105,30 @@ where
 {
     /// Begins a recording, if the environment asks for one. What keeps it from being written is said, and no reason not to
     /// go on.
-    pub fn asked_for<B: Serialize + Redact>(of: Machine, name: &str, mut with: B) -> Option<Box<dyn Recorder<I, A>>>
+    pub fn asked_for<B: Serialize + Redact>(of: Machine, name: &str, with: B) -> Option<Box<dyn Recorder<I, A>>>
     where
         I: 'static,
         A: 'static,
     {
-        let folder = PathBuf::from(std::env::var_os(FOLDER).filter(|folder| !folder.is_empty())?);
+        match Self::begin_if_asked(of, name, with) {
+            Ok(recording) => {
+                let recording = recording?;
+                tracing::info!("recording what happens in {}", recording.path.display());
+                Some(Box::new(recording))
+            }
+            Err(error) => {
+                tracing::error!("{error}");
+                None
+            }
+        }
+    }
+
+    /// Begins a recording, if the environment asks for one.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn begin_if_asked<B: Serialize + Redact>(of: Machine, name: &str, mut with: B) -> Result<Option<Self>, Error> {
+        let Some(folder) = folder() else { return Ok(None) };
         let megabytes = match std::env::var(LIMIT).map(|limit| (limit.parse::<u32>(), limit)) {
             Ok((Ok(megabytes), _)) => u64::from(megabytes),
             Ok((Err(error), limit)) => {
@@ -118,19 +138,11 @@ where
             Err(_) => USUAL_LIMIT_MB,
         };
         if megabytes == 0 {
-            return None;
+            return Ok(None);
         }
         with.redact();
-        match Self::begin(of, &folder, &format!("{name}-{}", std::process::id()), megabytes << 20, with) {
-            Ok(recording) => {
-                tracing::info!("recording what happens in {}", recording.path.display());
-                Some(Box::new(recording))
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot record in {}", folder.display());
-                None
-            }
-        }
+        let recording = Self::begin(of, &folder, &format!("{name}-{}", std::process::id()), megabytes << 20, with);
+        recording.map(Some).map_err(|error| Error::io(format!("recording in {}", folder.display()), &error))
     }
 
     fn begin<B: Serialize>(of: Machine, folder: &Path, name: &str, limit: u64, with: B) -> io::Result<Self> {
@@ -138,25 +150,49 @@ where
         let path = folder.join(name).with_extension(EXTENSION);
         // Names and addresses are nobody else's.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let header = Header { version: version(), of, begun: since.as_millis() as u64 };
+        let (since, begun) = (SystemTime::now().duration_since(SystemTime::UNIX_EPOCH), Instant::now());
+        let header = Header { version: version(), of, begun: since.unwrap_or_default().as_micros() as u64 };
         let begins = [framed(&header)?, framed(&Frame::<B, I>::Begins { with })?].concat();
         file.write_all(&begins)?;
+        let behind = framed(&Frame::<(), ()>::Behind)?;
         let (frames, to_write) = mpsc::sync_channel::<Vec<u8>>(QUEUED);
-        let place = path.clone();
+        let (place, is_behind) = (path.clone(), Arc::new(AtomicBool::new(false)));
+        let has_fallen_behind = is_behind.clone();
         // A disk may stand still for long, and whoever is recorded may not.
         let writer = std::thread::Builder::new().name("wingbeat-record".into()).spawn(move || {
-            while let Ok(frame) = to_write.recv() {
-                // Whole at once: the process may be killed at any time.
-                if let Err(error) = file.write_all(&frame) {
-                    tracing::error!(%error, "the recording {} ends here", place.display());
-                    return;
-                }
+            let written = write_all(&mut file, &to_write).and_then(|()| {
+                let is_behind = has_fallen_behind.load(Ordering::Acquire);
+                if is_behind { file.write_all(&behind) } else { Ok(()) }
+            });
+            if let Err(error) = written {
+                tracing::error!(%error, "the recording {} ends here", place.display());
             }
         })?;
         let left = limit.saturating_sub(begins.len() as u64);
-        Ok(Recording { frames: Some(frames), writer: Some(writer), path, left, of: PhantomData })
+        Ok(Recording { frames: Some(frames), writer: Some(writer), path, left, begun, is_behind, of: PhantomData })
     }
+}
+
+/// Writes frames until nobody has more. What waits is written at once: a process that is killed loses no more than that.
+fn write_all(file: &mut File, frames: &mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    while let Ok(frame) = frames.recv() {
+        bytes.extend(frame);
+        while bytes.len() < AT_ONCE
+            && let Ok(frame) = frames.try_recv()
+        {
+            bytes.extend(frame);
+        }
+        file.write_all(&bytes)?;
+        bytes.clear();
+    }
+    Ok(())
+}
+
+/// The folder, if anything is to be recorded.
+fn folder() -> Option<PathBuf> {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).filter(|folder| !folder.is_empty())?);
+    Some(std::path::absolute(&folder).unwrap_or(folder))
 }
 
 /// With which version a recording can be played.
@@ -186,13 +222,19 @@ where
         input.redact();
         let frame = match self.left {
             0 => Frame::<(), I>::Full,
-            _ => Frame::Step { now, input, digest: digest(&texts(actions)) },
+            _ => {
+                let at = self.begun.elapsed().as_micros() as u64;
+                Frame::Step { now, at, input, digest: digest(&texts(actions)) }
+            }
         };
         let is_full = matches!(frame, Frame::Full);
         let end = match framed(&frame) {
             Ok(bytes) => {
                 self.left = self.left.saturating_sub(bytes.len() as u64);
-                frames.try_send(bytes).err().map(|error| error.to_string())
+                frames.try_send(bytes).err().map(|error| {
+                    self.is_behind.store(matches!(error, mpsc::TrySendError::Full(_)), Ordering::Release);
+                    error.to_string()
+                })
             }
             Err(error) => Some(error.to_string()),
         };
@@ -237,8 +279,10 @@ fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
 
 /// A step that was recorded.
 pub struct Step<I> {
-    /// When, in milliseconds.
+    /// When, in milliseconds of the machine's clock.
     pub now: u64,
+    /// When, in microseconds since the recording began.
+    pub at: u64,
     /// What was taken in.
     pub input: I,
     /// Of the actions that followed.
@@ -248,10 +292,12 @@ pub struct Step<I> {
 /// A recording that is played back.
 pub struct Played<B, I> {
     file: io::BufReader<File>,
-    /// When it began, in milliseconds since 1970.
+    /// When it began, in microseconds since 1970.
     pub begun: u64,
     /// Whether it ended because it was as large as it may be.
     pub is_full: bool,
+    /// Whether it ended because the disk was too slow.
+    pub is_behind: bool,
     /// Whether it ends in the middle of a step: its process was killed there, or the rest was lost on the way.
     pub is_cut: bool,
     of: PhantomData<fn() -> (B, I)>,
@@ -330,7 +376,7 @@ impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
         let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
         match frame::<Frame<B, I>>(&mut file) {
             Ok(Found::Frame(Frame::Begins { with })) => {
-                Ok((with, Played { file, begun, is_full: false, is_cut: false, of: PhantomData }))
+                Ok((with, Played { file, begun, is_full: false, is_behind: false, is_cut: false, of: PhantomData }))
             }
             Err(error) => Err(other(error.to_string())),
             Ok(_) => Err(other("it does not begin as a recording does".into())),
@@ -343,116 +389,13 @@ impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
     /// It cannot be read on.
     pub fn next_step(&mut self) -> io::Result<Option<Step<I>>> {
         match frame::<Frame<B, I>>(&mut self.file)? {
-            Found::Frame(Frame::Step { now, input, digest }) => return Ok(Some(Step { now, input, digest })),
+            Found::Frame(Frame::Step { now, at, input, digest }) => return Ok(Some(Step { now, at, input, digest })),
             Found::Frame(Frame::Full) => self.is_full = true,
+            Found::Frame(Frame::Behind) => self.is_behind = true,
             Found::Cut => self.is_cut = true,
             Found::Frame(Frame::Begins { .. }) | Found::End => {}
         }
         Ok(None)
-    }
-}
-
-impl Redact for JobSpec {
-    fn redact(&mut self) {
-        self.env.clear();
-        self.local_env.clear();
-    }
-}
-
-impl Redact for ActorSpec {
-    fn redact(&mut self) {
-        for arg in &mut self.args {
-            if let Arg::Value(packed) = arg {
-                packed.bytes = Payload::default();
-            }
-        }
-    }
-}
-
-impl<T: Redact + Clone> Redact for Arc<T> {
-    fn redact(&mut self) {
-        Arc::make_mut(self).redact();
-    }
-}
-
-impl Redact for Error {
-    fn redact(&mut self) {
-        match self {
-            Error::Application { error, .. } => error.payload = Payload::default(),
-            Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
-            Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
-            Error::Io { what, why } if what == ENDED_UNREPORTED => why.clear(),
-            _ => {}
-        }
-    }
-}
-
-impl Redact for LeaseHolder {
-    fn redact(&mut self) {
-        if let LeaseHolder::Actor(spec, ..) = self {
-            spec.redact();
-        }
-    }
-}
-
-impl Redact for Running {
-    fn redact(&mut self) {
-        self.leases.iter_mut().for_each(Redact::redact);
-    }
-}
-
-impl Redact for RunningLease {
-    fn redact(&mut self) {
-        self.start.holder.redact();
-        if let Some(Err(error)) = &mut self.started {
-            error.redact();
-        }
-    }
-}
-
-impl Redact for NodeMessage {
-    fn redact(&mut self) {
-        match self {
-            NodeMessage::BeginJob(spec) => spec.redact(),
-            NodeMessage::StartLease(start) => start.holder.redact(),
-            NodeMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
-            _ => {}
-        }
-    }
-}
-
-impl Redact for HeadMessage {
-    fn redact(&mut self) {
-        match self {
-            HeadMessage::ActorStarted { outcome: Err(error), .. } | HeadMessage::LeaseFailed { error, .. } => {
-                error.redact()
-            }
-            // What a program has printed.
-            HeadMessage::WorkerDied(death) => death.exit.stderr.clear(),
-            HeadMessage::Made { spec, .. } => spec.redact(),
-            _ => {}
-        }
-    }
-}
-
-impl Redact for WorkerCommand {
-    fn redact(&mut self) {
-        if let WorkerCommand::StartActor { spec, .. } = self {
-            spec.redact();
-        }
-    }
-}
-
-impl Redact for HeadEvent {
-    fn redact(&mut self) {
-        match self {
-            HeadEvent::WorkerDied(death) => death.exit.stderr.clear(),
-            HeadEvent::Actor { state: ActorState::Restarting { cause, .. } | ActorState::Dead { cause }, .. } => {
-                cause.redact()
-            }
-            HeadEvent::Refused { error, .. } => error.redact(),
-            _ => {}
-        }
     }
 }
 
