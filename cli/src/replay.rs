@@ -1,5 +1,7 @@
 //! `wingbeat replay`: what a head and nodes took in, played back.
 
+mod brief;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -9,6 +11,7 @@ use wingbeat_head::state as head;
 use wingbeat_net::recording::{self, EXTENSION, Played};
 use wingbeat_node as node;
 
+use self::brief::{brief, names};
 use crate::say::{note, say};
 
 /// Play back what a head and nodes took in, and check that they decide the same again.
@@ -16,6 +19,7 @@ use crate::say::{note, say};
 ///     WINGBEAT_RECORD=/tmp/recording wingbeat head      (and so with workers)
 ///     wingbeat replay /tmp/recording                    what there is, and whether it comes out the same
 ///     wingbeat replay /tmp/recording --around 9f1c      every step that names this: any part of an id
+///     wingbeat replay /tmp/recording --around 9f1c --merged   the same, of all recordings in one order
 ///     wingbeat replay /tmp/recording --at 12.5          the steps of that second, and the state after them
 ///
 /// Nodes record what concerns their worker processes, each from its own start. Values of programs, what they print, and
@@ -35,6 +39,12 @@ pub(crate) struct ReplayArgs {
     /// Show all steps.
     #[arg(long)]
     all: bool,
+    /// Show steps with all that was recorded of them.
+    #[arg(long)]
+    full: bool,
+    /// Show the steps of all recordings together, ordered by the clocks of their machines.
+    #[arg(long)]
+    merged: bool,
 }
 
 /// What is played.
@@ -42,7 +52,21 @@ trait Machine {
     type Input: std::fmt::Debug;
     fn take_in(&mut self, now: u64, input: Self::Input) -> Vec<String>;
     /// All that it knows, for people.
-    fn state(&self) -> String;
+    fn state(&self) -> Option<String>;
+    /// What was taken in, in parts that are shown alone.
+    fn parts(input: &Self::Input) -> Vec<Part>;
+}
+
+/// A part of a step: who said it to whom, and what `Debug` shows of it.
+struct Part {
+    way: String,
+    text: String,
+}
+
+impl Part {
+    fn of(input: &impl std::fmt::Debug) -> Vec<Part> {
+        vec![Part { way: String::new(), text: format!("{input:?}") }]
+    }
 }
 
 impl Machine for head::State {
@@ -52,8 +76,12 @@ impl Machine for head::State {
         recording::texts(&self.replay(now, input))
     }
 
-    fn state(&self) -> String {
-        format!("{:#?}", self.picture())
+    fn state(&self) -> Option<String> {
+        Some(format!("{:#?}", self.picture()))
+    }
+
+    fn parts(input: &head::Input) -> Vec<Part> {
+        Part::of(input)
     }
 }
 
@@ -64,9 +92,53 @@ impl Machine for node::State {
         recording::texts(&self.step(now, input))
     }
 
-    fn state(&self) -> String {
+    fn state(&self) -> Option<String> {
         let processes: Vec<_> = self.processes().collect();
-        format!("worker processes: {processes:#?}\nleases: {:#?}", self.running())
+        Some(format!("worker processes: {processes:#?}\nleases: {:#?}", self.running()))
+    }
+
+    fn parts(input: &node::Event) -> Vec<Part> {
+        Part::of(input)
+    }
+}
+
+/// A line that is shown with those of other recordings.
+struct Line {
+    /// In microseconds since 1970.
+    at: u64,
+    name: String,
+    text: String,
+}
+
+/// Shows lines at once, or all of them in one order at the end.
+#[derive(Default)]
+struct Lines {
+    merged: Option<Vec<Line>>,
+}
+
+impl Lines {
+    fn show(&mut self, at: u64, number: u64, now: u64, name: &str, text: &str) {
+        match &mut self.merged {
+            None => say!("  {number:>6} at {:.3} s  {text}", now as f64 / 1000.0),
+            Some(lines) => lines.push(Line { at, name: name.to_owned(), text: text.to_owned() }),
+        }
+    }
+
+    fn follows(&mut self, at: u64, name: &str, text: &str) {
+        match &mut self.merged {
+            None => say!("         → {text}"),
+            Some(lines) => lines.push(Line { at, name: name.to_owned(), text: format!("→ {text}") }),
+        }
+    }
+
+    fn end(self) {
+        let mut lines = self.merged.unwrap_or_default();
+        // Stable: what followed stays behind what it followed from.
+        lines.sort_by_key(|line| line.at);
+        for line in lines {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_micros(line.at);
+            say!("  {}  {}  {}", humantime::format_rfc3339_micros(at), line.name, line.text);
+        }
     }
 }
 
@@ -85,9 +157,10 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
         bail!("no recordings are in {}: they end with .{EXTENSION}", args.recording.display());
     }
     let (mut differ, mut unread) = (0, 0);
+    let mut lines = Lines { merged: args.merged.then(Vec::new) };
     for file in &files {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        match play_file(file, &name, args) {
+        match play_file(file, &name, args, &mut lines) {
             Ok(is_same) => differ += u32::from(!is_same),
             // The others may tell.
             Err(error) => {
@@ -96,6 +169,7 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
             }
         }
     }
+    lines.end();
     match (differ, unread) {
         (0, 0) => Ok(()),
         (differ, 0) => bail!("{differ} of {} recordings came out differently", files.len()),
@@ -106,21 +180,31 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
     }
 }
 
-fn play_file(file: &Path, name: &str, args: &ReplayArgs) -> Result<bool> {
+fn play_file(file: &Path, name: &str, args: &ReplayArgs, lines: &mut Lines) -> Result<bool> {
+    if std::fs::metadata(file).is_ok_and(|file| file.len() == 0) {
+        say!("{name}: empty, because its process was killed as it began");
+        return Ok(true);
+    }
     match recording::kind(file)? {
         recording::Machine::Head => {
             let (with, played) = Played::<head::Beginning, head::Input>::open(file)?;
-            play(name, head::State::begun(with), played, args)
+            play(name, head::State::begun(with), played, args, lines)
         }
         recording::Machine::Node => {
             let (with, played) = Played::<node::Config, node::Event>::open(file)?;
-            play(name, node::State::new(with), played, args)
+            play(name, node::State::new(with), played, args, lines)
         }
     }
 }
 
 /// Plays one recording. Whether the same came out as then.
-fn play<B, M: Machine>(name: &str, mut machine: M, mut played: Played<B, M::Input>, args: &ReplayArgs) -> Result<bool>
+fn play<B, M: Machine>(
+    name: &str,
+    mut machine: M,
+    mut played: Played<B, M::Input>,
+    args: &ReplayArgs,
+    lines: &mut Lines,
+) -> Result<bool>
 where
     B: serde::de::DeserializeOwned,
     M::Input: serde::de::DeserializeOwned,
@@ -129,34 +213,41 @@ where
     let (mut steps, mut last, mut different, mut is_state_due) = (0u64, 0, None, moment.is_some());
     let mut named = 0u64;
     let begun = SystemTime::UNIX_EPOCH + Duration::from_micros(played.begun);
+    let (short_name, _) = name.rsplit_once('.').unwrap_or((name, ""));
+    let line = |text: &str| if args.full { text.to_owned() } else { brief(text, args.around.as_deref()) };
+    let names_it = |text: &str| args.around.as_deref().is_some_and(|word| names(text, word));
     say!("{name}, from {}", humantime::format_rfc3339_millis(begun));
     while let Some(step) = played.next_step().with_context(|| format!("{name} cannot be played after step {steps}"))? {
         if is_state_due && moment.is_some_and(|moment| step.now > moment + 500) {
-            say!("  the state after these steps:\n{}", indented(&machine.state()));
+            show_state("after these steps", &machine);
             is_state_due = false;
         }
         (steps, last) = (steps + 1, step.now);
-        let input = format!("{:?}", step.input);
+        let parts = M::parts(&step.input);
         let actions = machine.take_in(step.now, step.input);
-        let is_named = |word: &String| {
-            input.contains(word.as_str()) || actions.iter().any(|action| action.contains(word.as_str()))
-        };
         let is_near = moment.is_some_and(|moment| step.now.abs_diff(moment) <= 500);
-        let is_named = args.around.as_ref().is_some_and(is_named);
-        named += u64::from(is_named);
-        if args.all || is_near || is_named {
-            say!("  {steps:>6} at {:.3} s  {input}", step.now as f64 / 1000.0);
-            actions.iter().for_each(|action| say!("         → {action}"));
+        let follows_named = actions.iter().any(|action| names_it(action));
+        let names_part = |part: &Part| names_it(&part.way) || names_it(&part.text);
+        named += u64::from(follows_named || parts.iter().any(names_part));
+        let (at, shows_all) = (played.begun + step.at, args.all || is_near || follows_named);
+        let mut is_shown = false;
+        for part in parts.iter().filter(|part| shows_all || names_part(part)) {
+            is_shown = true;
+            let text = format!("{}{}", part.way, line(&part.text));
+            lines.show(at, steps, step.now, short_name, &text);
+        }
+        if is_shown {
+            actions.iter().for_each(|action| lines.follows(at, short_name, &line(action)));
         }
         if different.is_none() && recording::digest(&actions) != step.digest {
             different = Some(steps);
             say!("  step {steps} at {:.3} s came out differently:", step.now as f64 / 1000.0);
-            say!("         {input}");
+            parts.iter().for_each(|part| say!("         {}{}", part.way, part.text));
             actions.iter().for_each(|action| say!("         → {action}"));
         }
     }
     if is_state_due {
-        say!("  the state at the end:\n{}", indented(&machine.state()));
+        show_state("at the end", &machine);
     }
     if let Some(word) = args.around.as_ref().filter(|_| named == 0) {
         say!("  no step names {word}");
@@ -173,6 +264,12 @@ where
     };
     say!("  {steps} steps, to {:.3} s{end}: {result}", last as f64 / 1000.0);
     Ok(different.is_none())
+}
+
+fn show_state(when: &str, machine: &impl Machine) {
+    if let Some(state) = machine.state() {
+        say!("  the state {when}:\n{}", indented(&state));
+    }
 }
 
 fn indented(text: &str) -> String {
