@@ -1,4 +1,4 @@
-//! `wingbeat replay`: what a head and nodes took in, played back.
+//! `wingbeat replay`: what a head and nodes took in, played back; and what drivers and worker processes heard and said.
 
 mod brief;
 
@@ -10,21 +10,25 @@ use clap::Args;
 use wingbeat_head::state as head;
 use wingbeat_net::recording::{self, EXTENSION, Played};
 use wingbeat_node as node;
+use wingbeat_process::recorded as process;
 
 use self::brief::{brief, names};
 use crate::say::{note, say};
 
-/// Play back what a head and nodes took in, and check that they decide the same again.
+/// Play back what a head and nodes took in, and check that they decide the same again; show what drivers and worker
+/// processes heard and said.
 ///
-///     WINGBEAT_RECORD=/tmp/recording wingbeat head      (and so with workers)
+///     WINGBEAT_RECORD=/tmp/recording wingbeat head      (and so with workers and programs)
 ///     wingbeat replay /tmp/recording                    what there is, and whether it comes out the same
 ///     wingbeat replay /tmp/recording --around 9f1c      every step that names this: any part of an id
 ///     wingbeat replay /tmp/recording --around 9f1c --merged   the same, of all recordings in one order
 ///     wingbeat replay /tmp/recording --at 12.5          the steps of that second, and the state after them
 ///
-/// Nodes record what concerns their worker processes, each from its own start. Values of programs, what they print, and
-/// environments are not recorded; names, addresses, paths and texts of errors are. A recording ends at 256 MiB
-/// (WINGBEAT_RECORD_MB). It is played by the build that wrote it.
+/// Nodes record what concerns their worker processes, each from its own start. A driver records its own messages and has its
+/// worker processes record theirs; so does a node for all of its worker processes. Users' threads enter a driver or worker
+/// process at any time: what it said is shown, and not checked. Values of programs, what they print, and environments are not
+/// recorded; names, addresses, paths and texts of errors are. A recording ends at 256 MiB (WINGBEAT_RECORD_MB). It is played
+/// by the build that wrote it.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReplayArgs {
@@ -50,8 +54,10 @@ pub(crate) struct ReplayArgs {
 /// What is played.
 trait Machine {
     type Input: std::fmt::Debug;
+    /// Whether it decides the same from the same.
+    const IS_CHECKED: bool;
     fn take_in(&mut self, now: u64, input: Self::Input) -> Vec<String>;
-    /// All that it knows, for people.
+    /// All that it knows, for people; none if that does not follow from what it took in.
     fn state(&self) -> Option<String>;
     /// What was taken in, in parts that are shown alone.
     fn parts(input: &Self::Input) -> Vec<Part>;
@@ -71,6 +77,7 @@ impl Part {
 
 impl Machine for head::State {
     type Input = head::Input;
+    const IS_CHECKED: bool = true;
 
     fn take_in(&mut self, now: u64, input: head::Input) -> Vec<String> {
         recording::texts(&self.replay(now, input))
@@ -87,6 +94,7 @@ impl Machine for head::State {
 
 impl Machine for node::State {
     type Input = node::Event;
+    const IS_CHECKED: bool = true;
 
     fn take_in(&mut self, now: u64, input: node::Event) -> Vec<String> {
         recording::texts(&self.step(now, input))
@@ -99,6 +107,50 @@ impl Machine for node::State {
 
     fn parts(input: &node::Event) -> Vec<Part> {
         Part::of(input)
+    }
+}
+
+/// A driver or a worker process.
+struct Process;
+
+impl Machine for Process {
+    type Input = process::Event;
+    const IS_CHECKED: bool = false;
+
+    fn take_in(&mut self, _: u64, _: process::Event) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn state(&self) -> Option<String> {
+        None
+    }
+
+    fn parts(event: &process::Event) -> Vec<Part> {
+        fn each<T: std::fmt::Debug>(way: &str, said: &[T]) -> Vec<Part> {
+            said.iter().map(|said| Part { way: way.to_owned(), text: format!("{said:?}") }).collect()
+        }
+        match event {
+            process::Event::FromProcess(from, messages) => each(&format!("from {from}: "), messages),
+            process::Event::ToProcess(to, message) => each(&format!("to {to}: "), std::slice::from_ref(message)),
+            process::Event::FromHead(events) => each("from the head: ", events),
+            process::Event::ToHead(message) => each("to the head: ", std::slice::from_ref(message)),
+            process::Event::FromNode(commands) => each("from its node: ", commands),
+            process::Event::ToNode(node, message) => each(&format!("to {node}: "), std::slice::from_ref(message)),
+            process::Event::CreateActor(_) | process::Event::CreateGroup(_) | process::Event::RemoveGroup(_) => {
+                each("to the head: ", std::slice::from_ref(event))
+            }
+            process::Event::Unsent(_)
+            | process::Event::Stored(..)
+            | process::Event::Fetched(..)
+            | process::Event::Connected(..)
+            | process::Event::Disconnected(_)
+            | process::Event::ContactLost(..)
+            | process::Event::HeadConnected
+            | process::Event::HeadDisconnected
+            | process::Event::HeadRestarted
+            | process::Event::NodeAttached(_)
+            | process::Event::Ended(_) => Part::of(event),
+        }
     }
 }
 
@@ -194,6 +246,10 @@ fn play_file(file: &Path, name: &str, args: &ReplayArgs, lines: &mut Lines) -> R
             let (with, played) = Played::<node::Config, node::Event>::open(file)?;
             play(name, node::State::new(with), played, args, lines)
         }
+        recording::Machine::Process => {
+            let (_, played) = Played::<process::Beginning, process::Event>::open(file)?;
+            play(name, Process, played, args, lines)
+        }
     }
 }
 
@@ -239,7 +295,7 @@ where
         if is_shown {
             actions.iter().for_each(|action| lines.follows(at, short_name, &line(action)));
         }
-        if different.is_none() && recording::digest(&actions) != step.digest {
+        if M::IS_CHECKED && different.is_none() && recording::digest(&actions) != step.digest {
             different = Some(steps);
             say!("  step {steps} at {:.3} s came out differently:", step.now as f64 / 1000.0);
             parts.iter().for_each(|part| say!("         {}{}", part.way, part.text));
@@ -259,6 +315,7 @@ where
         _ => "",
     };
     let result = match different {
+        None if !M::IS_CHECKED => "shown, and not checked: a process's own threads decide, too".to_owned(),
         None => "all came out the same".to_owned(),
         Some(step) => format!("not the same from step {step} on"),
     };

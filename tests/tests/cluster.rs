@@ -153,6 +153,11 @@ fn what_the_head_and_nodes_take_in_is_recorded_and_comes_out_the_same_when_it_is
     assert_eq!(said.matches("all came out the same").count(), 3, "a head and two nodes: {said}");
     assert!(said.contains("LeaseReady"), "{said}");
     cluster.stop().unwrap();
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let (workers, drivers): (Vec<_>, Vec<_>) =
+        names.filter(|name| !name.starts_with("head-")).partition(|name| name.starts_with("worker-"));
+    assert!(workers.len() >= 2, "nodes have their worker processes record: {workers:?}");
+    assert!(!drivers.iter().any(|name| name.starts_with("driver-")), "the driver was not asked to: {drivers:?}");
     for file in std::fs::read_dir(folder.path()).unwrap() {
         let recorded = std::fs::read(file.unwrap().path()).unwrap();
         assert!(!recorded.windows(7).any(|bytes| bytes == b"xyzzy-7"), "a variable of the environment was recorded");

@@ -16,6 +16,7 @@ use wingbeat_net::handshake::{Epoch, Hello, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
+use wingbeat_net::recording;
 use wingbeat_net::services::HeadClient;
 use wingbeat_net::silence::Probing;
 use wingbeat_process::HeadLink;
@@ -319,6 +320,8 @@ fn job_spec(
     if crosses_network {
         local_env.clear();
     }
+    // Worker processes may work in another folder.
+    env.extend(recording::variables());
     env.extend(options.env.clone());
     let working_dir = options.working_dir.clone().or_else(|| std::env::current_dir().ok()).unwrap_or_default();
     let name = options.name.clone().unwrap_or_else(|| {

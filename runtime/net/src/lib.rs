@@ -13,7 +13,7 @@
 //! - [`memory`]: what connections hold while they are quiet, and the allocator.
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
-//! - [`recording`]: what a head or a node took in, in a file.
+//! - [`recording`]: what a head or a node took in, or a process heard and said, in a file.
 //! - [`way`]: the way to the head, which may be started again.
 //! - [`sequence`] and [`link`]: one-way messages to a peer, in order and once, over any number of connections.
 //!

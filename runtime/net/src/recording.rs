@@ -1,5 +1,6 @@
 //! What a head or a node took in, and a check of what followed, in a file: a hang in somebody's cluster can be played back on
-//! another machine, by `wingbeat replay`.
+//! another machine, by `wingbeat replay`. What a driver or worker process heard and said is written in the same form, and
+//! shown there.
 //!
 //! Nothing is recorded unless `WINGBEAT_RECORD` names a folder. A file begins with how its machine began, and has one frame
 //! for each step: the time, the input, and a digest of the actions. It ends at 256 MiB (`WINGBEAT_RECORD_MB`). Values and
@@ -66,6 +67,8 @@ pub enum Machine {
     Head,
     /// A node.
     Node,
+    /// A driver or a worker process.
+    Process,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -193,6 +196,16 @@ fn write_all(file: &mut File, frames: &mpsc::Receiver<Vec<u8>>) -> io::Result<()
 fn folder() -> Option<PathBuf> {
     let folder = PathBuf::from(std::env::var_os(FOLDER).filter(|folder| !folder.is_empty())?);
     Some(std::path::absolute(&folder).unwrap_or(folder))
+}
+
+/// The variables with which another process records where this one does, whichever folder it works in; none if this one
+/// records nothing.
+pub fn variables() -> Vec<(String, String)> {
+    let Some(folder) = folder().and_then(|folder| folder.into_os_string().into_string().ok()) else {
+        return Vec::new();
+    };
+    let limit = std::env::var(LIMIT).ok().map(|limit| (LIMIT.to_owned(), limit));
+    std::iter::once((FOLDER.to_owned(), folder)).chain(limit).collect()
 }
 
 /// With which version a recording can be played.

@@ -6,9 +6,10 @@
 //! - `wire`: its connections, to other processes, the head and its node.
 //! - `session`: what users call.
 //!
-//! Beside them, [`work`]: what a worker process has to do.
+//! Beside them, [`work`]: what a worker process has to do; and [`recorded`]: what a process heard and said, if that is written down.
 
 mod owner;
+pub mod recorded;
 mod session;
 #[cfg(test)]
 mod simulator;

@@ -55,6 +55,7 @@ pub(crate) fn main(info: WorkerStartInfo, arena: OwnedFd, page: OwnedFd) -> io::
         let limit = std::time::Duration::from_secs(5);
         let _ = tokio::time::timeout(limit, handed_over).await;
     });
+    session.process().end_recording();
     Ok(())
 }
 
@@ -110,8 +111,10 @@ async fn join(
         );
         ending.end();
     });
+    let ending = process.clone();
     tokio::spawn(async move {
         connection.closed().await;
+        ending.end_recording();
         // Without its daemon a worker process has no purpose and nobody to end it.
         // SAFETY: ends the process without running user code's exit handlers.
         unsafe { libc::_exit(1) }

@@ -254,9 +254,10 @@ impl Queue {
         // this process.
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
         // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
-        let handed_over = self.handed_over();
+        let (handed_over, process) = (self.handed_over(), self.session.process().clone());
         self.session.process().vital("a forced cancel", async move {
             let _ = tokio::time::timeout(FORCED_LIMIT, handed_over).await;
+            process.end_recording();
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         });
     }

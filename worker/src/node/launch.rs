@@ -11,6 +11,7 @@ use wingbeat_core::spec::{Address, JobSpec};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::WorkerCommand;
 use wingbeat_net::mux::Connection;
+use wingbeat_net::recording;
 use wingbeat_net::services::ProcessRequest;
 use wingbeat_node::Event;
 
@@ -101,6 +102,10 @@ impl Daemon {
         // A worker process gives its daemon up when the head would.
         if let Ok(limit) = std::env::var(SILENCE_VARIABLE) {
             env.insert(SILENCE_VARIABLE.to_owned(), limit);
+        }
+        // A driver may have them record elsewhere, or not at all.
+        for (name, value) in recording::variables() {
+            env.entry(name).or_insert(value);
         }
         let launch = Launch {
             process,

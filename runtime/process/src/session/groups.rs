@@ -13,6 +13,7 @@ use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux;
 
 use crate::owner::object::Handle;
+use crate::recorded::Event;
 use crate::session::options::check_name;
 use crate::session::session::Session;
 pub use crate::wire::watched::Drained;
@@ -85,6 +86,7 @@ impl Session {
         // Also when nothing is heard of it in time: the head may still make it.
         let (session, group) = (self.clone(), spec.id);
         let unclaimed = Arc::new(Unclaimed { session, group, is_claimed: AtomicBool::new(false) });
+        self.process().wire.record(|| Event::CreateGroup(Box::new(spec.clone())));
         let made = self.ask_head(move |head| {
             let (spec, unclaimed) = (spec.clone(), unclaimed.clone());
             async move {
@@ -111,6 +113,7 @@ impl Session {
     /// # Errors
     /// The head is gone.
     pub async fn remove_placement_group(&self, id: PlacementGroupId) -> Result<(), Error> {
+        self.process().wire.record(|| Event::RemoveGroup(id));
         self.ask_head(move |head| async move { head.remove_placement_group(mux::within(limits().written), id).await })
             .await?
     }

@@ -20,6 +20,7 @@ use crate::owner::name::Name;
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Outbound, holds};
 use crate::owner::submission::{Cancel, Request};
+use crate::recorded::Event;
 use crate::session::actor::ActorHandle;
 use crate::session::options::{ActorOptions, DEFAULT_RETRIES, DEFAULT_STREAM_AHEAD, TaskOptions};
 use crate::session::refs::check_ours;
@@ -320,6 +321,7 @@ impl Session {
         if !detached {
             process.owner.actors.makes(spec.clone());
         }
+        process.wire.record(|| Event::CreateActor(Box::new(spec.clone())));
         let answer = self.ask_head(move |head| {
             let spec = spec.clone();
             async move { head.create_actor(mux::within(limits().written), spec, or_get).await }

@@ -24,6 +24,7 @@ use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{Process as _, ProcessRequest, ProcessResponse};
 
+use crate::recorded::Event;
 use crate::wire::numbers::Heard;
 use crate::wire::peers::{Contact, Life};
 use crate::wire::process::Process;
@@ -129,6 +130,7 @@ impl Process {
             connection.close();
             return None;
         }
+        self.wire.record(|| Event::Connected(peer, number));
         let service = PeerService::new(self.clone(), peer);
         let before = self.wire.peers.progress(peer);
         let sending = async {
@@ -143,6 +145,7 @@ impl Process {
         };
         mux::beside(mux::serve(server, service.serve()), sending).await;
         connection.close();
+        self.wire.record(|| Event::Disconnected(peer));
         let (after, is_idle) =
             (self.wire.peers.progress(peer), self.wire.peers.link(peer).is_none_or(|link| link.is_idle()));
         let life = Life { was_silent: after == before, was_fruitless: !is_idle && after.0 == before.0 };
@@ -277,6 +280,7 @@ impl Process {
             connection.close();
         }
         let Some(link) = link else { return };
+        self.wire.record(|| Event::ContactLost(peer, number));
         link.broke();
         if self.is_shut_down() {
             return;

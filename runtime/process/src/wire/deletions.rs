@@ -14,6 +14,7 @@ use wingbeat_net::messages::NodeMessage;
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
 
+use crate::recorded::Event;
 use crate::wire::process::Process;
 use crate::wire::to_delete::AtNode;
 
@@ -83,6 +84,7 @@ impl Process {
                     () = connection.closed() => break,
                 }
             }
+            self.wire.record(|| Event::ToNode(node, NodeMessage::Delete(ids.clone())));
             link.send_all(ids.chunks(IDS_A_MESSAGE).map(|ids| NodeMessage::Delete(ids.to_vec())));
             if !link.flushed().await {
                 // Some may be deleted already, which does no harm.

@@ -22,6 +22,7 @@ use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _
 use wingbeat_net::way::Met;
 
 use crate::owner::Outside;
+use crate::recorded::Event;
 use crate::wire::head_link::{HeadLink, Standing};
 use crate::wire::process::Process;
 use crate::wire::service::PeerService;
@@ -178,6 +179,7 @@ impl Process {
     /// Says to a head that was started again what it is to know.
     fn rejoin(&self, head: &HeadLink) {
         tracing::info!("the head was started again");
+        self.wire.record(|| Event::HeadRestarted);
         head.begin_anew();
         self.owner.rejoin();
         for group in self.wire.groups.ids() {
@@ -195,6 +197,7 @@ impl Process {
         let (connection, client, server) =
             mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
         *shared.connection.lock() = Some(connection.clone());
+        self.wire.record(|| Event::HeadConnected);
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = PeerService::new(self.clone(), head.address().process);
         let talking = async {
@@ -228,6 +231,7 @@ impl Process {
         };
         mux::beside(mux::serve(server, service.serve()), talking).await;
         shared.client.send_replace(Standing::Away);
+        self.wire.record(|| Event::HeadDisconnected);
         is_known
     }
 

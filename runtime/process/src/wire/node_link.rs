@@ -15,10 +15,14 @@ use wingbeat_net::panics;
 use wingbeat_net::services::{NodeClient, NodeRequest};
 use wingbeat_store::Mapping;
 
+use crate::recorded::{Event, Recorded};
+
 /// The connection to the daemon of this process's node, and its mapped memory.
 #[derive(Clone)]
 pub struct NodeLink {
     shared: Arc<Shared>,
+    /// What is said is written down here, if anything is.
+    recorded: Option<Arc<Recorded>>,
 }
 
 struct Shared {
@@ -56,7 +60,12 @@ impl NodeLink {
                 over.close();
             }
         });
-        NodeLink { shared: Arc::new(Shared { node, daemon, client, link, mapping, connection }) }
+        let shared = Shared { node, daemon, client, link, mapping, connection };
+        NodeLink { shared: Arc::new(shared), recorded: None }
+    }
+
+    pub(super) fn recorded_by(self, recorded: Option<Arc<Recorded>>) -> NodeLink {
+        NodeLink { recorded, ..self }
     }
 
     /// The node.
@@ -70,6 +79,9 @@ impl NodeLink {
 
     /// Queues a message to the daemon.
     pub fn send(&self, message: NodeMessage) {
+        if let Some(recorded) = &self.recorded {
+            recorded.record(Event::ToNode(self.shared.node, message.clone()));
+        }
         self.shared.link.send(message);
     }
 

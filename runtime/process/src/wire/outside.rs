@@ -9,6 +9,7 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 
 use crate::owner::{Outside, Owner};
+use crate::recorded::Event;
 use crate::wire::process::{Process, Wire};
 
 impl Outside for Wire {
@@ -36,33 +37,25 @@ impl Outside for Wire {
     }
 
     fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool {
+        self.record(|| Event::ToProcess(to.process, message.clone()));
         let Err(message) = self.peers.say(to.process, message) else { return true };
-        let Some(process) = Process::of(owner) else { return false };
-        let peer = to.process;
-        if self.peers.is_gone(peer) {
-            if matches!(message, PeerMessage::Work(Work::Tasks { .. } | Work::Calls { .. })) {
-                // Somebody waits for their results.
-                let owner = process.owner.clone();
-                process.vital("the loss of a process", async move { owner.connection_lost(peer) });
-            }
-            return false;
-        }
-        self.peers.learn(to);
-        let (link, contact, is_new) = self.peers.link_or_new(peer);
-        link.send(message);
-        if is_new {
-            process.clone().vital("a contact", async move { process.dial_peer(peer, contact).await });
-        }
-        true
+        self.send_in_new_contact(owner, to, message)
     }
 
     fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, in_a_hurry: bool) -> bool {
+        self.record(|| Event::ToProcess(to, message.clone()));
         if in_a_hurry && let Some(link) = self.peers.link(to) {
             link.send_in_a_hurry(message);
             return true;
         }
         let Err(message) = self.peers.say(to, message) else { return true };
-        self.peers.address(to).is_some_and(|address| self.send(owner, &address, message))
+        match self.peers.address(to) {
+            Some(address) => self.send_in_new_contact(owner, &address, message),
+            None => {
+                self.record(|| Event::Unsent(to));
+                false
+            }
+        }
     }
 
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
@@ -73,6 +66,7 @@ impl Outside for Wire {
 
     fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage) {
         let Some(head) = self.head.get() else { return };
+        self.record(|| Event::ToHead(message.clone()));
         if head.say(message)
             && let Some(process) = Process::of(owner)
         {
@@ -90,6 +84,30 @@ impl Outside for Wire {
         if let Some(process) = Process::of(owner) {
             process.give_memory_back();
         }
+    }
+}
+
+impl Wire {
+    /// Says something to a process with which there is no contact. False when it is gone.
+    fn send_in_new_contact(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool {
+        let Some(process) = Process::of(owner) else { return false };
+        let peer = to.process;
+        if self.peers.is_gone(peer) {
+            if matches!(message, PeerMessage::Work(Work::Tasks { .. } | Work::Calls { .. })) {
+                // Somebody waits for their results.
+                let owner = process.owner.clone();
+                process.vital("the loss of a process", async move { owner.connection_lost(peer) });
+            }
+            self.record(|| Event::Unsent(peer));
+            return false;
+        }
+        self.peers.learn(to);
+        let (link, contact, is_new) = self.peers.link_or_new(peer);
+        link.send(message);
+        if is_new {
+            process.clone().vital("a contact", async move { process.dial_peer(peer, contact).await });
+        }
+        true
     }
 }
 

@@ -29,6 +29,7 @@ use wingbeat_net::{memory, panics};
 
 use crate::owner::Owner;
 use crate::owner::table::Released;
+use crate::recorded::{Beginning, Event, Recorded};
 use crate::wire::executor::{Executor, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
@@ -102,6 +103,8 @@ pub(crate) struct Wire {
     pub assigned: Assigned,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
+    /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
+    recorded: Option<Arc<Recorded>>,
     life: Life,
 }
 
@@ -160,6 +163,8 @@ impl Prepared {
     pub(crate) fn start_process(self, io: &Arc<Io>, job: JobId, namespace: String, cluster: ClusterId) -> Process {
         let Prepared { config, listener } = self;
         let address = listener.address().clone();
+        let is_driver = matches!(config.role, Role::Driver(_));
+        let recorded = Recorded::begin(Beginning { process: config.id, is_driver, job, cluster });
         let wire = Arc::new(Wire {
             who: Identity { job, namespace, token: config.token, role: config.role, address, cluster },
             io: io.clone(),
@@ -172,6 +177,7 @@ impl Prepared {
             groups: Watched::default(),
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
+            recorded: recorded.map(Arc::new),
             life: Life {
                 shut_down: AtomicBool::new(false),
                 over: tokio::sync::watch::Sender::new(false),
@@ -185,6 +191,28 @@ impl Prepared {
         process.vital("its submissions", process.clone().submission_loop());
         process.accept_peers(listener);
         process
+    }
+}
+
+/// Apart, so that nothing but a branch is in the way where nothing is recorded.
+#[cold]
+#[inline(never)]
+fn write_down(recorded: &Recorded, event: impl FnOnce() -> Event) {
+    recorded.record(event());
+}
+
+impl Wire {
+    /// Has what happens written down, if anything is: before others can answer to it.
+    #[inline]
+    pub(crate) fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorded) = &self.recorded {
+            write_down(recorded, event);
+        }
+    }
+
+    /// For those who live as long as a connection.
+    pub(super) fn recorded(&self) -> Option<Arc<Recorded>> {
+        self.recorded.clone()
     }
 }
 
@@ -377,6 +405,7 @@ impl Process {
         if self.executor().is_some() {
             // A worker process without its IO thread is of no use, and its daemon and owners act on its end.
             eprintln!("wingbeat: this worker process ends: {why}");
+            self.end_recording();
             // SAFETY: ends the process without running user code's exit handlers.
             unsafe { libc::_exit(101) }
         }
@@ -443,10 +472,20 @@ impl Process {
     /// Fails everything that is pending; nothing new is taken. The process can still be shut down. Only the first
     /// reason counts.
     pub fn end(&self, error: &Error) {
+        if !self.is_over() {
+            self.wire.record(|| Event::Ended(error.clone()));
+        }
         self.owner.end(error);
         let watched = self.wire.groups.end();
         drop(watched);
         let _ = self.wire.life.over.send(true);
+    }
+
+    /// Before the process ends: what is recorded is written to its end.
+    pub fn end_recording(&self) {
+        if let Some(recorded) = &self.wire.recorded {
+            recorded.end();
+        }
     }
 
     /// Leaves the cluster; blocks until the IO thread has ended.
@@ -466,6 +505,7 @@ impl Process {
         let kept = std::mem::take(&mut *self.wire.life.keep.lock());
         drop(kept);
         self.wire.io.stop();
+        self.end_recording();
     }
 }
 

@@ -6,6 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
 
+use crate::recorded::Event;
 use crate::wire::numbers::Heard;
 use crate::wire::process::Process;
 
@@ -40,6 +41,7 @@ impl wingbeat_net::services::Process for PeerService {
             Heard::Stale => return std::future::pending().await,
             Heard::Again | Heard::Lost(_) => return,
         }
+        self.process.wire.record(|| Event::FromProcess(self.peer, messages.clone()));
         for message in messages {
             self.take_in(message);
         }
@@ -49,6 +51,7 @@ impl wingbeat_net::services::Process for PeerService {
         if !self.process.hears_head(number) {
             return;
         }
+        self.process.wire.record(|| Event::FromHead(events.clone()));
         for event in events {
             self.process.head_event(event);
         }
@@ -56,6 +59,7 @@ impl wingbeat_net::services::Process for PeerService {
 
     async fn commands(self, _: Context, commands: Vec<WorkerCommand>) {
         let Some(executor) = self.process.executor() else { return };
+        self.process.wire.record(|| Event::FromNode(commands.clone()));
         for command in commands {
             executor.command(command);
         }

@@ -11,6 +11,7 @@ use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_net::messages::{Located, PeerMessage};
 use wingbeat_store::Extent;
 
+use crate::recorded::Event;
 use crate::wire::node_link::NodeLink;
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, Pinned};
@@ -21,7 +22,8 @@ const TOLD_AGAIN: Duration = Duration::from_secs(1);
 impl Process {
     /// Attaches the store of a node, the first one or, after that one died, another.
     pub fn set_storage(&self, storage: NodeLink) {
-        self.wire.home.link.send_replace(Some(storage));
+        self.wire.record(|| Event::NodeAttached(storage.node()));
+        self.wire.home.link.send_replace(Some(storage.recorded_by(self.wire.recorded())));
     }
 
     /// Somebody attaches another node when this one dies: who uses it meanwhile waits.
@@ -77,6 +79,7 @@ impl Process {
                     false => return Err(error),
                 }
             }
+            self.wire.record(|| Event::Stored(id, size));
             return Ok(stored);
         }
     }
@@ -101,6 +104,7 @@ impl Process {
             async move { node.fetch(id, stored).await }
         };
         let (storage, (located, new)) = self.ask_node(ask).await?;
+        self.wire.record(|| Event::Fetched(id, located.len));
         if new {
             let at = storage.here();
             if id.owner() == self.owner.id {
