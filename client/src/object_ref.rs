@@ -12,7 +12,7 @@ use wingbeat_core::codec::Plain;
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
-use wingbeat_process::{Handle, ObjectView, ValueFuture, block_on, refs};
+use wingbeat_process::{Handle, ObjectView, ValueFuture, block_on, values};
 
 /// A value somewhere in the cluster that is there, or will be.
 ///
@@ -215,12 +215,12 @@ impl<T> fmt::Debug for ObjectRef<T> {
 
 impl<T> Serialize for ObjectRef<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        refs::serialize_handle(&self.handle, serializer)
+        values::serialize_handle(&self.handle, serializer)
     }
 }
 
 impl<'de, T> Deserialize<'de> for ObjectRef<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        refs::deserialize_handle(deserializer).map(ObjectRef::new)
+        values::deserialize_handle(deserializer).map(ObjectRef::new)
     }
 }

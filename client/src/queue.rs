@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use wingbeat_core::error::Result;
-use wingbeat_process::refs::KeptRef;
-use wingbeat_process::{block_on, refs};
+use wingbeat_process::values::KeptRef;
+use wingbeat_process::{block_on, values};
 
 use crate::ObjectRef;
 
@@ -268,13 +268,13 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     }
 
     fn encode(&self, item: &T) -> Result<Item> {
-        let (bytes, refs) = refs::encode_kept(&self.actor.actor().session_or_error()?, item)?;
+        let (bytes, refs) = values::encode_kept(&self.actor.actor().session_or_error()?, item)?;
         Ok(Item { bytes: bytes.into(), refs })
     }
 
     fn decode(&self, item: Item) -> Result<T> {
         let Item { bytes, refs } = item;
-        let decoded = refs::decode_kept(&self.actor.actor().session_or_error()?, bytes.into());
+        let decoded = values::decode_kept(&self.actor.actor().session_or_error()?, bytes.into());
         drop(refs);
         decoded
     }

@@ -26,7 +26,7 @@ pub use session::session::{Entered, Session};
 pub use session::stream::StreamHandle;
 pub use session::submit::Submitted;
 pub use session::waiting::Waiting;
-pub use session::{actor, arguments, context, groups, options, refs, registry, submit};
+pub use session::{actor, arguments, context, groups, options, registry, submit, values};
 pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
 pub use wire::executor::Executor;
 pub use wire::head_link::HeadLink;

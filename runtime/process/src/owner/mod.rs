@@ -11,7 +11,7 @@
 //!   them), `borrowing` (the protocol that counts refs across processes), `leftovers`.
 //! - `actors`: those whose handles are held here, and those that were made here.
 //! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
-//!   `dispatch`, `calls` (the decisions), `deciding` (their shell), `results`; `recipe`, `lineage` (making lost objects again);
+//!   `dispatch`, `calls` (the decisions), `results`; `recipe`, `lineage` (making lost objects again);
 //!   `streams`, `items`; `locality` (tasks go to their data).
 //! - `messages`: what other processes say; `rejoining`: what a head that was started again is told; `standing`: what a task waits for.
 
@@ -40,7 +40,6 @@ mod borrowing;
 mod borrows;
 mod call_queue;
 pub(crate) mod calls;
-mod deciding;
 pub(crate) mod dispatch;
 mod items;
 mod leftovers;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, Outputs};
 use wingbeat_core::value::{ObjectValue, Refs, StoreNode, Stored};
-use wingbeat_core::{ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ObjectId, TaskId};
 use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Weight};
 
 use crate::owner::Owner;
@@ -20,46 +20,7 @@ use crate::owner::table::Freed;
 const MOST_LEFT: u32 = 1_024;
 
 impl Owner {
-    /// Sets an object's value and tells everybody who waits for it.
-    pub(crate) fn resolve_object(self: &Arc<Self>, object: &Object, value: ObjectValue, contained: Vec<Handle>) {
-        let stored_at = match &value {
-            ObjectValue::Stored(stored) => stored.nodes.clone(),
-            ObjectValue::Inline(_) | ObjectValue::Failed(_) => Vec::new(),
-        };
-        self.objects.stored(object.id(), &stored_at);
-        let announce = object.resolve(value, contained);
-        if !stored_at.is_empty() {
-            if let Some(value) = object.value() {
-                // An earlier value may stand.
-                let elsewhere = stored_at.into_iter().filter(|at| !value.is_stored_at(at.node));
-                self.objects.not_stored(object.id(), &elsewhere.collect::<Vec<_>>());
-            }
-            if !self.objects.has(object) {
-                // It was freed in the same moment, perhaps before its value was there to be deleted.
-                self.freed_while_stored(object);
-            }
-        }
-        self.value_is_known(object);
-        if announce.subscribers.is_empty() {
-            return;
-        }
-        if let Some(value) = object.value() {
-            for subscriber in announce.subscribers {
-                self.send_value(subscriber, object.id(), value.clone());
-            }
-        }
-    }
-
-    /// Tells a borrower the value of an object of ours.
-    pub(crate) fn send_value(self: &Arc<Self>, to: ProcessId, id: ObjectId, value: ObjectValue) {
-        let value = match too_many(&value, || id.to_string()) {
-            Some(error) => ObjectValue::Failed(Box::new(error)),
-            None => value,
-        };
-        self.send_to(to, PeerMessage::Resolved(vec![(id, value)]));
-    }
-
-    fn freed_while_stored(self: &Arc<Self>, object: &Object) {
+    pub(super) fn freed_while_stored(self: &Arc<Self>, object: &Object) {
         let Some(stored) = object.take_stored() else { return };
         self.objects.not_stored(object.id(), &stored.nodes);
         if object.id().owner() == self.id {

@@ -1,4 +1,4 @@
-//! Results of tasks and calls, and what they mean for their outputs.
+//! Results of tasks and calls, what they mean for their outputs, and how an object gets its value.
 
 use std::sync::Arc;
 
@@ -6,11 +6,12 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::Work;
+use wingbeat_net::messages::{PeerMessage, Work};
 
 use crate::owner::Owner;
 use crate::owner::dispatch::{Settled, Task};
-use crate::owner::object::Held;
+use crate::owner::object::{Handle, Held, Object};
+use crate::owner::objects::too_many;
 use crate::owner::recipe::Recipe;
 
 impl Owner {
@@ -187,5 +188,46 @@ fn items_lost(task: TaskId, from: ProcessId) -> Error {
         what: format!("the stream of {task}"),
         who: format!("its worker process, {from}"),
         why: "contact was lost before all items had arrived".into(),
+    }
+}
+
+impl Owner {
+    /// Sets an object's value and tells everybody who waits for it.
+    pub(crate) fn resolve_object(self: &Arc<Self>, object: &Object, value: ObjectValue, contained: Vec<Handle>) {
+        let stored_at = match &value {
+            ObjectValue::Stored(stored) => stored.nodes.clone(),
+            ObjectValue::Inline(_) | ObjectValue::Failed(_) => Vec::new(),
+        };
+        self.objects.stored(object.id(), &stored_at);
+        let announce = object.resolve(value, contained);
+        if !stored_at.is_empty() {
+            if let Some(value) = object.value() {
+                // An earlier value may stand.
+                let elsewhere = stored_at.into_iter().filter(|at| !value.is_stored_at(at.node));
+                self.objects.not_stored(object.id(), &elsewhere.collect::<Vec<_>>());
+            }
+            if !self.objects.has(object) {
+                // It was freed in the same moment, perhaps before its value was there to be deleted.
+                self.freed_while_stored(object);
+            }
+        }
+        self.value_is_known(object);
+        if announce.subscribers.is_empty() {
+            return;
+        }
+        if let Some(value) = object.value() {
+            for subscriber in announce.subscribers {
+                self.send_value(subscriber, object.id(), value.clone());
+            }
+        }
+    }
+
+    /// Tells a borrower the value of an object of ours.
+    pub(crate) fn send_value(self: &Arc<Self>, to: ProcessId, id: ObjectId, value: ObjectValue) {
+        let value = match too_many(&value, || id.to_string()) {
+            Some(error) => ObjectValue::Failed(Box::new(error)),
+            None => value,
+        };
+        self.send_to(to, PeerMessage::Resolved(vec![(id, value)]));
     }
 }

@@ -7,17 +7,20 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorState, Arg, Outputs};
-use wingbeat_core::{ActorId, TaskId};
+use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs};
+use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
+use crate::owner::Owner;
 use crate::owner::calls::{self, Call, Calls};
-use crate::owner::dispatch::{self, Dispatch, Task};
+use crate::owner::dispatch::{self, Dispatch, Grant, Task};
+use crate::owner::locality::near_data;
 use crate::owner::recipe::Recipe;
 use crate::owner::timeouts::Timeouts;
 use crate::owner::unresolved::Unresolved;
@@ -228,5 +231,221 @@ impl Core {
                 }
             }
         }
+    }
+}
+
+/// What is decided under the lock is done after it.
+impl Owner {
+    pub(super) fn with_core<R>(self: &Arc<Self>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
+        let mut todo = Todo::default();
+        let mut core = self.submission.core.lock();
+        let now_ms = self.outside.now_ms();
+        let result = change(&mut core, now_ms, &mut todo);
+        core.dispatch.settle(now_ms, &mut todo.dispatch);
+        drop(core);
+        self.perform(todo);
+        // A timer may be needed now.
+        self.submission.wake.notify_one();
+        result
+    }
+
+    /// Takes in what user threads have asked for, and lets time pass. Answers in how many milliseconds it wants to be called
+    /// again if nobody asks for anything.
+    pub(crate) fn take_requests(self: &Arc<Self>) -> Option<u64> {
+        let requests = self.submission.take();
+        let unresolved = &self.submission.unresolved;
+        let mut todo = Todo::default();
+        let mut core = self.submission.core.lock();
+        let now_ms = self.outside.now_ms();
+        let mut cancels = Vec::new();
+        for request in requests {
+            match request {
+                Request::Cancel(cancel) => cancels.push(cancel),
+                other => {
+                    core.cancel(std::mem::take(&mut cancels), unresolved, &mut todo);
+                    core.take_in(other, unresolved, &mut todo);
+                }
+            }
+        }
+        core.cancel(cancels, unresolved, &mut todo);
+        let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+        if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
+            next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
+        }
+        core.dispatch.settle(now_ms, &mut todo.dispatch);
+        drop(core);
+        self.perform(todo);
+        next_tick
+    }
+
+    fn perform(self: &Arc<Self>, todo: Todo) {
+        for action in todo.dispatch {
+            match action {
+                dispatch::Action::Push { worker, lease, first, tasks } => {
+                    self.outside.send(self, &worker, Work::Tasks { lease, first, tasks }.into());
+                }
+                dispatch::Action::Demand { shape, wanted, name } => {
+                    let shape = (*shape).clone();
+                    self.tell_head(HeadMessage::Demand { shape, wanted, name: name.to_string() });
+                }
+                dispatch::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
+                dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
+                dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
+                dispatch::Action::TakeBack { worker, lease, most } => {
+                    self.send_to(worker, Work::TakeBack { lease, most }.into());
+                }
+                dispatch::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, Work::Cancel { task, force }.into());
+                }
+                dispatch::Action::Fail { task, error } => {
+                    self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
+                }
+            }
+        }
+        for unresolved in todo.unresolved {
+            self.cancel_unresolved(&unresolved);
+        }
+        for action in todo.calls {
+            match action {
+                calls::Action::Push { worker, actor, incarnation, calls } => {
+                    self.outside.send(self, &worker, Work::Calls { actor, incarnation, calls }.into());
+                }
+                calls::Action::Watch(actor) => self.tell_head(HeadMessage::WatchActor(actor)),
+                calls::Action::Over(actor, life) => self.tell_head(HeadMessage::LifeOver { actor, life }),
+                calls::Action::Kill(actor) => self.tell_head(HeadMessage::KillActor { actor, may_restart: false }),
+                calls::Action::Terminate(actor) => {
+                    self.tell_head(HeadMessage::TerminateActor { actor, by: "terminate".into() });
+                }
+                calls::Action::Cancel { worker, task, force } => {
+                    self.send_to(worker, Work::Cancel { task, force }.into());
+                }
+                calls::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
+                calls::Action::Fail { call, error } => {
+                    if let Some((_, unresolved)) = self.submission.unresolved.remove(&call.spec.id) {
+                        unresolved.give_up();
+                    }
+                    self.settle_outputs(&call.spec, Outcome::Failed(Box::new(error)), None);
+                }
+                calls::Action::Answer { spec, error } => {
+                    self.settle_outputs(&spec, Outcome::Failed(Box::new(error)), None);
+                }
+            }
+        }
+        for (recipe, why) in todo.lost {
+            self.make_again(recipe, &why);
+        }
+        for request in todo.not_found {
+            match request {
+                Request::Cancel(Cancel { task, outputs, again: true, .. }) => {
+                    let error = Error::Cancelled { task: task.to_string() };
+                    self.fail_outputs(task, outputs, &error);
+                }
+                request => self.submission.request(request),
+            }
+        }
+    }
+
+    pub(crate) fn gave_back(self: &Arc<Self>, lease: LeaseId, tasks: &[TaskId], waiting: bool) {
+        self.with_core(|core, now, todo| {
+            core.dispatch.gave_back(lease, tasks, waiting, now, &mut todo.dispatch);
+        });
+    }
+
+    pub(crate) fn lease_ready(self: &Arc<Self>, lease: LeaseId) {
+        self.with_core(|core, _, _| core.dispatch.ready(lease));
+    }
+
+    pub(crate) fn connection_lost(self: &Arc<Self>, peer: ProcessId) {
+        self.with_core(|core, now, todo| {
+            core.dispatch.connection_lost(peer, now, &mut todo.dispatch);
+            core.calls.connection_lost(peer, now, &mut todo.calls);
+        });
+    }
+
+    /// A node is gone with everything in its store, and with its worker processes.
+    pub(crate) fn node_died(self: &Arc<Self>, node: NodeId, why: &str) {
+        self.copies_lost_with(node, why);
+        self.with_core(|core, _, todo| core.dispatch.node_died(node, why, &mut todo.dispatch));
+    }
+
+    /// The process is about to end: the worker processes that it has for nothing stay, with what they own.
+    /// Whether there were any.
+    pub(crate) fn return_idle_leases(self: &Arc<Self>) -> bool {
+        self.with_core(|core, _, todo| core.dispatch.return_idle(&mut todo.dispatch))
+    }
+
+    /// Takes in what the head says of leases, worker processes, actors and nodes.
+    pub(crate) fn hears_head(self: &Arc<Self>, event: HeadEvent) {
+        if let HeadEvent::Actor { actor, state } = &event {
+            self.actors.is_now(*actor, state);
+        }
+        self.with_core(|core, now, todo| match event {
+            HeadEvent::Granted { shape, lease, worker, node, pid } => {
+                let grant = Grant { shape, lease, worker, node, pid };
+                core.dispatch.granted(grant, now, &mut todo.dispatch);
+            }
+            HeadEvent::Recall(lease) => core.dispatch.recalled(lease, &mut todo.dispatch),
+            HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
+            HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
+            HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
+            HeadEvent::Nodes(count) => self.submission.nodes.store(count, Ordering::Relaxed),
+            HeadEvent::NodeDied { .. }
+            | HeadEvent::Deadlock { .. }
+            | HeadEvent::PlacementGroup { .. }
+            | HeadEvent::Stops => {}
+        });
+    }
+
+    /// Fails all tasks and calls that are not done.
+    /// Ends an actor at once; it may live again. Of a life that is known, the head is told that this one is over: however often it
+    /// hears that, no later life ends for it.
+    pub(crate) fn kill_actor(self: &Arc<Self>, actor: ActorId, may_restart: bool) {
+        let life = self.submission.look(|_, calls| calls.life_of(actor)).filter(|_| may_restart);
+        self.tell_head(match life {
+            Some(life) => HeadMessage::LifeOver { actor, life },
+            None => HeadMessage::KillActor { actor, may_restart },
+        });
+        // Calls that this process makes from now on must not reach this life, however long the head's word takes.
+        self.submission.request(Request::Killed { actor, may_restart });
+    }
+
+    pub(super) fn end_submissions(self: &Arc<Self>, error: &Error) {
+        self.with_core(|core, _, todo| {
+            core.dispatch.end(error, &mut todo.dispatch);
+            core.calls.end(error, &mut todo.calls);
+        });
+    }
+
+    /// Submits a task whose arguments are all there, or fails it.
+    pub(crate) fn submit_resolved(self: &Arc<Self>, mut task: Task, args: Result<Vec<Arg>, Error>) {
+        match args {
+            Ok(args) => {
+                let nodes = self.submission.nodes.load(Ordering::Relaxed);
+                if let Some(near) = near_data(&task.shape, &args, nodes) {
+                    task.shape = near;
+                }
+                // Nobody else has seen the spec yet, so that nothing is copied here.
+                Arc::make_mut(&mut task.spec).args = args;
+                self.submission.request(Request::Task(task));
+            }
+            Err(error) => {
+                self.submission.timeouts.end(task.spec.id);
+                self.fail_outputs(task.spec.id, task.spec.outputs, &error);
+            }
+        }
+    }
+
+    /// Cancels the task or call that makes an object of ours.
+    pub(crate) fn cancel_object(&self, object: ObjectId, force: bool) {
+        // A ref that is not counted here has been freed, and nobody waits for it.
+        if self.objects.get(object).is_some_and(|object| !object.is_ready()) {
+            let outputs = Outputs::Fixed(object.index + 1);
+            self.cancel(Cancel { task: object.task, outputs, force, again: false });
+        }
+    }
+
+    /// Asks for a task or call to be cancelled with everything that it submitted here.
+    pub(crate) fn cancel_children(&self, parent: TaskId) {
+        self.submission.request(Request::CancelChildren { parent, again: false });
     }
 }

@@ -9,9 +9,9 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{ActorId, FunctionId, ObjectId};
 
 use crate::owner::object::Handle;
-use crate::session::refs::{decoding_owner, note};
 use crate::session::registry::Class;
 use crate::session::session::Session;
+use crate::session::values::{decoding_owner, note};
 
 /// A handle of an actor. Handles are counted like refs of an object (the one in `handle`): when its owner
 /// sees that nobody holds one any more, the actor ends.
@@ -95,7 +95,7 @@ struct WireActor {
 /// Writes an actor handle.
 ///
 /// # Errors
-/// As [`serialize_handle`](crate::refs::serialize_handle).
+/// As [`serialize_handle`](crate::values::serialize_handle).
 pub fn serialize_actor<S: Serializer>(actor: &ActorHandle, serializer: S) -> Result<S::Ok, S::Error> {
     note(actor.handle()).map_err(S::Error::custom)?;
     let wire = WireActor {
@@ -112,7 +112,7 @@ pub fn serialize_actor<S: Serializer>(actor: &ActorHandle, serializer: S) -> Res
 /// Reads an actor handle of the class `class`.
 ///
 /// # Errors
-/// As [`deserialize_handle`](crate::refs::deserialize_handle); or the actor is of another class.
+/// As [`deserialize_handle`](crate::values::deserialize_handle); or the actor is of another class.
 pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     deserializer: D,
     class: &'static Class,

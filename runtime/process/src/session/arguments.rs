@@ -11,8 +11,8 @@ use wingbeat_core::error::Error;
 
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Outbound, PackedValue};
-use crate::refs;
 use crate::session::session::Session;
+use crate::session::values;
 use crate::session::values::pack;
 use crate::wire::view::Bits;
 
@@ -46,7 +46,7 @@ impl Arguments {
         let Some(incoming) = self.values.next() else {
             return Err(fail("the caller sent fewer arguments".into()));
         };
-        refs::decode(self.session.owner(), &incoming.bits).map_err(|error| fail(error.0))
+        values::decode(self.session.owner(), &incoming.bits).map_err(|error| fail(error.0))
     }
 }
 
@@ -80,7 +80,7 @@ impl<'a> CallArgs<'a> {
             Ok(packed) => {
                 let bit = 1u32 << (index as u32).min(31);
                 if self.checked.load(Ordering::Relaxed) & bit == 0 {
-                    let decode = AssertUnwindSafe(|| refs::decode_packed::<T>(self.session.owner(), &packed));
+                    let decode = AssertUnwindSafe(|| values::decode_packed::<T>(self.session.owner(), &packed));
                     match catch_unwind(decode) {
                         Ok(Ok(())) => {
                             self.checked.fetch_or(bit, Ordering::Relaxed);
@@ -94,8 +94,8 @@ impl<'a> CallArgs<'a> {
             }
             Err(error) => {
                 match error {
-                    refs::PackError::Codec(error) => self.fail(index, error.0),
-                    refs::PackError::Other(error) => {
+                    values::PackError::Codec(error) => self.fail(index, error.0),
+                    values::PackError::Other(error) => {
                         let error = error.about(|| self.argument(index));
                         self.error = self.error.take().or(Some(error));
                     }
@@ -107,7 +107,7 @@ impl<'a> CallArgs<'a> {
 
     /// Adds an object whose value is the argument.
     pub fn object(&mut self, handle: &Handle) {
-        if let Err(error) = refs::check_ours(self.session.owner(), handle) {
+        if let Err(error) = values::check_ours(self.session.owner(), handle) {
             self.error = self.error.take().or(Some(error));
         }
         self.args.push(Outbound::Object(handle.clone()));

@@ -19,8 +19,8 @@ use wingbeat_core::{ActorId, NodeId, ObjectId};
 use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::owner::waiters::Place;
-use crate::refs;
 use crate::session::session::Session;
+use crate::session::values;
 use crate::session::waiting::Waiting;
 use crate::wire::process::Process;
 use crate::wire::view::{Bits, ObjectView};
@@ -39,7 +39,7 @@ impl Value {
     /// [`Error::Decode`] when it is not a `T`.
     pub fn decode<T: DeserializeOwned + 'static>(&self) -> Result<T, Error> {
         let Some(owner) = Owner::of(&self.handle) else { return Err(Error::NoSession) };
-        refs::decode(&owner, &self.bits).map_err(|error| Error::Decode {
+        values::decode(&owner, &self.bits).map_err(|error| Error::Decode {
             what: format!("{} as {}", self.handle.id(), std::any::type_name::<T>()),
             why: error.0,
         })

@@ -2,7 +2,7 @@
 //!
 //! - [`session`]: a process's membership in a cluster; [`blocking`]: how threads of users wait.
 //! - [`registry`], `outgoing`: the functions and classes of this executable.
-//! - [`arguments`], [`values`], [`refs`]: values on their way in and out, and the refs inside them; [`actor`]: handles of actors.
+//! - [`arguments`], [`values`]: values on their way in and out, and the refs inside them; [`actor`]: handles of actors.
 //! - [`submit`], [`options`], [`groups`], `cluster`: what a session can be asked to do.
 //! - [`get`], [`stream`], [`context`], [`waiting`]: waiting for values, streams, the running task, and what its waits mean for
 //!   others; `worker_side`: what a worker process does.
@@ -16,12 +16,11 @@ pub(crate) mod get;
 pub mod groups;
 pub mod options;
 mod outgoing;
-pub mod refs;
 pub mod registry;
 #[allow(clippy::module_inception, reason = "it is the session")]
 pub(crate) mod session;
 pub(crate) mod stream;
 pub mod submit;
-pub(crate) mod values;
+pub mod values;
 pub(crate) mod waiting;
 mod worker_side;

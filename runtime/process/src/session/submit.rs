@@ -23,10 +23,10 @@ use crate::owner::submission::{Cancel, Request};
 use crate::recorded::Event;
 use crate::session::actor::ActorHandle;
 use crate::session::options::{ActorOptions, DEFAULT_RETRIES, DEFAULT_STREAM_AHEAD, TaskOptions};
-use crate::session::refs::check_ours;
 use crate::session::registry::{Class, Function, Method};
 use crate::session::session::Session;
 use crate::session::stream::StreamHandle;
+use crate::session::values::check_ours;
 
 /// What a call answers at once.
 pub enum Submitted {

@@ -198,7 +198,7 @@ impl World {
         // devices, or died. They go with their owner.
         let is_of_stream = |copy: &(ObjectId, NodeId)| self.shared.streams.borrow().contains(&copy.0.task);
         let is_untold = |copy: &(ObjectId, NodeId)| self.shared.untold.borrow().contains(copy);
-        let is_left = |copy: &&(ObjectId, NodeId)| !is_untold(copy) && !(has_broken && is_of_stream(copy));
+        let is_left = |copy: &&(ObjectId, NodeId)| !(is_untold(copy) || has_broken && is_of_stream(copy));
         let left: Vec<_> = copies.keys().filter(is_left).collect();
         assert!(left.is_empty(), "everything is over, and copies are left: {left:?}");
         drop(copies);

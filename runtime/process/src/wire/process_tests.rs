@@ -44,13 +44,13 @@ struct Next(Handle);
 
 impl Serialize for Next {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        crate::session::refs::serialize_handle(&self.0, serializer)
+        crate::session::values::serialize_handle(&self.0, serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Next {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::session::refs::deserialize_handle(deserializer).map(Next)
+        crate::session::values::deserialize_handle(deserializer).map(Next)
     }
 }
 
