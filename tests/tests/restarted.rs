@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use wingbeat::{Bundle, Error, PlacementStrategy, get_all_blocking, placement_group};
 use wingbeat_net::address::{Listener, Stream, dial_text};
-use wingbeat_net::handshake::{Hello, Role, Token, Welcome};
+use wingbeat_net::handshake::{Hello, Resumes, Role, Token, Welcome};
 use wingbeat_tests::TestCluster;
 
 #[wingbeat::remote]
@@ -249,13 +249,16 @@ fn hear_a_join_and_end(cluster: &mut TestCluster, joining: impl FnOnce(&TestClus
     let known = runtime.block_on(dial_text(&address, "the head", &token, Hello::of_tool())).unwrap().1;
     cluster.kill_head().unwrap();
     let (asks, asked) = std::sync::mpsc::channel();
+    let listening = Listener::bind(known.address.process, Some(address.parse().unwrap()));
+    let listener = runtime.block_on(listening).unwrap();
     runtime.spawn(async move {
-        let listener = Listener::bind(known.address.process, Some(address.parse().unwrap())).await.unwrap();
         let welcome = Welcome { address: listener.address().clone(), ..known };
         let accept = move |mut stream: Stream, hello: Hello| {
             let asks = asks.clone();
             tokio::spawn(async move {
-                if matches!(hello.role, Role::Driver(_) | Role::Node(_)) {
+                // Others come back.
+                let is_new = hello.resumes == Resumes::Nothing;
+                if is_new && matches!(hello.role, Role::Driver(_) | Role::Node(_)) {
                     stream.read_u8().await.unwrap();
                     asks.send(stream).unwrap();
                 }

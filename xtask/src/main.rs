@@ -29,7 +29,7 @@ enum Command {
     Bench(bench::Bench),
     /// A large simulated cluster of real owners, real nodes and the real head, with faults: `--nodes 10000 --events 1000000`.
     Simulate(simulate::Simulate),
-    /// Small simulated clusters of real owners, real nodes and the real head, each with and without faults; the tests run 5,000.
+    /// Small simulated clusters of real owners, real nodes and the real head, each with and without faults; the tests run 3,400.
     Explore(simulate::Explore),
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),

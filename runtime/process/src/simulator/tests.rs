@@ -49,7 +49,7 @@ fn number(name: &str) -> Option<u64> {
 /// How many seeds are tried: more for a longer search.
 fn seeds() -> std::ops::Range<u64> {
     let first = number("WINGBEAT_FIRST_SEED").unwrap_or(0);
-    first..first + number("WINGBEAT_SEEDS").unwrap_or(5_000)
+    first..first + number("WINGBEAT_SEEDS").unwrap_or(3_400)
 }
 
 #[test]
