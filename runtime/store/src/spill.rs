@@ -2,7 +2,8 @@
 //!
 //! The file is unlinked from its beginning, so it ends with the daemon's descriptor, however that ends: nothing can be
 //! left behind, and nobody else can open it. It costs one descriptor however many objects are spilled. What is removed
-//! is punched out; where the file system cannot do that, the space is used again for what is spilled later.
+//! is punched out; where the file system cannot do that, the space is used again for what is spilled later. The checksum of each
+//! object (CRC-32C, RFC 3720 appendix B.4) stays in memory: what the disk gives back must be what was written.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -11,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crc32c::crc32c;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 
@@ -36,11 +38,18 @@ struct Layout {
     /// Once it was needed.
     file: Option<Arc<File>>,
     /// Where complete objects lie.
-    written: BTreeMap<SpillFile, Extent>,
+    written: BTreeMap<SpillFile, Written>,
     /// Bytes before `end` that belong to nothing.
     free: Ranges,
     /// The first byte behind everything.
     end: u64,
+}
+
+/// An object in the file.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    extent: Extent,
+    checksum: u32,
 }
 
 impl Layout {
@@ -99,7 +108,8 @@ impl SpillSpace {
         };
         match file.write_all_at(bytes, extent.offset) {
             Ok(()) => {
-                self.layout.lock().written.insert(object, extent);
+                let written = Written { extent, checksum: crc32c(bytes) };
+                self.layout.lock().written.insert(object, written);
                 Ok(())
             }
             Err(error) => {
@@ -111,12 +121,15 @@ impl SpillSpace {
 
     /// Reads an object's bytes back; they stay. `into` has the object's size.
     pub fn read(&self, object: SpillFile, into: &mut [u8]) -> Result<(), SpillError> {
-        let (file, extent) = {
+        let (file, written) = {
             let layout = self.layout.lock();
             (layout.file.clone(), layout.written.get(&object).copied())
         };
-        let read = match (file, extent) {
-            (Some(file), Some(extent)) => file.read_exact_at(into, extent.offset),
+        let read = match (file, written) {
+            (Some(file), Some(written)) => file.read_exact_at(into, written.extent.offset).and_then(|()| {
+                let other = || io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: the disk fails");
+                (crc32c(into) == written.checksum).then_some(()).ok_or_else(other)
+            }),
             _ => Err(io::ErrorKind::NotFound.into()),
         };
         read.map_err(|error| self.failed("read from the spill file in", error))
@@ -124,12 +137,12 @@ impl SpillSpace {
 
     /// Gives an object's space back to the disk.
     pub fn remove(&self, object: SpillFile) {
-        let (file, extent) = {
+        let (file, written) = {
             let mut layout = self.layout.lock();
             (layout.file.clone(), layout.written.remove(&object))
         };
-        if let (Some(file), Some(extent)) = (file, extent) {
-            self.punch(&file, extent);
+        if let (Some(file), Some(written)) = (file, written) {
+            self.punch(&file, written.extent);
         }
     }
 
@@ -147,6 +160,17 @@ impl SpillSpace {
 
     fn failed(&self, doing: &'static str, error: io::Error) -> SpillError {
         SpillError { doing, path: self.parent.clone(), error }
+    }
+
+    /// One bit of an object is another.
+    #[cfg(test)]
+    pub(crate) fn flip_a_bit(&self, of: wingbeat_core::ObjectId, at: u64) {
+        let layout = self.layout.lock();
+        let (_, written) = layout.written.iter().find(|(file, _)| file.id == of).unwrap();
+        let (file, at) = (layout.file.as_ref().unwrap(), written.extent.offset + at);
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     }
 
     #[cfg(test)]
@@ -207,6 +231,23 @@ mod tests {
         spill.read(file(0), &mut bytes).unwrap();
         assert_eq!(&bytes, b"zero");
         assert!(spill.read(file(1), &mut bytes).is_err());
+    }
+
+    #[test]
+    fn what_a_failing_disk_gives_back_is_an_error() {
+        let parent = tempfile::tempdir().unwrap();
+        let spill = SpillSpace::new(parent.path());
+        let (bytes, mut read) = (vec![7; 10_000], vec![0; 10_000]);
+        spill.write(file(0), &bytes).unwrap();
+        for at in [0, 4_096, 9_999] {
+            spill.flip_a_bit(file(0).id, at);
+            let error = spill.read(file(0), &mut read).unwrap_err();
+            assert!(error.to_string().contains("not what was written"), "{error}");
+            spill.flip_a_bit(file(0).id, at);
+            spill.read(file(0), &mut read).unwrap();
+        }
+        spill.write(file(1), b"").unwrap();
+        spill.read(file(1), &mut []).unwrap();
     }
 
     #[test]

@@ -156,6 +156,19 @@ fn a_copy_on_disk_that_is_lost_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_copy_on_disk_that_has_changed_there_is_an_error_and_the_others_are_fine() {
+    let (store, _disk) = spilling_store(2 * MIB);
+    store.put(1, MIB).unwrap();
+    store.put(2, MIB).unwrap();
+    store.put(3, 2 * MIB).unwrap();
+    store.spill.flip_a_bit(object(1), MIB / 2);
+    store.delete(object(3));
+    let error = store.get(object(1), DAEMON).unwrap_err();
+    assert!(matches!(error, GetError::Io { .. }), "{error}");
+    store.assert_intact(2, MIB);
+}
+
+#[test]
 fn a_disk_that_refuses_loses_no_object() {
     let store = NodeStore::new(StoreConfig {
         capacity: 2 * MIB,
