@@ -3,6 +3,8 @@
 //! A head that keeps a journal says which life of its cluster's head it is ([`Epoch`]). When it is gone, the next one is looked
 //! for where it was. Whoever finds it tells it what it has, since the next head knows only what was written down.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
@@ -17,6 +19,8 @@ const HEAD: &str = "the head";
 pub struct Way {
     address: Address,
     epoch: Mutex<Option<Epoch>>,
+    /// Whether it was said that no other head will follow. That may come before the answer with which the present one is joined.
+    ends: AtomicBool,
     /// Why whoever listens there refused last.
     refused: Mutex<Option<String>>,
 }
@@ -33,7 +37,7 @@ pub enum Met {
 impl Way {
     /// To the head at `address`.
     pub fn new(address: Address) -> Way {
-        Way { address, epoch: Mutex::default(), refused: Mutex::default() }
+        Way { address, epoch: Mutex::default(), ends: AtomicBool::new(false), refused: Mutex::default() }
     }
 
     /// Whoever was found there first has said this of itself.
@@ -53,13 +57,18 @@ impl Way {
 
     /// No other head will follow.
     pub fn ends(&self) {
-        *self.epoch.lock() = None;
+        let mut epoch = self.epoch.lock();
+        self.ends.store(true, Ordering::Relaxed);
+        *epoch = None;
     }
 
     /// The head of this life knows what it has to know: from now on it is the one that is talked to.
     pub fn joined(&self, met: Met) {
-        if let Met::Next(epoch) = met {
-            *self.epoch.lock() = Some(epoch);
+        let mut known = self.epoch.lock();
+        if let Met::Next(epoch) = met
+            && !self.ends.load(Ordering::Relaxed)
+        {
+            *known = Some(epoch);
         }
     }
 
@@ -125,5 +134,24 @@ impl Way {
                 why: "an older head of the cluster listens there".into(),
             })),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::ProcessId;
+
+    use super::*;
+
+    #[test]
+    fn after_the_last_head_none_follows_also_when_it_is_joined_only_then() {
+        let nowhere = Address { process: ProcessId(1), machine: MachineId(0), unix: String::new(), tcp: None };
+        let way = Way::new(nowhere);
+        way.found(Some(Epoch(1)));
+        way.joined(Met::Next(Epoch(2)));
+        assert!(way.is_followed());
+        way.ends();
+        way.joined(Met::Next(Epoch(3)));
+        assert!(!way.is_followed());
     }
 }
