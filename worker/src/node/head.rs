@@ -94,8 +94,14 @@ impl Daemon {
     pub(super) async fn join(self: Arc<Self>, info: NodeInfo) -> Result<(), Error> {
         let end = Instant::now() + limits().lost;
         let (mut resumes, mut snapshot) = (Resumes::Nothing, None);
+        let mut keeps_term = false;
         let (connection, client) = loop {
-            match self.try_to_join(&info, &mut resumes, &mut snapshot).await {
+            let tried = self.try_to_join(&info, &mut resumes, &mut snapshot).await;
+            // A head may have taken it in, and may wait for it no longer than for others.
+            if resumes == Resumes::Joining && !std::mem::replace(&mut keeps_term, true) {
+                self.vital("keeping its term", self.clone().keep_term());
+            }
+            match tried {
                 Ok(joined) => break joined,
                 // One that was there a moment ago is looked for, and asked again: it may have ended before it answered.
                 Err(Error::Unreachable { .. }) if self.head.way.is_followed() && Instant::now() < end => {
@@ -104,7 +110,6 @@ impl Daemon {
                 Err(error) => return Err(error),
             }
         };
-        self.vital("keeping its term", self.clone().keep_term());
         self.clone().vital("staying with the head", async move { self.stay(info, connection, client).await });
         Ok(())
     }

@@ -131,11 +131,18 @@ impl wingbeat_net::services::Head for Service {
         named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
         names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
         // It asks again when it was not told that it has.
+        let id = node.id;
         let joined = move |state: &mut State, now| match state.has_node(node.id) {
             true => (Ok(()), Vec::new()),
             false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),
         };
-        // The next head waits for the nodes that were written down, and for no others. A disk without room keeps no node away.
+        // The next head waits for the nodes that were written down, and for no others. A disk without room keeps no node away, nor does
+        // a slow one keep away what runs already.
+        if self.shell.inside.lock().state.is_awaited(id) {
+            let joined: Result<(), Error> = self.shell.change(joined);
+            self.shell.note_time();
+            return joined.map(|()| self.shell.inside.lock().state.view());
+        }
         if let Err(error) = self.shell.change_and_write(joined, |_, _| Vec::new()).await {
             tracing::warn!(%error, "a head that is started again does not wait for this node until that is written");
         }

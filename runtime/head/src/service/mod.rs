@@ -209,7 +209,7 @@ impl Shell {
             _ => state.is_recovering(),
         };
         let is_lost = match hello.role {
-            Role::Driver(_) => state.is_over(process),
+            Role::Driver(_) => state.is_over(process) || state.has_seen_the_end_of(process),
             Role::Node(node) => state.will_not_come_back(node),
             _ => false,
         };

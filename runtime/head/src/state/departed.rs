@@ -36,6 +36,11 @@ impl State {
         self.departed.known.contains(&process) || self.ended_before(process)
     }
 
+    /// Whether this head has seen the end of a process, or given it up.
+    pub(crate) fn has_seen_the_end_of(&self, process: ProcessId) -> bool {
+        self.departed.known.contains(&process)
+    }
+
     /// Whether a process ended before the head was started again: whoever lives has come back, or its node has said that it is there.
     fn ended_before(&self, process: ProcessId) -> bool {
         let is_there = self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process);

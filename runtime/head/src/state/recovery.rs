@@ -307,6 +307,11 @@ impl State {
         }
     }
 
+    /// Whether a node was written down, and may still come back.
+    pub(crate) fn is_awaited(&self, node: NodeId) -> bool {
+        self.recovering.as_ref().is_some_and(|recovering| recovering.nodes.contains_key(&node))
+    }
+
     /// Whether others were told that a node is lost.
     pub(crate) fn will_not_come_back(&self, node: NodeId) -> bool {
         self.never_back.iter().any(|(lost, _)| *lost == node)

@@ -160,6 +160,8 @@ impl HeadMessage {
             self,
             HeadMessage::AbandonLease(_)
                 | HeadMessage::KillActor { .. }
+                // Said twice, it ends the same life.
+                | HeadMessage::LifeOver { .. }
                 | HeadMessage::TerminateActor { .. }
                 | HeadMessage::WorkerDied(_)
                 | HeadMessage::Leaves

@@ -1,6 +1,7 @@
 //! How actors are made, placed, started again and ended.
 
 use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
@@ -563,8 +564,14 @@ impl State {
 
     /// An actor of which nothing is known is to end when it is made, or comes back.
     fn never_begins(&mut self, id: ActorId, end: ToEnd) {
-        if self.actors.never.insert(id, end).is_none() {
-            self.actors.never_order.push_back(id);
+        match self.actors.never.entry(id) {
+            Entry::Vacant(entry) => {
+                entry.insert(end);
+                self.actors.never_order.push_back(id);
+            }
+            // Whoever was killed does not finish what it does.
+            Entry::Occupied(mut entry) if matches!(end, ToEnd::Kill) => drop(entry.insert(end)),
+            Entry::Occupied(_) => {}
         }
         if self.actors.never_order.len() > TOMBSTONES
             && let Some(oldest) = self.actors.never_order.pop_front()

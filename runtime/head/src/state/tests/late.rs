@@ -149,6 +149,8 @@ fn an_actor_that_is_killed_before_it_is_back_ends_when_it_is() {
 fn an_actor_that_is_killed_for_good_before_it_is_back_does_not_finish_what_it_does() {
     let mut bench = before_the_node_of_an_actor();
     bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
+    // Its last handle was dropped then.
+    bench.says(DRIVER, HeadMessage::TerminateActor { actor: ActorId(5), by: "the drop of its last handle".into() });
     bench.says(
         DRIVER,
         HeadMessage::Made { spec: Arc::new(of_driver()), life: Some(Incarnation(1)), moves: 0, place: None },
