@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Outcome, Outputs};
+use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Refs, StoreNode, Stored};
 use wingbeat_core::{ObjectId, TaskId};
 use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Weight};
@@ -188,6 +188,19 @@ impl Owner {
             }
         }
     }
+
+    /// Deletes the outputs of a task that fails after it has stored them. A task that makes lost outputs again may have
+    /// found them, and its owner has them then.
+    pub(crate) fn discard(self: &Arc<Self>, spec: &TaskSpec, outputs: &[ObjectValue]) {
+        for (index, value) in (0..).zip(outputs) {
+            if let ObjectValue::Stored(stored) = value
+                && !spec.remakes
+            {
+                self.delete_stored(spec.id.output(index), stored);
+            }
+        }
+    }
+
     /// Nobody needs these copies.
     pub(crate) fn delete_stored(self: &Arc<Self>, id: ObjectId, stored: &Stored) {
         for node in &stored.nodes {

@@ -136,16 +136,9 @@ impl Process {
         })
     }
 
-    /// Deletes the outputs of a task that fails after it has stored them. A task that makes lost outputs again may have
-    /// found them, and its owner has them then.
+    /// Deletes the outputs of a task that fails after it has stored them.
     pub fn discard(&self, spec: &TaskSpec, outputs: &[ObjectValue]) {
-        for (index, value) in (0..).zip(outputs) {
-            if let ObjectValue::Stored(stored) = value
-                && !spec.remakes
-            {
-                self.owner.delete_stored(spec.id.output(index), stored);
-            }
-        }
+        self.owner.discard(spec, outputs);
     }
 
     /// Whether a message could be sent to a process now.

@@ -102,6 +102,8 @@ pub(super) struct Shared {
     /// What lies in the stores of living nodes, and for which job it was made.
     pub copies: RefCell<BTreeMap<(ObjectId, NodeId), (JobId, Bytes)>>,
     pub nodes: RefCell<BTreeSet<NodeId>>,
+    /// Those in whose stores there is no room now.
+    pub full: RefCell<BTreeSet<NodeId>>,
     /// Worker processes and drivers that have ended.
     pub ended: RefCell<BTreeSet<ProcessId>>,
     /// Attempts that have begun.

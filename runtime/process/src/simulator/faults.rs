@@ -82,6 +82,12 @@ impl World {
                     self.drain(node);
                 }
             }
+            24 | 25 => {
+                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+                if let Some(node) = self.pick(&nodes) {
+                    self.fills(node);
+                }
+            }
             21 if self.drivers.len() > 1 => {
                 let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
                 if let Some(driver) = self.pick(&drivers) {
@@ -90,6 +96,14 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// There is no room in the store of a node for some time, nor on its disk.
+    fn fills(&mut self, node: NodeId) {
+        self.shared.report.borrow_mut().fills += 1;
+        self.shared.full.borrow_mut().insert(node);
+        let after = self.shared.below(400);
+        self.schedule(after, Happening::HasRoom(node));
     }
 
     /// A person empties a node, and changes their mind or not.

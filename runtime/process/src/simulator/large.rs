@@ -23,7 +23,7 @@ impl Report {
         format!(
             "{} events and {} notices of the head about nodes in {seconds:.1} s: {:.0} events/s, {} MiB at most\n\
              {} programs, {} worker processes, {} tasks, {} calls, {} items, {} values read, {} errors, {} cancels, {} deaths, \
-             {} broken connections and lost contacts, {} restarts of the head",
+             {} broken connections and lost contacts, {} full stores, {} restarts of the head",
             self.happenings,
             self.notices,
             self.happenings as f64 / seconds,
@@ -38,6 +38,7 @@ impl Report {
             self.cancels,
             self.deaths,
             self.cuts,
+            self.fills,
             self.restarts,
         )
     }

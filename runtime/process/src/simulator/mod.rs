@@ -96,6 +96,8 @@ pub(crate) struct Report {
     pub errors: u64,
     pub cancels: u64,
     pub cuts: u64,
+    /// How often a store was full for some time.
+    pub fills: u64,
     pub deaths: u64,
     pub ended_at: u64,
 }

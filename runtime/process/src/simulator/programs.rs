@@ -162,7 +162,7 @@ impl<'a> Work<'a> {
             0..=2 => self.pause().await,
             3 | 4 => {
                 let (refs, is_stored) = (self.some(2), self.chance(2));
-                self.bag.push(self.site.put(&refs, is_stored));
+                self.put(&refs, is_stored);
             }
             5..=10 if self.depth > 0 => self.submit(),
             11..=14 => {
@@ -272,6 +272,11 @@ impl<'a> Work<'a> {
         }
     }
 
+    fn put(&mut self, refs: &[Ref], is_stored: bool) {
+        // Without room there is none to keep.
+        self.bag.extend(self.site.put(refs, is_stored).ok());
+    }
+
     /// What waits for nobody.
     async fn be_busy(&mut self, steps: u32) {
         for _ in 0..steps {
@@ -280,7 +285,7 @@ impl<'a> Work<'a> {
                 // What it owns itself would end with its process, which holds devices.
                 1 if self.site.shared.config.faults => {
                     let (refs, is_stored) = (self.some(2), self.chance(2));
-                    self.bag.push(self.site.put(&refs, is_stored));
+                    self.put(&refs, is_stored);
                 }
                 _ => drop(self.bag.pop()),
             }
@@ -476,10 +481,10 @@ impl<'a> Work<'a> {
             let may_own = !is_actor || self.site.shared.config.faults;
             let mut refs = self.some(1);
             if self.chance(2) && may_own {
-                refs.push(self.site.put(&[], self.random.random_range(0..2) == 0));
+                refs.push(self.site.put(&[], self.random.random_range(0..2) == 0)?);
             }
             let is_stored = self.chance(3);
-            let (value, held) = self.site.pack(spec.id.output(index), &refs, is_stored, false);
+            let (value, held) = self.site.pack(spec.id.output(index), &refs, is_stored, false)?;
             self.site.process.send_item(spec.id, index, value, held);
             // An actor's calls may not wait for others of it.
             if self.chance(3) && !is_actor {
@@ -499,7 +504,14 @@ impl<'a> Work<'a> {
         let (mut values, mut held) = (Vec::new(), Vec::new());
         for index in 0..count {
             let (refs, is_stored) = (self.some(3), self.chance(3));
-            let (value, handles) = self.site.pack(spec.id.output(index), &refs, is_stored, !spec.remakes);
+            let packed = self.site.pack(spec.id.output(index), &refs, is_stored, !spec.remakes);
+            let (value, handles) = match packed {
+                Ok(packed) => packed,
+                Err(error) => {
+                    self.site.process.owner.discard(spec, &values);
+                    return failed(error);
+                }
+            };
             values.push(value);
             held.extend(handles);
         }

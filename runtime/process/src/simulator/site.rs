@@ -137,6 +137,7 @@ impl Site {
             return Ok(bytes);
         }
         self.sleep(1 + self.shared.below(6)).await;
+        self.has_room_for(id)?;
         let at = self.here();
         let mut copies = self.shared.copies.borrow_mut();
         let found = stored.nodes.iter().find_map(|holder| copies.get(&(id, holder.node)).cloned());
@@ -199,6 +200,13 @@ impl Site {
         Ok(incoming)
     }
 
+    fn has_room_for(&self, id: ObjectId) -> Result<(), Error> {
+        match self.shared.full.borrow().contains(&self.process.node.get()) {
+            true => Err(Error::StoreFull { what: id.to_string(), why: "the simulation".into() }),
+            false => Ok(()),
+        }
+    }
+
     /// The value of an object as it travels, inline or in the store of the node here. What lies there is kept unless this
     /// `replaces` it.
     pub(super) fn pack(
@@ -207,28 +215,31 @@ impl Site {
         refs: &[Ref],
         is_stored: bool,
         replaces: bool,
-    ) -> (ObjectValue, Vec<Handle>) {
+    ) -> Result<(ObjectValue, Vec<Handle>), Error> {
         let held: Vec<Handle> = refs.iter().map(|held| held.handle.clone()).collect();
         let (bytes, described) = (value_of(id, refs), self.process.owner.describe(&held));
         if !is_stored {
-            return (ObjectValue::Inline(Packed { bytes: bytes.into(), refs: described }), held);
+            return Ok((ObjectValue::Inline(Packed { bytes: bytes.into(), refs: described }), held));
         }
         let at = self.here();
         let mut copies = self.shared.copies.borrow_mut();
         if replaces || !copies.contains_key(&(id, at.node)) {
+            self.has_room_for(id)?;
+        }
+        if replaces || !copies.contains_key(&(id, at.node)) {
             copies.insert((id, at.node), (self.process.job, bytes));
         }
-        (ObjectValue::Stored(Stored { size: 200_000, nodes: vec![at], refs: described }), held)
+        Ok((ObjectValue::Stored(Stored { size: 200_000, nodes: vec![at], refs: described }), held))
     }
 
     /// An object of this process with these refs in it.
-    pub(super) fn put(&self, refs: &[Ref], is_stored: bool) -> Ref {
+    pub(super) fn put(&self, refs: &[Ref], is_stored: bool) -> Result<Ref, Error> {
         let owner = &self.process.owner;
         let id = owner.next_task().output(0);
-        let (value, held) = self.pack(id, refs, is_stored, false);
+        let (value, held) = self.pack(id, refs, is_stored, false)?;
         let handle = owner.new_object(id, None);
         owner.resolve_object(handle.object(), value, held);
-        Ref::of(handle)
+        Ok(Ref::of(handle))
     }
 
     /// The arguments of a call: its plan with refs in it, and the values of objects.

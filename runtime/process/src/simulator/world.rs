@@ -59,6 +59,7 @@ pub(super) enum Happening {
     Deleted(NodeId, ObjectId),
     EndDrain(NodeId),
     EndQuota,
+    HasRoom(NodeId),
     Chance,
 }
 
@@ -137,6 +138,7 @@ impl World {
             questions: RefCell::default(),
             copies: RefCell::default(),
             nodes: RefCell::default(),
+            full: RefCell::default(),
             ended: RefCell::default(),
             attempts: RefCell::default(),
             parents: RefCell::default(),
@@ -333,6 +335,7 @@ impl World {
             Happening::Deleted(node, object) => drop(self.shared.copies.borrow_mut().remove(&(object, node))),
             Happening::EndDrain(node) => self.end_drain(node),
             Happening::EndQuota => self.end_quota(),
+            Happening::HasRoom(node) => drop(self.shared.full.borrow_mut().remove(&node)),
             Happening::Chance => self.chance(),
         }
     }
