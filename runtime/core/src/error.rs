@@ -358,7 +358,8 @@ impl Error {
         }
     }
 
-    /// For what the store says of an object that has only a number: the name by which people know it.
+    /// For what is said of an object that has only a number, or of one task of many that ask for the same: the name by which people
+    /// know it.
     #[must_use]
     pub fn about(self, name: impl FnOnce() -> String) -> Error {
         match self {
@@ -366,6 +367,8 @@ impl Error {
                 Error::ObjectTooLarge { what: name(), size, store, disk }
             }
             Error::StoreFull { why, .. } => Error::StoreFull { what: name(), why },
+            Error::Infeasible { asked, nearest, .. } => Error::Infeasible { what: name(), asked, nearest },
+            Error::PlacementGroupGone { group, why, .. } => Error::PlacementGroupGone { what: name(), group, why },
             other => other,
         }
     }

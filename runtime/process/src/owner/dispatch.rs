@@ -417,7 +417,9 @@ impl Dispatch {
         let Some((_, queue)) = self.queues.iter_mut().find(|(known, _)| ***known == *shape) else { return };
         queue.announced = 0;
         for task in queue.ready.drain(..) {
-            out.push(Action::Fail { task, error: error.clone() });
+            // The head knows the name of one of them.
+            let error = error.clone().about(|| task.name.to_string());
+            out.push(Action::Fail { task, error });
         }
     }
 

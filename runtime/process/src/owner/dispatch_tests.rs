@@ -401,6 +401,20 @@ fn bytes_of_tasks_that_were_given_back_are_free_for_others() {
 }
 
 #[test]
+fn of_tasks_that_can_never_be_placed_each_is_named_in_its_own_error() {
+    let mut dispatch = Dispatch::default();
+    let mut out = Vec::new();
+    for (seq, name) in (0..).zip(["one", "other"]) {
+        dispatch.submit(Task { name: Name::Path(name), ..task(seq) }, &mut out);
+    }
+    let of_one = Error::Infeasible { what: "one".into(), asked: "1 CPU".into(), nearest: "no node".into() };
+    dispatch.refused(&shape(), &of_one, &mut out);
+    for ((seq, error), name) in said(out).failed.into_iter().zip(["one", "other"]) {
+        assert!(error.to_string().starts_with(name), "{seq}: {error}");
+    }
+}
+
+#[test]
 fn a_recalled_lease_is_returned_when_what_runs_is_done() {
     let mut dispatch = submitted(2);
     dispatch.granted(grant(1), 0, &mut Vec::new());
