@@ -1,0 +1,178 @@
+//! Actors of which a head that was started again does not know where they are, or whether: whoever comes back brings one, or the news
+//! of its end; what nobody brings lives again, or is dead.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::ActorSpec;
+use wingbeat_core::{ActorId, Incarnation, LeaseId};
+use wingbeat_net::messages::WorkerDeath;
+
+use super::{Absent, Over, is_kept};
+use crate::state::State;
+use crate::state::actors::ToEnd;
+use crate::state::facts::Fact;
+
+impl State {
+    /// Whether a life that a node reports was over when the last head died: the actor is written down, and not as that; or it is not
+    /// written down any more. A node that was away then may not have heard of it.
+    pub(super) fn is_stale(&self, spec: &ActorSpec, life: Incarnation) -> bool {
+        let Some(recovering) = &self.recovering else { return false };
+        match recovering.actors.get(&spec.id) {
+            Some(absent) => absent.life.is_some_and(|latest| life < latest),
+            None => is_kept(spec) && !self.actors.knows(spec.id),
+        }
+    }
+
+    /// An actor is known now: what was said of it before counts.
+    pub(super) fn heard_of(&mut self, id: ActorId) {
+        let Some(unheard) = &mut self.unheard else { return };
+        let (over, watchers) = (unheard.over.remove(&id), unheard.watchers.remove(&id));
+        match over {
+            Some(Over { is_killed: true, .. }) => self.kill_actor(id, true),
+            Some(Over { life: Some(life), .. }) => self.life_over(id, life),
+            Some(Over { life: None, .. }) | None => {}
+        }
+        for watcher in watchers.unwrap_or_default() {
+            self.watch(watcher, id);
+        }
+    }
+
+    /// An actor that may still come back is to end in order. False if nothing is known of it.
+    pub(in crate::state) fn absent_actor_ends(&mut self, id: ActorId, by: &str) -> bool {
+        let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.get_mut(&id));
+        let Some(absent) = absent else { return false };
+        absent.ends = Some(by.to_owned());
+        if is_kept(&absent.spec) {
+            let fact = absent.fact();
+            self.record(fact);
+        }
+        true
+    }
+
+    /// An actor that may still come back is to end. If it comes, its life is over.
+    pub(in crate::state) fn end_absent_actor(&mut self, id: ActorId, cause: Error) {
+        let Some(recovering) = &mut self.recovering else { return };
+        let Some(Absent { spec, life, moves, .. }) = recovering.actors.remove(&id) else { return };
+        self.insert_actor((*spec).clone(), life.unwrap_or(Incarnation(0)), moves, None);
+        self.bury_actor(id, cause);
+        self.heard_of(id);
+    }
+
+    /// A life of an actor is over.
+    pub(in crate::state) fn life_over(&mut self, id: ActorId, life: Incarnation) {
+        match self.actors.life_of(id) {
+            Some(known) if known == life && self.recovering.is_none() => self.kill_actor(id, true),
+            // Its next life may have begun.
+            Some(known) if known <= life => {
+                if let Some((spec, moves)) = self.actors.spec(id).cloned().zip(Some(self.actors.moves_of(id))) {
+                    self.has_later_life(Absent { spec, life: Some(life), moves, place: None, ends: None });
+                }
+            }
+            Some(_) | None => {}
+        }
+        if let Some(unheard) = self.unheard.as_mut().filter(|_| !self.actors.knows(id)) {
+            let over = unheard.over.entry(id).or_default();
+            over.life = over.life.max(Some(life));
+        }
+    }
+
+    /// Somebody ends the life of an actor that is not known, whichever it is. One that never comes back has ended.
+    pub(in crate::state) fn unheard_is_killed(&mut self, id: ActorId) {
+        if let Some(unheard) = &mut self.unheard {
+            unheard.over.entry(id).or_default().is_killed = true;
+        }
+    }
+
+    /// Why a life is over that no node has.
+    fn ended_meanwhile(&self, absent: &Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) -> Error {
+        let by = "the end of its process";
+        let Some((node, process)) = absent.place else {
+            return Error::ActorEnded { by: format!("{by} while the head was away") };
+        };
+        let what = format!("actor {}", absent.spec.class_name);
+        let death = deaths.values().find(|death| death.process == process);
+        let lost = self.never_back.iter().find(|(lost, _)| *lost == node);
+        match (death, lost) {
+            (Some(WorkerDeath { pid, exit, .. }), _) => {
+                Error::WorkerCrashed { task: what, process, pid: *pid, exit: exit.clone() }
+            }
+            (None, Some((_, why))) => Error::NodeDied { what, node, why: why.clone() },
+            (None, None) => Error::ActorEnded { by: format!("{by} on {node} while the head was away") },
+        }
+    }
+
+    /// An actor that no node has begins its next life, or its first one, or is dead.
+    pub(super) fn lives_again(&mut self, absent: Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) {
+        let cause = self.ended_meanwhile(&absent, deaths);
+        let Absent { spec, life, moves, ends, .. } = absent;
+        let id = spec.id;
+        let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
+        let life = life.max(over.and_then(|over| over.life));
+        // Its last life ended with its node.
+        let next = life.map_or(Incarnation(0), |life| Incarnation(life.0.saturating_add(1)));
+        let cost = next.0.saturating_sub(moves);
+        let may_live = life.is_none() || spec.max_restarts == u32::MAX || cost <= spec.max_restarts;
+        let spec = Arc::unwrap_or_clone(spec);
+        if !self.jobs.contains_key(&spec.job) {
+            self.record(Fact::ActorGone(id));
+        } else if !spec.detached && !self.is_job_running(spec.job) {
+            // What else there is of the job are detached actors.
+            self.insert_actor(spec, life.unwrap_or(next), moves, None);
+            self.bury_actor(id, Error::ActorEnded { by: "the end of its job".into() });
+        } else if let Some(end) = self.is_to_end(id).or(ends.map(ToEnd::Terminate)) {
+            self.insert_actor(spec, life.unwrap_or(next), moves, None);
+            self.bury_actor(id, Error::ActorEnded { by: end.by() });
+        } else if may_live {
+            self.insert_actor(spec, next, moves, life.map(|_| cause));
+        } else {
+            self.insert_actor(spec, life.unwrap_or(next), moves, Some(cause.clone()));
+            self.bury_actor(id, cause);
+        }
+        self.refuse_actor_if_infeasible(id);
+        self.heard_of(id);
+    }
+
+    /// Whoever made an actor says what it was.
+    pub(in crate::state) fn actor_was_made(&mut self, said: Absent) {
+        let id = said.spec.id;
+        if self.actors.knows(id) {
+            if said.life > self.actors.latest_life_of(id) {
+                self.has_later_life(said);
+            }
+        } else if self.jobs.contains_key(&said.spec.job) {
+            match &mut self.recovering {
+                Some(recovering) => {
+                    let known = recovering.actors.entry(id).or_insert_with(|| said.clone());
+                    if known.life <= said.life {
+                        *known = Absent { moves: known.moves.max(said.moves), ..said };
+                    }
+                }
+                // It was not waited for, since nothing of it was known.
+                None => self.lives_again(said, &BTreeMap::new()),
+            }
+        }
+    }
+
+    /// A node that was away has brought an actor back of which a later life has begun. That may still come back, and is started again
+    /// if it does not.
+    pub(super) fn has_later_life(&mut self, later: Absent) {
+        let id = later.spec.id;
+        if self.recovering.is_none() {
+            let cause = self.ended_meanwhile(&later, &BTreeMap::new());
+            return self.later_life_ended(id, later.life.unwrap_or(Incarnation(0)), later.moves, cause);
+        }
+        let Some((watchers, ends)) = self.unknow_actor(id) else { return };
+        let later = Absent { ends: later.ends.or(ends), ..later };
+        if is_kept(&later.spec) {
+            self.record(later.fact());
+        }
+        if let Some(recovering) = &mut self.recovering {
+            recovering.actors.insert(id, later);
+        }
+        for watcher in watchers {
+            self.watch(watcher, id);
+        }
+    }
+}
