@@ -166,6 +166,8 @@ struct Line {
 #[derive(Default)]
 struct Lines {
     merged: Option<Vec<Line>>,
+    /// Steps that name what was asked for.
+    named: u64,
 }
 
 impl Lines {
@@ -209,7 +211,7 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
         bail!("no recordings are in {}: they end with .{EXTENSION}", args.recording.display());
     }
     let (mut differ, mut unread) = (0, 0);
-    let mut lines = Lines { merged: args.merged.then(Vec::new) };
+    let mut lines = Lines { merged: args.merged.then(Vec::new), named: 0 };
     for file in &files {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         match play_file(file, &name, args, &mut lines) {
@@ -221,9 +223,13 @@ pub(crate) fn replay(args: &ReplayArgs) -> Result<()> {
             }
         }
     }
+    let named = lines.named;
     lines.end();
     match (differ, unread) {
-        (0, 0) => Ok(()),
+        (0, 0) => match &args.around {
+            Some(around) if named == 0 => bail!("no step of {} recordings names `{around}`", files.len()),
+            _ => Ok(()),
+        },
         (differ, 0) => bail!("{differ} of {} recordings came out differently", files.len()),
         (0, unread) => bail!("{unread} of {} recordings cannot be played to the end", files.len()),
         (differ, unread) => {
@@ -267,7 +273,6 @@ where
 {
     let moment = args.at.map(|seconds| (seconds * 1000.0).max(0.0) as u64);
     let (mut steps, mut last, mut different, mut is_state_due) = (0u64, 0, None, moment.is_some());
-    let mut named = 0u64;
     let begun = SystemTime::UNIX_EPOCH + Duration::from_micros(played.begun);
     let (short_name, _) = name.rsplit_once('.').unwrap_or((name, ""));
     let line = |text: &str| if args.full { text.to_owned() } else { brief(text, args.around.as_deref()) };
@@ -284,7 +289,7 @@ where
         let is_near = moment.is_some_and(|moment| step.now.abs_diff(moment) <= 500);
         let follows_named = actions.iter().any(|action| names_it(action));
         let names_part = |part: &Part| names_it(&part.way) || names_it(&part.text);
-        named += u64::from(follows_named || parts.iter().any(names_part));
+        lines.named += u64::from(follows_named || parts.iter().any(names_part));
         let (at, shows_all) = (played.begun + step.at, args.all || is_near || follows_named);
         let mut is_shown = false;
         for part in parts.iter().filter(|part| shows_all || names_part(part)) {
@@ -304,9 +309,6 @@ where
     }
     if is_state_due {
         show_state("at the end", &machine);
-    }
-    if let Some(word) = args.around.as_ref().filter(|_| named == 0) {
-        say!("  no step names {word}");
     }
     let end = match (played.is_full, played.is_behind, played.is_cut) {
         (true, _, _) => ", where it was full",

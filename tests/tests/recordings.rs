@@ -188,6 +188,10 @@ fn a_task_is_followed_from_driver_to_worker_process_and_no_value_is_written() {
     }
     let full = replayed(&cluster, &place, &["--around", &task, "--full"]);
     assert!(full.contains("Packed { bytes: ") && !full.contains("bytes: 0 bytes"), "sizes stay: {full}");
+    let nobody = ["--around", "task-nobody"];
+    let output = cluster.command().unwrap().arg("replay").arg(&place).args(nobody).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("names `task-nobody`"), "{said}");
 }
 
 /// Ended whatever becomes of the test.
