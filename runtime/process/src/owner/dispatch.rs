@@ -670,10 +670,11 @@ impl Dispatch {
         }
     }
 
-    /// A node is gone with all its leases.
+    /// A node is gone with all its leases. Where a worker process is known to have ended before, that is the cause, and it
+    /// is acted upon as soon as the connection has ended: what was moved away from the node has not failed.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
-        let lost: Vec<LeaseId> =
-            self.leases.values().filter(|lease| lease.grant.node.node == node).map(|lease| lease.grant.lease).collect();
+        let there = self.leases.values().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
+        let lost: Vec<LeaseId> = there.map(|lease| lease.grant.lease).collect();
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
             for (_, task) in lease.in_flight.into_iter().rev() {

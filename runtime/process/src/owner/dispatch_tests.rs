@@ -264,6 +264,22 @@ fn a_task_that_is_moved_begins_again_at_no_cost_as_another_attempt_and_leaves_no
 }
 
 #[test]
+fn a_task_that_was_moved_has_not_failed_where_its_node_is_gone_before_its_connection_is() {
+    let mut dispatch = Dispatch::default();
+    let mut only = task(0);
+    only.retries = 0;
+    dispatch.submit(only, &mut Vec::new());
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, &mut out);
+    dispatch.node_died(NodeId(1), "it was drained (new kernel)", &mut out);
+    dispatch.connection_lost(ProcessId(101), 1, &mut out);
+    assert!(said(out).failed.is_empty());
+    assert_eq!(dispatch.queues.values().next().unwrap().ready.len(), 1);
+}
+
+#[test]
 fn a_task_whose_argument_was_lost_is_given_back_to_be_resolved_again() {
     let mut dispatch = submitted(1);
     dispatch.granted(grant(1), 0, &mut Vec::new());
