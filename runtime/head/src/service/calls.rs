@@ -158,14 +158,16 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.driver_of(job.id).is_some_and(|driver| driver != self.process) {
             return Err(self.refused(format!("{} is another driver's", job.id)));
         }
-        let (id, fact) = (job.id, Fact::Job(Box::new(job.without_local()), true));
+        let (id, known) = (job.id, Fact::Job(Box::new(job.without_local()), true));
+        // A job that is back is written down already, and a full disk keeps nobody away.
+        let fact = move |state: &State| (!state.is_job_running(id)).then_some(known);
         let undone = move |answer: &Result<(), Error>| answer.is_err().then_some(Fact::JobGone(id));
         let asker = self.clone();
         let joined = move |state: &mut State, now| match asker.check_is_there(state) {
             Ok(()) => (Ok(()), state.step(now, Event::JobJoined(Box::new(job)))),
             Err(gone) => (Err(gone), Vec::new()),
         };
-        self.shell.change_durably(|_| Some(fact), undone, joined).await?;
+        self.shell.change_durably(fact, undone, joined).await?;
         Ok(self.shell.inside.lock().state.view())
     }
 

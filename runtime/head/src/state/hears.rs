@@ -95,7 +95,7 @@ impl State {
             }
             (Speaker::Process(_), HeadMessage::LifeOver { actor, life }) => self.life_over(actor, life),
             (Speaker::Process(_), HeadMessage::Made { spec, life, moves, place }) => {
-                self.actor_was_made(Absent { spec, life, moves, place, ends: None });
+                self.actor_was_made(Absent { spec, life, moves, place, ends: None, earlier: None });
             }
             (Speaker::Node(_), HeadMessage::LeaseReady { lease, worker, pid }) => self.lease_ready(lease, worker, pid),
             (Speaker::Node(_), HeadMessage::LeaseFailed { lease, error }) => self.lease_failed(lease, error),

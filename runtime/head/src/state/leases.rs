@@ -395,6 +395,9 @@ impl State {
         if let Some((worker, _)) = lease.worker {
             self.waits.forget_process(worker);
         }
+        if let Holder::Actor(actor) = lease.holder {
+            self.earlier_life_over(actor, id);
+        }
         self.note_if_drained(lease.taken.node);
         self.job_holds(lease.job, -1);
     }
@@ -407,12 +410,13 @@ impl State {
             self.process_lost(death.process, None);
         }
         let Some(id) = death.lease else { return };
-        let Some(lease) = self.leases.leases.get(&id) else { return self.absent_worker_died(id, death) };
+        let lease = self.leases.leases.get(&id);
         let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);
-        if lease.ending && self.nodes.get(lease.taken.node).is_some_and(is_moved) {
-            // Whoever is moved away from a node that is drained has not failed.
+        if lease.is_none_or(|lease| lease.ending) && self.nodes.get(death.node).is_some_and(is_moved) {
+            // Whoever is moved away from a node that is drained has not failed; also where an earlier head had ended the lease.
             death.is_moved = true;
         }
+        let Some(lease) = lease else { return self.absent_worker_died(id, death) };
         match lease.holder {
             Holder::Nobody => self.absent_worker_died(id, death),
             Holder::Actor(actor) => self.actor_process_died(actor, id, death),

@@ -380,7 +380,10 @@ impl State {
 
     /// Whether this would be a new actor.
     pub fn is_new_actor(&self, spec: &ActorSpec) -> bool {
-        self.actors.spec(spec.id).is_none() && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
+        let may_be_back = self.recovering.as_ref().is_some_and(|recovering| recovering.may_be_back(spec.id));
+        !may_be_back
+            && self.actors.spec(spec.id).is_none()
+            && spec.name.as_ref().is_none_or(|name| self.find_actor(name).is_err())
     }
 
     /// The cluster, for somebody who joins; with nodes that may still come back, which most likely live.
@@ -595,7 +598,8 @@ impl State {
         self.jobs.get(&job).map(|job| job.spec.executable.clone())
     }
 
-    fn is_job_running(&self, job: JobId) -> bool {
+    /// Whether the driver of a job is there, or may come back.
+    pub(crate) fn is_job_running(&self, job: JobId) -> bool {
         self.jobs.get(&job).is_some_and(|job| !job.is_over)
     }
 

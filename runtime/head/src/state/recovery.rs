@@ -94,6 +94,8 @@ pub(super) struct Absent {
     pub place: Option<(NodeId, ProcessId)>,
     /// Why it is to end in order, if it is.
     pub ends: Option<String>,
+    /// The lease of an earlier life that a node has brought back, and that was told to end.
+    pub earlier: Option<LeaseId>,
 }
 
 impl Absent {
@@ -222,7 +224,8 @@ impl State {
                     }
                 }
                 Fact::Actor(KeptActor { spec, life, moves, ends }) => {
-                    actors.insert(spec.id, Absent { spec: Arc::from(spec), life, moves, place: None, ends });
+                    let spec: Arc<ActorSpec> = Arc::from(spec);
+                    actors.insert(spec.id, Absent { spec, life, moves, place: None, ends, earlier: None });
                 }
                 Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
@@ -325,10 +328,14 @@ impl State {
         }
     }
 
-    /// Tells a process that is back of the nodes that are not, and were lost before it was.
+    /// Tells a process that is back of the nodes that are not, and were lost before it was; and before that how worker processes
+    /// there had ended: what was moved away from a drained node has not failed.
     pub(super) fn tell_of_lost_nodes(&mut self, process: ProcessId) {
-        let events = self.never_back.iter().map(|(node, why)| HeadEvent::NodeDied { node: *node, why: why.clone() });
-        self.out.extend(events.map(|event| Action::Tell(process, event)));
+        let deaths = self.recovering.iter().flat_map(|recovering| recovering.deaths.values());
+        let there = deaths.filter(|death| self.never_back.iter().any(|(node, _)| *node == death.node));
+        let deaths = there.map(|death| HeadEvent::WorkerDied(death.clone()));
+        let nodes = self.never_back.iter().map(|(node, why)| HeadEvent::NodeDied { node: *node, why: why.clone() });
+        self.out.extend(deaths.chain(nodes).map(|event| Action::Tell(process, event)));
     }
 
     /// Whether a bundle of this group is on a node that may still come back.
@@ -453,6 +460,7 @@ impl State {
             }
             LeaseHolder::Actor(spec, incarnation, moves) => {
                 if self.is_stale(&spec, incarnation) {
+                    self.has_earlier_life(spec.id, id);
                     return self.end_lease(
                         id,
                         Some("this life of its actor was over before the head was started again".into()),
@@ -462,6 +470,7 @@ impl State {
                 let terminated = terminated.or(absent.and_then(|absent| absent.ends));
                 let is_up = matches!(started, Some(Ok(())));
                 if !self.adopt_actor((&spec, incarnation, moves), id, node, worker, is_up) {
+                    self.next_life_waits_for(spec.id, Some(id));
                     self.end_lease(id, Some("another life of its actor is known".into()));
                 } else if let Some(Err(error)) = started {
                     self.actor_started(spec.id, incarnation, Err(error));

@@ -152,6 +152,10 @@ impl State {
                 let shape = Self::placement_of(spec);
                 self.explain_shape(Waiter::Actor(id), &shape, &mut explanation);
             }
+            Standing::Awaiting { earlier } => {
+                explanation.state = "waits until its last life has ended".into();
+                explanation = self.explain_lease(self.now, earlier, explanation);
+            }
             Standing::Resting { until, quick, after } => {
                 explanation.state = format!("rests for another {}", ago(until.saturating_sub(self.now)));
                 explanation.reasons.push(format!("it died {quick} times in a row soon after it was started"));

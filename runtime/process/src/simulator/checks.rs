@@ -33,7 +33,11 @@ impl Shared {
             Error::WorkerCrashed { process, .. } => {
                 (broke || self.gave_back()) && self.ended.borrow().contains(process)
             }
-            Error::NodeDied { node, .. } => !self.nodes.borrow().contains(node),
+            // What was still on a node that is told to end was moved, and has not failed; unless its owner had lost contact with it
+            // before, and had given the lease up.
+            Error::NodeDied { node, .. } => {
+                !self.nodes.borrow().contains(node) && (report.cuts > 0 || !self.stopped.borrow().contains(node))
+            }
             // With faults, calls also give what the actor owns, which ends with it.
             Error::OwnerDied { owner, .. } => {
                 // What ran in a group that was given back has ended.
@@ -175,9 +179,21 @@ impl World {
         }
     }
 
+    /// A life of an actor begins when no other is left. On a machine that stands still, and was given up, it does nothing more.
+    pub(super) fn check_alone(&self, begins: &Process, actor: ActorId) {
+        let is_it = |process: &&Rc<Process>| {
+            process.id != begins.id
+                && !self.is_still(process.id)
+                && process.queue.borrow().being.as_ref().is_some_and(|(spec, ..)| spec.id == actor)
+        };
+        if let Some(other) = self.processes.values().find(is_it) {
+            panic!("{actor} begins to live in {}, and is alive in {}", begins.id, other.id);
+        }
+    }
+
     /// Processes that were not looked at have nothing to do.
     pub(super) fn check_settled(&self) {
-        for process in self.processes.values() {
+        for process in self.processes.values().filter(|process| !self.is_still(process.id)) {
             let is_planned = !process.has_released() || process.releases_planned.get();
             assert!(is_planned && !process.was_woken(), "{} has something to do, and nobody looks at it", process.id);
             assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);

@@ -6,7 +6,7 @@ use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::PeerMessage;
 
-use super::side::{Awaited, Parcel, address};
+use super::side::{Awaited, Line, Parcel, address};
 use super::world::{Happening, World};
 use crate::owner::object::Object;
 use crate::wire::numbers::Heard;
@@ -15,19 +15,6 @@ use crate::wire::numbers::Heard;
 const TOLD_AGAIN: u64 = 1_000;
 /// How long a word may take between two that are far from each other.
 pub(super) const SLOW: u64 = 150;
-
-/// The connection between two processes.
-pub(super) struct Line {
-    /// How many have broken.
-    connection: u64,
-    is_up: bool,
-}
-
-impl Default for Line {
-    fn default() -> Line {
-        Line { connection: 0, is_up: true }
-    }
-}
 
 fn pair(one: ProcessId, other: ProcessId) -> (ProcessId, ProcessId) {
     (one.min(other), one.max(other))

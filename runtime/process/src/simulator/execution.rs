@@ -102,6 +102,8 @@ pub(super) struct Shared {
     /// What lies in the stores of living nodes, and for which job it was made.
     pub copies: RefCell<BTreeMap<(ObjectId, NodeId), (JobId, Bytes)>>,
     pub nodes: RefCell<BTreeSet<NodeId>>,
+    /// Nodes that were told to end, because nothing was left on them.
+    pub stopped: RefCell<BTreeSet<NodeId>>,
     /// Those in whose stores there is no room now.
     pub full: RefCell<BTreeSet<NodeId>>,
     /// Worker processes and drivers that have ended.

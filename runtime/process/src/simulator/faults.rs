@@ -26,6 +26,9 @@ impl World {
         if self.shared.config.restarts && self.shared.below(self.restarts_one_of()) == 0 {
             self.head_dies();
         }
+        if (self.shared.config.restarts || self.shared.config.faults) && self.shared.below(8) == 0 {
+            self.something_stands_still();
+        }
         if self.shared.config.faults {
             self.something_breaks();
         }
@@ -74,6 +77,12 @@ impl World {
                     self.shared.report.borrow_mut().deaths += 1;
                     self.replace(node);
                     self.node_dies(node);
+                }
+            }
+            26 => {
+                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+                if let Some(node) = self.pick(&nodes) {
+                    self.is_given_up(node);
                 }
             }
             22 | 23 => {

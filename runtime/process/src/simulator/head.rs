@@ -84,6 +84,7 @@ impl World {
     pub(super) fn head_hears(&mut self, from: Speaker, event: Event) {
         if let Speaker::Node(node) = from
             && !self.nodes.contains_key(&node)
+            && !self.shared.stopped.borrow().contains(&node)
             && !matches!(event, Event::NodeLost(..))
         {
             return;

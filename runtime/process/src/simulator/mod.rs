@@ -7,7 +7,8 @@
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
 //! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
-//! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `faults`: what else breaks; `checks`: what must hold.
+//! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `standstill`: contact with it is cut, and machines
+//!   stand still; `faults`: what else breaks; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
@@ -36,6 +37,7 @@ mod side;
 mod site;
 mod size;
 mod standing;
+mod standstill;
 mod tests;
 mod value;
 mod world;
@@ -98,6 +100,8 @@ pub(crate) struct Report {
     pub cuts: u64,
     /// How often a store was full for some time.
     pub fills: u64,
+    /// How often something stood still, or had no contact with the head.
+    pub standstills: u64,
     pub deaths: u64,
     pub ended_at: u64,
 }

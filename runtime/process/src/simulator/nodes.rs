@@ -115,7 +115,10 @@ impl World {
                 let is_gone = |object: &ObjectId| owners.contains(&object.owner());
                 self.shared.copies.borrow_mut().retain(|(object, node), _| *node != id || !is_gone(object));
             }
-            NodeMessage::Stop(_) => self.node_dies(id),
+            NodeMessage::Stop(_) => {
+                self.shared.stopped.borrow_mut().insert(id);
+                self.node_dies(id);
+            }
             message => self.node_steps(id, node::Event::Says(HEAD, message)),
         }
     }
@@ -274,6 +277,7 @@ impl World {
         let actor = process.queue.borrow().being.as_ref().map(|(spec, ..)| spec.id);
         let (execution, program): (_, std::pin::Pin<Box<dyn Future<Output = Ended>>>) = match next {
             Next::Become(spec) => {
+                self.check_alone(process, spec.id);
                 let site = Site { process: process.clone(), execution: None, shared };
                 (None, Box::pin(programs::constructor(site, spec)))
             }

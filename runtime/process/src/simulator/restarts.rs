@@ -46,26 +46,16 @@ impl World {
         self.is_head_away = true;
         self.shared.report.borrow_mut().restarts += 1;
         self.shared.trace(|| "the head dies".into());
+        // What is held back was said before what is under way.
+        if let Some(mut still) = self.still.take() {
+            let held = std::mem::take(&mut still.held);
+            still.held = held.into_iter().filter_map(|what| self.without_head(what)).collect();
+            self.still = Some(still);
+        }
         let mut kept = Vec::new();
         for Reverse(scheduled) in std::mem::take(&mut self.clock).into_sorted_vec().into_iter().rev() {
-            match scheduled.what {
-                Happening::ToHead(Speaker::Process(by), event) => {
-                    if let (Event::Says(_, message), Some(process)) = (*event, self.alive(by))
-                        && message.outlives_head()
-                    {
-                        process.unsaid.borrow_mut().push(message);
-                    }
-                }
-                Happening::ToHead(Speaker::Node(by), event) => {
-                    if let (Event::Says(_, message), Some(node)) = (*event, self.nodes.get_mut(&by)) {
-                        node.unsaid.extend(message.outlives_head().then_some(message));
-                    }
-                }
-                Happening::ToProcess(..) | Happening::ToNode(..) | Happening::HeadTick => {}
-                Happening::HeadAnswers(question) => self.shared.questions.borrow_mut().push(*question),
-                Happening::Told(question, _) => self.shared.questions.borrow_mut().push(*question),
-                what => kept.push(Reverse(Scheduled { what, ..scheduled })),
-            }
+            let (at, turn) = (scheduled.at, scheduled.turn);
+            kept.extend(self.without_head(scheduled.what).map(|what| Reverse(Scheduled { at, turn, what })));
         }
         self.clock = kept.into();
         (self.ticks_at, self.to_head_at, self.from_head_at) = Default::default();
@@ -83,6 +73,29 @@ impl World {
             }
             self.looks_for_head(Finder::Node(node), back_after);
         }
+    }
+
+    /// What becomes of what was to happen when the head dies.
+    fn without_head(&mut self, what: Happening) -> Option<Happening> {
+        match what {
+            Happening::ToHead(Speaker::Process(by), event) => {
+                if let (Event::Says(_, message), Some(process)) = (*event, self.alive(by))
+                    && message.outlives_head()
+                {
+                    process.unsaid.borrow_mut().push(message);
+                }
+            }
+            Happening::ToHead(Speaker::Node(by), event) => {
+                if let (Event::Says(_, message), Some(node)) = (*event, self.nodes.get_mut(&by)) {
+                    node.unsaid.extend(message.outlives_head().then_some(message));
+                }
+            }
+            Happening::ToProcess(..) | Happening::ToNode(..) | Happening::HeadTick => {}
+            Happening::HeadAnswers(question) => self.shared.questions.borrow_mut().push(*question),
+            Happening::Told(question, _) => self.shared.questions.borrow_mut().push(*question),
+            what => return Some(what),
+        }
+        None
     }
 
     pub(super) fn looks_for_head(&mut self, who: Finder, after: u64) {
@@ -214,7 +227,7 @@ impl World {
     pub(super) fn has_told_head(&self, process: &Process) -> bool {
         let said_at = self.to_head_at.get(&Speaker::Process(process.id)).copied().unwrap_or(0);
         let is_away = process.standing.get() == Standing::Away || !process.unsaid.borrow().is_empty();
-        !is_away && said_at <= self.shared.now()
+        !is_away && said_at <= self.shared.now() && !self.is_cut_off(process.id)
     }
 
     /// A question is asked again when there is a head.

@@ -27,6 +27,19 @@ pub(super) enum Word {
     InVain(ProcessId),
 }
 
+/// The connection between two processes.
+pub(super) struct Line {
+    /// How many have broken.
+    pub connection: u64,
+    pub is_up: bool,
+}
+
+impl Default for Line {
+    fn default() -> Line {
+        Line { connection: 0, is_up: true }
+    }
+}
+
 /// A batch of messages of a contact, on its way over a connection.
 pub(super) struct Parcel {
     pub contact: u64,

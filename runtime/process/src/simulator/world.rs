@@ -15,14 +15,14 @@ use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::changed::Changed;
-use super::contacts::Line;
 use super::execution::{Answer, Number, Question, Running, Shared};
 use super::grants::Grants;
 use super::nodes::{Machine, Node};
 use super::process::Process;
-use super::side::{Parcel, Word};
+use super::side::{Line, Parcel, Word};
 use super::site::Site;
 use super::standing::Finder;
+use super::standstill::Standstill;
 use super::{Config, Report, programs};
 use crate::owner::object::Object;
 
@@ -60,6 +60,9 @@ pub(super) enum Happening {
     EndDrain(NodeId),
     EndQuota,
     HasRoom(NodeId),
+    GoesOn,
+    TermOver(NodeId),
+    GivenUp(NodeId),
     Chance,
 }
 
@@ -121,6 +124,8 @@ pub(super) struct World {
     pub facts: BTreeMap<FactKey, Fact>,
     pub head_began: u64,
     pub is_head_away: bool,
+    /// What stands still now, if anything does.
+    pub still: Option<Standstill>,
 }
 
 impl World {
@@ -139,6 +144,7 @@ impl World {
             copies: RefCell::default(),
             nodes: RefCell::default(),
             full: RefCell::default(),
+            stopped: RefCell::default(),
             ended: RefCell::default(),
             attempts: RefCell::default(),
             parents: RefCell::default(),
@@ -182,6 +188,7 @@ impl World {
             facts: BTreeMap::new(),
             head_began: 0,
             is_head_away: false,
+            still: None,
         }
     }
 
@@ -281,15 +288,24 @@ impl World {
         report.notices += u64::from(is_notice);
         report.happenings += u64::from(!is_notice);
         drop(report);
-        self.happen(next.what);
-        if !is_notice {
-            self.keep_pace();
+        match is_notice {
+            true => self.happen_and_settle(next.what),
+            false => {
+                self.happen(next.what);
+                self.keep_pace();
+                self.settle();
+            }
         }
-        self.settle();
         true
     }
 
+    pub(super) fn happen_and_settle(&mut self, what: Happening) {
+        self.happen(what);
+        self.settle();
+    }
+
     fn happen(&mut self, what: Happening) {
+        let Some(what) = self.hold(what) else { return };
         match what {
             Happening::Deliver { from, to, parcel } => self.deliver(from, to, *parcel),
             Happening::Answered { at, by, contact, connection, number } => {
@@ -336,6 +352,9 @@ impl World {
             Happening::EndDrain(node) => self.end_drain(node),
             Happening::EndQuota => self.end_quota(),
             Happening::HasRoom(node) => drop(self.shared.full.borrow_mut().remove(&node)),
+            Happening::GoesOn => self.goes_on_again(),
+            Happening::TermOver(node) => self.node_dies(node),
+            Happening::GivenUp(node) => self.given_up(node),
             Happening::Chance => self.chance(),
         }
     }
@@ -403,6 +422,9 @@ impl World {
 
     /// Plans what a process has to do. Whether there was anything.
     fn go_on_with(&mut self, process: &Rc<Process>) -> bool {
+        if self.is_still(process.id) {
+            return false;
+        }
         if self.shared.config.large().is_none() {
             self.check_freed(process);
         }

@@ -109,6 +109,7 @@ impl State {
             placed_at: 0,
             quick: 0,
             not_before: 0,
+            earlier: None,
             terminating: None,
             watchers,
         };
@@ -168,7 +169,7 @@ impl State {
     /// A pending actor queues for its place, at once or when it has rested.
     fn wait_for_place(&mut self, id: ActorId) {
         let Some(actor) = self.actors.actors.get(&id) else { return };
-        if !matches!(actor.phase, Phase::Pending { .. }) {
+        if !matches!(actor.phase, Phase::Pending { .. }) || actor.earlier.is_some() {
             return;
         }
         if self.now < actor.not_before {
@@ -197,6 +198,24 @@ impl State {
         if let Some(shape) = actor.shape.take() {
             self.shapes.remove(shape, &mut self.nodes);
         }
+    }
+
+    /// A life is told to end, wherever it is: the next one, if it has not begun, begins when that has. Until then there might be two.
+    pub(in crate::state) fn next_life_waits_for(&mut self, id: ActorId, lease: Option<LeaseId>) {
+        let Some(lease) = lease.filter(|lease| self.leases.leases.contains_key(lease)) else { return };
+        let actor = self.actors.actors.get_mut(&id).filter(|actor| matches!(actor.phase, Phase::Pending { .. }));
+        if let Some(actor) = actor {
+            actor.earlier = Some(lease);
+            self.waits_no_more(id);
+        }
+    }
+
+    /// The process of a lease is gone: the next life of its actor may begin.
+    pub(in crate::state) fn earlier_life_over(&mut self, id: ActorId, lease: LeaseId) {
+        let Some(actor) = self.actors.actors.get_mut(&id).filter(|actor| actor.earlier == Some(lease)) else { return };
+        actor.earlier = None;
+        self.wait_for_place(id);
+        self.refuse_actor_if_infeasible(id);
     }
 
     /// Those that have rested queue for their places.
@@ -321,6 +340,7 @@ impl State {
     }
 
     pub(in crate::state) fn actor_process_died(&mut self, id: ActorId, lease: LeaseId, death: WorkerDeath) {
+        self.earlier_life_over(id, lease);
         let Some(actor) = self.actors.actors.get(&id).filter(|actor| actor.lease() == Some(lease)) else { return };
         let has_begun = (death.started > 0 && !death.is_moved) || matches!(actor.phase, Phase::Alive { .. });
         let cause = match &actor.terminating {
@@ -418,14 +438,15 @@ impl State {
         let earlier = actor.lease();
         (actor.incarnation, actor.moves) = (life, moves);
         self.live_again_or_die(id, cause);
+        self.next_life_waits_for(id, earlier);
         if let Some(earlier) = earlier {
             self.end_lease(earlier, Some(LATER_LIFE.into()));
         }
     }
 
     /// Forgets what is known of an actor whose present life may be elsewhere, and ends the earlier one that is here. Answers with who
-    /// wants to know what becomes of it, and why it is to end in order, if it is; with none if it is dead.
-    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<(BTreeSet<ProcessId>, Option<String>)> {
+    /// wants to know what becomes of it, and what is left of it; with none if it is dead.
+    pub(in crate::state) fn unknow_actor(&mut self, id: ActorId) -> Option<(BTreeSet<ProcessId>, Left)> {
         if matches!(self.actors.actors.get(&id)?.phase, Phase::Dead(_)) {
             return None;
         }
@@ -436,10 +457,11 @@ impl State {
             self.job_detached(actor.spec.job, -1);
         }
         self.job_holds(actor.spec.job, -1);
-        if let Some(earlier) = actor.lease() {
+        let lease = actor.lease();
+        if let Some(earlier) = lease {
             self.end_lease(earlier, Some(LATER_LIFE.into()));
         }
-        Some((watchers, actor.terminating))
+        Some((watchers, Left { ends: actor.terminating, earlier: lease.or(actor.earlier) }))
     }
 
     /// Takes an actor out of all lists of those that live. Answers with who wanted to know what becomes of it.
@@ -529,6 +551,7 @@ impl State {
         let cause = Error::ActorEnded { by: "kill".into() };
         if may_restart {
             self.live_again_or_die(id, cause);
+            self.next_life_waits_for(id, lease);
         } else if !matches!(actor.phase, Phase::Dead(_)) {
             self.bury_actor(id, cause);
         }
@@ -617,5 +640,6 @@ impl State {
             actor.moves += 1;
         }
         self.live_again_or_die(id, Error::ActorEnded { by: format!("the draining of its node ({why})") });
+        self.next_life_waits_for(id, Some(lease));
     }
 }

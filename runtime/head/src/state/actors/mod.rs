@@ -68,6 +68,8 @@ struct Actor {
     quick: u32,
     /// It rests until then.
     not_before: Millis,
+    /// The lease of its last life, while that may not have ended: it has been told to, and the next life waits for it.
+    earlier: Option<LeaseId>,
     /// It is to end in order, because of this.
     terminating: Option<String>,
     watchers: BTreeSet<ProcessId>,
@@ -88,6 +90,14 @@ pub(super) struct Actors {
     /// Given up before they were asked for: the two words come on different ways.
     never: BTreeMap<ActorId, ToEnd>,
     never_order: VecDeque<ActorId>,
+}
+
+/// What is left of an actor whose present life may be elsewhere.
+pub(super) struct Left {
+    /// Why it is to end in order, if it is.
+    pub ends: Option<String>,
+    /// The lease of a life that was told to end, and may not have ended.
+    pub earlier: Option<LeaseId>,
 }
 
 /// How an actor is to end as soon as it is known.
@@ -118,11 +128,29 @@ pub(super) struct Row<'a> {
 
 /// What an actor does, for people.
 pub(super) enum Standing<'a> {
-    Pending { after: Option<&'a Error> },
-    Resting { until: Millis, quick: u32, after: Option<&'a Error> },
-    Starting { node: NodeId, lease: LeaseId, has_process: bool },
-    Alive { lease: LeaseId },
-    Dead { cause: &'a Error },
+    Pending {
+        after: Option<&'a Error>,
+    },
+    Resting {
+        until: Millis,
+        quick: u32,
+        after: Option<&'a Error>,
+    },
+    /// Its last life has been told to end, and has not said that it has.
+    Awaiting {
+        earlier: LeaseId,
+    },
+    Starting {
+        node: NodeId,
+        lease: LeaseId,
+        has_process: bool,
+    },
+    Alive {
+        lease: LeaseId,
+    },
+    Dead {
+        cause: &'a Error,
+    },
 }
 
 impl Actors {
@@ -157,16 +185,17 @@ impl Actors {
 
     pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
         let actor = self.actors.get(&id)?;
-        let standing = match &actor.phase {
-            Phase::Pending { after } if self.resting.contains(&(actor.not_before, id)) => {
+        let standing = match (&actor.phase, actor.earlier) {
+            (Phase::Pending { .. }, Some(earlier)) => Standing::Awaiting { earlier },
+            (Phase::Pending { after }, None) if self.resting.contains(&(actor.not_before, id)) => {
                 Standing::Resting { until: actor.not_before, quick: actor.quick, after: after.as_ref() }
             }
-            Phase::Pending { after } => Standing::Pending { after: after.as_ref() },
-            Phase::Starting { lease, node, process } => {
+            (Phase::Pending { after }, None) => Standing::Pending { after: after.as_ref() },
+            (Phase::Starting { lease, node, process }, _) => {
                 Standing::Starting { node: *node, lease: *lease, has_process: process.is_some() }
             }
-            Phase::Alive { lease, .. } => Standing::Alive { lease: *lease },
-            Phase::Dead(cause) => Standing::Dead { cause },
+            (Phase::Alive { lease, .. }, _) => Standing::Alive { lease: *lease },
+            (Phase::Dead(cause), _) => Standing::Dead { cause },
         };
         Some((&actor.spec, standing, actor.since))
     }

@@ -25,6 +25,14 @@ impl State {
         }
     }
 
+    /// A node has brought a life back that was over when the last head died. It is told to end, and the next one begins when it has.
+    pub(super) fn has_earlier_life(&mut self, id: ActorId, lease: LeaseId) {
+        let absent = self.recovering.as_mut().and_then(|recovering| recovering.actors.get_mut(&id));
+        if let Some(absent) = absent {
+            absent.earlier = Some(lease);
+        }
+    }
+
     /// An actor is known now: what was said of it before counts.
     pub(super) fn heard_of(&mut self, id: ActorId) {
         let Some(unheard) = &mut self.unheard else { return };
@@ -67,7 +75,8 @@ impl State {
             // Its next life may have begun.
             Some(known) if known <= life => {
                 if let Some((spec, moves)) = self.actors.spec(id).cloned().zip(Some(self.actors.moves_of(id))) {
-                    self.has_later_life(Absent { spec, life: Some(life), moves, place: None, ends: None });
+                    let (life, place, ends, earlier) = (Some(life), None, None, None);
+                    self.has_later_life(Absent { spec, life, moves, place, ends, earlier });
                 }
             }
             Some(_) | None => {}
@@ -106,7 +115,7 @@ impl State {
     /// An actor that no node has begins its next life, or its first one, or is dead.
     pub(super) fn lives_again(&mut self, absent: Absent, deaths: &BTreeMap<LeaseId, WorkerDeath>) {
         let cause = self.ended_meanwhile(&absent, deaths);
-        let Absent { spec, life, moves, ends, .. } = absent;
+        let Absent { spec, life, moves, ends, earlier, .. } = absent;
         let id = spec.id;
         let over = self.unheard.as_mut().and_then(|unheard| unheard.over.remove(&id));
         let life = life.max(over.and_then(|over| over.life));
@@ -126,6 +135,7 @@ impl State {
             self.bury_actor(id, Error::ActorEnded { by: end.by() });
         } else if may_live {
             self.insert_actor(spec, next, moves, life.map(|_| cause));
+            self.next_life_waits_for(id, earlier);
         } else {
             self.insert_actor(spec, life.unwrap_or(next), moves, Some(cause.clone()));
             self.bury_actor(id, cause);
@@ -146,7 +156,8 @@ impl State {
                 Some(recovering) => {
                     let known = recovering.actors.entry(id).or_insert_with(|| said.clone());
                     if known.life <= said.life {
-                        *known = Absent { moves: known.moves.max(said.moves), ..said };
+                        let (ends, earlier) = (known.ends.take(), known.earlier);
+                        *known = Absent { moves: known.moves.max(said.moves), ends, earlier, ..said };
                     }
                 }
                 // It was not waited for, since nothing of it was known.
@@ -163,8 +174,8 @@ impl State {
             let cause = self.ended_meanwhile(&later, &BTreeMap::new());
             return self.later_life_ended(id, later.life.unwrap_or(Incarnation(0)), later.moves, cause);
         }
-        let Some((watchers, ends)) = self.unknow_actor(id) else { return };
-        let later = Absent { ends: later.ends.or(ends), ..later };
+        let Some((watchers, left)) = self.unknow_actor(id) else { return };
+        let later = Absent { ends: later.ends.or(left.ends), earlier: left.earlier, ..later };
         if is_kept(&later.spec) {
             self.record(later.fact());
         }

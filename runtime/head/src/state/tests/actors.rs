@@ -54,6 +54,19 @@ fn an_actor_lives_again_as_often_as_it_may() {
 }
 
 #[test]
+fn the_next_life_of_a_killed_actor_begins_when_the_last_one_has_ended() {
+    let mut bench = Bench::new(cpus(4.0));
+    let lease = bench.alive(ActorSpec { max_restarts: 2, ..actor_of(DRIVER, 5) });
+    bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: true });
+    bench.tick(60_000);
+    assert_eq!(bench.starts().len(), 0, "its process was told to end, and may still run");
+    let why = bench.state.explain(bench.now, Subject::Actor(ActorId(5)));
+    assert_eq!(why.map(|why| why.state), Some("waits until its last life has ended".into()));
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(lease));
+    bench.start_actor(ActorId(5), 1);
+}
+
+#[test]
 fn an_actor_that_dies_at_once_again_and_again_rests_in_between() {
     let mut bench = Bench::new(cpus(4.0));
     let mut lease = bench.alive(ActorSpec { max_restarts: u32::MAX, ..actor_of(DRIVER, 5) });

@@ -146,6 +146,40 @@ fn an_actor_that_is_killed_before_it_is_back_ends_when_it_is() {
 }
 
 #[test]
+fn the_next_life_of_an_actor_that_is_killed_while_nodes_come_back_begins_when_the_last_one_has_ended() {
+    let nodes = [1, 2].map(|id| Fact::Node(Box::new(node(id)), None));
+    let mut bench = recovered(vec![job(DRIVER)].into_iter().chain(nodes).collect());
+    bench.driver(DRIVER);
+    bench.comes_back(1, vec![life(&of_driver(), 0, 9)], Vec::new());
+    bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+    // Its node is cut off, and goes on for a while.
+    bench.step(Event::NodeAway(NodeId(1)));
+    bench.says(DRIVER, HeadMessage::LifeOver { actor: ActorId(5), life: Incarnation(0) });
+    bench.step(Event::NodeLost(NodeId(2), "a test".into()));
+    bench.node(3, cpus(4.0));
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
+    assert_eq!(bench.starts().len(), 0, "its last life may still run");
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+    bench.start_actor(ActorId(5), 1);
+}
+
+#[test]
+fn the_next_life_of_an_actor_waits_also_for_one_that_was_over_before_the_head_was_started_again() {
+    let facts = vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), kept(keeper(), 1)];
+    let mut bench = recovered(facts);
+    bench.driver(DRIVER);
+    bench.comes_back(1, vec![life(&keeper(), 0, 9)], Vec::new());
+    bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
+    bench.tick(LOOKS);
+    assert!(!bench.state.is_recovering());
+    assert_eq!(bench.ended(), [LeaseId(9)]);
+    assert_eq!(bench.starts().len(), 0, "its last life may still run");
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
+    assert_eq!(bench.starts().len(), 1);
+}
+
+#[test]
 fn an_actor_that_is_killed_for_good_before_it_is_back_does_not_finish_what_it_does() {
     let mut bench = before_the_node_of_an_actor();
     bench.says(DRIVER, HeadMessage::KillActor { actor: ActorId(5), may_restart: false });
@@ -442,6 +476,7 @@ fn a_later_life_that_is_not_back_in_time_is_followed_by_the_next() {
     bench.step(told_of_later_lives()[0].clone());
     bench.holds(DRIVER, Vec::new(), vec![ActorId(5)]);
     bench.tick(GRACE);
+    bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
     bench.start_actor(ActorId(5), 2);
     let states = bench.actor_states(OTHER, 5);
     assert!(matches!(states.last(), Some(ActorState::Alive { incarnation: Incarnation(2), .. })), "{states:?}");
@@ -459,6 +494,7 @@ fn a_life_of_which_somebody_tells_late_is_over_and_the_next_begins() {
         assert!(!bench.state.is_recovering());
         bench.says(DRIVER, told);
         assert_eq!(bench.ended(), [LeaseId(9)]);
+        bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
         bench.start_actor(ActorId(5), 2);
         bench.state.audit_all().unwrap();
     }
@@ -487,10 +523,11 @@ fn a_move_costs_no_restart_after_a_restart_of_the_head_either() {
     let kept = once(named(actor_of(DRIVER, 5), "moved"));
     let mut before = Bench::new(cpus(4.0));
     before.state.keep_facts();
-    before.alive(kept.clone());
+    let life_before = before.alive(kept.clone());
     before.step(Event::NodeJoined(Box::new(node(2)), Running::default()));
     before.drain(1, 0, false);
     before.tick(1);
+    before.says(NodeId(1), HeadMessage::LeaseEnded(life_before));
     let start = before.starts().pop().expect("it is moved");
     assert!(matches!(start.holder, LeaseHolder::Actor(_, Incarnation(1), 1)), "{:?}", start.holder);
     before.says(NodeId(2), HeadMessage::LeaseReady { lease: start.lease, worker: address(WORKER), pid: 77 });

@@ -1,0 +1,211 @@
+//! Contact with the head is cut, or a process or a whole machine stands still: what would happen there happens afterwards, in the
+//! same order. For a short time nobody notices more than the delay. A node without contact gives itself up before the head does.
+
+use wingbeat_core::{NodeId, ProcessId};
+use wingbeat_head::state::{Event, Speaker};
+
+use super::nodes::Machine;
+use super::standing::{Finder, Standing};
+use super::world::{Happening, World};
+
+/// How long contact may be cut, and processes may stand still, without anybody being given up. Those that an earlier head knew
+/// have to find the next one in time all the same.
+const SHORT: u64 = 1_000;
+/// How long a node goes on that hears nothing from the head.
+const TERM: u64 = 3_000;
+/// After how long without contact the head gives a node up.
+const LOST: u64 = 4_000;
+
+/// What stands still.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Still {
+    /// The contact between somebody and the head.
+    Contact(Speaker),
+    Process(ProcessId),
+    /// A node with its worker processes.
+    Machine(NodeId),
+}
+
+/// It stands still, and this happens there afterwards.
+pub(super) struct Standstill {
+    pub what: Still,
+    pub held: Vec<Happening>,
+}
+
+impl World {
+    /// Something stands still for a short time, if nothing does.
+    pub(super) fn something_stands_still(&mut self) {
+        let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        let (Some(process), Some(node)) = (self.pick(&processes), self.pick(&nodes)) else { return };
+        let what = match self.shared.below(4) {
+            0 => Still::Contact(Speaker::Node(node)),
+            1 => Still::Contact(Speaker::Process(process)),
+            2 => Still::Process(process),
+            _ => Still::Machine(node),
+        };
+        let most = if self.shared.below(4) == 0 { SHORT } else { SHORT / 10 };
+        let after = 1 + self.shared.below(most);
+        self.stands_still(what, after);
+    }
+
+    /// A node is without contact for so long that it is given up.
+    pub(super) fn is_given_up(&mut self, node: NodeId) {
+        if self.still.is_some() || self.is_head_away {
+            return;
+        }
+        self.shared.report.borrow_mut().deaths += 1;
+        self.replace(node);
+        if self.shared.below(2) == 0 {
+            // It ends in time, and cannot say so.
+            self.stands_still(Still::Contact(Speaker::Node(node)), LOST);
+            self.schedule(TERM, Happening::TermOver(node));
+        } else {
+            // It is given up while it cannot do anything, and ends when it can.
+            let after = LOST + self.shared.below(LOST);
+            self.stands_still(Still::Machine(node), after);
+            self.schedule(LOST, Happening::GivenUp(node));
+        }
+    }
+
+    fn stands_still(&mut self, what: Still, after: u64) {
+        if self.still.is_some() || self.is_gone(what) {
+            return;
+        }
+        self.shared.report.borrow_mut().standstills += 1;
+        self.shared.trace(|| format!("{what:?} stands still"));
+        self.still = Some(Standstill { what, held: Vec::new() });
+        // A connection breaks at once, or its end is not noticed.
+        if let (Some(node), true) = (what.node(), self.shared.below(3) > 0)
+            && self.nodes.get(&node).is_some_and(|node| node.standing == Standing::Here)
+        {
+            self.step(Event::NodeAway(node));
+        }
+        self.schedule(after, Happening::GoesOn);
+    }
+
+    fn is_gone(&self, what: Still) -> bool {
+        matches!(what, Still::Contact(Speaker::Process(id)) | Still::Process(id) if !self.processes.contains_key(&id))
+    }
+
+    /// The head gives a node up that it has not heard of for long.
+    pub(super) fn given_up(&mut self, node: NodeId) {
+        if !self.is_head_away && self.nodes.contains_key(&node) {
+            self.shared.trace(|| format!("{node} is given up"));
+            self.shared.nodes.borrow_mut().remove(&node);
+            self.step(Event::NodeLost(node, "the simulation".into()));
+        }
+    }
+
+    /// What stood still goes on.
+    pub(super) fn goes_on_again(&mut self) {
+        let Some(Standstill { what, held }) = self.still.take() else { return };
+        self.shared.trace(|| format!("{what:?} goes on"));
+        if let Some(node) = what.node() {
+            match self.nodes.get(&node).map(|node| node.standing) {
+                // Its term is over.
+                Some(_) if !self.shared.nodes.borrow().contains(&node) => self.node_dies(node),
+                Some(Standing::Here) if !self.is_head_away => self.step(Event::NodeBack(node)),
+                _ => {}
+            }
+        }
+        self.shared.touched.borrow_mut().extend(self.processes.keys().copied());
+        for happening in held {
+            match &happening {
+                // It had not arrived when whoever said it died.
+                Happening::ToHead(Speaker::Process(by), event)
+                    if matches!(**event, Event::Says(..)) && !self.processes.contains_key(by) => {}
+                _ => self.happen_and_settle(happening),
+            }
+        }
+    }
+
+    /// What would happen where all stands still is kept for later. What is given back happens now.
+    pub(super) fn hold(&mut self, happening: Happening) -> Option<Happening> {
+        let Some(what) = self.still.as_ref().map(|still| still.what) else { return Some(happening) };
+        let is_held = match what {
+            Still::Contact(with) => happening.is_between_head_and(with),
+            Still::Process(process) => self.happens_at(&happening, process),
+            Still::Machine(node) => match &happening {
+                Happening::ToNode(at, _) => *at == node,
+                Happening::FindsHead(Finder::Node(at), _) => *at == node,
+                // Its guard, its daemon and all that starts there.
+                Happening::Machine(at, machine) => *at == node && !matches!(machine, Machine::Released(_)),
+                other => self.processes_of(node).into_iter().any(|process| self.happens_at(other, process)),
+            },
+        };
+        if !is_held {
+            return Some(happening);
+        }
+        if let Some(still) = &mut self.still {
+            still.held.push(happening);
+        }
+        None
+    }
+
+    pub(super) fn is_still(&self, process: ProcessId) -> bool {
+        match self.still.as_ref().map(|still| still.what) {
+            Some(Still::Process(still)) => still == process,
+            Some(Still::Machine(node)) => self.processes_of(node).contains(&process),
+            Some(Still::Contact(_)) | None => false,
+        }
+    }
+
+    /// Whether a process has no contact with the head.
+    pub(super) fn is_cut_off(&self, process: ProcessId) -> bool {
+        self.still.as_ref().is_some_and(|still| still.what == Still::Contact(Speaker::Process(process)))
+    }
+
+    fn processes_of(&self, node: NodeId) -> Vec<ProcessId> {
+        let workers = self.processes.values().filter(|process| !process.is_driver && process.node.get() == node);
+        workers.map(|process| process.id).collect()
+    }
+
+    /// Whether a process does this.
+    fn happens_at(&self, happening: &Happening, process: ProcessId) -> bool {
+        match happening {
+            Happening::Deliver { to: at, .. }
+            | Happening::Answered { at, .. }
+            | Happening::Lose { at, .. }
+            | Happening::Greet { at, .. }
+            | Happening::FailPending { at, .. }
+            | Happening::InVain { at, .. }
+            | Happening::TellOfCopy { at, .. }
+            | Happening::ToProcess(at, _)
+            | Happening::FindsHead(Finder::Process(at), _)
+            | Happening::Requests(at)
+            | Happening::Releases(at)
+            | Happening::Exits { process: at, .. }
+            | Happening::Delete { by: at, .. } => *at == process,
+            Happening::Told(question, _) => question.by == process,
+            Happening::Poll(number) => self.running.get(number).is_some_and(|running| running.process.id == process),
+            _ => false,
+        }
+    }
+}
+
+impl Still {
+    /// The node that the head has no contact with.
+    fn node(self) -> Option<NodeId> {
+        match self {
+            Still::Contact(Speaker::Node(node)) | Still::Machine(node) => Some(node),
+            Still::Contact(Speaker::Process(_)) | Still::Process(_) => None,
+        }
+    }
+}
+
+impl Happening {
+    fn is_between_head_and(&self, with: Speaker) -> bool {
+        match (self, with) {
+            (Happening::ToHead(from, _), with) => *from == with,
+            (Happening::ToNode(to, _), Speaker::Node(node)) => *to == node,
+            (Happening::FindsHead(Finder::Node(who), _), Speaker::Node(node)) => *who == node,
+            (Happening::ToProcess(to, _), Speaker::Process(process)) => *to == process,
+            (Happening::FindsHead(Finder::Process(who), _), Speaker::Process(process)) => *who == process,
+            (Happening::HeadAnswers(question) | Happening::Told(question, _), Speaker::Process(process)) => {
+                question.by == process
+            }
+            _ => false,
+        }
+    }
+}
