@@ -110,6 +110,8 @@ struct Target {
     node: Option<StoreNode>,
     /// The latest life that ended, so that news which crossed its end is not believed.
     gone: Option<Incarnation>,
+    /// It was killed while its life was not known: the next one of which the head says that it is alive may be the one that was meant.
+    is_killed: bool,
     queue: CallQueue,
     in_flight: VecDeque<Call>,
     /// What those weigh.
@@ -120,12 +122,18 @@ struct Target {
 }
 
 impl Target {
-    /// Its present life, as far as it is known.
-    fn life(&self) -> Option<Incarnation> {
+    /// Its present life and the process that lives it, as far as they are known.
+    fn place(&self) -> Option<(Incarnation, ProcessId)> {
         match &self.phase {
-            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some(*incarnation),
+            Phase::Alive { address, incarnation } | Phase::Lost { address, incarnation, .. } => {
+                Some((*incarnation, address.process))
+            }
             Phase::Unknown | Phase::Away | Phase::Dead(_) => None,
         }
+    }
+
+    fn life(&self) -> Option<Incarnation> {
+        self.place().map(|(life, _)| life)
     }
 
     /// Calls in flight that may be tried again go first in line, in their old order; the others fail.
@@ -222,6 +230,7 @@ impl Calls {
             phase: Phase::Unknown,
             node: None,
             gone: None,
+            is_killed: false,
             queue: CallQueue::default(),
             in_flight: VecDeque::new(),
             bytes: 0,
@@ -341,10 +350,7 @@ impl Calls {
 
     /// The life that an actor is in, as far as is known here.
     pub(crate) fn life_of(&self, actor: ActorId) -> Option<Incarnation> {
-        match &self.targets.get(&actor)?.phase {
-            Phase::Alive { incarnation, .. } | Phase::Lost { incarnation, .. } => Some(*incarnation),
-            Phase::Unknown | Phase::Away | Phase::Dead(_) => None,
-        }
+        self.targets.get(&actor)?.life()
     }
 
     /// What the head says of an actor.
@@ -357,19 +363,35 @@ impl Calls {
         match state {
             ActorState::Starting => {}
             ActorState::Alive { address, node, incarnation, .. } => {
-                // A head that was started again may know an earlier life only.
-                if target.gone.is_some_and(|gone| incarnation <= gone) || target.life() > Some(incarnation) {
+                let place = target.place();
+                // A head that was started again may know an earlier life only. Of one that it has written down for the second time,
+                // since it did not know of the first, the process is another.
+                let is_over = target.gone.is_some_and(|gone| incarnation <= gone);
+                if place.map_or(is_over, |(known, _)| known > incarnation) {
                     return;
                 }
-                // Known; calls that were in flight when contact was lost have their time.
-                if matches!(&target.phase, Phase::Lost { incarnation: lost, .. } if *lost == incarnation) {
+                if std::mem::take(&mut target.is_killed) {
+                    target.gone = target.gone.max(Some(incarnation));
+                    out.push(Action::Over(actor, incarnation));
                     return;
                 }
-                // The head was started again, and its news of the end of an earlier life was lost.
-                if target.life().is_some_and(|known| known < incarnation) {
-                    Self::leave(&mut self.by_worker, target);
-                    let cause = Error::ActorEnded { by: "a restart while the head was away".into() };
-                    target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
+                match place {
+                    // Known; calls that were in flight when contact was lost have their time.
+                    Some(known) if known == (incarnation, address.process) => {
+                        if matches!(target.phase, Phase::Lost { .. }) {
+                            return;
+                        }
+                    }
+                    // The head was started again, and its news of the end of this process was lost.
+                    Some((known, process)) => {
+                        self.by_worker.remove(&process);
+                        if known < incarnation {
+                            target.gone = target.gone.max(Some(known));
+                        }
+                        let cause = Error::ActorEnded { by: "a restart while the head was away".into() };
+                        target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
+                    }
+                    None => {}
                 }
                 self.by_worker.insert(address.process, actor);
                 target.node = Some(node);
@@ -380,6 +402,7 @@ impl Calls {
                     return;
                 }
                 target.gone = target.gone.max(Some(life));
+                target.is_killed = false;
                 return self.life_ended(actor, &cause, out);
             }
             ActorState::Dead { cause } => {
@@ -394,6 +417,18 @@ impl Calls {
             }
         }
         self.settle(actor, out);
+    }
+
+    /// The user has killed an actor in this life, if it was known then: calls that are made from now on do not reach that one.
+    pub(crate) fn killed(&mut self, actor: ActorId, life: Option<Incarnation>, cause: &Error, out: &mut Vec<Action>) {
+        let Some(target) = self.targets.get_mut(&actor) else { return };
+        match life {
+            // It has ended by itself meanwhile, and the next one has begun.
+            Some(life) if target.life() > Some(life) || target.gone >= Some(life) => return,
+            Some(_) => {}
+            None => target.is_killed = true,
+        }
+        self.life_ended(actor, cause, out);
     }
 
     /// The present life of an actor has ended, and another is on its way.

@@ -128,8 +128,7 @@ impl Bench {
     }
 
     fn restarting(&mut self, life: u32) {
-        let state = ActorState::Restarting { life: Incarnation(life), moves: 0, cause: Box::new(Error::NoSession) };
-        self.with(|calls, out| calls.actor_is(ACTOR, state, out));
+        self.with(|calls, out| calls.actor_is(ACTOR, restarting(life), out));
     }
 }
 
@@ -161,6 +160,92 @@ fn calls_keep_their_order_when_the_arguments_of_the_first_come_last_and_many_lea
         bench.with(|_, _| {});
     }
     assert_eq!(bench.sent, [expected]);
+}
+
+fn alive(life: u32, process: u64) -> ActorState {
+    let address = Address { process: ProcessId(process), ..address(life) };
+    let node = StoreNode { node: NodeId(1), address: address.clone() };
+    ActorState::Alive { address, node, incarnation: Incarnation(life), moves: 0 }
+}
+
+fn restarting(life: u32) -> ActorState {
+    ActorState::Restarting { life: Incarnation(life), moves: 0, cause: Box::new(Error::NoSession) }
+}
+
+/// A caller that has made a call of an actor, of which the head has said this.
+fn caller(said: impl IntoIterator<Item = ActorState>) -> Calls {
+    let mut calls = Calls::default();
+    calls.submit(ACTOR, &"Counter".into(), call(1, true, 1), &mut Vec::new());
+    for state in said {
+        calls.actor_is(ACTOR, state, &mut Vec::new());
+    }
+    calls
+}
+
+/// To which life and which process calls go, and how many.
+fn pushed_to(out: &[Action]) -> Vec<(u32, u64, usize)> {
+    let pushed = out.iter().filter_map(|action| match action {
+        Action::Push { worker, incarnation, calls, .. } => Some((incarnation.0, worker.process.0, calls.len())),
+        _ => None,
+    });
+    pushed.collect()
+}
+
+fn killed(calls: &mut Calls, life: Option<u32>) {
+    let cause = Error::ActorEnded { by: "kill".into() };
+    calls.killed(ACTOR, life.map(Incarnation), &cause, &mut Vec::new());
+}
+
+#[test]
+fn a_kill_that_crosses_a_restart_leaves_the_next_life_alone() {
+    let mut calls = caller([alive(0, 100), restarting(0), alive(1, 101)]);
+    killed(&mut calls, Some(0));
+    let mut out = Vec::new();
+    calls.submit(ACTOR, &"Counter".into(), call(2, true, 0), &mut out);
+    calls.settle(ACTOR, &mut out);
+    assert_eq!(pushed_to(&out), [(1, 101, 1)]);
+}
+
+#[test]
+fn a_life_that_was_killed_before_it_was_known_gets_no_calls() {
+    let mut calls = caller([]);
+    killed(&mut calls, None);
+    let mut out = Vec::new();
+    calls.actor_is(ACTOR, alive(0, 100), &mut out);
+    assert_eq!(pushed_to(&out), []);
+    assert!(matches!(out[..], [Action::Over(ACTOR, Incarnation(0))]), "the head may not have been asked yet");
+    calls.actor_is(ACTOR, restarting(0), &mut out);
+    calls.actor_is(ACTOR, alive(1, 101), &mut out);
+    assert_eq!(pushed_to(&out), [(1, 101, 1)]);
+}
+
+#[test]
+fn a_life_that_begins_after_a_kill_gets_calls_though_the_killed_one_was_never_known() {
+    let mut calls = caller([]);
+    killed(&mut calls, None);
+    let mut out = Vec::new();
+    calls.actor_is(ACTOR, restarting(0), &mut out);
+    calls.actor_is(ACTOR, alive(1, 101), &mut out);
+    assert_eq!(pushed_to(&out), [(1, 101, 1)]);
+}
+
+/// The head did not know of the first when it was started again.
+#[test]
+fn of_two_lives_of_one_number_the_one_that_the_head_knows_gets_the_calls() {
+    for is_lost in [false, true] {
+        let mut calls = caller([alive(1, 100)]);
+        calls.settle(ACTOR, &mut Vec::new());
+        if is_lost {
+            calls.connection_lost(ProcessId(100), 0, &mut Vec::new());
+        }
+        let mut out = Vec::new();
+        calls.actor_is(ACTOR, alive(1, 101), &mut out);
+        assert_eq!(pushed_to(&out), [(1, 101, 1)], "what was in flight is tried again there");
+        calls.connection_lost(ProcessId(100), 0, &mut out);
+        assert_eq!(calls.life_of(ACTOR), Some(Incarnation(1)));
+        calls.watch_anew(&mut out);
+        assert!(!out.iter().any(|action| matches!(action, Action::Over(..))), "it is not over");
+    }
 }
 
 proptest! {

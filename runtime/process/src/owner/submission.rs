@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs};
-use wingbeat_core::{ActorId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
+use wingbeat_core::{ActorId, Incarnation, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
 use crate::owner::Owner;
@@ -56,8 +56,10 @@ pub(crate) enum Request {
         again: bool,
     },
     Forget(ActorId),
+    /// The user has killed an actor in this life, if it was known.
     Killed {
         actor: ActorId,
+        life: Option<Incarnation>,
         may_restart: bool,
     },
     Terminate(ActorId),
@@ -220,10 +222,10 @@ impl Core {
             Request::Terminate(actor) => self.calls.terminate(actor, &mut todo.calls),
             Request::Forget(actor) => self.calls.forget(actor),
             Request::MakeAgain(recipe, why) => todo.lost.push((recipe, why)),
-            Request::Killed { actor, may_restart } => {
+            Request::Killed { actor, life, may_restart } => {
                 let cause = Error::ActorEnded { by: "kill".into() };
                 match may_restart {
-                    true => self.calls.life_ended(actor, &cause, &mut todo.calls),
+                    true => self.calls.killed(actor, life, &cause, &mut todo.calls),
                     false => {
                         let state = ActorState::Dead { cause: Box::new(cause) };
                         self.calls.actor_is(actor, state, &mut todo.calls);
@@ -396,7 +398,6 @@ impl Owner {
         });
     }
 
-    /// Fails all tasks and calls that are not done.
     /// Ends an actor at once; it may live again. Of a life that is known, the head is told that this one is over: however often it
     /// hears that, no later life ends for it.
     pub(crate) fn kill_actor(self: &Arc<Self>, actor: ActorId, may_restart: bool) {
@@ -406,9 +407,10 @@ impl Owner {
             None => HeadMessage::KillActor { actor, may_restart },
         });
         // Calls that this process makes from now on must not reach this life, however long the head's word takes.
-        self.submission.request(Request::Killed { actor, may_restart });
+        self.submission.request(Request::Killed { actor, life, may_restart });
     }
 
+    /// Fails all tasks and calls that are not done.
     pub(super) fn end_submissions(self: &Arc<Self>, error: &Error) {
         self.with_core(|core, _, todo| {
             core.dispatch.end(error, &mut todo.dispatch);
