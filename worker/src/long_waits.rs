@@ -13,6 +13,9 @@ const AT_A_TIME: usize = 3;
 /// Looks, a third of the time apart, at which a value is still waited for when it is told of: that many periods have passed.
 const LOOKS: u32 = 4;
 
+/// How long the answer to why a value is not there is waited for. The head itself may be what is waited for.
+const WHY: Duration = Duration::from_secs(10);
+
 /// How often each value was seen to be waited for.
 #[derive(Default)]
 struct Seen(BTreeMap<ObjectId, u32>);
@@ -37,14 +40,18 @@ pub(crate) async fn tell(session: Session, show: impl Fn(&str)) {
     let telling = async {
         loop {
             tokio::time::sleep(after / (LOOKS - 1)).await;
-            let (long, more) = seen.look(session.process().awaited());
+            // A walk over everything that the process has, which takes long when that is much.
+            let process = session.process().clone();
+            let Ok(awaited) = tokio::task::spawn_blocking(move || process.awaited()).await else { continue };
+            let (long, more) = seen.look(awaited);
             for id in long {
-                let why = match session.why(id).await {
-                    Ok(why) => why.to_string(),
-                    Err(error) => format!("{id}; why, is not known: {error}"),
+                let why = match tokio::time::timeout(WHY, session.why(id)).await {
+                    Ok(Ok(why)) => why.to_string(),
+                    Ok(Err(error)) => format!("{id}; why, is not known: {error}"),
+                    Err(_) => format!("{id}; why, is not known: the head did not answer within {WHY:?}"),
                 };
                 // Asking may have taken long.
-                if !session.process().awaited().contains(&id) {
+                if !session.process().is_awaited(id) {
                     continue;
                 }
                 show(&format!("(wingbeat) has waited for a value for {after:?} or longer: {why}"));

@@ -5,6 +5,7 @@
 //! The node ends when the head's machine says that nobody listens there any more and no other head is going to, when the head
 //! says that it has given the node up, or when its term is over (`term.rs`): what runs here may then be started again elsewhere.
 
+use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,7 +133,8 @@ impl Daemon {
             None => self.pool.lock().state.running(),
         };
         let asked = self.head.term.now();
-        let answer = client.join_node(mux::within(limits().written), info.clone(), running).await;
+        let joining = client.join_node(mux::within(limits().written), info.clone(), running);
+        let answer = self.and_ask(&client, joining).await;
         let joined = mux::answered(answer, "the head").and_then(|joined| joined);
         if let Err(error) = joined {
             self.leave_connection(&connection);
@@ -202,7 +204,7 @@ impl Daemon {
         let request = |number, messages| HeadRequest::Deliver { number, messages };
         tokio::select! {
             () = self.head.link.carry(connection, request, messages_of) => {}
-            () = self.ask(client) => {}
+            never = self.ask(client) => match never {},
         }
         *self.head.client.lock() = None;
     }
@@ -233,15 +235,23 @@ impl Daemon {
             return client.resume(mux::within(limits().silence)).await;
         };
         let joining = client.join_node(mux::within(limits().written), info.clone(), snapshot.running.clone());
-        let joined = joining.await?;
+        let joined = self.and_ask(client, joining).await?;
         if let Err(error) = &joined {
             tracing::warn!(%error, "the head that was started again does not take this node");
         }
         Ok(joined.is_ok())
     }
 
+    /// Waits for an answer, and asks the head meanwhile whether it knows this node: it may have to wait for its disk.
+    async fn and_ask<T>(&self, client: &HeadClient, answer: impl Future<Output = T>) -> T {
+        tokio::select! {
+            answer = answer => answer,
+            never = self.ask(client) => match never {},
+        }
+    }
+
     /// Asks the head whether it knows this node, again and again. An answer may be late, behind much else, and counts.
-    async fn ask(&self, client: &HeadClient) {
+    async fn ask(&self, client: &HeadClient) -> Infallible {
         let mut questions = FuturesUnordered::new();
         loop {
             let asked = self.head.term.now();

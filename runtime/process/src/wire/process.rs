@@ -297,6 +297,11 @@ impl Process {
         pending.iter().filter(|object| object.is_awaited()).map(|object| object.id()).collect()
     }
 
+    /// Whether user code waits here for this one.
+    pub fn is_awaited(&self, id: ObjectId) -> bool {
+        self.owner.objects.get(id).is_some_and(|object| object.is_awaited())
+    }
+
     /// Its id.
     pub fn id(&self) -> ProcessId {
         self.owner.id
