@@ -30,6 +30,7 @@ fn push(tasks: u64) -> PeerMessage {
         outputs: Outputs::Fixed(1),
         attempt: 0,
         remakes: false,
+        yields_memory: false,
         group: None,
         parent: None,
     };

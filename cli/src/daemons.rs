@@ -10,7 +10,7 @@ use wingbeat_core::{ClusterId, names};
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
 use wingbeat_net::handshake::MAKE_A_TOKEN;
-use wingbeat_worker::node::{self, NodeConfig};
+use wingbeat_worker::node::{self, MemoryConfig, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
 use crate::say::{note, say_of_daemon};
@@ -76,6 +76,13 @@ pub(crate) struct WorkerArgs {
     /// How much may go there, such as 100GiB; half of what is free if nothing is said.
     #[arg(long, value_parser = sizes::bytes)]
     spill_limit: Option<u64>,
+    /// The part of all memory above which tasks and actors are ended, before the kernel kills a process of its choice; 0.95 if neither
+    /// this nor WINGBEAT_MEMORY_THRESHOLD says something, and 0 for never.
+    #[arg(long)]
+    memory_threshold: Option<f64>,
+    /// How often memory is looked at, such as 250ms (the default): more often where little is left, and more rarely where much is.
+    #[arg(long, value_parser = sizes::duration)]
+    memory_check_interval: Option<std::time::Duration>,
     /// File with the cluster's token; else as for `wingbeat head`.
     #[arg(long)]
     token_file: Option<PathBuf>,
@@ -192,8 +199,10 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         store_bytes: args.object_store_memory.unwrap_or_else(join::default_store_bytes),
         spill_dir: Some(args.spill_dir.unwrap_or(default_dir)),
         spill_bytes: args.spill_limit.unwrap_or(default_limit),
+        memory: MemoryConfig::given(args.memory_threshold, args.memory_check_interval)?,
         listen: ip.map(|ip| SocketAddr::new(ip, 0)),
     };
+    node::spare_this_process();
     let node = node::start(config).await.context("cannot start the node")?;
     let mut signals = Signals::of_daemon()?;
     say_of_daemon!("wingbeat worker {} joined {} with {resources}", node.id(), args.head);

@@ -132,6 +132,14 @@ impl Init {
         self
     }
 
+    /// The part of all memory above which a private cluster ends tasks and actors, before the kernel kills one of its choice; 0.95 if
+    /// neither this nor `WINGBEAT_MEMORY_THRESHOLD` says something, and 0 for never. What was ended fails with
+    /// [`Error::OutOfMemory`](wingbeat_core::error::Error::OutOfMemory), or is tried again.
+    pub fn memory_threshold(mut self, part: f64) -> Self {
+        self.options.memory_threshold = Some(part);
+        self
+    }
+
     /// The namespace of the actors that this job names; one of its own if nothing is said.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.options.namespace = Some(namespace.to_owned());

@@ -51,6 +51,7 @@ pub use stream::ObjectStream;
 pub use wingbeat_core::ErrorKind;
 pub use wingbeat_core::codec::Plain;
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
+pub use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
 pub use wingbeat_process::groups::Drained;
@@ -97,7 +98,7 @@ pub use wingbeat_macros::main;
 /// A task that waits for a ref gives its CPUs to others meanwhile. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_retries`, `retry_errors`, `stream_ahead`.
+/// Options: `num_cpus`, `num_gpus`, `max_retries`, `max_memory_retries`, `retry_errors`, `stream_ahead`.
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]

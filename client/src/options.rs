@@ -53,6 +53,14 @@ impl<Signature> TaskOptions<Signature> {
         self
     }
 
+    /// Attempts after the first that are made because an earlier one was ended for want of memory, each after a pause of 0.5 to
+    /// 10 s; 8 if nothing is said, and none of a task with `max_retries(0)`, which may not run twice. They are counted apart from
+    /// `max_retries`.
+    pub fn max_memory_retries(mut self, retries: u32) -> Self {
+        self.options.max_memory_retries = Some(retries);
+        self
+    }
+
     /// Whether the function's own errors and panics are tried again too.
     pub fn retry_errors(mut self, retry: bool) -> Self {
         self.options.retry_errors = Some(retry);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use common::Local;
-use wingbeat::{Error, put};
+use wingbeat::{EndedBy, Error, put};
 use wingbeat_tests::{TestCluster, is_alive};
 
 const MIB: usize = 1 << 20;
@@ -144,4 +144,50 @@ fn without_a_disk_a_put_says_that_memory_is_short_and_kills_nobody() {
     // What is dropped makes room.
     objects.clear();
     put(&vec![1u8; 32 * MIB]).unwrap();
+}
+
+/// Takes memory until it is ended: slowly, so that its node can look, or at once.
+#[wingbeat::remote(max_retries = 0)]
+fn eat(is_slow: bool) -> usize {
+    let mut eaten = Vec::new();
+    while eaten.len() < 400 {
+        eaten.push(vec![1u8; MIB]);
+        if is_slow {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+    eaten.len()
+}
+
+#[wingbeat::remote]
+fn hello() -> u32 {
+    std::process::id()
+}
+
+#[test]
+fn a_task_that_would_fill_its_group_is_ended_by_its_node() {
+    let Some(contained) = Contained::new("hog", &["--num-cpus", "2", "--memory-threshold", "0.75"]) else { return };
+    let error = eat::remote(true).get_blocking().unwrap_err();
+    let Error::OutOfMemory { shortage, .. } = &error else { panic!("{error}") };
+    assert_eq!((shortage.by, shortage.usage.limit), (EndedBy::Node, LIMIT), "{error}");
+    assert!(error.to_string().contains("control group"), "{error}");
+    contained.assert_alive();
+    hello::remote().get_blocking().unwrap();
+}
+
+#[test]
+fn a_task_that_the_kernel_killed_says_so_and_who_was_killed_by_others_does_not() {
+    let args = ["--num-cpus", "2", "--memory-threshold", "0"];
+    let Some(contained) = Contained::new("kernel", &args) else { return };
+    let error = eat::remote(false).get_blocking().unwrap_err();
+    let Error::OutOfMemory { shortage, .. } = &error else { panic!("{error}") };
+    assert_eq!(shortage.by, EndedBy::Kernel, "{error}");
+    contained.assert_alive();
+    let error = killed::remote().get_blocking().unwrap_err();
+    assert!(matches!(error, Error::WorkerCrashed { .. }), "{error}");
+}
+
+#[wingbeat::remote(max_retries = 0)]
+fn killed() {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
 }

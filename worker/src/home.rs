@@ -107,6 +107,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
     let (head, token, cluster, listen) = (joined.head.clone(), joined.token.clone(), joined.cluster, joined.listen);
     let epoch = joined.epoch;
     let spill = join::default_spill();
+    let memory = node::MemoryConfig::given(None, None)?;
     let (address, embedded) = embed(async move || {
         let node = node::start(NodeConfig {
             head,
@@ -119,6 +120,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
             store_bytes: join::default_store_bytes(),
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
+            memory,
             listen,
         })
         .await?;

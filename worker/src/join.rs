@@ -54,6 +54,8 @@ pub struct InitOptions {
     pub resources: BTreeMap<String, f64>,
     /// Capacity of a private cluster's object store in bytes; 30% of the memory if nothing is said.
     pub object_store_memory: Option<u64>,
+    /// The part of all memory above which a private cluster's node ends processes, from 0 to 1; 0 for never.
+    pub memory_threshold: Option<f64>,
     /// The namespace of actor names; one of its own if nothing is said.
     pub namespace: Option<String>,
     /// Whose waiting tasks are served first: those of the job with the larger number. 0 if nothing is said.
@@ -81,6 +83,7 @@ impl Default for InitOptions {
             num_gpus: None,
             resources: BTreeMap::new(),
             object_store_memory: None,
+            memory_threshold: None,
             namespace: None,
             priority: 0,
             name: None,
@@ -156,6 +159,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
     let gpus = Gpus::find(options.num_gpus);
     let resources = machine_resources(options.num_cpus, gpus.count, &options.resources)?;
     let store_bytes = options.object_store_memory.unwrap_or_else(default_store_bytes);
+    let memory = crate::node::MemoryConfig::given(options.memory_threshold, None)?;
     let (head_token, spill) = (token.clone(), default_spill());
     let ((head, address), embedded) = home::embed(async move || {
         let config = wingbeat_head::HeadConfig { tcp: None, token: head_token.clone(), cluster };
@@ -172,6 +176,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
             store_bytes,
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
+            memory,
             listen: None,
         })
         .await?;

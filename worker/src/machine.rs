@@ -62,6 +62,13 @@ fn number(folder: &Path, file: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|number| *number < UNLIMITED)
 }
 
+/// The sum of lines `NAME NUMBER` of a file.
+fn sum_of(folder: &Path, file: &str, names: [&str; 2]) -> u64 {
+    let text = text_of(&folder.join(file)).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| names.contains(name));
+    lines.filter_map(|(_, number)| number.trim().parse::<u64>().ok()).sum()
+}
+
 /// A line `NAME NUMBER` of a file.
 fn field(folder: &Path, file: &str, name: &str) -> Option<u64> {
     let text = text_of(&folder.join(file))?;
@@ -100,20 +107,55 @@ impl Group {
         }
     }
 
-    /// Bytes that this group may still take. The kernel drops what it only keeps of files when memory is short.
-    fn memory_left(&self) -> Option<u64> {
+    /// What is used of the memory that this group may take. The kernel drops what it only keeps of files when memory is short.
+    fn memory(&self) -> Option<Memory> {
         let folder = &self.folder;
-        let (limit, used, prefix) = match self.version {
-            Version::Two => (number(folder, "memory.max")?, number(folder, "memory.current")?, ""),
+        let (limit, used, of_files) = match self.version {
+            Version::Two => {
+                let used = number(folder, "memory.current")?;
+                (number(folder, "memory.max")?, used, ["inactive_file", "active_file"])
+            }
             Version::One if self.controller != "memory" => return None,
             Version::One => {
-                (number(folder, "memory.limit_in_bytes")?, number(folder, "memory.usage_in_bytes")?, "total_")
+                let used = number(folder, "memory.usage_in_bytes")?;
+                (number(folder, "memory.limit_in_bytes")?, used, ["total_inactive_file", "total_active_file"])
             }
         };
-        let of_files =
-            ["inactive_file", "active_file"].map(|kind| field(folder, "memory.stat", &format!("{prefix}{kind}")));
-        let kept: u64 = of_files.into_iter().flatten().sum();
-        Some(limit.saturating_sub(used.saturating_sub(kept)).saturating_sub(margin(limit)))
+        let used = used.saturating_sub(sum_of(folder, "memory.stat", of_files));
+        Some(Memory { limit, used, group: Some(folder.clone()) })
+    }
+
+    /// How many processes of this group itself the kernel has killed because memory ran out, there or in the whole machine.
+    fn kernel_kills(&self) -> Option<u64> {
+        let file = match self.version {
+            Version::Two => "memory.events.local",
+            Version::One if self.controller == "memory" => "memory.oom_control",
+            Version::One => return None,
+        };
+        field(&self.folder, file, "oom_kill")
+    }
+}
+
+/// What is used of the memory that there is for something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Bytes.
+    pub limit: u64,
+    /// Bytes.
+    pub used: u64,
+    /// The control group that has the limit; none for the machine.
+    pub group: Option<PathBuf>,
+}
+
+impl Memory {
+    /// Bytes that objects may still take, of a group below this part of its limit. A machine that others have filled is no reason to
+    /// refuse objects before it is full.
+    fn left(&self, part: f64) -> u64 {
+        let most = match self.group {
+            Some(_) => ((self.limit as f64 * part) as u64).saturating_sub(margin(self.limit)),
+            None => self.limit.saturating_sub(MARGIN.1),
+        };
+        most.saturating_sub(self.used)
     }
 }
 
@@ -171,9 +213,8 @@ fn mount_of(line: &str, version: Version, controller: &str) -> Option<(String, S
     fits.then(|| (plain(root), plain(at)))
 }
 
-/// In bytes, from `/proc/meminfo`.
-fn meminfo(root: &Path, name: &str) -> Option<u64> {
-    let text = text_of(&root.join("proc/meminfo"))?;
+/// In bytes, from the text of `/proc/meminfo`.
+fn bytes_of(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
@@ -197,7 +238,8 @@ impl Machine {
         for group in &groups {
             limits.tighten(group.limits());
         }
-        let whole = meminfo(root, "MemTotal").unwrap_or(4 << 30);
+        let text = text_of(&root.join("proc/meminfo")).unwrap_or_default();
+        let whole = bytes_of(&text, "MemTotal").unwrap_or(4 << 30);
         Machine { root: root.to_owned(), groups, limits, whole }
     }
 
@@ -218,12 +260,33 @@ impl Machine {
         allowed.min(limit).max(1)
     }
 
-    /// How many more bytes the store may take now, until the kernel would kill a process instead.
-    pub(crate) fn memory_left(&self) -> Option<u64> {
-        let known = |name| meminfo(&self.root, name);
-        let of_machine = known("MemAvailable").map(|left| left + known("SwapFree").unwrap_or(0));
-        let of_machine = of_machine.map(|left| left.saturating_sub(MARGIN.1));
-        self.groups.iter().map(Group::memory_left).chain([of_machine]).flatten().min()
+    /// How many more bytes the store may take now, below this part of what there is: above it a process would be ended instead, by
+    /// the node or the kernel.
+    pub(crate) fn memory_left(&self, part: f64) -> Option<u64> {
+        self.memories().map(|memory| memory.left(part)).min()
+    }
+
+    /// What is used of the memory of which least is left: that of the machine, or of a control group.
+    pub(crate) fn scarcest(&self) -> Option<Memory> {
+        let share = |memory: &Memory| memory.used as f64 / memory.limit.max(1) as f64;
+        self.memories().max_by(|one, other| share(one).total_cmp(&share(other)))
+    }
+
+    fn memories(&self) -> impl Iterator<Item = Memory> {
+        self.groups.iter().filter_map(Group::memory).chain(self.of_machine())
+    }
+
+    fn of_machine(&self) -> Option<Memory> {
+        let text = text_of(&self.root.join("proc/meminfo"))?;
+        let known = |name| bytes_of(&text, name);
+        let limit = known("MemTotal")? + known("SwapTotal").unwrap_or(0);
+        let left = known("MemAvailable")? + known("SwapFree").unwrap_or(0);
+        Some(Memory { limit, used: limit.saturating_sub(left), group: None })
+    }
+
+    /// How many processes of the control group of this process the kernel has killed because memory ran out, if it counts them.
+    pub(crate) fn kernel_kills(&self) -> Option<u64> {
+        self.groups.iter().filter(|group| group.is_own).find_map(Group::kernel_kills)
     }
 }
 
@@ -262,7 +325,7 @@ mod tests {
         }
 
         fn left(&self) -> Option<u64> {
-            self.look().groups.iter().filter_map(Group::memory_left).min()
+            self.look().groups.iter().filter_map(Group::memory).map(|memory| memory.left(1.0)).min()
         }
     }
 
@@ -347,8 +410,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_scarcest_is_found_and_the_kernels_kills_are_counted() {
+        let machine = Pretended::new("0::/x\n", V2);
+        assert_eq!(machine.look().scarcest().unwrap(), Memory { limit: 64 << 30, used: 32 << 30, group: None });
+        assert_eq!(machine.look().kernel_kills(), None);
+        machine.write("sys/fs/cgroup/x/memory.max", "1073741824\n");
+        machine.write("sys/fs/cgroup/x/memory.current", "1073741824\n");
+        machine.write("sys/fs/cgroup/x/memory.stat", "inactive_file 104857600\nactive_file 0\n");
+        machine.write("sys/fs/cgroup/x/memory.events.local", "oom 3\noom_kill 2\noom_group_kill 0\n");
+        let memory = machine.look().scarcest().unwrap();
+        assert_eq!((memory.limit, memory.used), (1 << 30, (1 << 30) - (100 << 20)));
+        assert!(memory.group.unwrap().ends_with("sys/fs/cgroup/x"));
+        assert_eq!(machine.look().kernel_kills(), Some(2));
+        let machine = Pretended::new("5:memory:/docker/x\n0::/\n", &format!("{V1}{V2}"));
+        machine
+            .write("sys/fs/cgroup/memory/docker/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n");
+        assert_eq!(machine.look().kernel_kills(), Some(7));
+    }
+
+    #[test]
     fn this_machine_has_memory_and_cpus() {
         assert!(HERE.memory() > 0 && HERE.cpus() > 0);
-        assert!(HERE.memory_left().is_some());
+        assert!(HERE.memory_left(1.0).is_some());
     }
 }

@@ -17,6 +17,8 @@ const NAME_WORDS: usize = 16;
 struct Layout {
     /// The owner's number of the last started task, plus 1.
     started: AtomicU64,
+    /// 1 if that is tried again when it is ended for want of memory.
+    yields_memory: AtomicU64,
     name_len: AtomicU64,
     name: [AtomicU64; NAME_WORDS],
 }
@@ -61,8 +63,9 @@ impl Page {
     }
 
     /// Notes that the task of this number starts, or an actor's constructor, which has number 0.
-    pub(crate) fn start(&self, number: u64, name: &str) {
+    pub(crate) fn start(&self, number: u64, name: &str, yields_memory: bool) {
         let layout = self.layout();
+        layout.yields_memory.store(yields_memory.into(), Ordering::Relaxed);
         layout.started.store(number + 1, Ordering::Release);
         self.rename(name);
     }
@@ -86,6 +89,11 @@ impl Page {
 
     pub(crate) fn started(&self) -> u64 {
         self.layout().started.load(Ordering::Acquire)
+    }
+
+    /// Whether what was started last is tried again when it is ended for want of memory.
+    pub(crate) fn yields_memory(&self) -> bool {
+        self.layout().yields_memory.load(Ordering::Relaxed) != 0
     }
 
     /// What runs or ran last. May be a mix of two names while they change; it is for people.
@@ -120,8 +128,9 @@ mod tests {
     fn what_one_mapping_writes_the_other_reads() {
         let ours = Page::create().unwrap();
         let theirs = Page::open(ours.fd().try_clone_to_owned().unwrap()).unwrap();
-        theirs.start(41, "crate::module::function");
+        theirs.start(41, "crate::module::function", true);
         assert_eq!((ours.started(), ours.name().as_str()), (42, "crate::module::function"));
+        assert!(ours.yields_memory());
         ours.reset();
         assert_eq!(theirs.started(), 0);
     }

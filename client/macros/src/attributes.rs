@@ -18,7 +18,9 @@ pub(crate) enum Place {
 impl Place {
     fn known(self) -> &'static [&'static str] {
         match self {
-            Place::Function => &["num_cpus", "num_gpus", "max_retries", "retry_errors", "stream_ahead"],
+            Place::Function => {
+                &["num_cpus", "num_gpus", "max_retries", "max_memory_retries", "retry_errors", "stream_ahead"]
+            }
             Place::Class => &["num_cpus", "num_gpus", "max_restarts", "max_concurrency", "concurrency_groups"],
             Place::Method => &["group", "max_retries", "stream_ahead"],
         }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, Payload};
 use crate::ids::*;
+use crate::memory::MemoryShortage;
 use crate::spec::Exit;
 
 /// What an operation of Wingbeat answers.
@@ -43,6 +44,22 @@ pub enum Error {
         pid: u32,
         /// How it ended.
         exit: Exit,
+    },
+    /// Memory ran out on the node of a task or actor, and its process was ended for that.
+    #[error(
+        "{task} (worker process {pid}) was ended: {shortage}\n  What helps: let less of it run at a time (`num_cpus`, or `memory`, which says \
+         what each needs), give the node more memory, or give it less to do. `max_memory_retries` is how often a task is tried \
+         again after this"
+    )]
+    OutOfMemory {
+        /// Which task or actor.
+        task: String,
+        /// Which process.
+        process: ProcessId,
+        /// Its process id.
+        pid: u32,
+        /// Who used what.
+        shortage: Box<MemoryShortage>,
     },
     /// The node of a task, actor or object is gone.
     #[error("{what} was lost with its node {node}: {why}")]
@@ -379,6 +396,7 @@ impl Error {
         matches!(
             self,
             Error::WorkerCrashed { .. }
+                | Error::OutOfMemory { .. }
                 | Error::NodeDied { .. }
                 | Error::ContactLost { .. }
                 | Error::ObjectLost { .. }

@@ -22,7 +22,7 @@ use crate::error::Error;
 ///
 /// fn is_worth_another_try(error: &Error) -> bool {
 ///     match error.kind() {
-///         ErrorKind::Lost | ErrorKind::Full | ErrorKind::TimedOut => true,
+///         ErrorKind::Lost | ErrorKind::OutOfMemory | ErrorKind::Full | ErrorKind::TimedOut => true,
 ///         ErrorKind::Actor => error.cause().is_some_and(is_worth_another_try),
 ///         _ => false,
 ///     }
@@ -37,6 +37,9 @@ pub enum ErrorKind {
     Task,
     /// A process, a node, a connection or all copies of a value are gone. Another attempt may succeed.
     Lost,
+    /// Memory ran out on a node, and the process was ended for that: [`Error::OutOfMemory`] says who used it. Another attempt may
+    /// succeed where there is more, or when others use less.
+    OutOfMemory,
     /// The actor is dead, is being started again, or has too many calls; [`Error::cause`] says why.
     Actor,
     /// Somebody cancelled it.
@@ -68,6 +71,7 @@ impl Error {
             | Error::OwnerDied { .. }
             | Error::ObjectLost { .. }
             | Error::ObjectUnavailable { .. } => ErrorKind::Lost,
+            Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Error::ActorUnavailable { .. }
             | Error::ActorDied { .. }
             | Error::ActorEnded { .. }

@@ -9,6 +9,7 @@ pub mod ids;
 pub mod kind;
 pub mod labels;
 pub mod limits;
+pub mod memory;
 pub mod names;
 pub mod resources;
 pub mod schema;

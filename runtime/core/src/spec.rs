@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::ids::*;
 use crate::labels::Selector;
+use crate::memory::MemoryShortage;
 use crate::names;
 use crate::resources::{GPU, ResourceSet};
 use crate::value::{ObjectValue, Packed, StoreNode, Stored};
@@ -246,6 +247,8 @@ pub struct TaskSpec {
     pub attempt: u32,
     /// Whether it makes lost outputs again: its owner may still have others of its outputs.
     pub remakes: bool,
+    /// Whether it is tried again if it is ended because memory is short: such tasks are ended first.
+    pub yields_memory: bool,
     /// The concurrency group of an actor call; none for tasks and the default group.
     pub group: Option<Box<str>>,
     /// The task that submitted this one, for cancelling and for finding cycles.
@@ -440,6 +443,19 @@ pub struct Exit {
     pub stderr: Vec<String>,
     /// Why Wingbeat itself ended it, if it did.
     pub reason: Option<String>,
+    /// That memory ran out, if it was ended for that.
+    pub memory: Option<Box<MemoryShortage>>,
+}
+
+impl Exit {
+    /// What this end means for a task or actor that ran in the process.
+    #[must_use]
+    pub fn into_error(self, task: String, process: ProcessId, pid: u32) -> Error {
+        match self.memory {
+            Some(shortage) => Error::OutOfMemory { task, process, pid, shortage },
+            None => Error::WorkerCrashed { task, process, pid, exit: self },
+        }
+    }
 }
 
 impl std::fmt::Display for Exit {
@@ -451,6 +467,9 @@ impl std::fmt::Display for Exit {
         }
         if let Some(reason) = &self.reason {
             write!(f, " ({reason})")?;
+        }
+        if let Some(shortage) = &self.memory {
+            write!(f, " ({shortage})")?;
         }
         if !self.stderr.is_empty() {
             write!(f, "; last lines of its stderr:\n    {}", self.stderr.join("\n    "))?;

@@ -100,6 +100,7 @@ fn honest() -> Vec<Bytes> {
         outputs: Outputs::Stream { ahead: 3 },
         attempt: 0,
         remakes: false,
+        yields_memory: false,
         group: Some("group".into()),
         parent: Some(task),
     };

@@ -5,13 +5,16 @@
 //! simulator.
 //!
 //! - `stage`: the life of one worker process; `workers`: all of them, and who can take a lease.
-//! - `state`: what happens to them.
+//! - `state`: what happens to them; `memory`: who is ended when memory is short.
 
+mod clock;
+pub mod memory;
 mod stage;
 mod state;
 mod workers;
 
-pub use self::state::{Action, Config, Event, Job, Millis, State};
+pub use self::clock::Millis;
+pub use self::state::{Action, Config, Event, Job, State};
 
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,8 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart};
 
-use crate::state::Millis;
+use crate::clock::Millis;
+use crate::memory::Work;
 
 /// A lease that a worker process serves or will serve.
 pub(crate) struct Assignment {
@@ -39,6 +40,16 @@ impl Assignment {
 
     pub(crate) fn is_actor(&self) -> bool {
         matches!(&self.start.holder, LeaseHolder::Actor(..))
+    }
+
+    pub(crate) fn work(&self) -> Work {
+        match &self.start.holder {
+            LeaseHolder::Tasks(owner, _) => Work::Tasks { owner: *owner, yields: false },
+            LeaseHolder::Actor(spec, life, moves) => {
+                let lives_again = life.0.saturating_sub(*moves) < spec.max_restarts;
+                Work::Actor { restarts: lives_again && self.terminated.is_none() }
+            }
+        }
     }
 
     pub(crate) fn is_detached(&self) -> bool {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wingbeat_core::error::Error;
+use wingbeat_core::memory::{EndedBy, MemoryShortage};
 use wingbeat_core::spec::{Address, Exit, JobSpec};
 use wingbeat_core::{JobId, LeaseId, NodeId, ProcessId};
 use wingbeat_net::messages::{
@@ -15,11 +16,10 @@ use wingbeat_net::messages::{
 
 use wingbeat_net::recording::{Recorder, Redact};
 
+use crate::clock::Millis;
+use crate::memory::{User, Work};
 use crate::stage::{Assignment, Contact, Effect, Ended, Event as Change, Stage};
 use crate::workers::{Worker, Workers};
-
-/// Milliseconds since the node started.
-pub type Millis = u64;
 
 /// What a node is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -74,6 +74,15 @@ pub enum Event {
         address: Address,
         /// Its process id on this machine.
         pid: u32,
+    },
+    /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease. Or the kernel has ended it.
+    MemoryRanOut {
+        /// Which.
+        process: ProcessId,
+        /// Its lease; none if it is idle.
+        lease: Option<LeaseId>,
+        /// Who uses what.
+        shortage: Box<MemoryShortage>,
     },
     /// A worker process has ended.
     Exited {
@@ -200,6 +209,7 @@ impl State {
                 self.workers.note(process, |worker| worker.pid = pid);
                 self.apply(process, Change::Reported(Contact { address, is_fit: true }));
             }
+            Event::MemoryRanOut { process, lease, shortage } => self.memory_ran_out(process, lease, shortage),
             Event::Exited { process, code, signal } => {
                 if self.workers.get(process).is_some_and(|worker| !worker.stage().is_gone()) {
                     self.apply(process, Change::Exited(Ended { code, signal }));
@@ -258,6 +268,31 @@ impl State {
     pub fn processes(&self) -> impl Iterator<Item = (ProcessId, u32)> {
         let alive = self.workers.iter().filter(|(_, worker)| !worker.stage().is_gone());
         alive.map(|(process, worker)| (process, worker.pid))
+    }
+
+    /// The worker processes that are idle or serve a lease, with their process ids, each with what it does. Whether the task that one
+    /// runs is tried again is not known here.
+    pub fn users_of_memory(&self) -> impl Iterator<Item = (User, u32)> {
+        self.workers.iter().filter_map(|(process, worker)| {
+            let (lease, work) = match worker.stage() {
+                Stage::Idle { .. } => (None, Work::Idle),
+                Stage::Leased { assignment, .. } => (Some(assignment.lease()), assignment.work()),
+                _ => return None,
+            };
+            Some((User { process, lease, work, started: 0, bytes: 0 }, worker.pid))
+        })
+    }
+
+    /// Whether one that was ended because memory is short is not gone yet.
+    #[must_use]
+    pub fn is_ending_for_memory(&self) -> bool {
+        self.workers.iter().any(|(_, worker)| worker.shortage.is_some() && !worker.stage().is_gone())
+    }
+
+    /// Whether a worker process ends, or was told to.
+    #[must_use]
+    pub fn is_ending(&self, process: ProcessId) -> bool {
+        self.workers.get(process).is_none_or(|worker| worker.stage().is_ending())
     }
 
     /// Whether a worker process that is not gone may use a device.
@@ -437,6 +472,22 @@ impl State {
         }
     }
 
+    fn memory_ran_out(&mut self, process: ProcessId, lease: Option<LeaseId>, shortage: Box<MemoryShortage>) {
+        let Some(worker) = self.workers.get(process) else { return };
+        let is_by_kernel = shortage.by == EndedBy::Kernel;
+        match worker.stage() {
+            Stage::Idle { .. } if lease.is_none() && !is_by_kernel => self.apply(process, Change::Retire),
+            Stage::Leased { assignment, .. } if lease == Some(assignment.lease()) || is_by_kernel => {
+                self.workers.note(process, |worker| worker.shortage = Some(shortage));
+                if !is_by_kernel {
+                    self.apply(process, Change::End { by_head: false });
+                }
+            }
+            // It has ended since, or does something else.
+            _ => {}
+        }
+    }
+
     /// Changes the stage of a worker process, and says what follows.
     fn apply(&mut self, process: ProcessId, change: Change) {
         let was_known = self.workers.get(process).is_some();
@@ -495,7 +546,7 @@ impl State {
         let Stage::Ending { ended: Some(ended), .. } = worker.stage() else { return };
         let Ended { code, signal } = *ended;
         let Some(worker) = self.workers.remove(process) else { return };
-        let exit = Exit { code, signal, stderr, reason: worker.reason.clone() };
+        let exit = Exit { code, signal, stderr, reason: worker.reason.clone(), memory: worker.shortage.clone() };
         let (pid, gpus) = (worker.pid, worker.gpus.clone());
         let (worker, stage) = worker.parted();
         let Stage::Ending { assignment, contact, by_head, .. } = stage else { return };

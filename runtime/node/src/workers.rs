@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use wingbeat_core::memory::MemoryShortage;
 use wingbeat_core::{JobId, LeaseId, ProcessId};
 
+use crate::clock::Millis;
 use crate::stage::{Assignment, Effect, Event, Stage};
-use crate::state::Millis;
 
 pub(crate) struct Worker {
     pub job: JobId,
@@ -18,11 +19,14 @@ pub(crate) struct Worker {
     has_worked: bool,
     /// Why we ended it.
     pub reason: Option<String>,
+    /// That memory was short, if that is why it ends.
+    pub shortage: Option<Box<MemoryShortage>>,
 }
 
 impl Worker {
     pub(crate) fn new(now: Millis, job: JobId, gpus: Vec<u32>, assignment: Option<Assignment>) -> Worker {
-        Worker { job, gpus, stage: Stage::launching(now, assignment), pid: 0, has_worked: false, reason: None }
+        let stage = Stage::launching(now, assignment);
+        Worker { job, gpus, stage, pid: 0, has_worked: false, reason: None, shortage: None }
     }
 
     pub(crate) fn stage(&self) -> &Stage {

@@ -294,6 +294,12 @@ impl NodeStore {
         self.punch_out(&mut table, WARM_FOR)
     }
 
+    /// Gives so many bytes of memory back to the system, of what is free and then of objects that can be spilled. False if there was
+    /// nothing of either. Blocks.
+    pub fn give_back(&self, bytes: u64) -> bool {
+        self.relieve(&mut self.lock(), bytes)
+    }
+
     /// What the store holds now.
     pub fn stats(&self) -> StoreStats {
         self.lock().stats()

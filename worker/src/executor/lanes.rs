@@ -42,7 +42,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
         match queue.next() {
             Next::Task { lease, number, spec } => {
                 let name = task_name(&spec);
-                queue.page.start(number, &name);
+                queue.page.start(number, &name, spec.yields_memory);
                 let execution = Execution::new(spec.id, name, None, Some(lease), session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
@@ -127,7 +127,7 @@ fn construct(
     let values = runtime.block_on(execution.scope(session.bring_in(&spec.args, true)))?;
     let arguments = Arguments::new(class.path, session.clone(), values);
     // From here on a death of this process is one of the actor's lives.
-    queue.page.start(0, &spec.class_name);
+    queue.page.start(0, &spec.class_name, false);
     run::caught(&spec.class_name, || {
         // Outside of the runtime, as every call of user code that is not asynchronous.
         match execution.run(|| (class.construct)(arguments))? {

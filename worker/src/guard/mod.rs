@@ -36,8 +36,8 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
-pub(crate) use self::strays::end_marked;
 use self::strays::{DOUBT, Ended, Orphans, end_all, end_tree, is_left};
+pub(crate) use self::strays::{end_marked, started_by};
 use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
 
 /// A worker process to start.
@@ -272,14 +272,25 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Keeps the kernel from choosing the guard when memory runs out, where that is permitted. Answers with what it was
-/// before, for worker processes.
+/// Keeps the kernel from choosing the guard when memory runs out, where that is permitted. Answers with what worker processes get: the
+/// kernel chooses them before anything that is as large.
 fn keep_from_oom_killer() -> Vec<u8> {
-    let before = std::fs::read(OOM_SCORE).unwrap_or_default();
+    let before = std::fs::read_to_string(OOM_SCORE).ok().and_then(|text| text.trim().parse::<i32>().ok());
     // Only root may.
     let _ = std::fs::write(OOM_SCORE, "-1000");
-    before
+    // What the daemon has lowered for itself is not theirs.
+    let score = before.unwrap_or_default().max(0) + MORE_LIKELY;
+    score.min(1000).to_string().into_bytes()
 }
+
+/// Has the kernel choose another process than this when memory runs out, as long as there is one. Where that is not permitted,
+/// nothing changes.
+pub fn spare_this_process() {
+    let _ = std::fs::write(OOM_SCORE, "-900");
+}
+
+/// Thousandths of the machine's memory that the kernel counts on top of what a worker process has, when it chooses whom to kill.
+const MORE_LIKELY: i32 = 500;
 
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 
@@ -414,7 +425,7 @@ fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
             for fd in inherit {
                 rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
             }
-            // User code is what the kernel should choose when memory runs out. Where this fails, the guard changed nothing.
+            // User code is what the kernel should choose when memory runs out. Everybody may raise his own.
             if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                 let _ = rustix::io::write(&file, &score);
             }

@@ -54,6 +54,14 @@ enum Mark {
     Unknown,
 }
 
+/// The worker process that has started a process or an ancestor of it, if its environment says so.
+pub(crate) fn started_by(pid: u32) -> Option<ProcessId> {
+    match mark_of(pid) {
+        Mark::Of(process) => Some(process),
+        Mark::Nobodys | Mark::Unknown => None,
+    }
+}
+
 fn mark_of(pid: u32) -> Mark {
     let folder = format!("/proc/{pid}");
     match environ(&folder) {

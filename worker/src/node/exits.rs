@@ -17,6 +17,9 @@ use crate::page::Page;
 /// How long the output of a dead process may take to arrive: a grandchild may hold the pipe open.
 const OUTPUT_LIMIT: Duration = Duration::from_millis(300);
 
+/// The kernel's own, where memory is short, and that of who kills a process.
+const SIGKILL: i32 = 9;
+
 /// How the guard ended is known when what it left behind has ended: at once, but for processes that the kernel holds on to.
 const STATUS_EVERY: Duration = Duration::from_millis(10);
 const STATUS_LOOKS: u32 = 200;
@@ -44,6 +47,12 @@ impl Daemon {
                     let mut pool = self.pool.lock();
                     if let Some(known) = pool.processes.get_mut(&process) {
                         known.gone = Some(gone);
+                    }
+                    if signal == Some(SIGKILL) {
+                        let was_told = pool.state.is_ending(process);
+                        if let Some(event) = self.killed_for_memory(process, was_told) {
+                            self.step_with(&mut pool, event);
+                        }
                     }
                     self.step_with(&mut pool, Event::Exited { process, code, signal });
                 }

@@ -8,6 +8,7 @@
 //!   owner is gone.
 //! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
+//! - `memory`: who uses how much of it, and who is ended for that.
 //! - `release`: when devices can be given on.
 //!
 //! It ends when the head says so or is lost, or when its handle is shut down: then worker processes are
@@ -18,6 +19,7 @@ mod executables;
 mod exits;
 mod head;
 mod launch;
+mod memory;
 mod output;
 mod owners;
 mod pool;
@@ -47,8 +49,10 @@ use wingbeat_net::mux::Connection;
 use wingbeat_net::panics;
 use wingbeat_store::{NodeStore, StoreConfig};
 
+pub use self::memory::MemoryConfig;
 use crate::gpus::Gpus;
 use crate::guard::Guard;
+pub use crate::guard::spare_this_process;
 
 /// How long worker processes may take to be gone once they were killed, and the head to hear why the node ends.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -79,6 +83,8 @@ pub struct NodeConfig {
     pub spill_dir: Option<PathBuf>,
     /// How much may go there, in bytes.
     pub spill_bytes: u64,
+    /// How it watches its memory.
+    pub memory: MemoryConfig,
     /// Where to listen for other machines.
     pub listen: Option<SocketAddr>,
 }
@@ -154,7 +160,7 @@ struct Devices {
     held: release::Held,
 }
 
-/// The daemon. All of it lives until it has ended.
+/// The daemon, a field for each of its parts. All of it lives until it has ended.
 pub(crate) struct Daemon {
     who: Identity,
     head: head::HeadLink,
@@ -168,6 +174,7 @@ pub(crate) struct Daemon {
     owners: owners::Owners,
     executables: executables::Executables,
     devices: Devices,
+    memory: memory::Memory,
     ending: Ending,
 }
 
@@ -188,13 +195,14 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     let id = NodeId::random();
     let listener = Listener::bind(process, config.listen).await?;
     let address = listener.address().clone();
+    let for_objects = config.memory.for_objects();
     let store = NodeStore::new(StoreConfig {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
         spill_capacity: config.spill_bytes,
     })
     .map_err(|error| Error::io("making the object store", &error))?
-    .limited_by(|| crate::machine::HERE.memory_left());
+    .limited_by(move || crate::machine::HERE.memory_left(for_objects));
     store.attach(process);
     let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let who = Identity {
@@ -224,6 +232,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
             questions: release::Questions::default(),
             held: release::Held::default(),
         },
+        memory: memory::Memory::new(config.memory),
         ending: Ending {
             ended: watch::Sender::new(None),
             was_told: AtomicBool::new(false),
@@ -253,6 +262,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     });
     daemon.vital("hearing the guard", daemon.clone().hear_guard(incoming));
     daemon.vital("keeping house", daemon.clone().keep_house());
+    daemon.vital("watching memory", daemon.clone().watch_memory());
     daemon.vital("asking for owners", daemon.clone().ask_for_owners());
     let leaving = daemon.clone();
     tokio::spawn(async move {

@@ -70,7 +70,7 @@ fn worker_of(lease: LeaseId) -> ProcessId {
 }
 
 fn exit() -> Exit {
-    Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None }
+    Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None, memory: None }
 }
 
 fn job_of(driver: ProcessId) -> JobSpec {

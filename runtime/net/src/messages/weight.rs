@@ -44,6 +44,7 @@ fn error(error: &Error) -> usize {
             Error::Application { task, error } => task.len() + error.message.len() + error.payload.len(),
             Error::Panicked { task, message, backtrace } => task.len() + message.len() + backtrace.len(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.iter().map(String::len).sum(),
+            Error::OutOfMemory { shortage, .. } => 2 * FIXED + shortage.largest.len() * FIXED,
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self::error(cause),
             Error::Deadlock { cycle } => cycle.iter().map(String::len).sum(),
             _ => 2 * FIXED,
@@ -220,6 +221,7 @@ mod tests {
             outputs: Outputs::Fixed(1),
             attempt: 0,
             remakes: false,
+            yields_memory: false,
             group: None,
             parent: None,
         })

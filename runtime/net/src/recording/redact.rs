@@ -263,6 +263,7 @@ mod tests {
             outputs: Outputs::Fixed(1),
             attempt: 0,
             remakes: false,
+            yields_memory: false,
             group: Some("io".into()),
             parent: Some(TASK),
         })

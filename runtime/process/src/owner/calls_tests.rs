@@ -63,6 +63,7 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         outputs: Outputs::Fixed(1),
         attempt: 0,
         remakes: false,
+        yields_memory: false,
         group: None,
         parent: None,
     };

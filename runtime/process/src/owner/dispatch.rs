@@ -24,6 +24,7 @@ use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 use crate::owner::name::Name;
 use crate::owner::object::Held;
 use crate::owner::recipe::Remaking;
+use crate::owner::resting::{MemoryRetries, Resting};
 use crate::owner::wanted::Wanted;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -57,6 +58,8 @@ pub(crate) struct Task {
     pub name: Name,
     /// Attempts that a system failure may still cost.
     pub retries: u32,
+    /// And those that its node's shortage of memory may cost.
+    pub memory_retries: MemoryRetries,
     pub retry_errors: bool,
     pub cancelled: bool,
     /// Handles of argument objects and of refs inside arguments: they live until the task is done.
@@ -182,6 +185,7 @@ pub(crate) struct Dispatch {
     queues: BTreeMap<Arc<Shape>, Queue>,
     leases: BTreeMap<LeaseId, Lease>,
     by_worker: HashMap<ProcessId, LeaseId>,
+    resting: Resting,
     /// Set at the end of the session: nothing is queued any more.
     session_over: Option<Error>,
 }
@@ -198,6 +202,8 @@ pub(crate) enum Settled {
 
 /// Where a task is; see [`Dispatch::standing`].
 pub(crate) enum DispatchStanding {
+    /// It was ended because memory was short, and is tried again after a pause.
+    Resting { why: String },
     /// It is on no lease yet.
     Ready { before: usize, shape: Shape },
     /// It was pushed to a worker process.
@@ -207,6 +213,9 @@ pub(crate) enum DispatchStanding {
 impl Dispatch {
     /// Where a task that is not done is, with its name.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, DispatchStanding)> {
+        if let Some((name, why)) = self.resting.standing(id) {
+            return Some((name, DispatchStanding::Resting { why }));
+        }
         for (shape, queue) in &self.queues {
             if let Some(before) = queue.ready.iter().position(|task| task.spec.id == id) {
                 let standing = DispatchStanding::Ready { before, shape: (**shape).clone() };
@@ -228,7 +237,8 @@ impl Dispatch {
             let flying: Vec<TaskId> = lease.in_flight.iter().map(|(_, task)| task.spec.id).collect();
             format!("{} ({:?}) with {flying:?}", lease.grant.lease, lease.phase)
         });
-        ready.chain(leases).collect()
+        let resting = self.resting.iter().map(|task| format!("{} rests", task.spec.id));
+        ready.chain(leases).chain(resting).collect()
     }
 
     /// A task whose arguments are all there.
@@ -491,7 +501,7 @@ impl Dispatch {
         self.return_if_done(id, out);
         match failed {
             Some(error) if self.may_retry(&task, error) => {
-                self.again(task, After::Failure);
+                self.failed(task, error.clone(), now_ms);
                 Settled::Retried
             }
             _ => Settled::Done(task),
@@ -502,7 +512,19 @@ impl Dispatch {
         // A lost argument must be there again first; that costs no attempt.
         let lost = matches!(error, Error::ObjectLost { .. });
         let retriable = (error.is_system_failure() && !lost) || (task.retry_errors && is_users(error));
-        retriable && task.retries > 0 && !task.cancelled && self.session_over.is_none()
+        let has_any = match error {
+            Error::OutOfMemory { .. } => task.memory_retries.has_any(),
+            _ => task.retries > 0,
+        };
+        retriable && has_any && !task.cancelled && self.session_over.is_none()
+    }
+
+    /// Tries a task again that may be: at once, unless memory was short.
+    fn failed(&mut self, task: Task, error: Error, now_ms: u64) {
+        match error {
+            Error::OutOfMemory { .. } => self.resting.rests(task, error, now_ms),
+            _ => self.again(task, After::Failure),
+        }
     }
 
     /// Puts a task at the front of its queue.
@@ -578,6 +600,10 @@ impl Dispatch {
                 out.push(Action::Fail { task, error });
             }
         }
+        for task in self.resting.cancel(wanted) {
+            let error = Error::Cancelled { task: task.name.to_string() };
+            out.push(Action::Fail { task, error });
+        }
         for lease in self.leases.values_mut() {
             if wanted.is_empty() {
                 return;
@@ -596,7 +622,8 @@ impl Dispatch {
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
         let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
-        ready.chain(flying).filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
+        let all = ready.chain(flying).chain(self.resting.iter());
+        all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
     }
 
     /// The connection to a process ended.
@@ -607,17 +634,17 @@ impl Dispatch {
             lease.phase = Phase::Lost { since_ms: now_ms };
         }
         if let Some(death) = lease.death.take() {
-            self.bury(id, Some(death), out);
+            self.bury(id, Some(death), now_ms, out);
         }
     }
 
     /// The head says how a worker process ended. Acted upon once the connection has ended too, so that
     /// results which are still on their way count.
-    pub(crate) fn worker_died(&mut self, death: WorkerDeath, out: &mut Vec<Action>) {
+    pub(crate) fn worker_died(&mut self, death: WorkerDeath, now_ms: u64, out: &mut Vec<Action>) {
         let Some(id) = self.by_worker.get(&death.process).copied() else { return };
         let Some(lease) = self.leases.get_mut(&id) else { return };
         if matches!(lease.phase, Phase::Lost { .. }) {
-            self.bury(id, Some(death), out);
+            self.bury(id, Some(death), now_ms, out);
         } else {
             lease.death = Some(death);
         }
@@ -626,7 +653,7 @@ impl Dispatch {
     /// Settles all tasks in flight on a lost lease: unstarted ones are queued again for free, the others cost a retry or
     /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned, and where
     /// something may still run there, the process is to end, or the next owner's tasks would wait behind that.
-    fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, out: &mut Vec<Action>) {
+    fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, now_ms: u64, out: &mut Vec<Action>) {
         let Some(lease) = self.give_up(id) else { return };
         if death.is_none() {
             out.push(match lease.in_flight.is_empty() {
@@ -650,12 +677,7 @@ impl Dispatch {
                 continue;
             }
             let error = match &death {
-                Some(death) => Error::WorkerCrashed {
-                    task: task.name.to_string(),
-                    process: death.process,
-                    pid: death.pid,
-                    exit: death.exit.clone(),
-                },
+                Some(death) => death.exit.clone().into_error(task.name.to_string(), death.process, death.pid),
                 None => Error::ContactLost {
                     what: task.name.to_string(),
                     who: format!("worker process {} on {}", lease.grant.pid, lease.grant.node.node),
@@ -663,7 +685,7 @@ impl Dispatch {
                 },
             };
             if self.may_retry(&task, &error) {
-                self.again(task, After::Failure);
+                self.failed(task, error, now_ms);
             } else {
                 out.push(Action::Fail { task, error });
             }
@@ -723,8 +745,14 @@ impl Dispatch {
                 _ => {}
             }
         }
+        if let Some(ms) = self.resting.next(now_ms) {
+            sooner(ms);
+        }
+        while let Some(task) = self.resting.rested(now_ms) {
+            self.again(task, After::Nothing);
+        }
         for id in unexplained {
-            self.bury(id, None, out);
+            self.bury(id, None, now_ms, out);
         }
         for id in idle {
             if self.give_up(id).is_some() {
@@ -747,7 +775,7 @@ impl Dispatch {
 
     /// Whether it has neither tasks nor leases.
     pub(crate) fn is_done(&self) -> bool {
-        self.leases.is_empty() && self.queues.values().all(|queue| queue.ready.is_empty())
+        self.leases.is_empty() && self.resting.is_empty() && self.queues.values().all(|queue| queue.ready.is_empty())
     }
 
     /// The session is over: nothing will run any more.
@@ -758,7 +786,7 @@ impl Dispatch {
         self.by_worker.clear();
         let ready = queues.into_values().flat_map(|queue| queue.ready);
         let flying = leases.into_values().flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
-        for task in ready.chain(flying) {
+        for task in ready.chain(flying).chain(self.resting.take_all()) {
             out.push(Action::Fail { task, error: error.clone() });
         }
     }

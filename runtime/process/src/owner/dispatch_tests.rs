@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use wingbeat_core::memory::{EndedBy, MemoryShortage};
 use wingbeat_core::spec::{Exit, MachineId, Outputs};
 use wingbeat_core::{Amount, FunctionId, ResourceSet};
 
@@ -18,6 +19,7 @@ fn task(seq: u64) -> Task {
         outputs: Outputs::Fixed(1),
         attempt: 0,
         remakes: false,
+        yields_memory: false,
         group: None,
         parent: None,
     };
@@ -26,6 +28,7 @@ fn task(seq: u64) -> Task {
         shape: shape(),
         name: Name::Path("task"),
         retries: 3,
+        memory_retries: MemoryRetries::of(2, 3),
         retry_errors: false,
         cancelled: false,
         remaking: None,
@@ -112,7 +115,7 @@ fn death(lease: u64, started: u64) -> WorkerDeath {
         pid: 1,
         node: NodeId(1),
         lease: Some(LeaseId(lease)),
-        exit: Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None },
+        exit: Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None, memory: None },
         started,
         is_moved: false,
     }
@@ -201,7 +204,7 @@ fn a_killed_process_costs_an_attempt_only_for_what_it_had_started() {
     assert_eq!(settle(&mut dispatch, 0).pushed[&1], [1, 2, 3]);
     // Task 1 had been started (its number on the lease is 1, so `started` is 2).
     let mut out = Vec::new();
-    dispatch.worker_died(death(1, 2), &mut out);
+    dispatch.worker_died(death(1, 2), 0, &mut out);
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
     let said = said(out);
     assert!(said.failed.is_empty());
@@ -225,7 +228,7 @@ fn results_on_their_way_count_before_the_loss_does() {
     dispatch.granted(grant(1), 0, &mut Vec::new());
     settle(&mut dispatch, 0);
     // The news of the death overtakes the result.
-    dispatch.worker_died(death(1, 1), &mut Vec::new());
+    dispatch.worker_died(death(1, 1), 0, &mut Vec::new());
     assert!(matches!(finish(&mut dispatch, 1, 0, 1_000, 1), Settled::Done(_)));
     let mut out = Vec::new();
     dispatch.connection_lost(ProcessId(101), 2, &mut out);
@@ -242,9 +245,76 @@ fn a_task_without_attempts_left_fails_with_the_cause() {
     settle(&mut dispatch, 0);
     let mut out = Vec::new();
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
-    dispatch.worker_died(death(1, 1), &mut out);
+    dispatch.worker_died(death(1, 1), 0, &mut out);
     let failed = said(out).failed;
     assert!(matches!(&failed[..], [(0, Error::WorkerCrashed { exit, .. })] if exit.signal == Some(9)));
+}
+
+/// The end of a worker process for which memory was short.
+fn end_for_memory(lease: u64) -> WorkerDeath {
+    let shortage = MemoryShortage {
+        node: NodeId(1),
+        hostname: "here".into(),
+        by: EndedBy::Node,
+        usage: Default::default(),
+        largest: Vec::new(),
+    };
+    let death = death(lease, 1);
+    WorkerDeath { exit: Exit { memory: Some(Box::new(shortage)), ..death.exit }, ..death }
+}
+
+#[test]
+fn a_task_that_was_ended_for_want_of_memory_rests_and_has_retries_of_its_own() {
+    let mut dispatch = submitted(1);
+    let mut now = 0;
+    for (lease, pause) in [(1, 500), (2, 1_000)] {
+        dispatch.granted(grant(lease), now, &mut Vec::new());
+        assert_eq!(settle(&mut dispatch, now).pushed[&lease], [0]);
+        let mut out = Vec::new();
+        dispatch.connection_lost(ProcessId(100 + lease), now, &mut out);
+        dispatch.worker_died(end_for_memory(lease), now, &mut out);
+        assert!(said(out).failed.is_empty());
+        let (_, standing) = dispatch.standing(id(0)).unwrap();
+        assert!(matches!(standing, DispatchStanding::Resting { why } if why.contains("memory ran out")));
+        assert!(!dispatch.is_done());
+        assert_eq!(dispatch.tick(now, &mut Vec::new()), Some(pause));
+        dispatch.tick(now + pause - 1, &mut Vec::new());
+        assert!(settle(&mut dispatch, now).wanted.is_none_or(|wanted| wanted == 0), "it rests");
+        now += pause;
+        dispatch.tick(now, &mut Vec::new());
+        assert_eq!(settle(&mut dispatch, now).wanted, Some(1));
+        let again = &dispatch.queues.values().next().unwrap().ready[0];
+        assert_eq!((again.retries, u64::from(again.spec.attempt)), (3, lease));
+        assert_eq!(again.spec.yields_memory, lease == 1, "without retries left, it is ended last");
+    }
+    dispatch.granted(grant(3), now, &mut Vec::new());
+    settle(&mut dispatch, now);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(103), now, &mut out);
+    dispatch.worker_died(end_for_memory(3), now, &mut out);
+    assert!(matches!(&said(out).failed[..], [(0, Error::OutOfMemory { .. })]));
+}
+
+#[test]
+fn a_task_that_rests_can_be_cancelled_and_ends_with_the_session() {
+    let mut dispatch = submitted(2);
+    for lease in [1, 2] {
+        dispatch.granted(grant(lease), 0, &mut Vec::new());
+    }
+    settle(&mut dispatch, 0);
+    for lease in [1, 2] {
+        dispatch.connection_lost(ProcessId(100 + lease), 0, &mut Vec::new());
+        dispatch.worker_died(end_for_memory(lease), 0, &mut Vec::new());
+    }
+    let mut wanted = Wanted::default();
+    wanted.insert(id(0), false);
+    let mut out = Vec::new();
+    dispatch.cancel(&mut wanted, &mut out);
+    assert!(matches!(&said(out).failed[..], [(0, Error::Cancelled { .. })]));
+    let mut out = Vec::new();
+    dispatch.end(&Error::NoSession, &mut out);
+    assert!(matches!(&said(out).failed[..], [(1, Error::NoSession)]));
+    assert!(dispatch.is_done());
 }
 
 #[test]
@@ -256,7 +326,7 @@ fn a_task_that_is_moved_begins_again_at_no_cost_as_another_attempt_and_leaves_no
     let retries = dispatch.leases[&LeaseId(1)].in_flight[0].1.retries;
     out.clear();
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
-    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, &mut out);
+    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, 0, &mut out);
     assert!(out.iter().any(|action| matches!(action, Action::Left { .. })), "what it had stored is deleted");
     let queue = dispatch.queues.values().next().unwrap();
     let again = &queue.ready[0];
@@ -272,7 +342,7 @@ fn a_task_that_was_moved_has_not_failed_where_its_node_is_gone_before_its_connec
     dispatch.granted(grant(1), 0, &mut Vec::new());
     settle(&mut dispatch, 0);
     let mut out = Vec::new();
-    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, &mut out);
+    dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, 0, &mut out);
     dispatch.node_died(NodeId(1), "it was drained (new kernel)", &mut out);
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
     assert!(said(out).failed.is_empty());

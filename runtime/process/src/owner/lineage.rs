@@ -29,7 +29,14 @@ impl Owner {
             return None;
         }
         let (shape, name) = (&task.shape, &task.name);
-        let made = Made { spec: &task.spec, shape, name, retries: task.retries, retry_errors: task.retry_errors };
+        let made = Made {
+            spec: &task.spec,
+            shape,
+            name,
+            retries: task.retries,
+            memory_retries: task.memory_retries,
+            retry_errors: task.retry_errors,
+        };
         self.lineage.remember(&made, |id| self.objects.get(id).and_then(|object| object.recipe()))
     }
 
@@ -142,6 +149,7 @@ impl Owner {
             shape: recipe.shape.clone(),
             name: recipe.name.clone(),
             retries,
+            memory_retries: recipe.memory_retries,
             retry_errors: recipe.retry_errors,
             cancelled: false,
             held: holds(&args),

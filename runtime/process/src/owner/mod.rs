@@ -12,7 +12,7 @@
 //! - `actors`: those whose handles are held here, and those that were made here.
 //! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
 //!   `dispatch`, `calls` (the decisions), `results`; `recipe`, `lineage` (making lost objects again);
-//!   `streams`, `items`; `locality` (tasks go to their data).
+//!   `streams`, `items`; `locality` (tasks go to their data); `resting` (tasks that were ended for want of memory).
 //! - `messages`: what other processes say; `rejoining`: what a head that was started again is told; `standing`: what a task waits for.
 
 use std::any::Any;
@@ -54,6 +54,7 @@ mod recipe;
 mod registrations;
 mod rejoining;
 mod resolving;
+pub(crate) mod resting;
 mod results;
 mod standing;
 pub(crate) mod streams;

@@ -15,6 +15,7 @@ use wingbeat_core::value::Packed;
 use wingbeat_core::{ObjectId, TaskId};
 
 use crate::owner::name::Name;
+use crate::owner::resting::MemoryRetries;
 
 /// So many tasks in a row are remembered; of a longer chain, only the last ones.
 const DEPTH_LIMIT: u32 = 256;
@@ -28,6 +29,7 @@ pub(crate) struct Recipe {
     pub(super) shape: Arc<Shape>,
     pub(super) name: Name,
     pub(super) retry_errors: bool,
+    pub(super) memory_retries: MemoryRetries,
     /// Attempts that are left, over all times that it is made again.
     retries: AtomicU32,
     /// The last that has begun.
@@ -107,6 +109,7 @@ pub(super) struct Made<'a> {
     pub shape: &'a Arc<Shape>,
     pub name: &'a Name,
     pub retries: u32,
+    pub memory_retries: MemoryRetries,
     pub retry_errors: bool,
 }
 
@@ -156,6 +159,7 @@ impl Lineage {
             shape: task.shape.clone(),
             name: task.name.clone(),
             retry_errors: task.retry_errors,
+            memory_retries: task.memory_retries,
             retries: AtomicU32::new(task.retries),
             busy: AtomicBool::new(false),
             ingredients,

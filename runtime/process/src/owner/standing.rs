@@ -49,6 +49,11 @@ impl Owner {
             return TaskStanding::Known(explanation);
         }
         match self.submission.standing_of_task(task) {
+            Some((name, DispatchStanding::Resting { why })) => {
+                let mut explanation = about(task, &name, "waits to be tried again".into());
+                explanation.reasons.push(why);
+                TaskStanding::Known(explanation)
+            }
             Some((name, DispatchStanding::Ready { before, shape })) => {
                 let mut explanation = about(task, &name, "waits for a lease".into());
                 explanation.reasons.push(format!("of this process's tasks of the same shape, {}", behind(before)));

@@ -388,7 +388,7 @@ impl Owner {
             }
             HeadEvent::Recall(lease) => core.dispatch.recalled(lease, &mut todo.dispatch),
             HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
-            HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, &mut todo.dispatch),
+            HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, now, &mut todo.dispatch),
             HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
             HeadEvent::Nodes(count) => self.submission.nodes.store(count, Ordering::Relaxed),
             HeadEvent::NodeDied { .. }

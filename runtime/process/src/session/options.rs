@@ -49,6 +49,8 @@ pub struct TaskOptions {
     pub place: PlaceOptions,
     /// Attempts after the first that a system failure may cost.
     pub max_retries: Option<u32>,
+    /// Attempts that are ended because memory is short, and that are made again.
+    pub max_memory_retries: Option<u32>,
     /// Whether the function's own errors are retried too.
     pub retry_errors: Option<bool>,
     /// How long the task may take from the call to its result; then it is cancelled.

@@ -76,6 +76,8 @@ pub struct Defaults {
     pub num_gpus: Option<f64>,
     /// Attempts after the first that a system failure may cost.
     pub max_retries: Option<u32>,
+    /// Attempts that are ended because memory is short, and that are made again.
+    pub max_memory_retries: Option<u32>,
     /// Whether the function's own errors are retried too.
     pub retry_errors: bool,
     /// For actors: restarts.
@@ -94,6 +96,7 @@ impl Defaults {
         num_cpus: None,
         num_gpus: None,
         max_retries: None,
+        max_memory_retries: None,
         retry_errors: false,
         max_restarts: None,
         max_concurrency: None,

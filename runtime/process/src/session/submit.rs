@@ -19,6 +19,7 @@ use crate::owner::dispatch::Task;
 use crate::owner::name::Name;
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Outbound, holds};
+use crate::owner::resting::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::submission::{Cancel, Request};
 use crate::recorded::Event;
 use crate::session::actor::ActorHandle;
@@ -76,6 +77,12 @@ impl Session {
         let id = process.owner.next_task();
         let outputs = outputs_of(function.outputs, options.stream_ahead.or(function.defaults.stream_ahead));
         let submitted = self.outputs(id, outputs, None);
+        let retries = match crate::session::options::are_retried() {
+            true => options.max_retries.or(function.defaults.max_retries).unwrap_or(DEFAULT_RETRIES),
+            false => 0,
+        };
+        let memory_retries = options.max_memory_retries.or(function.defaults.max_memory_retries);
+        let memory_retries = MemoryRetries::of(memory_retries.unwrap_or(MEMORY_RETRIES), retries);
         let spec = TaskSpec {
             id,
             function: function.id(),
@@ -84,6 +91,7 @@ impl Session {
             outputs,
             attempt: 0,
             remakes: false,
+            yields_memory: memory_retries.has_any(),
             group: None,
             parent: context::current_task(),
         };
@@ -92,10 +100,8 @@ impl Session {
             spec: Arc::new(spec),
             shape,
             name,
-            retries: match crate::session::options::are_retried() {
-                true => options.max_retries.or(function.defaults.max_retries).unwrap_or(DEFAULT_RETRIES),
-                false => 0,
-            },
+            retries,
+            memory_retries,
             retry_errors: options.retry_errors.unwrap_or(function.defaults.retry_errors),
             cancelled: false,
             held: holds(&args),
@@ -165,6 +171,7 @@ impl Session {
             outputs,
             attempt: 0,
             remakes: false,
+            yields_memory: false,
             group: method.group.map(Into::into),
             parent: context::current_task(),
         };

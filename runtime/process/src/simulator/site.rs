@@ -21,6 +21,7 @@ use crate::owner::dispatch::Task;
 use crate::owner::name::Name;
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
+use crate::owner::resting::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
 
@@ -268,6 +269,7 @@ impl Site {
             outputs,
             attempt: 0,
             remakes: false,
+            yields_memory: false,
             group: None,
             parent,
         }
@@ -290,6 +292,7 @@ impl Site {
             shape: Arc::new(shape),
             name: name.clone(),
             retries,
+            memory_retries: MemoryRetries::of(MEMORY_RETRIES, retries),
             retry_errors: false,
             cancelled: false,
             held: holds(&args),

@@ -21,6 +21,7 @@ fn spec(owner: ProcessId, seq: u64, group: Option<&str>) -> Arc<TaskSpec> {
         outputs: Outputs::Fixed(1),
         attempt: 0,
         remakes: false,
+        yields_memory: false,
         group: group.map(Into::into),
         parent: None,
     })

@@ -345,12 +345,7 @@ impl State {
         let has_begun = (death.started > 0 && !death.is_moved) || matches!(actor.phase, Phase::Alive { .. });
         let cause = match &actor.terminating {
             Some(by) => Error::ActorEnded { by: by.clone() },
-            None => Error::WorkerCrashed {
-                task: format!("actor {}", actor.spec.class_name),
-                process: death.process,
-                pid: death.pid,
-                exit: death.exit,
-            },
+            None => death.exit.into_error(format!("actor {}", actor.spec.class_name), death.process, death.pid),
         };
         if has_begun {
             self.live_again_or_die(id, cause);

@@ -104,9 +104,7 @@ impl State {
         let death = deaths.values().find(|death| death.process == process);
         let lost = self.never_back.iter().find(|(lost, _)| *lost == node);
         match (death, lost) {
-            (Some(WorkerDeath { pid, exit, .. }), _) => {
-                Error::WorkerCrashed { task: what, process, pid: *pid, exit: exit.clone() }
-            }
+            (Some(WorkerDeath { pid, exit, .. }), _) => exit.clone().into_error(what, process, *pid),
             (None, Some((_, why))) => Error::NodeDied { what, node, why: why.clone() },
             (None, None) => Error::ActorEnded { by: format!("{by} on {node} while the head was away") },
         }

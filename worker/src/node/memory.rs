@@ -1,0 +1,331 @@
+//! The memory of the node: who uses what, and the end of who takes too much of it. [`wingbeat_node::memory`] decides who that is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use wingbeat_core::ProcessId;
+use wingbeat_core::error::Error;
+use wingbeat_core::limits::limit;
+use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
+use wingbeat_node::Event;
+use wingbeat_node::memory::{self, KernelKills, Sample, User, Verdict, Watch, Work};
+
+use super::Daemon;
+use crate::{guard, machine};
+
+/// Processes that an error names.
+const NAMED: usize = 8;
+
+/// A look at who uses what takes at most this part of the time, as long as nobody has to be ended.
+const SHARE_OF_TIME: u32 = 10;
+
+/// Bytes that the node pretends to have, for its worker processes and its object store alone. For tests: `WINGBEAT_MEMORY_LIMIT`.
+static PRETENDED: LazyLock<Option<u64>> =
+    LazyLock::new(|| std::env::var("WINGBEAT_MEMORY_LIMIT").ok()?.trim().parse().ok());
+
+/// How a node watches its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryConfig {
+    /// The part of all memory above which it ends processes, from 0 to 1. 0 for never.
+    pub threshold: f64,
+    /// How often it looks when a quarter of all memory is left; more rarely or more often where more or less is.
+    pub interval: Duration,
+}
+
+impl MemoryConfig {
+    /// What is given, or else the environment (`WINGBEAT_MEMORY_THRESHOLD`, `WINGBEAT_MEMORY_CHECK_MS`), or else 0.95 and 250 ms.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a threshold that is no part.
+    pub fn given(threshold: Option<f64>, interval: Option<Duration>) -> Result<MemoryConfig, Error> {
+        let of_environment = || std::env::var("WINGBEAT_MEMORY_THRESHOLD").ok().map(|text| text.trim().parse());
+        let threshold = match threshold {
+            Some(threshold) => threshold,
+            None => of_environment().unwrap_or(Ok(0.95)).unwrap_or(f64::NAN),
+        };
+        if !(0.0..=1.0).contains(&threshold) {
+            return Err(Error::InvalidOption {
+                what: "the node".into(),
+                option: "memory threshold".into(),
+                why: "it is a part of all memory, from 0 to 1, such as 0.95; 0 turns the watch off".into(),
+            });
+        }
+        let interval = interval.unwrap_or_else(|| limit("WINGBEAT_MEMORY_CHECK_MS", Duration::from_millis(250)));
+        Ok(MemoryConfig { threshold, interval })
+    }
+
+    /// The part of all memory that objects may fill.
+    pub(super) fn for_objects(&self) -> f64 {
+        if self.threshold > 0.0 { self.threshold } else { 1.0 }
+    }
+}
+
+/// What the daemon knows of its memory.
+pub(super) struct Memory {
+    config: MemoryConfig,
+    began: Instant,
+    kills: Mutex<KernelKills>,
+    /// As it was at the last look.
+    latest: Mutex<(MemoryUsage, Vec<MemoryUser>)>,
+    /// Before this, nobody looks again who uses what.
+    rests_until: Mutex<Instant>,
+}
+
+impl Memory {
+    pub(super) fn new(config: MemoryConfig) -> Memory {
+        let mut kills = KernelKills::default();
+        kills.counts(0, machine::HERE.kernel_kills());
+        let began = Instant::now();
+        Memory { config, began, kills: Mutex::new(kills), latest: Mutex::default(), rests_until: Mutex::new(began) }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn count_kills(&self) {
+        self.kills.lock().counts(self.now(), machine::HERE.kernel_kills());
+    }
+}
+
+/// A process of the machine.
+struct Process {
+    parent: u32,
+    command: String,
+    /// Memory of its own: what it shares with others, such as the object store, is not.
+    bytes: u64,
+}
+
+/// A worker process, with what runs in it.
+struct Worker {
+    user: User,
+    pid: u32,
+    name: String,
+}
+
+/// What a look has found.
+struct Look {
+    sample: Sample,
+    largest: Vec<MemoryUser>,
+}
+
+impl Daemon {
+    /// Looks after the memory of the node until it ends.
+    pub(super) async fn watch_memory(self: Arc<Self>) {
+        let mut ended = self.ending.ended.subscribe();
+        let mut watch = Watch::default();
+        let mut relief: Option<JoinHandle<bool>> = None;
+        let (mut is_store_dry, mut is_told) = (false, false);
+        let mut pause = self.memory.config.interval;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = ended.wait_for(Option::is_some) => return,
+            }
+            if relief.as_ref().is_some_and(JoinHandle::is_finished)
+                && let Some(done) = relief.take()
+            {
+                is_store_dry = !done.await.unwrap_or(false);
+            }
+            let daemon = self.clone();
+            let store_may_give = relief.is_some() || !is_store_dry;
+            let Ok(Some(look)) = tokio::task::spawn_blocking(move || daemon.look(store_may_give)).await else {
+                pause = self.memory.config.interval;
+                continue;
+            };
+            let verdict = watch.look(self.memory.now(), &look.sample);
+            match verdict {
+                Verdict::Enough => (is_store_dry, is_told) = (false, false),
+                Verdict::Relieve(bytes) if relief.is_none() => {
+                    let daemon = self.clone();
+                    relief = Some(tokio::task::spawn_blocking(move || daemon.store.give_back(bytes)));
+                }
+                Verdict::Relieve(_) => {}
+                Verdict::Retire(process) | Verdict::End(process, _) => self.end_for_memory(&look, process),
+                Verdict::Helpless if !is_told => {
+                    is_told = true;
+                    let shortage = self.shortage(EndedBy::Node, look.sample.usage.clone(), look.largest.clone());
+                    tracing::warn!(
+                        "memory is short, and nothing that runs on this node would help by ending: {}",
+                        shortage.usage
+                    );
+                }
+                Verdict::Helpless => {}
+            }
+            pause = match verdict {
+                // That may last, and costs a look each time.
+                Verdict::Helpless => self.memory.config.interval,
+                _ => self.pause_after(&look),
+            };
+            *self.memory.latest.lock() = (look.sample.usage, look.largest);
+        }
+    }
+
+    fn pause_after(&self, look: &Look) -> Duration {
+        let interval = u64::try_from(self.memory.config.interval.as_millis()).unwrap_or(u64::MAX);
+        match look.sample.usage.threshold {
+            // Only the kernel's kills are counted.
+            0 => Duration::from_millis(interval.saturating_mul(4)),
+            _ => Duration::from_millis(memory::pause(&look.sample.usage, interval)),
+        }
+    }
+
+    /// Who uses what now.
+    fn look(&self, store_may_give: bool) -> Option<Look> {
+        self.memory.count_kills();
+        let store = self.store.stats().backed;
+        let threshold = |limit: u64| (limit as f64 * self.memory.config.threshold) as u64;
+        let (mut usage, group) = match *PRETENDED {
+            Some(limit) => {
+                let of = "WINGBEAT_MEMORY_LIMIT".to_owned();
+                (MemoryUsage { of, limit, used: store, threshold: threshold(limit), store }, None)
+            }
+            None => {
+                let machine::Memory { limit, used, group } = machine::HERE.scarcest()?;
+                let of =
+                    group.as_ref().map_or("the machine".into(), |group| format!("control group {}", group.display()));
+                (MemoryUsage { of, limit, used, threshold: threshold(limit), store }, group)
+            }
+        };
+        let (mut users, mut largest) = (None, Vec::new());
+        let is_ending = self.pool.lock().state.is_ending_for_memory();
+        let is_due = usage.used >= usage.threshold || Instant::now() >= *self.memory.rests_until.lock();
+        if PRETENDED.is_some() || memory::is_scarce(&usage) && is_due {
+            let begun = Instant::now();
+            let mut workers = self.workers_by_memory();
+            let processes = processes();
+            let owner = attribute(&processes, &mut workers, usage.limit);
+            if PRETENDED.is_some() {
+                usage.used += workers.iter().map(|worker| worker.user.bytes).sum::<u64>();
+            }
+            if usage.used >= usage.threshold {
+                largest = name_largest(&processes, &workers, &owner, group);
+            }
+            users = Some(workers.into_iter().map(|worker| worker.user).collect());
+            *self.memory.rests_until.lock() = Instant::now() + begun.elapsed() * SHARE_OF_TIME;
+        }
+        let store_gives = store_may_give && store > 0;
+        let sample = Sample { usage, users, is_ending, store_gives };
+        Some(Look { sample, largest })
+    }
+
+    fn workers_by_memory(&self) -> Vec<Worker> {
+        let pool = self.pool.lock();
+        let mut workers = Vec::new();
+        for (mut user, pid) in pool.state.users_of_memory() {
+            let Some(known) = pool.processes.get(&user.process) else { continue };
+            user.started = known.page.started();
+            if let Work::Tasks { yields, .. } = &mut user.work {
+                *yields = known.page.yields_memory();
+            }
+            let name = if user.work == Work::Idle { "(idle worker process)".into() } else { known.page.name() };
+            workers.push(Worker { user, pid, name });
+        }
+        workers
+    }
+
+    /// Ends a process that was looked at, unless it does something else by now.
+    fn end_for_memory(self: &Arc<Self>, look: &Look, process: ProcessId) {
+        let users = look.sample.users.iter().flatten();
+        let Some(user) = users.into_iter().find(|user| user.process == process) else { return };
+        let mut pool = self.pool.lock();
+        let Some(known) = pool.processes.get(&process) else { return };
+        if known.page.started() != user.started {
+            return;
+        }
+        let shortage = self.shortage(EndedBy::Node, look.sample.usage.clone(), look.largest.clone());
+        match user.lease {
+            Some(_) => tracing::warn!(what = known.page.name(), "is ended for want of memory: {shortage}"),
+            None => tracing::info!(%process, "memory is short, and an idle worker process is asked to leave"),
+        }
+        let shortage = Box::new(shortage);
+        self.step_with(&mut pool, Event::MemoryRanOut { process, lease: user.lease, shortage });
+    }
+
+    fn shortage(&self, by: EndedBy, usage: MemoryUsage, largest: Vec<MemoryUser>) -> MemoryShortage {
+        MemoryShortage { node: self.who.id, hostname: self.who.hostname.clone(), by, usage, largest }
+    }
+
+    /// What is to be known of a process that a SIGKILL ended before it is said that it has: whether that was the kernel's, for
+    /// want of memory.
+    pub(super) fn killed_for_memory(&self, process: ProcessId, was_told_to_end: bool) -> Option<Event> {
+        if was_told_to_end {
+            return None;
+        }
+        self.memory.count_kills();
+        let (usage, largest) = self.memory.latest.lock().clone();
+        let by_kernel = self.memory.kills.lock().explains();
+        by_kernel.then(|| {
+            let shortage = Box::new(self.shortage(EndedBy::Kernel, usage, largest));
+            Event::MemoryRanOut { process, lease: None, shortage }
+        })
+    }
+}
+
+/// All processes of the machine that can be seen.
+fn processes() -> BTreeMap<u32, Process> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let page = rustix::param::page_size() as u64;
+    pids.filter_map(|pid| Some((pid, process(pid, page)?))).collect()
+}
+
+fn process(pid: u32, page: u64) -> Option<Process> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (command, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    let parent = rest.split_whitespace().nth(1)?.parse().ok()?;
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut numbers = statm.split_whitespace().skip(1).map_while(|number| number.parse::<u64>().ok());
+    let (resident, shared) = (numbers.next()?, numbers.next()?);
+    Some(Process { parent, command: command.to_owned(), bytes: resident.saturating_sub(shared) * page })
+}
+
+/// Counts what each process has as that of the worker process that has started it. Answers with whose each is, by its place.
+fn attribute(processes: &BTreeMap<u32, Process>, workers: &mut [Worker], limit: u64) -> BTreeMap<u32, usize> {
+    let by_pid: BTreeMap<u32, usize> = workers.iter().enumerate().map(|(at, worker)| (worker.pid, at)).collect();
+    let by_process: BTreeMap<ProcessId, usize> =
+        workers.iter().enumerate().map(|(at, worker)| (worker.user.process, at)).collect();
+    let mut owner = BTreeMap::new();
+    for (pid, process) in processes {
+        let above = |pid: &u32| processes.get(pid).map(|process| process.parent).filter(|parent| parent != pid);
+        let below = std::iter::successors(Some(*pid), above).find_map(|pid| by_pid.get(&pid).copied());
+        // Whoever lost its parent carries its mark. Looked for where it matters only.
+        let is_large = process.bytes > limit / 1024;
+        let whose = below.or_else(|| is_large.then(|| by_process.get(&guard::started_by(*pid)?).copied()).flatten());
+        if let Some(at) = whose {
+            owner.insert(*pid, at);
+            workers[at].user.bytes += process.bytes;
+        }
+    }
+    owner
+}
+
+/// Those of a control group, or of the machine, that use most.
+fn name_largest(
+    processes: &BTreeMap<u32, Process>,
+    workers: &[Worker],
+    owner: &BTreeMap<u32, usize>,
+    group: Option<PathBuf>,
+) -> Vec<MemoryUser> {
+    let members = group.and_then(|group| std::fs::read_to_string(group.join("cgroup.procs")).ok());
+    let members: Option<Vec<u32>> = members.map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect());
+    let is_here = |pid: &u32| {
+        let is_other = || members.as_ref().map_or(PRETENDED.is_none(), |members| members.contains(pid));
+        owner.contains_key(pid) || is_other()
+    };
+    let mut all: Vec<(&u32, &Process)> = processes.iter().filter(|(pid, _)| is_here(pid)).collect();
+    all.sort_unstable_by_key(|(_, process)| std::cmp::Reverse(process.bytes));
+    let named = all.into_iter().take(NAMED).map(|(pid, process)| {
+        let what = match owner.get(pid).and_then(|at| workers.get(*at)) {
+            Some(worker) if worker.pid == *pid => worker.name.clone(),
+            Some(worker) => format!("{}, which {} has started", process.command, worker.name),
+            None => process.command.clone(),
+        };
+        MemoryUser { pid: *pid, what, bytes: process.bytes }
+    });
+    named.collect()
+}
