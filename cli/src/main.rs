@@ -11,6 +11,7 @@ mod replay;
 mod say;
 mod signals;
 mod sizes;
+mod stack;
 mod torchrun;
 mod train;
 mod why;
@@ -42,6 +43,7 @@ enum Command {
     Worker(daemons::WorkerArgs),
     Status(cluster::StatusArgs),
     Why(why::WhyArgs),
+    Stack(stack::StackArgs),
     Drain(why::DrainArgs),
     Quota(why::QuotaArgs),
     Stop(cluster::StopArgs),
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
             Command::Worker(args) => daemons::worker(args).await,
             Command::Status(args) => cluster::status(args).await,
             Command::Why(args) => why::why(args).await,
+            Command::Stack(args) => stack::stack(args).await,
             Command::Drain(args) => why::drain(args).await,
             Command::Quota(args) => why::quota(args).await,
             Command::Stop(args) => cluster::stop(args).await,

@@ -146,14 +146,14 @@ fn without_a_disk_a_put_says_that_memory_is_short_and_kills_nobody() {
     put(&vec![1u8; 32 * MIB]).unwrap();
 }
 
-/// Takes memory until it is ended: slowly, so that its node can look, or at once.
+/// Takes memory until it is ended: the last third slowly, so that its node can look, or all at once.
 #[wingbeat::remote(max_retries = 0)]
 fn eat(is_slow: bool) -> usize {
     let mut eaten = Vec::new();
     while eaten.len() < 400 {
         eaten.push(vec![1u8; MIB]);
-        if is_slow {
-            std::thread::sleep(std::time::Duration::from_millis(2));
+        if is_slow && eaten.len() > 200 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
     eaten.len()

@@ -61,7 +61,7 @@ impl fmt::Display for MemoryUsage {
         let MemoryUsage { of, limit, used, threshold, store } = self;
         write!(f, "{} of {} ({of}) were in use", Size(*used), Size(*limit))?;
         if *threshold > 0 {
-            write!(f, ", more than the {} at which the node ends processes", Size(*threshold))?;
+            write!(f, ", and the node ends processes above {}", Size(*threshold))?;
         }
         write!(f, "; the object store had {} of that", Size(*store))
     }

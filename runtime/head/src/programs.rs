@@ -289,7 +289,7 @@ mod tests {
     use tokio::sync::{Semaphore, mpsc};
     use wingbeat_core::TaskId;
     use wingbeat_net::address::Stream;
-    use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+    use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
     use wingbeat_net::mux::Waiting;
     use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
 
@@ -376,6 +376,9 @@ mod tests {
         async fn logs(self, _: Context, _: Vec<LogLine>) {}
         async fn explain_task(self, _: Context, _: TaskId) -> TaskStanding {
             panic!("nobody asks about a task")
+        }
+        async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
+            panic!("nobody asks for its threads")
         }
         async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
             self.asked.send(offset).unwrap();

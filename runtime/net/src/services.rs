@@ -34,6 +34,8 @@ pub trait Head {
     async fn drain_node(node: NodeId, within_ms: Option<u64>, why: String, stops: bool) -> Result<(), Error>;
     /// Why something waits, or where it runs.
     async fn explain(subject: Subject) -> Result<Explanation, Error>;
+    /// What the threads of the worker process of a task, a call or an actor do.
+    async fn stacks(subject: Subject) -> Result<ProcessStacks, Error>;
     /// Waits until what a job's worker processes have printed so far was shown, on every node.
     async fn settle_output(job: JobId);
     /// Whether the node is part of the cluster. Asked by its worker processes when its daemon is silent.
@@ -62,6 +64,8 @@ pub trait Node {
     async fn create(object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
+    /// What the threads of a worker process here do.
+    async fn stacks(process: ProcessId) -> Result<ProcessStacks, Error>;
     /// Waits until what the job's worker processes here have printed so far was shown.
     async fn settle_output(job: JobId);
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the
@@ -82,6 +86,8 @@ pub trait Process {
     async fn logs(lines: Vec<LogLine>);
     /// What a task of this process waits for, or where it is.
     async fn explain_task(task: TaskId) -> TaskStanding;
+    /// What the threads of this worker process do. Asked by its daemon.
+    async fn stacks() -> Result<ProcessStacks, Error>;
     /// A piece of this driver's executable, from `offset`; empty at its end.
     async fn read_executable(offset: u64) -> Result<Payload, Error>;
 }

@@ -17,7 +17,7 @@ use wingbeat_core::value::{ObjectValue, Packed};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Process, ProcessClient, ProcessRequest, ProcessResponse};
 
@@ -73,6 +73,9 @@ impl Process for Counter {
     async fn logs(self, _: Context, _: Vec<LogLine>) {}
     async fn explain_task(self, _: Context, _: TaskId) -> TaskStanding {
         panic!("nobody asks this end about a task")
+    }
+    async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
+        panic!("nobody asks for its threads")
     }
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
         Ok(Payload(vec![5; offset as usize].into()))

@@ -264,6 +264,12 @@ impl State {
         self.workers.get(process).map_or(0, |worker| worker.pid)
     }
 
+    /// Where a worker process is reached, once it has said so.
+    #[must_use]
+    pub fn address_of(&self, process: ProcessId) -> Option<Address> {
+        Some(self.workers.get(process)?.stage().contact()?.address.clone())
+    }
+
     /// The worker processes that are not gone, each with its process id.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessId, u32)> {
         let alive = self.workers.iter().filter(|(_, worker)| !worker.stage().is_gone());

@@ -15,6 +15,7 @@ mod handover;
 mod lanes;
 mod queue;
 mod run;
+mod stacks;
 mod threads;
 
 use std::io::{self, Write};

@@ -9,16 +9,18 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use dashmap::DashMap;
+use futures::future::BoxFuture;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ProcessId, TaskId};
-use wingbeat_net::messages::{NodeMessage, WorkerCommand};
+use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
 use wingbeat_process::{Executor, Handle, Process, Session, Work};
 
+use super::stacks;
 use crate::page::Page;
 
 /// How long a forced cancel waits for owners to take in the results of other tasks. Those that read at all take less.
@@ -273,6 +275,15 @@ pub(crate) fn task_name(spec: &TaskSpec) -> Cow<'static, str> {
 }
 
 impl Executor for Queue {
+    fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>> {
+        let runs = self.page.name();
+        Box::pin(async move {
+            let looked = tokio::task::spawn_blocking(move || stacks::of_this_process(runs)).await;
+            let looked = looked.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+            looked.map_err(|error| Error::io("looking at the threads of this process", &error))
+        })
+    }
+
     fn deliver(&self, from: ProcessId, work: Work) {
         match work {
             Work::Tasks { lease, first, tasks } => {

@@ -1,21 +1,25 @@
 //! What the daemon answers: to the head, to processes of this machine, to owners elsewhere.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tarpc::context::Context;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{JobId, ObjectId, ProcessId};
-use wingbeat_net::address::Stream;
+use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
-use wingbeat_net::messages::{Fetch, Located, NodeMessage, WorkerStart};
+use wingbeat_net::messages::{Fetch, Located, NodeMessage, ProcessStacks, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
-use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
+use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
 use wingbeat_net::silence::Probing;
 use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
 use super::{Daemon, is_from_head, send_arena};
+
+/// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
+const STACKS_LIMIT: Duration = Duration::from_secs(20);
 
 /// The service for one connection; it knows who is on the other side.
 #[derive(Clone)]
@@ -109,6 +113,23 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Asks a worker process what its threads do: others cannot reach it as surely.
+    async fn stacks_of(&self, process: ProcessId) -> Result<ProcessStacks, Error> {
+        let known = self.pool.lock().state.address_of(process);
+        let address = known.ok_or_else(|| Error::InvalidArgument { what: format!("{process} has ended") })?;
+        let hello = self.hello(Purpose::Control);
+        let stream = address::dial(&address, "the worker process", &self.who.token, hello).await?;
+        let (connection, client, server) =
+            mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+        drop(server);
+        let client = ProcessClient::new(mux::client_config(), client).spawn();
+        let answer = client.stacks(mux::within(STACKS_LIMIT)).await;
+        connection.close();
+        mux::answered(answer, "the worker process")?
+    }
+}
+
 fn located(extent: Extent) -> Located {
     Located { offset: extent.offset, len: extent.len }
 }
@@ -162,6 +183,10 @@ impl wingbeat_net::services::Node for NodeService {
         let sealed = self.daemon.store.seal(object, self.peer);
         self.daemon.transfers.object_settled();
         sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })
+    }
+
+    async fn stacks(self, _: Context, process: ProcessId) -> Result<ProcessStacks, Error> {
+        self.daemon.stacks_of(process).await
     }
 
     async fn settle_output(self, _: Context, job: JobId) {

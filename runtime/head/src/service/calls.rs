@@ -9,7 +9,9 @@ use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::handshake::Role;
-use wingbeat_net::messages::{ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, Running, Subject};
+use wingbeat_net::messages::{
+    ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, ProcessStacks, Running, Subject,
+};
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
@@ -264,6 +266,10 @@ impl wingbeat_net::services::Head for Service {
 
     async fn explain(self, _: Context, subject: Subject) -> Result<Explanation, Error> {
         self.shell.explain(subject).await
+    }
+
+    async fn stacks(self, _: Context, subject: Subject) -> Result<ProcessStacks, Error> {
+        self.shell.stacks(subject).await
     }
 
     async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {

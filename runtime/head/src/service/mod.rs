@@ -17,12 +17,12 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use wingbeat_core::error::Error;
-use wingbeat_core::{JobId, NodeId, ProcessId};
+use wingbeat_core::{JobId, NodeId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, Subject, TaskStanding};
+use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, ProcessStacks, Subject, TaskStanding};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::panics;
 use wingbeat_net::services::{
@@ -48,6 +48,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long the last facts may take to be written when the head ends.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
+/// A node says within this time what the threads of a process do, or why it cannot.
+const STACKS_LIMIT: Duration = Duration::from_secs(25);
 /// How long a process may take to say what one of its tasks waits for.
 const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long the last output of a job may take to be shown.
@@ -170,6 +172,12 @@ fn but(error: Error, what_follows: &str) -> Error {
 
 fn change_failed() -> Error {
     Error::Io { what: "a change of the cluster".into(), why: "the head has ended meanwhile; see its log".into() }
+}
+
+fn unknown(what: &str) -> Error {
+    Error::InvalidArgument {
+        what: format!("{what} is not known to this head; `wingbeat status` shows what waits and what runs"),
+    }
 }
 
 impl Shell {
@@ -391,18 +399,68 @@ impl Shell {
         self.until_stopped(ticking).await;
     }
 
+    /// How far a task's owner knows what it waits for, or where it is.
+    async fn standing(&self, task: TaskId) -> Result<TaskStanding, Error> {
+        let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
+        let client = client.ok_or_else(|| unknown(&format!("the owner of {task}, {},", task.owner)))?;
+        mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")
+    }
+
+    /// What the threads of the process of a task, a call or an actor do: its node asks it.
+    async fn stacks(&self, subject: Subject) -> Result<ProcessStacks, Error> {
+        let in_none = |what: String| Error::InvalidArgument { what: format!("{what}: it runs in no process now") };
+        let found = match subject {
+            Subject::Task(task) => match self.standing(task).await? {
+                TaskStanding::OnLease(so_far, lease) => {
+                    let process = self.inside.lock().state.process_of_lease(lease);
+                    process.ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
+                }
+                TaskStanding::WaitsForActor(so_far, actor) => {
+                    let process = self.inside.lock().state.process_of_actor(actor);
+                    process.ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
+                }
+                TaskStanding::Known(so_far) | TaskStanding::WaitsForLease(so_far, _) => {
+                    Err(format!("{} {}", so_far.subject, so_far.state))
+                }
+            },
+            Subject::Actor(actor) => {
+                let mut inside = self.inside.lock();
+                let now = self.now();
+                match inside.state.process_of_actor(actor) {
+                    Some(process) => Ok(process),
+                    None => {
+                        let explained =
+                            inside.state.explain(now, subject).ok_or_else(|| unknown(&subject.to_string()))?;
+                        Err(format!("{} {}", explained.subject, explained.state))
+                    }
+                }
+            }
+            Subject::Process(process) => {
+                let node = self.inside.lock().state.node_of_process(process);
+                node.map(|node| (process, node)).ok_or_else(|| format!("{process} runs no task or actor here"))
+            }
+            Subject::Pid(pid, node) => {
+                let found = self.inside.lock().state.process_with_pid(pid, node);
+                Ok(found.map_err(|what| Error::InvalidArgument { what })?)
+            }
+            Subject::Node(_) | Subject::PlacementGroup(_) => {
+                let what = format!("{subject} has no threads; name a task, an object, an actor, or a process");
+                return Err(Error::InvalidArgument { what });
+            }
+        };
+        let (process, node) = found.map_err(in_none)?;
+        let client = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
+        let client = client.ok_or_else(|| unknown(&format!("{node}, which is lost or cut off,")))?;
+        mux::answered(client.stacks(mux::within(STACKS_LIMIT), process).await, "the node of the process")?
+    }
+
     /// Why something waits. A task's owner says how far it knows; the scheduler goes on from there.
     async fn explain(&self, subject: Subject) -> Result<Explanation, Error> {
-        let unknown = |what: String| Error::InvalidArgument {
-            what: format!("{what} is not known to this head; `wingbeat status` shows what waits and what runs"),
-        };
         let Subject::Task(task) = subject else {
             let explained = self.inside.lock().state.explain(self.now(), subject);
-            return explained.ok_or_else(|| unknown(subject.to_string()));
+            return explained.ok_or_else(|| unknown(&subject.to_string()));
         };
-        let client = self.inside.lock().processes.get(&task.owner).map(|peer| peer.client.clone());
-        let client = client.ok_or_else(|| unknown(format!("the owner of {task}, {},", task.owner)))?;
-        let standing = mux::answered(client.explain_task(mux::within(EXPLAIN_LIMIT), task).await, "the task's owner")?;
+        let standing = self.standing(task).await?;
         let mut inside = self.inside.lock();
         let (state, now) = (&mut inside.state, self.now());
         Ok(match standing {

@@ -57,6 +57,7 @@ impl State {
             Subject::PlacementGroup(id) => self.explain_group(id)?,
             Subject::Node(id) => self.explain_node(id)?,
             Subject::Process(id) => self.explain_process(id)?,
+            Subject::Pid(pid, node) => self.explain_process(self.process_with_pid(pid, node).ok()?.0)?,
             // Its owner knows it.
             Subject::Task(_) => return None,
         };
@@ -95,6 +96,49 @@ impl State {
             None => so_far.reasons.push("the head has not heard of it yet; ask again".into()),
         }
         so_far
+    }
+
+    /// The worker process of a lease, once there is one, and its node.
+    #[must_use]
+    pub fn process_of_lease(&self, lease: LeaseId) -> Option<(ProcessId, NodeId)> {
+        let lease = self.leases.leases.get(&lease)?;
+        Some((lease.worker?.0, lease.taken.node))
+    }
+
+    /// The node of a worker process that serves a lease.
+    #[must_use]
+    pub fn node_of_process(&self, process: ProcessId) -> Option<NodeId> {
+        let serves = |lease: &&Lease| lease.worker.is_some_and(|(worker, _)| worker == process);
+        self.leases.leases.values().find(serves).map(|lease| lease.taken.node)
+    }
+
+    /// The process of an actor that lives.
+    #[must_use]
+    pub fn process_of_actor(&self, actor: ActorId) -> Option<(ProcessId, NodeId)> {
+        match self.actors.standing(actor)?.1 {
+            Standing::Starting { lease, .. } | Standing::Alive { lease } => self.process_of_lease(lease),
+            _ => None,
+        }
+    }
+
+    /// The worker process with this process id that serves a lease.
+    ///
+    /// # Errors
+    /// There is none, or on several nodes; in words.
+    pub fn process_with_pid(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), String> {
+        let leases = self.leases.leases.values().filter(|lease| on.is_none_or(|node| lease.taken.node == node));
+        let found = leases
+            .filter_map(|lease| lease.worker.filter(|(_, other)| *other == pid).map(|(process, _)| (process, lease)));
+        let found: BTreeMap<ProcessId, NodeId> = found.map(|(process, lease)| (process, lease.taken.node)).collect();
+        let Some((process, node)) = found.first_key_value() else {
+            return Err(format!("no worker process with the process id {pid} runs a task or an actor now"));
+        };
+        if found.len() > 1 {
+            let nodes: Vec<String> = found.values().map(|node| format!("{pid}@{node}")).collect();
+            let which = nodes.join(" or ");
+            return Err(format!("worker processes of several nodes have the process id {pid}; name one as {which}"));
+        }
+        Ok((*process, *node))
     }
 
     /// Goes on explaining a task on a lease.

@@ -183,6 +183,8 @@ pub enum Subject {
     Node(NodeId),
     /// Whatever a process waits for.
     Process(ProcessId),
+    /// The worker process with this process id, on this node if one is named.
+    Pid(u32, Option<NodeId>),
 }
 
 impl std::fmt::Display for Subject {
@@ -193,6 +195,8 @@ impl std::fmt::Display for Subject {
             Subject::PlacementGroup(group) => group.fmt(f),
             Subject::Node(node) => node.fmt(f),
             Subject::Process(process) => process.fmt(f),
+            Subject::Pid(pid, None) => pid.fmt(f),
+            Subject::Pid(pid, Some(node)) => write!(f, "{pid}@{node}"),
         }
     }
 }
@@ -201,6 +205,10 @@ impl std::str::FromStr for Subject {
     type Err = InvalidId;
 
     fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let (pid, node) = text.split_once('@').map_or((text, None), |(pid, node)| (pid, Some(node)));
+        if let Ok(pid) = pid.parse() {
+            return Ok(Subject::Pid(pid, node.map(str::parse).transpose()?));
+        }
         let kind = text.split_once('-').map_or("", |(kind, _)| kind);
         match kind {
             "task" => text.parse().map(Subject::Task),
@@ -211,7 +219,7 @@ impl std::str::FromStr for Subject {
             "process" => text.parse().map(Subject::Process),
             _ => Err(InvalidId {
                 text: text.to_owned(),
-                expected: "task-…, object-…, actor-…, group-…, node-… or process-…",
+                expected: "task-…, object-…, actor-…, group-…, node-…, process-… or the process id of a worker process",
             }),
         }
     }

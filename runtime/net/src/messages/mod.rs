@@ -8,12 +8,13 @@
 //! - `node`: what a node is, and what it is told.
 //! - `peer`: between processes: tasks, results, objects and who holds them.
 //! - `worker`: between a worker process and its daemon.
-//! - `state`: what people ask of a cluster.
+//! - `state`: what people ask of a cluster; `stacks`: and of a process.
 //! - `weight`: how large they are, roughly.
 
 mod head;
 mod node;
 mod peer;
+mod stacks;
 mod state;
 mod weight;
 mod worker;
@@ -21,6 +22,7 @@ mod worker;
 pub use head::*;
 pub use node::*;
 pub use peer::*;
+pub use stacks::*;
 pub use state::*;
 pub use weight::*;
 pub use worker::*;

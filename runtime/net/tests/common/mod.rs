@@ -23,6 +23,12 @@ macro_rules! answers_as_anybody {
                 ..Default::default()
             })
         }
+        async fn stacks(
+            self,
+            _: tarpc::context::Context,
+        ) -> Result<wingbeat_net::messages::ProcessStacks, wingbeat_core::error::Error> {
+            Ok(Default::default())
+        }
         async fn read_executable(
             self,
             _: tarpc::context::Context,

@@ -64,7 +64,11 @@ impl Owner {
                     0 => format!("runs in the worker process with pid {pid}, or is about to"),
                     before => format!("is queued in the worker process with pid {pid}, behind {before} others"),
                 };
-                TaskStanding::OnLease(about(task, &name, state), lease)
+                let mut explanation = about(task, &name, state);
+                if before == 0 {
+                    explanation.help.push(format!("`wingbeat stack {task}` shows which functions it is in"));
+                }
+                TaskStanding::OnLease(explanation, lease)
             }
             None => TaskStanding::Known(self.explain_output(task)),
         }

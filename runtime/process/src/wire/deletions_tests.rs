@@ -12,7 +12,7 @@ use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{JobId, ProcessId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
-use wingbeat_net::messages::{Fetch, Located, WorkerStart};
+use wingbeat_net::messages::{Fetch, Located, ProcessStacks, WorkerStart};
 use wingbeat_net::services::Node;
 
 use super::*;
@@ -40,6 +40,10 @@ impl Node for Deleting {
     async fn seal(self, _: Context, _: ObjectId) -> Result<(), Error> {
         Err(Error::NoSession)
     }
+    async fn stacks(self, _: Context, _: ProcessId) -> Result<ProcessStacks, Error> {
+        panic!("nobody asks for threads")
+    }
+
     async fn settle_output(self, _: Context, _: JobId) {}
     async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {
         Err(Error::NoSession)

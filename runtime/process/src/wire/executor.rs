@@ -1,8 +1,9 @@
 //! What a worker process adds to a process: it runs tasks.
 
+use futures::future::BoxFuture;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
-use wingbeat_net::messages::{Work, WorkerCommand};
+use wingbeat_net::messages::{ProcessStacks, Work, WorkerCommand};
 
 /// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`, called from
 /// the IO thread; nothing here may wait.
@@ -17,6 +18,8 @@ pub trait Executor: Send + Sync {
     fn begin_wait(&self);
     /// It goes on.
     fn end_wait(&self);
+    /// Looks what the threads of this process do.
+    fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }
 
 /// Something that waits for a task, and can be told that it does so in vain.

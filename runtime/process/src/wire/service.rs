@@ -4,7 +4,7 @@ use tarpc::context::Context;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
-use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, TaskStanding, WorkerCommand};
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
 
 use crate::recorded::Event;
 use crate::wire::numbers::Heard;
@@ -71,6 +71,15 @@ impl wingbeat_net::services::Process for PeerService {
 
     async fn explain_task(self, _: Context, task: TaskId) -> TaskStanding {
         self.process.owner.standing(task)
+    }
+
+    async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
+        match self.process.executor() {
+            Some(executor) => executor.stacks().await,
+            None => Err(Error::InvalidArgument {
+                what: "a driver shows its threads to nobody; ask about a task or an actor".into(),
+            }),
+        }
     }
 
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {

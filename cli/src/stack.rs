@@ -1,0 +1,102 @@
+//! `wingbeat stack`.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use wingbeat_net::messages::{ProcessStacks, StackFrame, Subject};
+use wingbeat_net::mux;
+
+use crate::cluster::{Where, connect};
+use crate::say::say;
+
+/// The process has longer: it may get little CPU, and have much to read.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Columns after which a function's place goes to the next line.
+const WIDTH: usize = 80;
+
+/// Show what the threads of a task's or actor's process do.
+///
+/// For a task that hangs, or takes long: which function is each thread in, and where does it sleep. Takes what `wingbeat why`
+/// takes, and the process id of a worker process, as logs show it: task-…, object-…, actor-…, process-…, 12345, or 12345@node-….
+#[derive(Args)]
+pub(crate) struct StackArgs {
+    /// Whose.
+    id: String,
+    #[command(flatten)]
+    at: Where,
+    /// Print JSON for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn stack(args: StackArgs) -> Result<()> {
+    let subject: Subject = args.id.parse()?;
+    let head = connect(&args.at).await?;
+    let stacks = head.stacks(mux::within(LIMIT), subject).await.context("the head did not answer")??;
+    if args.json {
+        say!("{}", serde_json::to_string_pretty(&stacks)?);
+        return Ok(());
+    }
+    // It may have ended since.
+    if let Ok(Ok(explanation)) = head.explain(mux::within(LIMIT), subject).await {
+        say!("{explanation}");
+    }
+    print!("{}", wingbeat_core::names::printable_lines(&shown(&stacks)));
+    Ok(())
+}
+
+fn shown(stacks: &ProcessStacks) -> String {
+    let ProcessStacks { pid, hostname, runs, threads } = stacks;
+    let mut text = format!("pid {pid} on {hostname}: {runs}\n");
+    for thread in threads {
+        text += &format!("\nthread {} `{}` {}\n", thread.tid, thread.name, thread.state);
+        if let Some(note) = &thread.note {
+            text += &format!("    ({note})\n");
+        }
+        for StackFrame { function, place } in &thread.frames {
+            let place = place.as_deref().unwrap_or_default();
+            text += &match 4 + function.chars().count() + 2 + place.chars().count() {
+                _ if place.is_empty() => format!("    {function}\n"),
+                columns if columns <= WIDTH => format!("    {function}  {place}\n"),
+                _ => format!("    {function}\n        {place}\n"),
+            };
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_net::messages::ThreadStack;
+
+    use super::*;
+
+    #[test]
+    fn a_stack_reads_from_the_innermost_function_outwards() {
+        let frame = |function: &str, place: &str| StackFrame { function: function.into(), place: Some(place.into()) };
+        let long = "a_crate::a_module::a_function_with_a_name_that_says_everything_about_it";
+        let main = ThreadStack {
+            tid: 7,
+            name: "main".into(),
+            state: "sleeps in the kernel's futex_do_wait".into(),
+            frames: vec![frame("jobs::wait", "src/jobs.rs:12"), frame(long, "src/long.rs:1")],
+            note: None,
+        };
+        let deaf = ThreadStack {
+            tid: 8,
+            note: Some("it blocks".into()),
+            name: "deaf".into(),
+            state: "runs".into(),
+            ..Default::default()
+        };
+        let stacks =
+            ProcessStacks { pid: 7, hostname: "here".into(), runs: "jobs::work".into(), threads: vec![main, deaf] };
+        let wanted = format!(
+            "pid 7 on here: jobs::work\n\nthread 7 `main` sleeps in the kernel's futex_do_wait\n    jobs::wait  src/jobs.rs:12\n    \
+             {long}\n        src/long.rs:1\n\nthread 8 `deaf` runs\n    (it blocks)\n"
+        );
+        assert_eq!(shown(&stacks), wanted);
+    }
+}

@@ -1,0 +1,103 @@
+//! `wingbeat stack` shows where a task or an actor is, whatever it does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use common::{Local, Started};
+use wingbeat_tests::TestCluster;
+
+/// What `wingbeat stack` says of something, and whether it succeeded.
+fn stack(cluster: &TestCluster, id: &str) -> (bool, String) {
+    let output = cluster.command().unwrap().args(["stack", id, "--address", cluster.address()]).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+#[inline(never)]
+fn spins_for_ever(begun: PathBuf) -> u32 {
+    std::fs::write(begun, "").unwrap();
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
+#[wingbeat::remote(max_retries = 0)]
+fn spinner(begun: PathBuf) -> u32 {
+    spins_for_ever(begun)
+}
+
+#[inline(never)]
+fn reads_for_ever(begun: PathBuf) -> u32 {
+    let (mut from, _to) = std::io::pipe().unwrap();
+    std::fs::write(begun, "").unwrap();
+    from.read(&mut [0; 1]).unwrap() as u32
+}
+
+struct Reader;
+
+#[wingbeat::actor]
+impl Reader {
+    fn new() -> Self {
+        Reader
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn read(&mut self, begun: PathBuf) -> u32 {
+        reads_for_ever(begun)
+    }
+}
+
+#[wingbeat::remote]
+fn quick() -> u32 {
+    1
+}
+
+#[test]
+fn the_function_in_which_a_task_spins_or_an_actor_sleeps_is_named() {
+    let cluster = TestCluster::start(1, 2).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    let (spins, reads) = (Started::new(), Started::new());
+    let spinning = spinner::remote(spins.path());
+    let reader = Reader::remote();
+    let pid = reader.pid().get_blocking().unwrap();
+    let reading = reader.read(reads.path());
+    spins.wait();
+    reads.wait();
+
+    let (found, text) = stack(&cluster, &spinning.id().to_string());
+    assert!(found && text.contains("spins_for_ever") && text.contains("spinner"), "{text}");
+    assert!(text.contains("tests/stack.rs:"), "{text}");
+    // A call, its actor, and the actor's process.
+    let actor = cluster.state().unwrap()["actors"][0]["id"].as_str().unwrap().to_owned();
+    for id in [reading.id().to_string(), actor, pid.to_string()] {
+        // It may be on its way into the system call.
+        let text = loop {
+            let (found, text) = stack(&cluster, &id);
+            assert!(found && text.contains("reads_for_ever"), "{id}: {text}");
+            if text.contains("sleeps in the kernel") {
+                break text;
+            }
+        };
+        assert!(text.contains(&format!("pid {pid}")) && text.contains("Reader"), "{text}");
+    }
+    // Both go on; what has ended or waits has no stack.
+    let waiting = quick::options().num_cpus(2.0).remote();
+    let (found, text) = stack(&cluster, &waiting.id().to_string());
+    assert!(!found && text.contains("no process now"), "{text}");
+    drop(waiting);
+    let done = quick::remote();
+    done.get_blocking().unwrap();
+    let (found, text) = stack(&cluster, &done.id().to_string());
+    assert!(!found && text.contains("no process now"), "{text}");
+    for (id, why) in [("nonsense", "expected"), ("4000000000", "process id"), ("actor-00000000000000ff", "not known")] {
+        let (found, text) = stack(&cluster, id);
+        assert!(!found && text.contains(why), "{text}");
+    }
+    spinning.cancel_force();
+}
