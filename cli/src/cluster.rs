@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
+use tarpc::client::RpcError;
 use wingbeat_core::names::{printable, printable_lines};
 use wingbeat_core::resources::MEMORY;
-use wingbeat_core::spec::ScopedName;
+use wingbeat_core::spec::{Address, ScopedName};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
 use wingbeat_net::messages::ClusterState;
@@ -41,6 +42,9 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
+/// How often the head is asked to stop, over connections that end.
+const STOP_TRIES: u32 = 5;
+
 /// End every job and node, and the head.
 #[derive(Args)]
 pub(crate) struct StopArgs {
@@ -49,15 +53,20 @@ pub(crate) struct StopArgs {
 }
 
 pub(crate) async fn connect(at: &Where) -> Result<HeadClient> {
+    dial(at).await.map(|(head, _)| head)
+}
+
+/// The head, and where it is by its own word.
+async fn dial(at: &Where) -> Result<(HeadClient, Address)> {
     let text = at.address.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"));
     let token = match token::given(at.token_file.as_deref())? {
         Some(token) => token,
         None => token::own()?,
     };
-    let (stream, _) = address::dial_text(&text, "the head", &token, Hello::of_tool()).await?;
+    let (stream, welcome) = address::dial_text(&text, "the head", &token, Hello::of_tool()).await?;
     let (_, client, _) =
         mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
-    Ok(HeadClient::new(mux::client_config(), client).spawn())
+    Ok((HeadClient::new(mux::client_config(), client).spawn(), welcome.address))
 }
 
 pub(crate) async fn status(args: StatusArgs) -> Result<()> {
@@ -72,12 +81,25 @@ pub(crate) async fn status(args: StatusArgs) -> Result<()> {
 }
 
 pub(crate) async fn stop(args: StopArgs) -> Result<()> {
-    let head = connect(&args.at).await?;
-    // The answer and the end of the connection race; both say that it stopped.
-    match head.stop(mux::within(Duration::from_secs(10))).await {
-        Ok(()) | Err(tarpc::client::RpcError::Shutdown) => say!("stopped"),
-        Err(error) => return Err(error).context("the head did not answer"),
+    let (mut head, address) = dial(&args.at).await?;
+    for _ in 0..STOP_TRIES {
+        match head.stop(mux::within(Duration::from_secs(10))).await {
+            Ok(()) => return stopped(),
+            // The head has ended, or the connection has, before the head heard of it or could answer.
+            Err(RpcError::Shutdown | RpcError::Channel(_)) => {}
+            Err(error) => return Err(error).context("the head did not answer"),
+        }
+        head = match dial(&args.at).await {
+            Ok((head, _)) => head,
+            Err(_) if address::is_gone(&address).await => return stopped(),
+            Err(error) => return Err(error),
+        };
     }
+    anyhow::bail!("the connection to the head ended {STOP_TRIES} times before it had answered")
+}
+
+fn stopped() -> Result<()> {
+    say!("stopped");
     Ok(())
 }
 
