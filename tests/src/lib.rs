@@ -367,6 +367,11 @@ impl TestCluster {
         if !output.status.success() {
             bail!("wingbeat stop: {}", String::from_utf8_lossy(&output.stderr));
         }
+        self.wait_for_stop()
+    }
+
+    /// Waits for the end of every daemon, after somebody has stopped the cluster.
+    pub fn wait_for_stop(&mut self) -> Result<()> {
         for daemon in self.nodes.iter_mut().chain(std::iter::once(&mut self.head)) {
             if let Some(mut daemon) = daemon.take() {
                 daemon.child.wait()?;

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod matrix;
 mod python;
 mod simulate;
 mod soak;
@@ -33,6 +34,8 @@ enum Command {
     Explore(simulate::Explore),
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),
+    /// Clusters of real processes in which each kind of message is lost, repeated, late, or the last of its connection.
+    Matrix(matrix::Matrix),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
     Fuzz(fuzz::Fuzz),
     /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, Python.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
+        Command::Matrix(matrix) => matrix::run(&matrix),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),

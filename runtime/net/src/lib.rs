@@ -6,6 +6,7 @@
 //! - `admission`: connections that have not proved the token yet.
 //! - [`handshake`]: the first bytes of every connection: protocol version, proof of the token, who is who.
 //! - [`mux`]: two tarpc channels over one connection, one each way.
+//! - [`faults`]: which kinds of messages there are, and what is done to them to see what follows.
 //! - [`descriptors`]: how many this process may have.
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
@@ -23,6 +24,7 @@
 pub mod address;
 mod admission;
 pub mod descriptors;
+pub mod faults;
 pub mod handshake;
 pub mod limits;
 pub mod link;

@@ -29,6 +29,7 @@ use tokio::sync::{mpsc, watch};
 use wingbeat_core::codec;
 
 use crate::address::Stream;
+use crate::faults::{self, Carries};
 use crate::memory::Ebb;
 use crate::outbox::{FRAME_LIMIT, Outbox, PushError, Urgency};
 use crate::silence::{Probing, Silence};
@@ -60,7 +61,7 @@ const LINGER: Duration = Duration::from_secs(1);
 const DEADLINE_LIMIT: Duration = Duration::from_secs(31 * 24 * 3600);
 
 pub(crate) const REQUEST: u8 = 0;
-const RESPONSE: u8 = 1;
+pub(crate) const RESPONSE: u8 = 1;
 const PROBE: u8 = 2;
 /// A frame with nothing in it.
 const PROBE_FRAME: [u8; 5] = [1, 0, 0, 0, PROBE];
@@ -241,7 +242,7 @@ pub fn connect<CReq, CResp, SReq, SResp>(
     waiting: Waiting,
 ) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
 where
-    CReq: Serialize + Send + 'static,
+    CReq: Carries,
     CResp: DeserializeOwned + Send + 'static,
     SReq: DeserializeOwned + Send + 'static,
     SResp: Serialize + Send + 'static,
@@ -256,7 +257,7 @@ pub fn connect_probing<CReq, CResp, SReq, SResp>(
     probing: Probing,
 ) -> (Connection, ClientHalf<CReq, CResp>, ServerHalf<SReq, SResp>)
 where
-    CReq: Serialize + Send + 'static,
+    CReq: Carries,
     CResp: DeserializeOwned + Send + 'static,
     SReq: DeserializeOwned + Send + 'static,
     SResp: Serialize + Send + 'static,
@@ -264,6 +265,7 @@ where
     let silence = Silence::new(probing, matches!(stream, Stream::Tcp(_)));
     let noted = silence.noted();
     let probe = silence.probe_every().map(|every| (&PROBE_FRAME[..], every));
+    let stream = faults::between::<CReq>(stream);
     let socket = Socket::new(stream, waiting == Waiting::Awake);
     let outbox = Arc::new(Outbox::default());
     let (to_client, from_server) = mpsc::channel(INBOX);

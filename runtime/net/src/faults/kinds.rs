@@ -1,0 +1,129 @@
+//! Which kinds of messages there are, and which of them a frame carries. A new variant that is not listed here does not compile,
+//! and one that is listed needs a row in the matrix of faults (`tests/matrix`).
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::messages::{HeadEvent, HeadMessage, NodeMessage, PeerMessage, Work, WorkerCommand};
+use crate::services::{HeadRequest, NodeRequest, ProcessRequest};
+
+/// What one side of a connection asks of the other: a request, or a batch of one-way messages.
+pub trait Carries: Serialize + DeserializeOwned + Send + 'static {
+    /// The kinds in it, such as `HeadMessage::Demand` or `HeadRequest::JoinNode`.
+    fn kinds(&self) -> Vec<&'static str>;
+}
+
+/// One message, of one kind.
+trait Kind {
+    /// All that there are.
+    const ALL: &'static [&'static str];
+    fn kind(&self) -> &'static str;
+}
+
+/// The kinds of an enum are its variants, but for those that only carry others.
+macro_rules! kinds {
+    ($enum:ident { $($variant:ident),* $(,)? } $(carries { $($carrier:pat => $carried:expr),* $(,)? })?) => {
+        impl Kind for $enum {
+            const ALL: &'static [&'static str] = &[$(concat!(stringify!($enum), "::", stringify!($variant))),*];
+            fn kind(&self) -> &'static str {
+                match self {
+                    $($enum::$variant { .. } => concat!(stringify!($enum), "::", stringify!($variant)),)*
+                    $($($carrier => $carried,)*)?
+                }
+            }
+        }
+    };
+}
+
+kinds!(HeadMessage {
+    Demand,
+    ReturnLease,
+    AbandonLease,
+    Waiting,
+    Resumed,
+    WatchActor,
+    WatchPlacementGroup,
+    KillActor,
+    TerminateActor,
+    LeaseReady,
+    LeaseFailed,
+    LeaseEnded,
+    DevicesHeld,
+    WorkerDied,
+    Owners,
+    NodeEnds,
+    Leaves,
+    Holds,
+    LifeOver,
+    Made,
+    ActorStarted,
+});
+kinds!(HeadEvent { Granted, Recall, Refused, Nodes, Stops, WorkerDied, NodeDied, Actor, PlacementGroup, Deadlock });
+kinds!(NodeMessage {
+    BeginJob,
+    StartLease,
+    EndLease,
+    DrainActor,
+    EndJob,
+    Stop,
+    Prestart,
+    Unpin,
+    Delete,
+    ActorStarted,
+    NodeDied,
+    OwnersGone,
+    Stays,
+    LostHead,
+});
+kinds!(WorkerCommand { Lease, StartActor, Drain, Exit });
+kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived });
+kinds!(PeerMessage {
+    Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost,
+} carries { PeerMessage::Work(work) => work.kind() });
+
+/// The kinds of requests, and the batches among them.
+macro_rules! requests {
+    ($enum:ident { $($variant:ident),* $(,)? } batches { $($batch:ident { $messages:ident } of $of:ty),* $(,)? }) => {
+        impl Carries for $enum {
+            fn kinds(&self) -> Vec<&'static str> {
+                match self {
+                    $($enum::$variant { .. } => vec![concat!(stringify!($enum), "::", stringify!($variant))],)*
+                    $($enum::$batch { $messages, .. } => $messages.iter().map(<$of>::kind).collect(),)*
+                }
+            }
+        }
+
+        impl $enum {
+            const KINDS: &'static [&'static str] = &[$(concat!(stringify!($enum), "::", stringify!($variant))),*];
+        }
+    };
+}
+
+requests!(HeadRequest {
+    Resume, JoinNode, JoinJob, CreateActor, FindActor, CreatePlacementGroup, RemovePlacementGroup, FindPlacementGroup, SetQuota,
+    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stop,
+} batches { Deliver { messages } of HeadMessage });
+requests!(NodeRequest {
+    RegisterWorker, Create, Seal, SettleOutput, Fetch,
+} batches { Deliver { messages } of NodeMessage, Orders { messages } of NodeMessage });
+requests!(ProcessRequest {
+    Logs, ExplainTask, ReadExecutable,
+} batches {
+    Deliver { messages } of PeerMessage, HeadEvents { events } of HeadEvent, Commands { commands } of WorkerCommand,
+});
+
+/// Every kind that there is.
+pub fn all() -> Vec<&'static str> {
+    [
+        HeadMessage::ALL,
+        HeadEvent::ALL,
+        NodeMessage::ALL,
+        WorkerCommand::ALL,
+        Work::ALL,
+        PeerMessage::ALL,
+        HeadRequest::KINDS,
+        NodeRequest::KINDS,
+        ProcessRequest::KINDS,
+    ]
+    .concat()
+}
