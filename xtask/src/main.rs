@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod fuzz;
 mod matrix;
+mod miri;
 mod python;
 mod simulate;
 mod soak;
@@ -36,6 +37,8 @@ enum Command {
     Soak(soak::Soak),
     /// Clusters of real processes in which each kind of message is lost, repeated, late, or the last of its connection.
     Matrix(matrix::Matrix),
+    /// The pure parts of the store under Miri.
+    Miri(miri::Miri),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
     Fuzz(fuzz::Fuzz),
     /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, Python.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
         Command::Matrix(matrix) => matrix::run(&matrix),
+        Command::Miri(miri) => miri::run(&miri),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),
