@@ -169,6 +169,9 @@ const ROWS: &[Program] = &[
             "NodeRequest::SettleOutput",
             "ProcessRequest::Logs",
             "ProcessRequest::ExplainTask",
+            "HeadRequest::Stacks",
+            "NodeRequest::Stacks",
+            "ProcessRequest::Stacks",
         ],
     },
     Program {

@@ -47,11 +47,12 @@ impl Fault {
 
 /// What goes over the connection of a worker process to its own node: a unix socket, with whose end the process ends, since nothing but
 /// a death ends one.
-const BY_THE_NODE: [&str; 12] = [
+const BY_THE_NODE: [&str; 13] = [
     "NodeRequest::RegisterWorker",
     "NodeRequest::Create",
     "NodeRequest::Seal",
     "NodeRequest::Fetch",
+    "ProcessRequest::Stacks",
     "NodeMessage::Unpin",
     "NodeMessage::ActorStarted",
     "NodeMessage::Stays",

@@ -673,6 +673,11 @@ pub(crate) fn tools(world: &mut World) {
     let status = command(world, &["status"]);
     assert!(status.contains("matrix"), "{status}");
     world.right(double::remote(1).get_blocking(), 2);
+    let counter = Counter::remote();
+    let pid = counter.pid().get_blocking().unwrap().to_string();
+    let shown = || world.cluster.command().unwrap().args(["stack", &pid]).status().unwrap().success();
+    assert!((0..3).any(|_| shown()) || world.ends_process, "nobody shows its stacks");
+    drop(counter);
     let token = world.cluster.token().unwrap();
     let init = wingbeat::init_at(world.cluster.address()).token(&token).global(false);
     let second = block_on(std::future::IntoFuture::into_future(init)).unwrap();

@@ -101,13 +101,13 @@ macro_rules! requests {
 
 requests!(HeadRequest {
     Resume, JoinNode, JoinJob, CreateActor, FindActor, CreatePlacementGroup, RemovePlacementGroup, FindPlacementGroup, SetQuota,
-    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stop,
+    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, Stop,
 } batches { Deliver { messages } of HeadMessage });
 requests!(NodeRequest {
-    RegisterWorker, Create, Seal, SettleOutput, Fetch,
+    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks,
 } batches { Deliver { messages } of NodeMessage, Orders { messages } of NodeMessage });
 requests!(ProcessRequest {
-    Logs, ExplainTask, ReadExecutable,
+    Logs, ExplainTask, Stacks, ReadExecutable,
 } batches {
     Deliver { messages } of PeerMessage, HeadEvents { events } of HeadEvent, Commands { commands } of WorkerCommand,
 });
