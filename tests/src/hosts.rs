@@ -17,6 +17,11 @@ pub fn ip(arguments: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
+fn tc(arguments: &str) -> bool {
+    let status = Command::new("tc").args(arguments.split(' ')).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
 /// Namespaces `…-0` to `…-(n-1)` with the addresses 10.77.x.1 to 10.77.x.n on one bridge. Dropping them removes them.
 pub struct Hosts {
     /// The namespaces.
@@ -151,6 +156,23 @@ impl Hosts {
     /// Has what one host sends to another vanish, and not what the other sends.
     pub fn cut_way(&self, from: usize, to: usize) -> bool {
         self.way(from, to, "add")
+    }
+
+    /// The contrary.
+    pub fn mend_way(&self, from: usize, to: usize) -> bool {
+        self.way(from, to, "del")
+    }
+
+    /// Makes a host's link slow: it holds back packets where the kernel can (netem), and else lets few through.
+    pub fn slow(&self, host: usize) -> bool {
+        let port = self.port(host);
+        tc(&format!("qdisc add dev {port} root netem delay 50ms 20ms loss 2%"))
+            || tc(&format!("qdisc add dev {port} root tbf rate 8mbit burst 64kb latency 200ms"))
+    }
+
+    /// The contrary.
+    pub fn quicken(&self, host: usize) -> bool {
+        tc(&format!("qdisc del dev {} root", self.port(host)))
     }
 
     fn between(&self, one: usize, other: usize, change: &str) -> bool {

@@ -1,6 +1,7 @@
 //! `cargo xtask <command>`: what developers run.
 
 mod bench;
+mod chaos;
 mod demo;
 mod fuzz;
 mod matrix;
@@ -35,6 +36,9 @@ enum Command {
     Explore(simulate::Explore),
     /// A mixed load with checks on a cluster of real processes, and a comparison of what they hold before and after.
     Soak(soak::Soak),
+    /// A cluster of several machines under load, while processes are killed and stopped, links cut and slowed, and disks filled.
+    /// Needs root.
+    Chaos(chaos::Chaos),
     /// Clusters of real processes in which each kind of message is lost, repeated, late, or the last of its connection.
     Matrix(matrix::Matrix),
     /// The pure parts of the store under Miri.
@@ -52,6 +56,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(bench) => bench::run(&bench),
+        Command::Chaos(chaos) => chaos::run(&chaos),
         Command::Demo => demo::run(),
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
