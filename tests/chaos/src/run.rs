@@ -21,6 +21,9 @@ use crate::world;
 /// long.
 pub const HANGS: Duration = Duration::from_secs(240);
 
+/// Programs that take so long are shown.
+const SLOW: Duration = Duration::from_secs(20);
+
 /// How long the loop rests when nothing happens.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -177,7 +180,10 @@ impl Run {
             }
             Some(Report::Ended(program, outcome)) => {
                 let lane = (driver, program);
-                self.open.remove(&lane);
+                let took = self.open.remove(&lane).map(|since| since.elapsed()).unwrap_or_default();
+                if took > SLOW {
+                    self.note(&format!("{} of driver {driver} ({number}) took {took:.1?}: {outcome:?}", lane.1));
+                }
                 let how = match outcome {
                     Outcome::Right => {
                         self.recoveries.succeeded(&lane, at);

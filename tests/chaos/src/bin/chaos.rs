@@ -27,6 +27,9 @@ struct Args {
     /// Where logs go, which are kept when something is wrong; beside the program if nothing is said.
     #[arg(long)]
     logs: Option<PathBuf>,
+    /// Keep the logs also when everything is right.
+    #[arg(long)]
+    keep: bool,
     /// Have every process write down what it takes in, beside the logs, for `wingbeat replay`. It takes gigabytes.
     #[arg(long)]
     record: bool,
@@ -68,7 +71,7 @@ fn chaos(args: &Args) -> Result<()> {
     std::fs::create_dir_all(&logs)?;
     let mut env = vec![
         ("WINGBEAT_SILENCE_MS", silence.as_millis().to_string()),
-        ("WINGBEAT_WAIT_TOLD_MS", "30000".into()),
+        ("WINGBEAT_WAIT_TOLD_MS", "15000".into()),
         ("HOME", "/tmp/chaos".into()),
     ];
     let recordings = logs.join("recordings");
@@ -78,7 +81,9 @@ fn chaos(args: &Args) -> Result<()> {
     let done = world::run_inside(&env, length + AFTER);
     match &done {
         Ok(()) => {
-            std::fs::remove_dir_all(&logs)?;
+            if !args.keep {
+                std::fs::remove_dir_all(&logs)?;
+            }
             println!("chaos: ok");
         }
         Err(_) => {

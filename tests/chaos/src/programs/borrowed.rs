@@ -3,7 +3,7 @@
 use wingbeat::{Error, ErrorKind, ObjectRef, put};
 use wingbeat_shapes::Chance;
 
-use super::{Failure, MayFail, RETRIES, bytes, equal, expected, sum};
+use super::{Failure, MayFail, RETRIES, bytes, equal, expected, hold, sum};
 
 /// What a task owns is lost with it, and what lies in a store with that.
 const OWNER: &[ErrorKind] = &[ErrorKind::Lost, ErrorKind::Full];
@@ -32,6 +32,7 @@ pub(super) async fn run(chance: &mut Chance) -> Result<(), Failure> {
     let refs = lends::options().max_retries(RETRIES).remote(number, len).get().await.may_be(OWNER)?;
     let read = reads::options().max_retries(RETRIES).remote(refs.clone());
     equal("what was read of borrowed refs", read.get().await.may_be(OWNER)?, 2 * expected(number, len))?;
+    hold(3, chance).await;
     for object in refs {
         equal("a borrowed ref", sum(&object.get().await.may_be(OWNER)?), expected(number, len))?;
     }

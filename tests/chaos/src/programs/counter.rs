@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wingbeat::ErrorKind;
 use wingbeat_shapes::Chance;
 
-use super::{Failure, MayFail, RETRIES, doze};
+use super::{Failure, MayFail, RETRIES, doze, hold};
 
 /// A call that was under way when the actor ended has failed, and so have calls to one that is being started again.
 pub(super) const ERRORS: &[ErrorKind] = &[ErrorKind::Actor, ErrorKind::Lost];
@@ -93,7 +93,16 @@ impl Account {
 
 pub(super) async fn run(chance: &mut Chance) -> Result<(), Failure> {
     let counter = Counter::options().max_restarts(RETRIES).num_cpus(0.1).remote();
-    count(&counter, 0, &mut Account::default(), chance).await
+    let mut account = Account::default();
+    // The first lives may end between two rounds.
+    for _ in 0..chance.below(3) {
+        match count(&counter, 0, &mut account, chance).await {
+            Err(Failure::Error(error, kinds)) if kinds.contains(&error.kind()) => {}
+            other => other?,
+        }
+        hold(2, chance).await;
+    }
+    count(&counter, 0, &mut account, chance).await
 }
 
 /// Calls in quick succession, and what the actor says then.

@@ -3,7 +3,7 @@
 use wingbeat::{ErrorKind, put};
 use wingbeat_shapes::Chance;
 
-use super::{Failure, MayFail, RETRIES, bytes, equal, expected, sum};
+use super::{Failure, MayFail, RETRIES, bytes, equal, expected, hold, sum};
 
 /// No room, also because a disk is full, or nobody who has it can be reached.
 const ROOM: &[ErrorKind] = &[ErrorKind::Full];
@@ -38,6 +38,8 @@ pub(super) async fn run(chance: &mut Chance) -> Result<(), Failure> {
         let summed = summed.get().await.may_be(allowed)?;
         equal("the sum of a large object", summed, expected(number + item, len))?;
     }
+    // Some are lost meanwhile.
+    hold(8, chance).await;
     let own = chance.below(count as usize);
     let data = objects[own].get().await.may_be(allowed)?;
     equal("a large object", sum(&data), expected(number + own as u64, len))

@@ -6,6 +6,7 @@ mod borrowed;
 mod counter;
 mod group;
 mod large;
+mod leaves;
 mod ledger;
 mod memory;
 mod ranks;
@@ -40,11 +41,13 @@ pub enum Program {
     Memory,
     /// Refs to what a task has put and submitted.
     Borrowed,
+    /// Tasks that leave processes behind.
+    Leaves,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Program; 9] = [
+    pub const ALL: [Program; 10] = [
         Program::Tree,
         Program::Counter,
         Program::Ledger,
@@ -54,6 +57,7 @@ impl Program {
         Program::Ranks,
         Program::Memory,
         Program::Borrowed,
+        Program::Leaves,
     ];
 
     /// Its name in reports.
@@ -68,6 +72,7 @@ impl Program {
             Program::Ranks => "ranks",
             Program::Memory => "memory",
             Program::Borrowed => "borrowed",
+            Program::Leaves => "leaves",
         }
     }
 
@@ -83,6 +88,7 @@ impl Program {
             Program::Ranks => ranks::run(chance).await,
             Program::Memory => memory::run(chance).await,
             Program::Borrowed => borrowed::run(chance).await,
+            Program::Leaves => leaves::run(chance).await,
         };
         match outcome {
             Ok(()) => Outcome::Right,
@@ -163,6 +169,12 @@ pub(crate) fn expected(number: u64, len: usize) -> u64 {
     (number % 251 + 1) * len as u64
 }
 
+/// Holds on to what there is for up to so long.
+pub(crate) async fn hold(seconds: usize, chance: &mut Chance) {
+    tokio::time::sleep(std::time::Duration::from_millis(chance.below(seconds * 1_000) as u64)).await;
+}
+
+/// Takes time in a task.
 pub(crate) fn doze(milliseconds: u64) {
     std::thread::sleep(std::time::Duration::from_millis(milliseconds));
 }
