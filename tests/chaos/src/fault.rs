@@ -86,6 +86,13 @@ pub enum Fault {
         /// How long.
         lasts: Duration,
     },
+    /// Somebody else uses all memory that a node has, and a little more.
+    Eat {
+        /// The node.
+        node: usize,
+        /// How long.
+        lasts: Duration,
+    },
     /// A disk is full.
     Fill {
         /// The disk.
@@ -112,6 +119,7 @@ impl Fault {
             Fault::Cut { .. } => "machine cut off",
             Fault::CutWay { .. } => "one way cut",
             Fault::Slow { .. } => "link slowed",
+            Fault::Eat { .. } => "memory eaten",
             Fault::Fill { disk: Disk::Spill(_), .. } => "spill disk full",
             Fault::Fill { disk: Disk::Journal, .. } => "journal disk full",
         }
@@ -125,6 +133,7 @@ impl Fault {
             | Fault::Cut { lasts, .. }
             | Fault::CutWay { lasts, .. }
             | Fault::Slow { lasts, .. }
+            | Fault::Eat { lasts, .. }
             | Fault::Fill { lasts, .. } => *lasts,
         }
     }
@@ -137,6 +146,7 @@ impl fmt::Display for Fault {
             Fault::Kill { target, .. } | Fault::Stop { target, .. } => write!(f, ": {target:?}"),
             Fault::Cut { machine, .. } | Fault::Slow { machine, .. } => write!(f, ": machine {machine}"),
             Fault::CutWay { from, to, .. } => write!(f, ": from machine {from} to {to}"),
+            Fault::Eat { node, .. } => write!(f, ": node {node}"),
             Fault::Fill { disk, .. } => write!(f, ": {disk:?}"),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -31,6 +32,7 @@ enum Lasting {
     CutWay(usize, usize),
     Slow(usize),
     Full(Disk),
+    Eaten(Child),
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -60,6 +62,10 @@ impl Injector {
                 Lasting::Cut(machine) => drop(machines.hosts().mend(machine)),
                 Lasting::CutWay(from, to) => drop(machines.hosts().mend_way(from, to)),
                 Lasting::Slow(machine) => drop(machines.hosts().quicken(machine)),
+                Lasting::Eaten(mut eater) => {
+                    let _ = eater.kill();
+                    let _ = eater.wait();
+                }
                 Lasting::Full(disk) => drop(std::fs::remove_file(machines.disk(disk).join(FILLER))),
             }
         }
@@ -91,6 +97,10 @@ impl Injector {
             Fault::Slow { machine, .. } => {
                 machines.hosts().slow(machine);
                 Lasting::Slow(machine)
+            }
+            Fault::Eat { node, .. } => {
+                let Some(eater) = machines.room(node).and_then(|room| room.eat().ok()) else { return false };
+                Lasting::Eaten(eater)
             }
             Fault::Fill { disk, .. } => {
                 let Ok(mut filler) = File::create(machines.disk(disk).join(FILLER)) else { return false };
@@ -135,6 +145,8 @@ impl Injector {
             },
             Fault::Cut { machine, .. } => silent(machine),
             Fault::CutWay { from, to, .. } => [from, to].into_iter().for_each(silent),
+            // The kernel may choose any of its processes.
+            Fault::Eat { node, .. } => machines.may_end(node, fault.lasts() + AFTER, Duration::ZERO),
             Fault::Slow { .. } | Fault::Fill { .. } => {}
         }
     }

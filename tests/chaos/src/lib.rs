@@ -16,6 +16,7 @@ pub mod programs;
 pub mod recovery;
 pub mod report;
 pub mod rest;
+pub mod room;
 pub mod run;
 pub mod schedule;
 pub mod world;

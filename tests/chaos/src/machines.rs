@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use wingbeat_tests::hosts::Hosts;
 
 use crate::fault::{Disk, MACHINES, NODES};
+use crate::room::Room;
 use crate::world;
 
 /// CPUs of a node.
@@ -18,7 +19,7 @@ const CPUS: &str = "2";
 /// Smaller than what programs make together, so that they spill.
 const STORE: &str = "32MiB";
 
-/// Memory that a node offers to tasks which say how much they use.
+/// The head's.
 const PORT: u16 = 6420;
 
 /// Where nodes spill; full when that many bytes lie there.
@@ -44,18 +45,21 @@ pub struct Machines {
     folder: PathBuf,
     /// By machine: the head's is 0.
     daemons: BTreeMap<usize, Daemon>,
+    /// The memory of each node, where that can be limited.
+    rooms: BTreeMap<usize, Room>,
 }
 
 impl Machines {
-    /// Makes the machines, and starts a head and nodes.
+    /// Makes the machines of the run of this number, and starts a head and nodes.
     ///
     /// # Errors
     /// They cannot be made or started.
-    pub fn start(folder: &Path, logs: &Path) -> Result<Machines> {
+    pub fn start(run: u32, folder: &Path, logs: &Path) -> Result<Machines> {
         let hosts = Hosts::new(MACHINES)?.context("only root can make machines")?;
         let address = format!("{}:{PORT}", hosts.address(0));
         let (binary, folder) = (wingbeat_tests::binary()?, folder.to_owned());
-        let mut machines = Machines { hosts, address, binary, folder, daemons: BTreeMap::new() };
+        let rooms = (1..=NODES).filter_map(|node| Some((node, Room::new(run, node)?))).collect();
+        let mut machines = Machines { hosts, address, binary, folder, daemons: BTreeMap::new(), rooms };
         // The journal's disk also holds the programs of detached actors.
         let program = std::fs::metadata(std::env::current_exe()?)?.len() >> 20;
         std::fs::create_dir(machines.disk(Disk::Journal))?;
@@ -83,6 +87,11 @@ impl Machines {
     /// The machines' network.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
+    }
+
+    /// The memory of a node, where that is limited.
+    pub fn room(&self, node: usize) -> Option<&Room> {
+        self.rooms.get(&node)
     }
 
     /// A program on a machine, with the way to the cluster.
@@ -172,7 +181,16 @@ impl Machines {
     }
 
     fn spawn(&self, machine: usize, log: File) -> Result<Child> {
-        let mut command = self.on(machine, &self.binary);
+        let mut command = match self.rooms.get(&machine) {
+            None => self.on(machine, &self.binary),
+            // `ip netns exec` would hide the control groups, from which a node knows how much memory it has.
+            Some(room) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/run/netns/{}", self.hosts.names[machine])).args(room.enters());
+                self.hosts.join(command.arg(&self.binary), &self.address);
+                command
+            }
+        };
         match machine {
             0 => {
                 command.args(["head", "--host", &self.hosts.address(0), "--port", &PORT.to_string(), "--journal"]);

@@ -32,6 +32,8 @@ const SHOWN: usize = 25;
 
 /// What is run.
 pub struct Options {
+    /// Tells this run from others of this machine.
+    pub number: u32,
     /// What decides everything.
     pub seed: u64,
     /// How long faults happen.
@@ -52,7 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
     let (says, said) = channel();
     let mut run = Run {
         begun: Instant::now(),
-        machines: Machines::start(&folder, &options.logs)?,
+        machines: Machines::start(options.number, &folder, &options.logs)?,
         drivers: Drivers::new(options.seed, &options.logs, says),
         injector: Injector::new(options.patience),
         said,

@@ -120,8 +120,9 @@ impl Plan {
     fn draw(&mut self) -> Fault {
         let away = self.between([0, 1_500]);
         match self.chance.below(100) {
-            0..34 => self.worker_process(),
-            34..44 => Fault::Stop { target: self.pick_worker_process(), lasts: self.silence() },
+            0..32 => self.worker_process(),
+            32..35 => Fault::Eat { node: self.node(), lasts: self.between([200, 2_000]) },
+            35..44 => Fault::Stop { target: self.pick_worker_process(), lasts: self.silence() },
             44..51 => Fault::Kill { target: Target::Node(self.node()), away },
             51..57 => Fault::Stop { target: Target::Node(self.node()), lasts: self.silence() },
             57..61 => Fault::Kill { target: self.guard(), away },
@@ -173,6 +174,7 @@ fn parts(fault: &Fault) -> Vec<Part> {
             others.flat_map(|machine| of_machine(machine).into_iter().chain([Part::Link(machine)])).collect()
         }
         Fault::Slow { machine, .. } => vec![Part::Link(machine)],
+        Fault::Eat { node, .. } => vec![Part::Node(node)],
         Fault::Fill { disk: Disk::Spill(node), .. } => vec![Part::Disk(node)],
         Fault::Fill { disk: Disk::Journal, .. } => vec![Part::Head],
     }
@@ -202,7 +204,7 @@ mod tests {
             let strikes = of(seed);
             assert!(strikes.len() > 600, "{} faults in seed {seed}", strikes.len());
             let kinds: BTreeSet<_> = strikes.iter().map(|strike| strike.fault.kind()).collect();
-            assert_eq!(kinds.len(), 15, "seed {seed}: {kinds:?}");
+            assert_eq!(kinds.len(), 16, "seed {seed}: {kinds:?}");
         }
     }
 

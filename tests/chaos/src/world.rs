@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Set inside.
+/// Set inside, to the process that waits outside.
 const INSIDE: &str = "WINGBEAT_CHAOS_INSIDE";
 
 /// Where everything of a run lies, on a file system in memory that is not seen outside.
 const FOLDER: &str = "/tmp";
 
-/// Whether this process is inside.
-pub fn is_inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
+/// The process that waits outside, if this one is inside.
+pub fn outside() -> Option<u32> {
+    std::env::var(INSIDE).ok()?.parse().ok()
 }
 
 /// Starts this program again with the same arguments in namespaces of its own, and waits for its end. When this process
@@ -31,7 +31,7 @@ pub fn run_inside(env: &[(&str, String)], limit: Duration) -> Result<()> {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--ipc", "--mount-proc"]);
     command.args(["--fork", "--kill-child"]).arg(program).args(std::env::args_os().skip(1));
-    command.env(INSIDE, "1").envs(env.iter().map(|(name, value)| (name, value)));
+    command.env(INSIDE, std::process::id().to_string()).envs(env.iter().map(|(name, value)| (name, value)));
     let mut child = command.spawn().context("`setpriv` and `unshare` (util-linux) are needed")?;
     let begun = Instant::now();
     loop {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use wingbeat_chaos::schedule::Patience;
-use wingbeat_chaos::{driver, run, world};
+use wingbeat_chaos::{driver, room, run, world};
 
 /// What the runtime may take after the last fault: to end programs, and to come to rest.
 const AFTER: Duration = Duration::from_secs(900);
@@ -40,12 +40,20 @@ enum Command {
     /// What a run starts.
     #[command(hide = true)]
     Driver(driver::Args),
+    /// Holds memory.
+    #[command(hide = true)]
+    Eat {
+        /// How much.
+        #[arg(long)]
+        bytes: u64,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.command {
         Some(Command::Driver(args)) => driver::run(args),
+        Some(Command::Eat { bytes }) => room::eat(*bytes),
         None => chaos(&args),
     };
     match done {
@@ -64,8 +72,8 @@ fn chaos(args: &Args) -> Result<()> {
         Some(logs) => logs.clone(),
         None => std::env::current_exe()?.with_file_name("chaos-logs").join(format!("seed-{}", args.seed)),
     };
-    if world::is_inside() {
-        return run::run(&run::Options { seed: args.seed, length, patience: Patience { silence }, logs });
+    if let Some(number) = world::outside() {
+        return run::run(&run::Options { number, seed: args.seed, length, patience: Patience { silence }, logs });
     }
     let _ = std::fs::remove_dir_all(&logs);
     std::fs::create_dir_all(&logs)?;
@@ -79,6 +87,7 @@ fn chaos(args: &Args) -> Result<()> {
         env.push(("WINGBEAT_RECORD", recordings.display().to_string()));
     }
     let done = world::run_inside(&env, length + AFTER);
+    room::remove_all(std::process::id());
     match &done {
         Ok(()) => {
             if !args.keep {
