@@ -19,4 +19,5 @@ pub mod rest;
 pub mod room;
 pub mod run;
 pub mod schedule;
+pub mod signs;
 pub mod world;

@@ -15,7 +15,7 @@ use crate::recovery::Recoveries;
 use crate::report::{Outcome, Report};
 use crate::rest::{self, Fresh};
 use crate::schedule::{Patience, Strike, schedule};
-use crate::world;
+use crate::{signs, world};
 
 /// A program takes seconds, and with every limit that there is it takes one or two minutes. Only one that hangs takes so
 /// long.
@@ -50,6 +50,7 @@ pub struct Options {
 /// Something is wrong; everything that helps to find out why is printed before.
 pub fn run(options: &Options) -> Result<()> {
     let folder = world::furnish()?;
+    signs::prepare()?;
     std::fs::create_dir_all(&options.logs)?;
     let (says, said) = channel();
     let mut run = Run {
@@ -163,6 +164,9 @@ impl Run {
         while let Some(said) = next {
             self.hear(said)?;
             next = self.said.try_recv().ok();
+        }
+        if let Some(wrong) = signs::look().first() {
+            bail!("{wrong}");
         }
         for ((driver, program), since) in &self.open {
             if since.elapsed() > HANGS {

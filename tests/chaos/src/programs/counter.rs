@@ -1,21 +1,24 @@
 //! An actor with state: a call happens at most once, so the count lies between what was acknowledged and what was submitted.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 
 use serde::{Deserialize, Serialize};
 use wingbeat::ErrorKind;
 use wingbeat_shapes::Chance;
 
 use super::{Failure, MayFail, RETRIES, doze, hold};
+use crate::signs;
 
 /// A call that was under way when the actor ended has failed, and so have calls to one that is being started again.
 pub(super) const ERRORS: &[ErrorKind] = &[ErrorKind::Actor, ErrorKind::Lost];
 
 /// Counts for each of several callers.
-#[derive(Serialize, Deserialize)]
 pub(super) struct Counter {
     life: u64,
     counts: BTreeMap<u64, u64>,
+    /// Held as long as this life lasts.
+    _alone: Option<File>,
 }
 
 /// What a counter says: which life it is in, and how often the caller has called in that.
@@ -27,9 +30,10 @@ pub(super) struct Count {
 
 #[wingbeat::actor]
 impl Counter {
-    pub(super) fn new() -> Counter {
+    pub(super) fn new(name: String) -> Counter {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Counter { life: now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48), counts: BTreeMap::new() }
+        let life = now.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48);
+        Counter { life, counts: BTreeMap::new(), _alone: signs::is_alone(&name) }
     }
 
     pub(super) fn add(&mut self, caller: u64, takes_ms: u64) -> Count {
@@ -91,8 +95,9 @@ impl Account {
     }
 }
 
-pub(super) async fn run(chance: &mut Chance) -> Result<(), Failure> {
-    let counter = Counter::options().max_restarts(RETRIES).num_cpus(0.1).remote();
+pub(super) async fn run(driver: u64, chance: &mut Chance) -> Result<(), Failure> {
+    let name = format!("counter-{driver}-{}", chance.below(u32::MAX as usize));
+    let counter = Counter::options().max_restarts(RETRIES).num_cpus(0.1).remote(name);
     let mut account = Account::default();
     // The first lives may end between two rounds.
     for _ in 0..chance.below(3) {

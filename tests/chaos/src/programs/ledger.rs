@@ -9,7 +9,7 @@ use super::{Failure, MayFail, REFUSED, RETRIES};
 const NAME: &str = "ledger";
 
 async fn ledger() -> Result<CounterHandle> {
-    Counter::options().name(NAME).detached().max_restarts(RETRIES).num_cpus(0.1).get_or_create().await
+    Counter::options().name(NAME).detached().max_restarts(RETRIES).num_cpus(0.1).get_or_create(NAME.to_owned()).await
 }
 
 pub(super) async fn run(driver: u64, chance: &mut Chance) -> std::result::Result<(), Failure> {

@@ -3,12 +3,14 @@
 //! Each program chooses its work by chance, knows what is right, and judges errors by what `docs/guarantees.md` promises.
 
 mod borrowed;
+mod cancel;
 mod counter;
 mod group;
 mod large;
 mod leaves;
 mod ledger;
 mod memory;
+mod once;
 mod ranks;
 mod stream;
 mod tree;
@@ -43,11 +45,15 @@ pub enum Program {
     Borrowed,
     /// Tasks that leave processes behind.
     Leaves,
+    /// Tasks without retries.
+    Once,
+    /// Tasks that are cancelled.
+    Cancel,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Program; 10] = [
+    pub const ALL: [Program; 12] = [
         Program::Tree,
         Program::Counter,
         Program::Ledger,
@@ -58,6 +64,8 @@ impl Program {
         Program::Memory,
         Program::Borrowed,
         Program::Leaves,
+        Program::Once,
+        Program::Cancel,
     ];
 
     /// Its name in reports.
@@ -73,6 +81,8 @@ impl Program {
             Program::Memory => "memory",
             Program::Borrowed => "borrowed",
             Program::Leaves => "leaves",
+            Program::Once => "once",
+            Program::Cancel => "cancel",
         }
     }
 
@@ -80,7 +90,7 @@ impl Program {
     pub async fn run(self, driver: u64, chance: &mut Chance) -> Outcome {
         let outcome = match self {
             Program::Tree => tree::run(chance).await,
-            Program::Counter => counter::run(chance).await,
+            Program::Counter => counter::run(driver, chance).await,
             Program::Ledger => ledger::run(driver, chance).await,
             Program::Stream => stream::run(chance).await,
             Program::Large => large::run(chance).await,
@@ -89,6 +99,8 @@ impl Program {
             Program::Memory => memory::run(chance).await,
             Program::Borrowed => borrowed::run(chance).await,
             Program::Leaves => leaves::run(chance).await,
+            Program::Once => once::run(driver, chance).await,
+            Program::Cancel => cancel::run(chance).await,
         };
         match outcome {
             Ok(()) => Outcome::Right,
