@@ -90,7 +90,7 @@ async fn join(number: u64) -> Result<Session> {
     let address = std::env::var("WINGBEAT_ADDRESS").context("WINGBEAT_ADDRESS")?;
     loop {
         let init = wingbeat::init_at(&address).namespace(NAMESPACE).name(&format!("driver-{number}"));
-        match init.log_to_driver(false).into_future().await {
+        match init.into_future().await {
             Ok(session) => return Ok(session),
             Err(error) if !matches!(error.kind(), ErrorKind::Session | ErrorKind::Full) => {
                 bail!("cannot join: {error}")

@@ -89,12 +89,9 @@ pub fn remove_all(run: u32) {
     }
 }
 
-/// Takes so much memory, and holds it. The kernel kills anybody else first.
-///
-/// # Errors
-/// It may not say so to the kernel.
-pub fn eat(bytes: u64) -> Result<()> {
-    std::fs::write("/proc/self/oom_score_adj", "-1000")?;
+/// Takes so much memory, and holds it. The kernel kills anybody else first, where it may be told so.
+pub fn eat(bytes: u64) -> ! {
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let mut eaten = Vec::new();
     const PIECE: u64 = 4 << 20;
     for _ in 0..bytes / PIECE {
