@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
@@ -105,16 +106,57 @@ impl NodeLink {
 
     /// None if it is there already.
     pub(super) async fn create(&self, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
-        let answer = self.shared.client.create(mux::no_deadline(), object, size, replaces).await;
-        mux::answered(answer, "the node's store")?
+        self.answered(self.shared.client.create(mux::no_deadline(), object, size, replaces).await).await
     }
 
     pub(super) async fn seal(&self, object: ObjectId) -> Result<(), Error> {
-        mux::answered(self.shared.client.seal(mux::no_deadline(), object).await, "the node's store")?
+        self.answered(self.shared.client.seal(mux::no_deadline(), object).await).await
     }
 
     pub(super) async fn fetch(&self, object: ObjectId, stored: Stored) -> Result<(Located, bool), Error> {
-        let answer = self.shared.client.fetch(mux::no_deadline(), Fetch { object, stored }).await;
+        self.answered(self.shared.client.fetch(mux::no_deadline(), Fetch { object, stored }).await).await
+    }
+
+    /// What the daemon has answered. A call can fail before its connection is known to have ended, and whoever asked moves
+    /// to another node only when that is so.
+    async fn answered<T>(&self, answer: Result<Result<T, Error>, RpcError>) -> Result<T, Error> {
+        if matches!(answer, Err(RpcError::Shutdown | RpcError::Send(_) | RpcError::Channel(_))) {
+            self.shared.connection.close();
+            self.shared.connection.closed().await;
+        }
         mux::answered(answer, "the node's store")?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::TaskId;
+    use wingbeat_core::spec::MachineId;
+    use wingbeat_net::address::Stream;
+    use wingbeat_net::mux::Waiting;
+    use wingbeat_net::services::{NodeResponse, ProcessRequest, ProcessResponse};
+    use wingbeat_store::Arena;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn when_a_call_has_failed_its_connection_has_ended() {
+        let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
+        let (connection, _client, _server) = mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(
+            Stream::Unix(ours),
+            Waiting::Asleep,
+        );
+        // As when a call is made in the moment in which the connection breaks: only the call has noticed.
+        let (transport, gone) = tarpc::transport::channel::unbounded();
+        drop(gone);
+        let client = NodeClient::new(mux::client_config(), transport).spawn();
+        let arena = Arena::create(1 << 20).unwrap();
+        let mapping = Mapping::open(arena.fd().try_clone_to_owned().unwrap(), arena.capacity()).unwrap();
+        let daemon = Address { process: ProcessId(1), machine: MachineId(1), unix: String::new(), tcp: None };
+        let link = NodeLink::start(NodeId(1), daemon, client, mapping, connection);
+        let object = ObjectId { task: TaskId { owner: ProcessId(2), seq: 1 }, index: 0 };
+        assert!(!link.connection().is_closed());
+        assert!(matches!(link.seal(object).await, Err(Error::Unreachable { .. })));
+        assert!(link.connection().is_closed());
     }
 }
