@@ -158,3 +158,32 @@ fn a_node_whose_guard_is_killed_ends_and_its_tasks_are_told_why() {
     assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
     wingbeat::block_on(session.shutdown());
 }
+
+#[test]
+fn what_a_node_without_its_guard_was_to_start_runs_elsewhere() {
+    let mut cluster = TestCluster::start(1, 2).unwrap();
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+    let _driver = Local::from(init);
+    let node = cluster.node_pid(0).unwrap();
+    let signal = |pid: u32, signal| kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    // What it is told meanwhile it hears together with the end of its guard.
+    signal(node, Signal::STOP);
+    for guard in children(node) {
+        kill(guard);
+    }
+    let tasks: Vec<_> = (0..20).map(square::remote).collect();
+    while cluster.state().unwrap()["nodes"][0]["leases"] == 0 {
+        std::thread::yield_now();
+    }
+    cluster.add_node(&["--num-cpus", "2"]).unwrap();
+    signal(node, Signal::CONT);
+    let results: Vec<u64> = tasks.iter().map(|task| wingbeat::block_on(task.get_timeout(LIMIT)).unwrap()).collect();
+    assert_eq!(results, (0..20).map(|x| x * x).collect::<Vec<u64>>());
+}
+
+/// What a process has started itself.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let children = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("children")).unwrap());
+    children.flat_map(|pids| pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>()).collect()
+}

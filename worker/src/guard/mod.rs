@@ -99,6 +99,14 @@ pub(crate) struct Guard {
     is_stopping: AtomicBool,
 }
 
+/// Whether what was asked of the guard has failed because it is not there any more.
+pub(crate) fn has_ended(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
 impl Guard {
     /// Starts the guard of this daemon. Reports are given to `report` on a thread of their own, until the
     /// guard ends.

@@ -17,7 +17,7 @@ use wingbeat_node::Event;
 
 use super::pool::{Pool, Process};
 use super::{Daemon, output};
-use crate::guard::{Launch, LaunchFds};
+use crate::guard::{self, Launch, LaunchFds};
 use crate::page::Page;
 use crate::start::{self, WorkerStartInfo};
 
@@ -123,7 +123,10 @@ impl Daemon {
             return Ok(());
         }
         let output = self.clone().read_output(process, job.id, stdout, stderr).map_err(failed)?;
-        self.guard.launch(launch, fds).map_err(failed)?;
+        if let Err(error) = self.guard.launch(launch, fds) {
+            // It has ended, and so does the node, which says why: what was to run here runs elsewhere.
+            return if guard::has_ended(&error) { Ok(()) } else { Err(failed(error)) };
+        }
         if let Some(known) = pool.processes.get_mut(&process) {
             (known.output, known.launch) = (output, Some(permit));
         }
