@@ -12,13 +12,13 @@
 //!                        └── given back, lost ──┘
 //! ```
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Address, Outputs, Shape, TaskSpec};
+use wingbeat_core::spec::{Address, Arg, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::StoreNode;
-use wingbeat_core::{LeaseId, NodeId, ProcessId, TaskId};
+use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 
 use crate::owner::name::Name;
@@ -108,6 +108,11 @@ pub(crate) enum Action {
         task: Task,
         error: Error,
     },
+    /// Every place that it knows of this argument was on a node that has died since: it waits for the argument again.
+    ArgumentLost {
+        task: Task,
+        argument: ObjectId,
+    },
 }
 
 /// A lease as the head grants it.
@@ -186,8 +191,23 @@ pub(crate) struct Dispatch {
     leases: BTreeMap<LeaseId, Lease>,
     by_worker: HashMap<ProcessId, LeaseId>,
     resting: Resting,
+    /// Nodes that have died, whose ids are never used again: a task that was queued before, or comes back, still names them.
+    dead_nodes: HashSet<NodeId>,
     /// Set at the end of the session: nothing is queued any more.
     session_over: Option<Error>,
+}
+
+/// An argument of which the task knows dead nodes alone.
+fn lost_argument(spec: &TaskSpec, dead: &HashSet<NodeId>) -> Option<ObjectId> {
+    if dead.is_empty() {
+        return None;
+    }
+    spec.args.iter().find_map(|arg| match arg {
+        Arg::Stored(id, stored) if !stored.nodes.is_empty() => {
+            stored.nodes.iter().all(|holder| dead.contains(&holder.node)).then_some(*id)
+        }
+        _ => None,
+    })
 }
 
 /// What became of a result.
@@ -313,6 +333,11 @@ impl Dispatch {
                     break;
                 }
                 let Some(task) = queue.ready.pop_front() else { break };
+                // A node that has joined since knows nothing of them, and would look for them in vain.
+                if let Some(argument) = lost_argument(&task.spec, &self.dead_nodes) {
+                    out.push(Action::ArgumentLost { task, argument });
+                    continue;
+                }
                 tasks.push(task.spec.clone());
                 lease.bytes += weight;
                 lease.in_flight.push_back((lease.next, task));
@@ -695,6 +720,7 @@ impl Dispatch {
     /// A node is gone with all its leases. Where a worker process is known to have ended before, that is the cause, and it
     /// is acted upon as soon as the connection has ended: what was moved away from the node has not failed.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
+        self.dead_nodes.insert(node);
         let there = self.leases.values().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
         let lost: Vec<LeaseId> = there.map(|lease| lease.grant.lease).collect();
         for id in lost {

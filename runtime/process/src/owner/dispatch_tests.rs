@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use wingbeat_core::memory::{EndedBy, MemoryShortage};
 use wingbeat_core::spec::{Exit, MachineId, Outputs};
+use wingbeat_core::value::Stored;
 use wingbeat_core::{Amount, FunctionId, ResourceSet};
 
 use super::*;
@@ -85,6 +86,7 @@ fn said(out: Vec<Action>) -> Said {
                 said.left.push(task.seq);
             }
             Action::Fail { task, error } => said.failed.push((task.spec.id.seq, error)),
+            Action::ArgumentLost { .. } => {}
         }
     }
     said
@@ -359,6 +361,29 @@ fn a_task_whose_argument_was_lost_is_given_back_to_be_resolved_again() {
         Settled::Done(task) => assert_eq!((task.retries, task.spec.attempt), (3, 0)),
         Settled::Retried | Settled::Unknown => panic!("it was pushed again with the argument that is lost"),
     }
+}
+
+#[test]
+fn a_queued_task_does_not_look_for_its_argument_on_a_node_that_has_died_since() {
+    let (argument, elsewhere) = (id(7).output(0), StoreNode { node: NodeId(2), ..node() });
+    let stored = |nodes: Vec<StoreNode>| Arg::Stored(argument, Stored { size: 1, nodes, refs: None });
+    let mut dispatch = Dispatch::default();
+    for (seq, places) in [(0, vec![node()]), (1, vec![node(), elsewhere])] {
+        let mut task = task(seq);
+        Arc::make_mut(&mut task.spec).args.push(stored(places));
+        dispatch.submit(task, &mut Vec::new());
+    }
+    dispatch.node_died(NodeId(1), "a test", &mut Vec::new());
+    // Of a node that has joined after that.
+    dispatch.granted(Grant { node: StoreNode { node: NodeId(3), ..node() }, ..grant(1) }, 0, &mut Vec::new());
+    let mut out = Vec::new();
+    dispatch.settle(0, &mut out);
+    let lost = out.iter().filter_map(|action| match action {
+        Action::ArgumentLost { task, argument } => Some((task.spec.id, *argument, task.retries)),
+        _ => None,
+    });
+    assert_eq!(lost.collect::<Vec<_>>(), [(id(0), argument, 3)]);
+    assert_eq!(said(out).pushed[&1], [1], "what has a copy elsewhere is pushed");
 }
 
 #[test]

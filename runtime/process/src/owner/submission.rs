@@ -299,6 +299,9 @@ impl Owner {
                 dispatch::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, Work::Cancel { task, force }.into());
                 }
+                dispatch::Action::ArgumentLost { task, argument } => {
+                    self.argument_lost(task, argument, "the nodes that had a copy of it have died");
+                }
                 dispatch::Action::Fail { task, error } => {
                     self.settle_outputs(&task.spec, Outcome::Failed(Box::new(error)), None);
                 }
