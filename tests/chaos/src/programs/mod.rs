@@ -117,13 +117,13 @@ pub(crate) enum Failure {
     /// A result is wrong.
     Wrong(String),
     /// An error, and of which kinds it may be.
-    Error(Error, &'static [ErrorKind]),
+    Error(Box<Error>, &'static [ErrorKind]),
 }
 
 /// The error of an operation that must succeed, whatever happens.
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::Error(error, &[])
+        Failure::Error(Box::new(error), &[])
     }
 }
 
@@ -135,7 +135,7 @@ pub(crate) trait MayFail<T> {
 
 impl<T> MayFail<T> for wingbeat::Result<T> {
     fn may_be(self, kinds: &'static [ErrorKind]) -> Result<T, Failure> {
-        self.map_err(|error| Failure::Error(error, kinds))
+        self.map_err(|error| Failure::Error(Box::new(error), kinds))
     }
 }
 
