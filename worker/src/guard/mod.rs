@@ -281,14 +281,13 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
 }
 
 /// Keeps the kernel from choosing the guard when memory runs out, where that is permitted. Answers with what worker processes get: the
-/// kernel chooses them before anything that is as large.
+/// kernel chooses them before those that are kept from it.
 fn keep_from_oom_killer() -> Vec<u8> {
     let before = std::fs::read_to_string(OOM_SCORE).ok().and_then(|text| text.trim().parse::<i32>().ok());
     // Only root may.
     let _ = std::fs::write(OOM_SCORE, "-1000");
     // What the daemon has lowered for itself is not theirs.
-    let score = before.unwrap_or_default().max(0) + MORE_LIKELY;
-    score.min(1000).to_string().into_bytes()
+    before.unwrap_or_default().max(0).to_string().into_bytes()
 }
 
 /// Has the kernel choose another process than this when memory runs out, as long as there is one. Where that is not permitted,
@@ -296,9 +295,6 @@ fn keep_from_oom_killer() -> Vec<u8> {
 pub fn spare_this_process() {
     let _ = std::fs::write(OOM_SCORE, "-900");
 }
-
-/// Thousandths of the machine's memory that the kernel counts on top of what a worker process has, when it chooses whom to kill.
-const MORE_LIKELY: i32 = 500;
 
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 
