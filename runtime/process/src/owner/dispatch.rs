@@ -21,10 +21,11 @@ use wingbeat_core::value::StoreNode;
 use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 
+use crate::owner::memory_retries::MemoryRetries;
 use crate::owner::name::Name;
 use crate::owner::object::Held;
 use crate::owner::recipe::Remaking;
-use crate::owner::resting::{MemoryRetries, Resting};
+use crate::owner::resting::Resting;
 use crate::owner::wanted::Wanted;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never

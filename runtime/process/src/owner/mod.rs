@@ -45,6 +45,7 @@ mod items;
 mod leftovers;
 mod lineage;
 pub(crate) mod locality;
+pub(crate) mod memory_retries;
 mod messages;
 pub(crate) mod name;
 pub(crate) mod object;

@@ -14,8 +14,8 @@ use wingbeat_core::spec::{Arg, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::Packed;
 use wingbeat_core::{ObjectId, TaskId};
 
+use crate::owner::memory_retries::MemoryRetries;
 use crate::owner::name::Name;
-use crate::owner::resting::MemoryRetries;
 
 /// So many tasks in a row are remembered; of a longer chain, only the last ones.
 const DEPTH_LIMIT: u32 = 256;

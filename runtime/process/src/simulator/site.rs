@@ -18,10 +18,10 @@ use super::process::Process;
 use super::side::{Awaited, address};
 use super::value::{Plan, Ref, Written, refs_in, value_of};
 use crate::owner::dispatch::Task;
+use crate::owner::memory_retries::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::name::Name;
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
-use crate::owner::resting::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
 
