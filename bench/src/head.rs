@@ -20,7 +20,7 @@ pub(crate) struct Head {
 pub(crate) const DRIVER: ProcessId = ProcessId(1);
 
 pub(crate) fn address(process: ProcessId) -> Address {
-    Address { process, machine: MachineId(1), unix: String::new(), tcp: None }
+    Address { process, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
 impl Head {
@@ -124,6 +124,7 @@ impl Head {
             holds: ResourceSet::new(),
             max_restarts: 0,
             max_concurrency: 1,
+            max_task_retries: 0,
             max_pending_calls: None,
             groups: BTreeMap::new(),
             name: None,

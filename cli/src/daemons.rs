@@ -35,7 +35,8 @@ pub(crate) struct HeadArgs {
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
     /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for about 30 s
-    /// after the last one has ended, at the same address and with the same token. SIGTERM then ends the head alone, as
+    /// after the last one has ended, at the same address and with the same token. Without a file they do so, too, and up
+    /// to three nodes keep what would be in it, in memory. With a file, SIGTERM ends the head alone, as
     /// SIGKILL does; Ctrl-C and `wingbeat stop` end the cluster. Only you can read the file; the
     /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
@@ -127,7 +128,7 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     let config = HeadConfig { tcp: Some(SocketAddr::new(args.host, args.port)), token, cluster: ClusterId::random() };
     let head = match &args.journal {
         Some(file) => Head::start_with_journal(config, file).await,
-        None => Head::start(config).await,
+        None => Head::start_to_be_followed(config).await,
     };
     let head = head.context("cannot start the head")?;
     let mut signals = Signals::of_daemon()?;

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use wingbeat_core::error::{Error, Result};
 use wingbeat_process::Session;
 use wingbeat_process::registry::{Finished, Item, Outgoing, OutputValues, Turn};
@@ -18,11 +19,17 @@ pub use futures::StreamExt;
 pub use inventory;
 pub use serde;
 pub use wingbeat_process::Arguments;
+pub use wingbeat_process::options::{Declared, RetryOn, UNLIMITED};
 pub use wingbeat_process::registry::{
     Class, Constructing, Defaults, Entry, Function, Instance, Method, Running, application_error, one,
 };
 
 pub use crate::shape::{Items, Many, One};
+
+/// Whether `holds` of the function's own error.
+pub fn retry_if<E: DeserializeOwned + 'static>(error: &Error, holds: impl Fn(&E) -> bool) -> bool {
+    error.application().is_some_and(|error| holds(&error))
+}
 
 /// Boxes one output.
 pub fn outgoing<T: Serialize + Send + 'static>(value: T) -> Box<dyn Outgoing> {

@@ -148,9 +148,24 @@ impl<Signature> ActorOptions<Signature> {
     /// How often it is started again when its process or node is lost; never if nothing is said. A process that is killed
     /// from outside counts, and so does [`kill_may_restart`](crate::ActorRef::kill_may_restart); one that was gone before
     /// the constructor began does not. After a life shorter than a second it starts again at once, and after each further
-    /// one in a row it rests before: 0.1 s, 0.2 s and so on, up to 10 s.
+    /// one in a row it rests before: 0.1 s, 0.2 s and so on, up to 10 s. [`UNLIMITED`](crate::UNLIMITED) is as often as it takes.
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.options.max_restarts = Some(restarts);
+        self
+    }
+
+    /// Attempts after the first that restarts of the actor, or losses of contact with it, may cost a call; none if nothing is said.
+    /// The calls of a process that were in flight when the actor's process ended are made again in its next life, in the order in
+    /// which they were made and before later ones. They may have been carried out before. What a method's `max_retries` or
+    /// [`CallOptions::max_retries`] says goes before.
+    ///
+    /// ```no_run
+    /// # struct Tally; #[wingbeat::actor] impl Tally { fn new(start: u64) -> Self { Tally } fn add(&mut self, by: u64) {} }
+    /// use wingbeat::UNLIMITED;
+    /// let tally = Tally::options().max_restarts(UNLIMITED).max_task_retries(UNLIMITED).remote(0);
+    /// ```
+    pub fn max_task_retries(mut self, retries: u32) -> Self {
+        self.options.max_task_retries = Some(retries);
         self
     }
 

@@ -55,7 +55,7 @@ pub use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
 pub use wingbeat_process::groups::Drained;
-pub use wingbeat_process::options::without_retries;
+pub use wingbeat_process::options::{UNLIMITED, without_retries};
 pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
 
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
@@ -79,8 +79,8 @@ pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Sessi
 /// # }
 /// ```
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_restarts`, `max_concurrency`, `concurrency_groups(io = 2)`; a method takes
-/// `#[method(group = "io")]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+/// Options: `num_cpus`, `num_gpus`, `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
+/// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]` and `#[method(max_retries = 3)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
 /// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a
@@ -98,7 +98,8 @@ pub use wingbeat_macros::main;
 /// A task that waits for a ref gives its CPUs to others meanwhile. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_retries`, `max_memory_retries`, `retry_errors`, `stream_ahead`.
+/// Options: `num_cpus`, `num_gpus`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
+/// `retry_if = f`, `stream_ahead`.
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]
@@ -110,6 +111,26 @@ pub use wingbeat_macros::main;
 /// let error = parse::remote("x".to_owned()).get().await.unwrap_err();
 /// assert_eq!(error.application::<String>().unwrap(), "not a number: x");
 /// # }
+/// ```
+///
+/// A task whose process or node is lost is tried again, up to `max_retries` times. One that returns an error is not, unless
+/// `retry_errors` says so of all errors and panics, `retry_on` of types of errors, or `retry_if` of those of which a function holds:
+///
+/// ```no_run
+/// # use serde::{Serialize, Deserialize};
+/// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+/// #[error("{0} is busy")]
+/// struct Busy(String);
+///
+/// #[wingbeat::remote(max_retries = 10, retry_on(Busy))]
+/// fn fetch(url: String) -> Result<Vec<u8>, Busy> {
+///     Err(Busy(url))
+/// }
+///
+/// #[wingbeat::remote(retry_if = |status: &u16| *status >= 500)]
+/// fn status(url: String) -> Result<(), u16> {
+///     Err(503)
+/// }
 /// ```
 pub use wingbeat_macros::remote;
 

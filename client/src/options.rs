@@ -1,8 +1,11 @@
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
+use wingbeat_process::options::RetryOn;
 use wingbeat_process::registry::{Function, Method};
 use wingbeat_process::{CallArgs, Session, options, submit};
 
@@ -47,7 +50,8 @@ impl<Signature> TaskOptions<Signature> {
         self
     }
 
-    /// Attempts after the first that lost processes and nodes may cost; 3 if nothing is said.
+    /// Attempts after the first that lost processes and nodes may cost; 3 if nothing is said, and
+    /// [`UNLIMITED`](crate::UNLIMITED) for as many as it takes.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.options.max_retries = Some(retries);
         self
@@ -61,9 +65,47 @@ impl<Signature> TaskOptions<Signature> {
         self
     }
 
-    /// Whether the function's own errors and panics are tried again too.
+    /// Whether all of the function's own errors and panics are tried again too, at once and within
+    /// [`max_retries`](Self::max_retries). Of a stream, an error among its items is an item: only a panic is tried again.
     pub fn retry_errors(mut self, retry: bool) -> Self {
-        self.options.retry_errors = Some(retry);
+        self.options.retry_on = Some(if retry { RetryOn::Everything } else { RetryOn::Nothing });
+        self
+    }
+
+    /// Tries the function's own errors of the type `E` again too, at once and within [`max_retries`](Self::max_retries). May be
+    /// said of several types. It takes the place of what the function's attribute says of errors.
+    ///
+    /// ```no_run
+    /// # use serde::{Serialize, Deserialize};
+    /// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+    /// #[error("{0} is busy")]
+    /// struct Busy(String);
+    ///
+    /// #[wingbeat::remote]
+    /// fn fetch(url: String) -> Result<Vec<u8>, Busy> { Err(Busy(url)) }
+    ///
+    /// let page = fetch::options().retry_on::<Busy>().max_retries(10).remote("a".to_owned());
+    /// ```
+    pub fn retry_on<E: 'static>(mut self) -> Self {
+        let chosen = self.options.retry_on.take().unwrap_or_default();
+        self.options.retry_on = Some(chosen.or_type(std::any::type_name::<E>()));
+        self
+    }
+
+    /// Tries those of the function's own errors again too of which `is_transient` holds, as with
+    /// [`retry_on`](Self::retry_on). It is asked in this process, on a thread of its own; if it panics, the task fails.
+    ///
+    /// ```no_run
+    /// # #[wingbeat::remote] fn fetch(url: String) -> Result<Vec<u8>, u16> { Err(503) }
+    /// let page = fetch::options().retry_if(|status: &u16| *status >= 500).remote("a".to_owned());
+    /// ```
+    pub fn retry_if<E: DeserializeOwned + 'static>(
+        mut self,
+        is_transient: impl Fn(&E) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let chosen = self.options.retry_on.take().unwrap_or_default();
+        let holds = move |error: &Error| error.application().is_some_and(|error| is_transient(&error));
+        self.options.retry_on = Some(chosen.or_if(Arc::new(holds)));
         self
     }
 
@@ -118,8 +160,9 @@ impl CallOptions {
         self
     }
 
-    /// Attempts after the first that restarts of the actor, or losses of contact with it, may cost; none if nothing is said. A call
-    /// that is made again may have been carried out before, by the same actor if it was contact that was lost.
+    /// Attempts after the first that restarts of the actor, or losses of contact with it, may cost; if nothing is said, the
+    /// method's `max_retries` or the actor's [`max_task_retries`](crate::ActorOptions::max_task_retries). A call that is made again
+    /// may have been carried out before, by the same actor if it was contact that was lost.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.options.max_retries = Some(retries);
         self

@@ -222,9 +222,9 @@ impl TestCluster {
         })
     }
 
-    /// Starts a head; if the last one kept a journal, with that and where that was.
+    /// Starts a head where the last one was, and with its journal if that kept one.
     pub fn start_head(&mut self) -> Result<()> {
-        let port = self.address.rsplit(':').next().filter(|port| self.keeps_journal && !port.is_empty()).unwrap_or("0");
+        let port = self.address.rsplit(':').next().filter(|port| !port.is_empty()).unwrap_or("0");
         let mut command = self.command()?;
         command.args(["head", "--port", port]);
         if self.keeps_journal {
@@ -401,6 +401,11 @@ pub fn parent(pid: u32) -> u32 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let rest = stat.rsplit(')').next().unwrap_or_default();
     rest.split_whitespace().nth(1).and_then(|parent| parent.parse().ok()).unwrap_or_default()
+}
+
+/// The daemon of the node of a worker process: above its keeper, the guard, and who watches that.
+pub fn daemon_of(worker: u32) -> u32 {
+    parent(parent(parent(parent(worker))))
 }
 
 /// Whether a process of this id is there (and is no zombie).

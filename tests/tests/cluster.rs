@@ -22,8 +22,8 @@ fn square(x: u64) -> u64 {
 
 #[wingbeat::remote]
 fn parent_pid() -> u32 {
-    // Above the guard and the process that watches it is the daemon: it names the node.
-    wingbeat_tests::parent(wingbeat_tests::parent(std::os::unix::process::parent_id()))
+    // It names the node.
+    wingbeat_tests::daemon_of(std::process::id())
 }
 
 #[wingbeat::remote]
@@ -261,8 +261,14 @@ fn a_detached_actor_outlives_its_driver() {
     assert!(matches!(counter.add().get_blocking(), Err(Error::ActorDied { .. })));
 }
 
+/// So long is a head waited for that does not come back.
+const SOON: [(&str, &str); 2] = [("WINGBEAT_SILENCE_MS", "1000"), ("WINGBEAT_LOST_MS", "3000")];
+
 #[test]
 fn the_loss_of_the_head_ends_everything_with_a_reason() {
+    if common::runs_again_with("the_loss_of_the_head_ends_everything_with_a_reason", &SOON) {
+        return;
+    }
     let mut cluster = TestCluster::start(1, 1).unwrap();
     let _driver = join(&cluster);
     let worker = own_pid::remote().get_blocking().unwrap();

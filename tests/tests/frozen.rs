@@ -99,12 +99,7 @@ fn next_life(actor: &CounterHandle, before: u32) -> Answer {
 
 /// The number of the node on which a process of this id runs.
 fn node_of(cluster: &TestCluster, pid: u32) -> usize {
-    let parent_of = |pid: u32| -> u32 {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
-    };
-    // Above the guard and the process that watches it is the daemon.
-    let daemon = parent_of(parent_of(parent_of(pid)));
+    let daemon = wingbeat_tests::daemon_of(pid);
     (0..cluster.nodes()).find(|node| cluster.node_pid(*node) == Some(daemon)).unwrap()
 }
 

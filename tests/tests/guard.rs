@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{Local, Started};
 use rustix::process::{Pid, Signal, kill_process};
 use wingbeat::{Error, ObjectRef};
-use wingbeat_tests::{TestCluster, is_alive, wait_for_end};
+use wingbeat_tests::{TestCluster, wait_for_end};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
 }
 
-/// A task that runs and has started processes, with the ids of those and its own, and of its guard and who watches that.
+/// A task that runs and has started processes, with the ids of those and its own, of its guard and of who watches that.
 struct Running {
     task: ObjectRef<u64>,
     pids: Vec<u32>,
@@ -67,8 +67,9 @@ fn run() -> Running {
     started.wait();
     let pids = std::fs::read_to_string(started.path()).unwrap();
     let pids: Vec<u32> = pids.lines().map(|pid| pid.parse().unwrap()).collect();
-    let guard = parent_of(pids[0]);
-    assert_eq!(parent_of(pids[1]), guard, "orphans fall to the guard");
+    let keeper = parent_of(pids[0]);
+    assert_eq!(parent_of(pids[1]), keeper, "orphans fall to the keeper");
+    let guard = parent_of(keeper);
     Running { task, pids, guard, watch: parent_of(guard) }
 }
 
@@ -110,32 +111,6 @@ fn a_private_cluster_whose_guard_loses_its_watch_ends_and_leaves_nothing() {
     let running = a_private_cluster_ends_when(|running| kill(running.watch));
     for pid in running.pids {
         assert!(wait_for_end(pid, LIMIT), "pid {pid} is left");
-    }
-}
-
-#[test]
-fn what_carries_a_mark_ends_even_if_both_halves_of_the_guard_are_killed() {
-    let is_marked = |pid: &u32| {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        String::from_utf8_lossy(&environ).contains("WINGBEAT_PROCESS=")
-    };
-    // One threw away everything that said where it comes from. Once it has ended, nobody can tell any more.
-    let unmarked = std::cell::Cell::new(0);
-    let running = a_private_cluster_ends_when(|running| {
-        let found = running.pids[1..].iter().find(|pid| !is_marked(pid));
-        unmarked.set(*found.unwrap());
-        // Stopped first, or the one would notice the end of the other.
-        let stop = |pid: u32| kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
-        stop(running.guard);
-        stop(running.watch);
-        kill(running.watch);
-        kill(running.guard);
-    });
-    for pid in running.pids.into_iter().filter(|pid| *pid != unmarked.get()) {
-        assert!(wait_for_end(pid, LIMIT), "pid {pid} is left");
-    }
-    if is_alive(unmarked.get()) {
-        kill(unmarked.get());
     }
 }
 

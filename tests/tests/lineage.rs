@@ -20,8 +20,8 @@ fn join(cluster: &TestCluster) -> Local {
 /// A line for every time that something ran, and the node's daemon.
 fn note(log: &Path, what: &str) {
     use std::io::Write;
-    // Above the guard and the process that watches it is the daemon: it names the node.
-    let daemon = wingbeat_tests::parent(wingbeat_tests::parent(std::os::unix::process::parent_id()));
+    // It names the node.
+    let daemon = wingbeat_tests::daemon_of(std::process::id());
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
     writeln!(file, "{what} {daemon}").unwrap();
 }

@@ -204,12 +204,23 @@ const ROWS: &[Program] = &[
             "ProcessRequest::ReadExecutable",
         ],
     },
+    Program {
+        name: "owners",
+        run: scenarios::owners,
+        sends: &[
+            "PeerMessage::Shadows",
+            "ProcessRequest::Keeps",
+        ],
+    },
 ];
 
 /// Kinds that no program here sends, and the test in which they are sent.
 const ELSEWHERE: &[(&str, &str)] = &[
     // Needs a device that something holds which has thrown its parents away.
     ("HeadMessage::DevicesHeld", "simulator"),
+    // Of a head without a journal.
+    ("NodeMessage::Keep", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
+    ("NodeRequest::ReadKept", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
     // Needs a head that cannot be reached by a worker process, and can by its node.
     (
         "NodeMessage::LostHead",

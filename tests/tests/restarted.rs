@@ -1,4 +1,4 @@
-//! A head with a journal may be killed and started again: whoever runs goes on, and notices nothing.
+//! A head may be killed and started again, with a journal and without: whoever runs goes on, and notices nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -68,9 +68,15 @@ impl Counter {
     }
 }
 
-/// A driver of a cluster whose head keeps a journal.
+/// Says that the tests are about a head without a journal.
+const WITHOUT: &str = "WINGBEAT_TEST_WITHOUT_JOURNAL";
+
+/// A driver of a cluster whose head keeps a journal, or not, where that is asked for.
 fn cluster(nodes: usize, cpus: u32) -> (TestCluster, Local) {
-    let cluster = TestCluster::with_journal(nodes, cpus).unwrap();
+    let cluster = match std::env::var_os(WITHOUT) {
+        None => TestCluster::with_journal(nodes, cpus).unwrap(),
+        Some(_) => TestCluster::start(nodes, cpus).unwrap(),
+    };
     let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("restarted");
     let driver = Local::from(init);
     (cluster, driver)
@@ -240,6 +246,78 @@ fn a_cluster_outlives_one_head_after_the_other() {
         let tasks: Vec<_> = (0..50).map(double::remote).collect();
         assert_eq!(get_all_blocking(&tasks).unwrap()[49], 98);
     }
+}
+
+#[test]
+fn all_of_that_holds_without_a_journal_too() {
+    if std::env::var_os(WITHOUT).is_some() {
+        return;
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    // A head without a journal that a supervisor stops ends its cluster.
+    again.args(["--skip", "supervisor", "--skip", "joining", "--test-threads", "2"]).env(WITHOUT, "1");
+    // Where all who have kept what it knew are gone, all of this time is waited.
+    again.env("WINGBEAT_LOST_MS", "5000");
+    let ended = again.output().unwrap();
+    let said = [ended.stdout, ended.stderr].concat();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal() {
+    let mut cluster = TestCluster::start(2, 2).unwrap();
+    let join = |cluster: &TestCluster| {
+        Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("kept"))
+    };
+    let quota = cluster.command().unwrap().args(["quota", "kept", "CPU=3"]).status().unwrap();
+    assert!(quota.success());
+    let (pid, group) = {
+        let _driver = join(&cluster);
+        let counter = wingbeat::block_on(Counter::options().name("counter").detached().get_or_create()).unwrap();
+        assert_eq!(counter.add().get_blocking().unwrap(), 1);
+        let group = placement_group([Bundle::new().num_cpus(1.0)]).name("group").detached().create_blocking().unwrap();
+        group.ready().get_blocking().unwrap();
+        (counter.pid().get_blocking().unwrap(), group.id())
+    };
+    for calls in 2..4 {
+        restart(&mut cluster);
+        let _driver = join(&cluster);
+        let counter = wingbeat::block_on(Counter::named("counter")).unwrap();
+        assert_eq!(counter.add().get_blocking().unwrap(), calls, "the same life");
+        assert_eq!(counter.pid().get_blocking().unwrap(), pid);
+        let state = cluster.state().unwrap();
+        assert_eq!(state["placement_groups"][0]["id"], serde_json::json!(group));
+        assert_eq!(state["quotas"][0]["namespace"], "kept");
+    }
+}
+
+#[test]
+#[ignore = "prints how long it takes: `cargo test --release -p wingbeat-tests --test restarted -- --ignored --nocapture`"]
+fn how_soon_the_next_head_schedules_under_load() {
+    let (mut cluster, driver) = cluster(2, 2);
+    let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (session, ends) = (driver.session.clone(), is_over.clone());
+    let load = std::thread::spawn(move || {
+        let _entered = session.enter();
+        let mut done = 0;
+        while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+            let tasks: Vec<_> = (0..200).map(double::remote).collect();
+            done += get_all_blocking(&tasks).unwrap().len();
+        }
+        done
+    });
+    for number in 1..=10_u32 {
+        cluster.kill_head().unwrap();
+        let killed = Instant::now();
+        cluster.start_head().unwrap();
+        let starts = killed.elapsed();
+        // Nobody has a lease of this shape.
+        let shape = f64::from(number) / 100.0;
+        assert_eq!(double::options().num_cpus(shape).remote(4).get_blocking().unwrap(), 8);
+        println!("the next head listens after {starts:?}, and has scheduled after {:?}", killed.elapsed());
+    }
+    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    println!("{} tasks, none failed", load.join().unwrap());
 }
 
 /// In the place of the head, takes in somebody who wants to join, hears the question, and ends without an answer.

@@ -8,7 +8,7 @@ use crate::python;
 use crate::steps::{cargo, root, step};
 
 /// What the tests start as processes of their own.
-const BUILT: [&str; 10] = [
+const BUILT: [&str; 12] = [
     "build",
     "--quiet",
     "-p",
@@ -17,6 +17,8 @@ const BUILT: [&str; 10] = [
     "wingbeat-examples",
     "-p",
     "wingbeat-shapes",
+    "-p",
+    "wingbeat-chaos",
     "--bins",
     "--examples",
 ];
@@ -33,13 +35,18 @@ pub(crate) fn run(release: bool) -> Result<()> {
     let python = python::interpreter()?;
     let binary = root()?.join("target/debug/wingbeat");
     let mut tests = cargo(&["test", "--workspace", "--exclude", "xtask"])?;
-    if wingbeat_tests::is_root().is_err() {
-        eprintln!("   not root: the tests of several machines and of other users are left out");
+    let is_root = wingbeat_tests::is_root().is_ok();
+    if !is_root {
+        eprintln!("   not root: the tests of several machines and of other users are left out, and the chaos");
         tests.env("WINGBEAT_SKIP_HOSTS", "1");
     }
     step("tests", tests.env("WINGBEAT_BIN", &binary).env("WINGBEAT_PYTHON", &python))?;
     let mut soak = Command::new(root()?.join("target/debug/soak"));
     step("soak of a minute", soak.args(["--minutes", "1"]).env("WINGBEAT_BIN", &binary))?;
+    if is_root {
+        let mut chaos = Command::new(root()?.join("target/debug/chaos"));
+        step("chaos of half a minute", chaos.args(["--minutes", "0.5", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
+    }
     let mut pytest = Command::new(&python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
     pytest.env("WINGBEAT_BIN", &binary);

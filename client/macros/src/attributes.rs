@@ -1,11 +1,11 @@
-//! Options in attributes: `num_cpus = 2, retry_errors, concurrency_groups(io = 2)`.
+//! Options in attributes: `num_cpus = 2, retry_on(Busy), concurrency_groups(io = 2)`.
 
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
-use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token};
+use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token, Type};
 
 /// What an attribute may say.
 #[derive(Clone, Copy, PartialEq)]
@@ -18,10 +18,19 @@ pub(crate) enum Place {
 impl Place {
     fn known(self) -> &'static [&'static str] {
         match self {
-            Place::Function => {
-                &["num_cpus", "num_gpus", "max_retries", "max_memory_retries", "retry_errors", "stream_ahead"]
+            Place::Function => &[
+                "num_cpus",
+                "num_gpus",
+                "max_retries",
+                "max_memory_retries",
+                "retry_errors",
+                "retry_on",
+                "retry_if",
+                "stream_ahead",
+            ],
+            Place::Class => {
+                &["num_cpus", "num_gpus", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups"]
             }
-            Place::Class => &["num_cpus", "num_gpus", "max_restarts", "max_concurrency", "concurrency_groups"],
             Place::Method => &["group", "max_retries", "stream_ahead"],
         }
     }
@@ -31,12 +40,47 @@ impl Place {
 #[derive(Default)]
 pub(crate) struct Attributes {
     fields: Vec<TokenStream>,
+    /// Which errors of a function are tried again.
+    retry: Retry,
     /// The concurrency group of a method.
     pub group: Option<LitStr>,
     /// The concurrency groups that a class declares.
     pub groups: Vec<String>,
     /// Several calls may run at a time.
     pub concurrent: bool,
+}
+
+/// Which errors of a function are tried again.
+#[derive(Default)]
+struct Retry {
+    /// All, or none whatever else is said.
+    errors: bool,
+    /// Those of these types.
+    types: Vec<Type>,
+    /// Those of which this holds.
+    predicate: Option<Expr>,
+}
+
+impl Retry {
+    fn value(&self) -> TokenStream {
+        let Retry { errors, types, predicate } = self;
+        if *errors {
+            return quote!(::wingbeat::__private::RetryOn::Everything);
+        }
+        if types.is_empty() && predicate.is_none() {
+            return quote!(::wingbeat::__private::RetryOn::Nothing);
+        }
+        let predicate = match predicate {
+            None => quote!(::core::option::Option::None),
+            Some(predicate) => {
+                quote!(::core::option::Option::Some(|error| ::wingbeat::__private::retry_if(error, #predicate)))
+            }
+        };
+        quote!(::wingbeat::__private::RetryOn::Declared(&::wingbeat::__private::Declared {
+            types: &[#(::core::any::type_name::<#types>),*],
+            predicate: #predicate,
+        }))
+    }
 }
 
 impl Attributes {
@@ -73,8 +117,33 @@ impl Attributes {
                     },
                     Meta::List(_) => return Err(syn::Error::new_spanned(meta, "write `retry_errors`")),
                 };
-                self.fields.push(quote!(retry_errors: #value));
+                self.retry.errors = value;
             }
+            "retry_on" => {
+                let Meta::List(list) = meta else {
+                    return Err(syn::Error::new_spanned(
+                        meta,
+                        "write `retry_on(Busy, TimedOut)`, with types of errors",
+                    ));
+                };
+                let types = list.parse_args_with(Punctuated::<Type, Token![,]>::parse_terminated)?;
+                if types.is_empty() {
+                    return Err(syn::Error::new_spanned(
+                        meta,
+                        "name a type of errors; for all errors write `retry_errors`",
+                    ));
+                }
+                self.retry.types.extend(types);
+            }
+            "retry_if" => match meta {
+                Meta::NameValue(pair) => self.retry.predicate = Some(pair.value.clone()),
+                _ => {
+                    return Err(syn::Error::new_spanned(
+                        meta,
+                        "write `retry_if = f`, where `f` takes the error by reference",
+                    ));
+                }
+            },
             "group" => self.group = Some(text(meta)?),
             "concurrency_groups" => {
                 let Meta::List(list) = meta else {
@@ -91,6 +160,10 @@ impl Attributes {
                 self.concurrent = true;
                 self.fields.push(quote!(groups: &[#(#pairs),*]));
             }
+            "max_retries" | "max_restarts" | "max_task_retries" => {
+                let value = attempts(meta)?;
+                self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
+            }
             _ => {
                 let value = if name == "max_concurrency" { at_least_one(meta)? } else { whole(meta)? };
                 self.concurrent |= name == "max_concurrency" && value > 1;
@@ -102,8 +175,8 @@ impl Attributes {
 
     /// The registry's `Defaults`.
     pub(crate) fn defaults(&self) -> TokenStream {
-        let fields = &self.fields;
-        quote!(::wingbeat::__private::Defaults { #(#fields,)* ..::wingbeat::__private::Defaults::NONE })
+        let (fields, retry) = (&self.fields, self.retry.value());
+        quote!(::wingbeat::__private::Defaults { #(#fields,)* retry_on: #retry, ..::wingbeat::__private::Defaults::NONE })
     }
 }
 
@@ -132,6 +205,21 @@ fn whole(meta: &Meta) -> syn::Result<u32> {
         Lit::Int(value) => value.base10_parse(),
         other => Err(syn::Error::new_spanned(other, "a whole number is expected")),
     }
+}
+
+/// A number of attempts, or `unlimited`.
+fn attempts(meta: &Meta) -> syn::Result<TokenStream> {
+    if let Meta::NameValue(pair) = meta {
+        match &pair.value {
+            Expr::Path(path) if path.path.is_ident("unlimited") => return Ok(quote!(::wingbeat::__private::UNLIMITED)),
+            Expr::Lit(ExprLit { lit: Lit::Int(value), .. }) if value.base10_digits().starts_with('-') => {
+                return Err(syn::Error::new(value.span(), "a negative number; for no limit, write `unlimited`"));
+            }
+            Expr::Lit(_) => {}
+            other => return Err(syn::Error::new_spanned(other, "a whole number or `unlimited` is expected")),
+        }
+    }
+    whole(meta).map(|value| quote!(#value))
 }
 
 fn at_least_one(meta: &Meta) -> syn::Result<u32> {

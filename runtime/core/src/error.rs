@@ -375,6 +375,19 @@ impl Error {
         }
     }
 
+    /// Whether it is the function's own error and its type has this name, as [`std::any::type_name`] gives it; looked for as by
+    /// [`application`](Self::application), without decoding the error.
+    #[must_use]
+    pub fn is_of_type(&self, name: &str) -> bool {
+        match self {
+            Error::Application { error, .. } => {
+                error.type_name == name || error.passed_on().is_some_and(|error| error.is_of_type(name))
+            }
+            Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.is_of_type(name),
+            _ => false,
+        }
+    }
+
     /// For what is said of an object that has only a number, or of one task of many that ask for the same: the name by which people
     /// know it.
     #[must_use]

@@ -107,6 +107,14 @@ id!(
     FunctionId, "function"
 );
 
+impl NodeId {
+    /// The process in the node's daemon that answers for the objects of processes that have ended.
+    #[must_use]
+    pub fn steward(self) -> ProcessId {
+        ProcessId(self.0)
+    }
+}
+
 /// A task or an actor call: the process that submitted it and that process's running number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskId {

@@ -35,6 +35,9 @@ pub struct Address {
     pub unix: String,
     /// For other machines, where the process listens for them.
     pub tcp: Option<SocketAddr>,
+    /// Who answers for its objects when the process is no more: the steward of its node. Of a driver or worker process, once it
+    /// has a node, and of a node.
+    pub steward: Option<Box<Address>>,
 }
 
 /// Where a lease may be granted.
@@ -311,6 +314,8 @@ pub struct ActorSpec {
     pub max_restarts: u32,
     /// Calls that run at a time in the default group.
     pub max_concurrency: u32,
+    /// Attempts after the first that restarts may cost a call that says nothing itself; `u32::MAX` is without limit.
+    pub max_task_retries: u32,
     /// Calls of one process that may be pending; more fail. Without limit if there is none.
     pub max_pending_calls: Option<u32>,
     /// Named concurrency groups.
@@ -342,6 +347,8 @@ pub struct ActorInfo {
     pub owner: Address,
     /// A detached actor's handles are not counted.
     pub detached: bool,
+    /// As in [`ActorSpec::max_task_retries`].
+    pub max_task_retries: u32,
     /// As in [`ActorSpec::max_pending_calls`].
     pub max_pending_calls: Option<u32>,
 }

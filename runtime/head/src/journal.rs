@@ -20,13 +20,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use wingbeat_core::ClusterId;
-use wingbeat_core::codec;
 use wingbeat_core::error::Error;
 use wingbeat_net::handshake::Epoch;
 
@@ -34,7 +33,7 @@ use crate::service::Durable;
 use crate::state::Fact;
 
 /// The layout of the file and of the facts in it. A head refuses a file of another.
-const FORMAT: i64 = 6;
+const FORMAT: i64 = 7;
 /// Facts that are queued at most: further events wait for the disk.
 const QUEUED: usize = 65_536;
 /// What nobody waits for is written so much later at most, with what somebody waits for if that comes before: each
@@ -58,6 +57,8 @@ enum Order {
 pub(crate) struct Journal {
     queue: Option<mpsc::SyncSender<Order>>,
     writer: Option<std::thread::JoinHandle<()>>,
+    /// Why it cannot be written, while it cannot.
+    fails: watch::Receiver<Option<String>>,
 }
 
 /// What an earlier head wrote down.
@@ -116,7 +117,8 @@ impl Journal {
             }
         };
         let (count, runtime) = (count.open(path)?, Handle::current());
-        let mut writer = Writer { file, count, known: None, runtime, owed: BTreeMap::new(), is_failing: false };
+        let (failing, fails) = watch::channel(None);
+        let mut writer = Writer { file, count, known: None, runtime, owed: BTreeMap::new(), failing };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
         let epoch = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
@@ -126,7 +128,12 @@ impl Journal {
             .spawn(move || writer.run(&incoming))
             .map_err(|error| self::failed(path, error))?;
         let remembered = Remembered { cluster: remembered, facts, epoch: Epoch(epoch) };
-        Ok((Journal { queue: Some(queue), writer: Some(thread) }, remembered))
+        Ok((Journal { queue: Some(queue), writer: Some(thread), fails }, remembered))
+    }
+
+    /// Why it cannot be written, while it cannot.
+    pub(crate) fn fails(&self) -> watch::Receiver<Option<String>> {
+        self.fails.clone()
     }
 
     fn tell(&self, order: Order) {
@@ -419,7 +426,7 @@ fn read(file: &Connection, path: &Path, count: &Count) -> Result<(ClusterId, Vec
             return Err(damaged(path, "a fact fails its checksum"));
         }
         sum = sum.wrapping_add(kept);
-        facts.push(codec::decode_message(Bytes::from(fact)).map_err(|error| self::failed(path, error))?);
+        facts.push(Fact::decoded(Bytes::from(fact)).map_err(|error| self::failed(path, error))?);
     }
     if (facts.len() as i64, sum) != (seal.facts, seal.sum) {
         return Err(damaged(path, &format!("it holds {} facts, and {} were written", facts.len(), seal.facts)));
@@ -433,7 +440,7 @@ type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 /// Whether a head goes on using the file after a transaction.
 #[derive(Clone, Copy, PartialEq)]
 enum Use {
-    /// A head opens it, and gets a number of its own.
+    /// A head opens it, and gets a number of its own; or it is tried whether it can be written.
     Begins,
     GoesOn,
     Ends,
@@ -450,19 +457,20 @@ struct Writer {
     runtime: Handle,
     /// What became true and could not be written yet.
     owed: Changes,
-    /// Whether the last attempt failed: each outage is logged once.
-    is_failing: bool,
+    /// Why the last attempt failed, if it did: each outage is logged once, and the head grants nothing meanwhile.
+    failing: watch::Sender<Option<String>>,
 }
 
 impl Writer {
     fn run(mut self, incoming: &mpsc::Receiver<Order>) {
         loop {
-            let first = match self.owed.is_empty() {
+            let first = match self.owed.is_empty() && !self.is_failing() {
                 true => incoming.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
                 false => incoming.recv_timeout(RETRY),
             };
             let mut asked = Vec::new();
             let mut intended = Changes::new();
+            let mut using = Use::GoesOn;
             match first {
                 Ok(first) => {
                     self.take_in(first, &mut intended, &mut asked);
@@ -476,25 +484,35 @@ impl Writer {
                         self.take_in(order, &mut intended, &mut asked);
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                // Also where nothing is owed, it is tried whether there is room again: somebody may wait for a lease.
+                Err(mpsc::RecvTimeoutError::Timeout) => using = Use::Begins,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     return self.close();
                 }
             }
-            let written = self.write(&intended, Use::GoesOn).map_err(|error| error.to_string());
+            let written = self.write(&intended, using).map_err(|error| error.to_string());
             match &written {
                 Ok(()) => {
-                    if std::mem::take(&mut self.is_failing) {
+                    if self.is_failing() {
+                        self.failing.send_replace(None);
                         tracing::info!("the head's journal is written again");
                     }
                 }
-                Err(error) if !std::mem::replace(&mut self.is_failing, true) => {
-                    tracing::error!(%error, "cannot write the head's journal; changes are refused until there is room");
+                Err(error) if !self.is_failing() => {
+                    self.failing.send_replace(Some(error.clone()));
+                    tracing::error!(
+                        %error,
+                        "cannot write the head's journal; changes are refused and nothing new is granted until there is room"
+                    );
                 }
                 Err(_) => {}
             }
             self.answer(asked, written);
         }
+    }
+
+    fn is_failing(&self) -> bool {
+        self.failing.borrow().is_some()
     }
 
     /// Tells all who asked. On their runtime, which is woken once for that, and not once for each.
@@ -515,7 +533,7 @@ impl Writer {
                 self.owe(facts, intended);
                 asked.extend(answer);
             }
-            Order::Intend(facts, answer) => match facts.iter().map(encoded).collect::<Result<Vec<_>, _>>() {
+            Order::Intend(facts, answer) => match facts.iter().map(Fact::encoded).collect::<Result<Vec<_>, _>>() {
                 Ok(encoded) => {
                     intended.extend(encoded);
                     asked.push(answer);
@@ -531,7 +549,7 @@ impl Writer {
 
     fn owe(&mut self, facts: Vec<Fact>, intended: &mut Changes) {
         for fact in facts {
-            match encoded(&fact) {
+            match fact.encoded() {
                 Ok((key, fact)) => {
                     intended.remove(&key);
                     self.owed.insert(key, fact);
@@ -604,17 +622,6 @@ impl Writer {
         }
         Ok(())
     }
-}
-
-/// A fact with its key, as they are written.
-fn encoded(fact: &Fact) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
-    fn bytes<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, String> {
-        let mut bytes = BytesMut::new();
-        codec::encode_message(value, &mut bytes).map_err(|error| error.to_string())?;
-        Ok(bytes.into())
-    }
-    let content = if fact.is_end() { None } else { Some(bytes(fact)?) };
-    Ok((bytes(&fact.key())?, content))
 }
 
 #[cfg(test)]

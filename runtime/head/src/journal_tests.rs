@@ -220,6 +220,27 @@ async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_w
 }
 
 #[tokio::test]
+async fn a_journal_that_cannot_be_written_says_so_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let (journal, _) = Journal::open(&path, ClusterId(7)).unwrap();
+    let mut fails = journal.fails();
+    assert_eq!(*fails.borrow(), None);
+    journal.tell(Order::Limit(1));
+    let large = "a long name ".repeat(1000);
+    // Nothing is owed after it.
+    journal.intend(vec![quota(&large, 1)]).await.unwrap_err();
+    let why = fails.wait_for(Option::is_some).await.unwrap().clone();
+    assert!(why.unwrap().contains("full"));
+    journal.tell(Order::Limit(1_000_000));
+    fails.wait_for(Option::is_none).await.unwrap();
+    journal.intend(vec![quota(&large, 2)]).await.unwrap();
+    drop(journal);
+    let (_, after) = Journal::open(&path, ClusterId(8)).unwrap();
+    assert_eq!(shown(&after.facts), shown(&[quota(&large, 2)]));
+}
+
+#[tokio::test]
 async fn what_is_owed_is_written_without_being_asked_for_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");

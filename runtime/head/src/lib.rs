@@ -23,7 +23,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::Token;
 use wingbeat_net::address::Listener;
-use wingbeat_net::handshake::Welcome;
+use wingbeat_net::handshake::{Epoch, Welcome};
 use wingbeat_net::recording::{Machine, Recording};
 
 use programs::Programs;
@@ -61,6 +61,23 @@ impl Head {
         Self::serve(config, shell).await
     }
 
+    /// As [`Head::start`], for a head that is followed by the next one at the same address, with the same token: nodes, drivers and
+    /// worker processes come back to that with all that runs. What it is to know beside that (jobs, placement groups, quotas, drains,
+    /// named and detached actors), up to three nodes keep in their memory.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub async fn start_to_be_followed(mut config: HeadConfig) -> Result<HeadHandle, Error> {
+        let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
+        if let Some(at) = listener.address().tcp {
+            config.cluster = config.token.cluster_at(at);
+        }
+        let listener = listener.of_process(ProcessId(config.cluster.0));
+        let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
+        let shell = Shell::new(recorded(with), None, Programs::in_memory(), Some(Epoch::by_clock()));
+        Ok(Self::serve_at(listener, config, shell))
+    }
+
     /// As [`Head::start`], with a file in which it keeps what must survive it: jobs, placement groups, quotas, named and
     /// detached actors. If an earlier head wrote the file, this one goes on with its cluster: nodes, drivers and worker processes
     /// come back with all that runs, and what has not come back in time is started again or forgotten.
@@ -79,13 +96,19 @@ impl Head {
         // Whoever has not come back by then has ended by itself: it has waited as long, from before this head began.
         let grace = wingbeat_net::limits::limits().lost.as_millis() as state::Millis;
         let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
+        let fails = journal.fails();
         let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(remembered.epoch));
+        shell.vital("hearing of its journal", shell.clone().hear_of_the_journal(fails));
         Self::serve(config, shell).await
     }
 
     async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
         // The next head of the cluster is the same process to everybody, in its next life.
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
+        Ok(Self::serve_at(listener, config, shell))
+    }
+
+    fn serve_at(listener: Listener, config: HeadConfig, shell: Arc<Shell>) -> HeadHandle {
         let address = listener.address().clone();
         let welcome = Welcome { address: address.clone(), cluster: config.cluster, epoch: shell.epoch() };
         let serving = shell.clone();
@@ -100,7 +123,7 @@ impl Head {
         });
         shell.look_for_the_absent();
         shell.vital("letting time pass", shell.clone().let_time_pass());
-        Ok(HeadHandle { address, cluster: config.cluster, shell })
+        HeadHandle { address, cluster: config.cluster, shell }
     }
 }
 

@@ -287,7 +287,7 @@ mod tests {
     use tarpc::context::Context;
     use tokio::net::UnixStream;
     use tokio::sync::{Semaphore, mpsc};
-    use wingbeat_core::TaskId;
+    use wingbeat_core::{ObjectId, TaskId};
     use wingbeat_net::address::Stream;
     use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
     use wingbeat_net::mux::Waiting;
@@ -379,6 +379,9 @@ mod tests {
         }
         async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
             panic!("nobody asks for its threads")
+        }
+        async fn keeps(self, _: Context, _: Vec<ObjectId>) -> Vec<ObjectId> {
+            Vec::new()
         }
         async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
             self.asked.send(offset).unwrap();

@@ -52,6 +52,13 @@ impl Listener {
         Ok(Listener { incoming, address })
     }
 
+    /// The same for another process: who it is may depend on where it listens.
+    #[must_use]
+    pub fn of_process(mut self, process: ProcessId) -> Listener {
+        self.address.process = process;
+        self
+    }
+
     /// Where others reach this listener.
     pub fn address(&self) -> &Address {
         &self.address

@@ -115,6 +115,16 @@ impl Token {
         &self.text
     }
 
+    /// The cluster whose head has this token and this address. A head that is started there again has the same, and so knows whose
+    /// members come back, without anything that it would have to remember.
+    pub fn cluster_at(&self, address: std::net::SocketAddr) -> ClusterId {
+        let key = blake3::derive_key("wingbeat 2026 cluster at an address", self.text.as_bytes());
+        let hash = blake3::keyed_hash(&key, address.to_string().as_bytes());
+        let mut first = [0; 8];
+        first.copy_from_slice(&hash.as_bytes()[..8]);
+        ClusterId(u64::from_le_bytes(first))
+    }
+
     fn proof(&self, side: &str, first: &[u8; 32], second: &[u8; 32]) -> [u8; 32] {
         let key = blake3::derive_key("wingbeat 2026 connection token", self.text.as_bytes());
         let mut hash = blake3::Hasher::new_keyed(&key);
@@ -197,7 +207,7 @@ impl Hello {
     /// Of a tool: somebody who only asks, and is not asked.
     pub fn of_tool() -> Hello {
         let machine = crate::address::this_machine();
-        let nobody = Address { process: ProcessId::random(), machine, unix: String::new(), tcp: None };
+        let nobody = Address { process: ProcessId::random(), machine, unix: String::new(), tcp: None, steward: None };
         let version = RELEASE.into();
         let (role, purpose) = (Role::Tool, Purpose::Control);
         Hello {
@@ -228,6 +238,15 @@ pub struct Welcome {
 /// Which life of its cluster's head one is. A later one is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// Of a head that begins now, and has written down nothing of those before it. By the clock, and so later than they; where the
+    /// clock was put back, it is an older one to those who knew them, who do not believe it.
+    pub fn by_clock() -> Epoch {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Epoch((since.as_millis() as u64) << 16 | u64::from(rand::random::<u16>()))
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 enum Answer {

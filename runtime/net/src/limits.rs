@@ -37,6 +37,9 @@ pub struct Limits {
     /// How long a driver or the head may take to give a megabyte of a program: 30 s, `WINGBEAT_CHUNK_MS`. Over the slowest
     /// links that anybody computes on it takes seconds.
     pub chunk: Duration,
+    /// How long the objects of a process that has ended are kept for those who hold them and have not said so yet: a quarter longer
+    /// than a process is looked for, or `WINGBEAT_ADOPTED_MS`.
+    pub adopted: Duration,
 }
 
 impl Limits {
@@ -44,16 +47,18 @@ impl Limits {
         let of = |name: &str, usual_ms: u64| set_to(variable(name), Duration::from_millis(usual_ms));
         let silence = of("WINGBEAT_SILENCE_MS", 10_000);
         let head = of("WINGBEAT_HEAD_MS", 30_000);
+        let contact = set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence);
         Limits {
             silence,
             probe: silence / 10,
             lost: set_to(variable("WINGBEAT_LOST_MS"), silence * 7 / 2),
-            contact: set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence),
+            contact,
             dial: of("WINGBEAT_DIAL_MS", 10_000),
             proof: of("WINGBEAT_PROOF_MS", 2_000),
             head,
             written: head * 2,
             chunk: of("WINGBEAT_CHUNK_MS", 30_000),
+            adopted: set_to(variable("WINGBEAT_ADOPTED_MS"), contact * 5 / 4),
         }
     }
 }

@@ -61,7 +61,13 @@ pub trait Node {
     /// A worker process that the daemon started reports.
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
     /// Reserves memory for an object that the caller is about to write; none if it is there, complete, already.
-    async fn create(object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error>;
+    /// The steward answers for it when its owner is no more.
+    async fn create(
+        object: ObjectId,
+        size: u64,
+        replaces: bool,
+        steward: Option<Box<Address>>,
+    ) -> Result<Option<Located>, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// What the threads of a worker process here do.
@@ -71,6 +77,8 @@ pub trait Node {
     /// Makes the object readable here, from another node or from disk if need be, and pins it for the
     /// caller. The second value says whether this node holds a copy that it did not hold before.
     async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;
+    /// A part of what the node has kept of what the last head knew: what follows this key, or the first. Empty at the end.
+    async fn read_kept(after: Option<Payload>) -> Vec<(Payload, Payload)>;
 }
 
 /// Served by drivers and worker processes; called by each other, by the head and by node daemons.
@@ -88,6 +96,8 @@ pub trait Process {
     async fn explain_task(task: TaskId) -> TaskStanding;
     /// What the threads of this worker process do. Asked by its daemon.
     async fn stacks() -> Result<ProcessStacks, Error>;
+    /// Of these objects, whose owners have ended, those for which this steward answers.
+    async fn keeps(objects: Vec<ObjectId>) -> Vec<ObjectId>;
     /// A piece of this driver's executable, from `offset`; empty at its end.
     async fn read_executable(offset: u64) -> Result<Payload, Error>;
 }

@@ -145,7 +145,8 @@ mod tests {
 
     #[test]
     fn after_the_last_head_none_follows_also_when_it_is_joined_only_then() {
-        let nowhere = Address { process: ProcessId(1), machine: MachineId(0), unix: String::new(), tcp: None };
+        let nowhere =
+            Address { process: ProcessId(1), machine: MachineId(0), unix: String::new(), tcp: None, steward: None };
         let way = Way::new(nowhere);
         way.found(Some(Epoch(1)));
         way.joined(Met::Next(Epoch(2)));

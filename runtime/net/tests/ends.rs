@@ -77,6 +77,9 @@ impl Process for Counter {
     async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
         panic!("nobody asks for its threads")
     }
+    async fn keeps(self, _: Context, _: Vec<ObjectId>) -> Vec<ObjectId> {
+        Vec::new()
+    }
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {
         Ok(Payload(vec![5; offset as usize].into()))
     }

@@ -24,8 +24,13 @@ async fn listener(cluster: ClusterId) -> Address {
 }
 
 fn hello(cluster: Option<ClusterId>) -> Hello {
-    let address =
-        Address { process: ProcessId::random(), machine: address::this_machine(), unix: String::new(), tcp: None };
+    let address = Address {
+        process: ProcessId::random(),
+        machine: address::this_machine(),
+        unix: String::new(),
+        tcp: None,
+        steward: None,
+    };
     Hello {
         address,
         role: Role::Tool,
@@ -73,7 +78,7 @@ fn impostor(first: Vec<u8>) -> Address {
         stream.write_all(&first).await.unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
-    Address { process: ProcessId(1), machine: address::this_machine(), unix: name, tcp: None }
+    Address { process: ProcessId(1), machine: address::this_machine(), unix: name, tcp: None, steward: None }
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ impl Process for Polite {
 
 fn somewhere() -> Address {
     let tcp = Some("10.0.0.1:6420".parse().unwrap());
-    Address { process: ProcessId(1), machine: MachineId(1), unix: "wingbeat-1".into(), tcp }
+    Address { process: ProcessId(1), machine: MachineId(1), unix: "wingbeat-1".into(), tcp, steward: None }
 }
 
 /// Messages as they are, in every form that there is.

@@ -26,7 +26,8 @@ fn assignment(lease: u64) -> Assignment {
 }
 
 fn contact() -> Contact {
-    let address = Address { process: ProcessId(2), machine: MachineId(1), unix: String::new(), tcp: None };
+    let address =
+        Address { process: ProcessId(2), machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
     Contact { address, is_fit: true }
 }
 

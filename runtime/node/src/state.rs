@@ -328,6 +328,7 @@ impl State {
             jobs: self.jobs.keys().copied().collect(),
             workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
             held: Vec::new(),
+            kept: None,
         }
     }
 
@@ -360,7 +361,8 @@ impl State {
             | NodeMessage::Unpin(_)
             | NodeMessage::Delete(_)
             | NodeMessage::NodeDied(_)
-            | NodeMessage::OwnersGone(_) => {}
+            | NodeMessage::OwnersGone(_)
+            | NodeMessage::Keep(_) => {}
         }
     }
 

@@ -18,7 +18,7 @@ const HEAD: ProcessId = ProcessId(1);
 const JOB: JobId = JobId(1);
 
 fn address(process: ProcessId) -> Address {
-    Address { process, machine: MachineId(1), unix: String::new(), tcp: None }
+    Address { process, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
 fn job() -> Arc<JobSpec> {

@@ -34,4 +34,5 @@ pub use wire::io::Io;
 pub use wire::node_link::NodeLink;
 pub use wire::process::{Config, Prepared, Process};
 pub use wire::service::PeerService;
+pub use wire::steward::Steward;
 pub use wire::view::ObjectView;

@@ -57,10 +57,13 @@ fn is_guard(pid: u32) -> bool {
 pub fn worker_processes(roots: &[u32]) -> Vec<u32> {
     let parents = parents();
     let parent = |pid: u32| parents.get(&pid).map_or(0, |(parent, _)| *parent);
-    // The guard is two processes, one below the other.
-    let is_of_guard = |pid: u32| is_guard(pid) && is_guard(parent(pid)) && roots.contains(&parent(parent(pid)));
+    // The guard is two processes, one below the other, and a keeper for each worker process below those.
+    let is_keeper = |pid: u32| {
+        let above = [pid, parent(pid), parent(parent(pid))];
+        above.into_iter().all(is_guard) && roots.contains(&parent(above[2]))
+    };
     let living = parents.iter().filter(|(_, (_, zombie))| !zombie).map(|(pid, _)| *pid);
-    living.filter(|pid| is_of_guard(parent(*pid)) && !is_guard(*pid)).collect()
+    living.filter(|pid| is_keeper(parent(*pid)) && !is_guard(*pid)).collect()
 }
 
 /// Processes below these daemons that have ended and that nobody has waited for.

@@ -32,6 +32,20 @@ impl Drop for Local {
     }
 }
 
+/// Runs this test again in a process of its own, with these variables: limits are read once. False in that process, where the test goes
+/// on.
+pub(crate) fn runs_again_with(test: &str, variables: &[(&str, &str)]) -> bool {
+    const AGAIN: &str = "WINGBEAT_TEST_AGAIN";
+    if std::env::var_os(AGAIN).is_some() {
+        return false;
+    }
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let again = again.args(["--exact", test]).env(AGAIN, "1").envs(variables.iter().copied()).output().unwrap();
+    let said = [again.stdout, again.stderr].concat();
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&said));
+    true
+}
+
 /// A file that a task makes when it starts.
 pub(crate) struct Started {
     dir: tempfile::TempDir,

@@ -467,7 +467,7 @@ extern "C" fn end_if_asked() {
     }
 }
 
-/// What a process owned and stored goes when it has ended, though others hold it.
+/// What a process owned and stored is kept when it has ended as long as others hold it, and goes then.
 pub(crate) fn owners(world: &mut World) {
     /// No two of this fit.
     const MOST: usize = 40 << 20;
@@ -479,7 +479,13 @@ pub(crate) fn owners(world: &mut World) {
         Err(error) => return assert!(world.ends_process && tells_of_an_end(&error), "{error:?}"),
     };
     let (ready, _) = wingbeat::wait_blocking(owned, 1, None).unwrap();
+    // A copy on another node than the owner's.
+    let copied = ready.iter().map(|owned| owned.get_blocking()).collect::<Vec<_>>();
     owner.actor().kill();
+    for kind in ["NodeMessage::OwnersGone", "ProcessRequest::Keeps"] {
+        wait_for("nobody asks who has ended", || copied.iter().any(Result::is_err) || world.has_come(kind));
+    }
+    drop((ready, copied));
     let room = || {
         let next = Counter::options().resource("small", 0.1).remote();
         match next.puts(MOST).get_blocking() {
@@ -490,7 +496,6 @@ pub(crate) fn owners(world: &mut World) {
         }
     };
     wait_for("the store stays full", room);
-    drop(ready);
 }
 
 /// A copy that a reader cannot have, of which its owner has not heard: the owner makes the value again.
@@ -676,7 +681,8 @@ pub(crate) fn tools(world: &mut World) {
     let counter = Counter::remote();
     let pid = counter.pid().get_blocking().unwrap().to_string();
     let shown = || world.cluster.command().unwrap().args(["stack", &pid]).status().unwrap().success();
-    assert!((0..3).any(|_| shown()) || world.ends_process, "nobody shows its stacks");
+    // An answer that is lost is an error, and so may be the next question: the end of a connection is heard of after a moment.
+    wait_for("nobody shows its stacks", || shown() || world.ends_process);
     drop(counter);
     let token = world.cluster.token().unwrap();
     let init = wingbeat::init_at(world.cluster.address()).token(&token).global(false);

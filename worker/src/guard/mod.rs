@@ -1,32 +1,44 @@
 //! The guard: one small process per node that starts all worker processes and outlives none of them.
 //!
 //! It is single-threaded and holds nothing, so starting a process from it is cheap, whatever the daemon's
-//! size. It is the subreaper of everything below it: children of a dead worker process fall to it, and it
-//! ends them. When its socket closes, because the daemon ended in whatever way, it ends all descendants and
+//! size. When its socket closes, because the daemon ended in whatever way, it ends all descendants and
 //! then itself. So a daemon that is embedded in a driver leaves nothing behind either, not even after kill -9.
 //!
-//! It forks once at its start, so that its own death leaves nothing behind: the child does the work, and the parent
-//! (`watch`) only waits for it. Both are subreapers. When the child is killed, all that it had started falls to the
-//! parent, which ends it; when the parent is killed, the child ends all. Either way the daemon's socket closes, and the
-//! daemon ends the node. Should both be killed at once, the daemon looks for what carries the mark of one of its worker
-//! processes ([`end_marked`]).
+//! ```text
+//!   daemon ── watch ── guard ─┬─ keeper ── worker process ── what user code starts
+//!                             └─ keeper ── …
+//! ```
+//!
+//! All between the daemon and a worker process are subreapers: whatever loses its parent falls to the nearest of them. So
+//! nothing that user code starts leaves its keeper, which ends it after the worker process. Whichever of them is killed, the
+//! one above it or the one below it ends the rest:
+//!
+//! | killed | who ends what is left |
+//! |---|---|
+//! | worker process | its keeper |
+//! | keeper | the guard: what falls to it and is no keeper |
+//! | guard | its parent (`watch`), and each keeper |
+//! | watch | the guard |
+//! | watch and guard | each keeper |
+//! | all three at once | the daemon: what carries the mark of one of its worker processes ([`end_marked`]) |
+//! | daemon, or daemon and guard | the guard, or watch and keepers |
+//!
+//! When the guard or its parent is killed, the daemon's socket closes, and the daemon ends the node.
 //!
 //! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
 
+mod keeper;
 mod strays;
 
-use std::collections::BTreeMap;
-use std::fs::File;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -36,9 +48,10 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
-use self::strays::{DOUBT, Ended, Orphans, end_all, end_tree, is_left};
+use self::keeper::Surroundings;
+use self::strays::{children_of, end_all, end_tree};
 pub(crate) use self::strays::{end_marked, started_by};
-use crate::start::{self, BELONGS, TUNABLES, VARIABLE};
+use crate::start::{self, VARIABLE};
 
 /// A worker process to start.
 #[derive(Serialize, Deserialize)]
@@ -267,7 +280,6 @@ pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
     // SAFETY: this process has one thread, so that its copy is whole.
     match unsafe { libc::fork() } {
         0 => {
-            // Inherited by no child of this one.
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
             serve(&socket, &parent, &score)
         }
@@ -320,40 +332,51 @@ fn watch(child: Pid) -> io::Result<()> {
 
 /// The working guard; `parent` is the process that watches it.
 fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
-    let exits = child_signals()?;
-    let mut workers: BTreeMap<u32, ProcessId> = BTreeMap::new();
-    let (mut leaving, mut orphans) = (Leaving::new(), Orphans::default());
+    let exits = keeper::signals(&[libc::SIGCHLD])?;
+    let guard = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
+    let (said, reports) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::io::ioctl_fionbio(&said, true)?;
+    let around = Surroundings {
+        reports: &reports,
+        guard: &guard,
+        score,
+        not_inherited: &[socket.as_fd(), parent.as_fd(), exits.as_fd(), said.as_fd()],
+    };
+    let mut keepers = Keepers::default();
     loop {
         let mut ready = [
             PollFd::new(socket, PollFlags::IN),
             PollFd::new(&exits, PollFlags::IN),
             PollFd::new(parent, PollFlags::IN),
+            PollFd::new(&said, PollFlags::IN),
         ];
-        // What this process does not reap sends it no signal.
-        let limit = (!leaving.is_empty()).then_some(&LOOK_EVERY);
-        match poll(&mut ready, limit) {
+        match poll(&mut ready, keepers.are_killed().then_some(&LOOK_EVERY)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let [asked, exited, alone] = ready.map(|fd| !fd.revents().is_empty());
+        let [asked, exited, alone, _] = ready.map(|fd| !fd.revents().is_empty());
         if alone {
             break;
         }
         if exited {
-            let mut drained = [0u8; 128];
-            let _ = rustix::io::read(&exits, &mut drained);
+            keeper::take(&exits)?;
         }
-        if exited || !leaving.is_empty() {
-            reap(&mut workers, &mut leaving, &mut orphans, socket);
+        // What a keeper has said before it ended is heard before its end.
+        let ended = if exited || keepers.are_killed() { reap() } else { Vec::new() };
+        while let Ok(Some((report, _))) = receive::<Report>(said.as_fd()) {
+            keepers.hear(&report);
+            let _ = send(socket.as_fd(), &report);
+        }
+        for report in keepers.ended(&ended) {
+            let _ = send(socket.as_fd(), &report);
         }
         if asked {
             match receive::<Request>(socket.as_fd()) {
-                Ok(Some((Request::Launch(launch), fds))) => start_worker(launch, fds, score, &mut workers, socket),
-                Ok(Some((Request::Kill(process), _))) => {
-                    for (pid, _) in workers.iter().filter(|(_, known)| **known == process) {
-                        end(*pid);
-                    }
+                Ok(Some((Request::Launch(launch), fds))) => {
+                    let report = keepers.start(launch, fds, &around);
+                    let _ = send(socket.as_fd(), &report);
                 }
+                Ok(Some((Request::Kill(process), _))) => keepers.kill(process),
                 Ok(None) | Err(_) => break,
             }
         }
@@ -362,139 +385,85 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// How often is looked whether what was told to end has ended, while there is some.
+/// How often is looked whether what was told to end has ended, while there is some: what this process does not reap sends it
+/// no signal.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// A descriptor that is readable when a child has ended.
-fn child_signals() -> io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: plain calls on a local signal set; this process has one thread, whose mask this is.
-    unsafe {
-        let mut set = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGCHLD);
-        if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+/// Everything that has ended and had this process as its parent.
+fn reap() -> Vec<Pid> {
+    let ended = std::iter::from_fn(|| rustix::process::wait(WaitOptions::NOHANG).ok().flatten());
+    ended.map(|(pid, _)| pid).collect()
 }
 
-fn start_worker(
-    launch: Launch,
-    fds: Vec<OwnedFd>,
-    score: &[u8],
-    workers: &mut BTreeMap<u32, ProcessId>,
-    socket: &OwnedFd,
-) {
-    let process = launch.process;
-    let report = match spawn(launch, fds, score) {
-        Ok(pid) => {
-            workers.insert(pid, process);
-            Report::Launched { process, pid }
-        }
-        Err(error) => Report::Failed { process, why: error.to_string() },
-    };
-    let _ = send(socket.as_fd(), &report);
+/// The keepers of a guard. Whatever else has it as its parent was below one that was killed.
+#[derive(Default)]
+struct Keepers {
+    alive: HashMap<Pid, Kept>,
+    /// What keepers that were killed have left is being ended.
+    killed: Vec<Kept>,
 }
 
-fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
-    let [executable, start, arena, page, stdout, stderr] = <[OwnedFd; 6]>::try_from(fds)
-        .map_err(|fds| io::Error::other(format!("a launch came with {} descriptors", fds.len())))?;
-    let inherit = [start.as_raw_fd(), arena.as_raw_fd(), page.as_raw_fd()];
-    let mut command = Command::new(format!("/proc/self/fd/{}", executable.as_raw_fd()));
-    command
-        .arg0(&launch.title)
-        .env_clear()
-        .env(TUNABLES.0, TUNABLES.1)
-        .envs(&launch.env)
-        .env(BELONGS, launch.process.to_string())
-        .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))
-        .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
-        .stdin(Stdio::null())
-        .stdout(File::from(stdout))
-        .stderr(File::from(stderr))
-        .process_group(0);
-    if let Some(dir) = launch.working_dir.filter(|dir| std::path::Path::new(dir).is_dir()) {
-        command.current_dir(dir);
+/// A worker process, as its keeper reports.
+struct Kept {
+    process: ProcessId,
+    has_exited: bool,
+    is_gone: bool,
+}
+
+impl Keepers {
+    fn start(&mut self, launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>) -> Report {
+        let process = launch.process;
+        match keeper::start(launch, fds, around) {
+            Ok((keeper, pid)) => {
+                self.alive.insert(keeper, Kept { process, has_exited: false, is_gone: false });
+                Report::Launched { process, pid }
+            }
+            Err(error) => {
+                // Should its keeper have been killed, what that has started falls to this process.
+                self.killed.push(Kept { process, has_exited: true, is_gone: true });
+                Report::Failed { process, why: error.to_string() }
+            }
+        }
     }
-    let score = score.to_vec();
-    // SAFETY: between fork and exec only plain system calls run, on open descriptors, constants and a local set.
-    unsafe {
-        command.pre_exec(move || {
-            for fd in inherit {
-                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
-            }
-            // User code is what the kernel should choose when memory runs out. Everybody may raise his own.
-            if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-                let _ = rustix::io::write(&file, &score);
-            }
-            let mut set = std::mem::zeroed::<libc::sigset_t>();
-            libc::sigemptyset(&mut set);
-            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
-            Ok(())
+
+    /// Has a keeper end its worker process. The keeper cannot be another process by now: nobody else reaps it.
+    fn kill(&self, process: ProcessId) {
+        if let Some((keeper, _)) = self.alive.iter().find(|(_, kept)| kept.process == process) {
+            let _ = rustix::process::kill_process(*keeper, Signal::TERM);
+        }
+    }
+
+    fn are_killed(&self) -> bool {
+        !self.killed.is_empty()
+    }
+
+    fn hear(&mut self, report: &Report) {
+        let (Report::Exited { process, .. } | Report::Gone { process }) = report else { return };
+        if let Some(kept) = self.alive.values_mut().find(|kept| kept.process == *process) {
+            kept.has_exited = true;
+            kept.is_gone |= matches!(report, Report::Gone { .. });
+        }
+    }
+
+    /// These have ended. Ends what keepers have left that were killed, and answers with what they would have reported.
+    fn ended(&mut self, pids: &[Pid]) -> Vec<Report> {
+        let ended = pids.iter().filter_map(|pid| self.alive.remove(pid));
+        self.killed.extend(ended.filter(|kept| !kept.is_gone));
+        if self.killed.is_empty() {
+            return Vec::new();
+        }
+        let is_keeper = |pid: &u32| Pid::from_raw(*pid as i32).is_some_and(|pid| self.alive.contains_key(&pid));
+        let strays: Vec<u32> = children_of(std::process::id()).into_iter().filter(|pid| !is_keeper(pid)).collect();
+        for pid in &strays {
+            end_tree(*pid);
+        }
+        if !strays.is_empty() {
+            return Vec::new();
+        }
+        let killed = self.killed.drain(..).flat_map(|Kept { process, has_exited, is_gone }| {
+            let exited = Report::Exited { process, code: None, signal: Some(Signal::KILL.as_raw()) };
+            [(!has_exited).then_some(exited), (!is_gone).then_some(Report::Gone { process })]
         });
-    }
-    let child = command.spawn()?;
-    // Dropping a `Child` does not end it; this process reaps it by signal.
-    Ok(child.id())
-}
-
-/// Worker processes that have ended, and what they left behind and has been told to end.
-type Leaving = BTreeMap<ProcessId, (Ended, Instant)>;
-
-fn reap(workers: &mut BTreeMap<u32, ProcessId>, leaving: &mut Leaving, orphans: &mut Orphans, socket: &OwnedFd) {
-    // Everything that has ended is reaped, orphans too.
-    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-        let pid = pid.as_raw_nonzero().get() as u32;
-        for (ended, _) in leaving.values_mut() {
-            ended.remove(&pid);
-        }
-        if let Some(process) = workers.remove(&pid) {
-            leaving.insert(process, (Ended::new(), Instant::now()));
-            let status = std::process::ExitStatus::from_raw(status.as_raw());
-            let report = Report::Exited { process, code: status.code(), signal: status.signal() };
-            let _ = send(socket.as_fd(), &report);
-        }
-    }
-    // Not everything falls to this process: the kernel reaps what was in a PID namespace, and the children of those that
-    // ignore SIGCHLD, and a parent may have been faster than its end.
-    for (ended, since) in leaving.values_mut() {
-        if !ended.is_empty() {
-            // What these have started is in doubt from now on, and not from the end of the worker process.
-            *since = Instant::now();
-        }
-        ended.retain(|pid, began| is_left(*pid, *began));
-    }
-    if !leaving.values().any(|(ended, _)| ended.is_empty()) {
-        return;
-    }
-    // What was started while the others were being ended.
-    let (mut left, is_in_doubt) = orphans.by_process(workers);
-    leaving.retain(|process, (ended, since)| {
-        if ended.is_empty() {
-            for pid in left.remove(process).unwrap_or_default() {
-                *since = Instant::now();
-                end_tree(pid, ended);
-            }
-        }
-        // Others may leave new ones behind for ever, of which it is unknown whose they are.
-        let is_gone = ended.is_empty() && (!is_in_doubt || since.elapsed() > DOUBT);
-        if is_gone {
-            let _ = send(socket.as_fd(), &Report::Gone { process: *process });
-        }
-        !is_gone
-    });
-}
-
-/// Ends a worker process and whatever is in its process group.
-fn end(pid: u32) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        killed.flatten().collect()
     }
 }

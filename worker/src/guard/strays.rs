@@ -1,48 +1,15 @@
-//! What worker processes have started and left behind: whose it is, and its end.
+//! The end of what is below a process, and of what carries the mark of a worker process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
 use wingbeat_core::ProcessId;
 
 use crate::start::BELONGS;
-
-/// Processes that were told to end, by id, each with when it began if that is known: an id may be another's later.
-pub(super) type Ended = BTreeMap<u32, Option<u64>>;
-
-/// For how long it may be unknown whose a process is. While it becomes another program it has no environment, which takes
-/// milliseconds; one that has thrown it away never has one again.
-pub(super) const DOUBT: Duration = Duration::from_secs(2);
-
-/// What has fallen to this process because who started it is dead.
-#[derive(Default)]
-pub(super) struct Orphans {
-    /// Of whom it is not known yet: by id and beginning, since when.
-    doubtful: BTreeMap<(u32, Option<u64>), Instant>,
-}
-
-impl Orphans {
-    /// Those of each worker process, but for the worker processes themselves; none while it is unknown of some.
-    pub(super) fn by_process(&mut self, workers: &BTreeMap<u32, ProcessId>) -> (BTreeMap<ProcessId, Vec<u32>>, bool) {
-        let (mut orphans, mut doubtful) = (BTreeMap::<_, Vec<u32>>::new(), BTreeMap::new());
-        for pid in children_of(std::process::id()).into_iter().filter(|pid| !workers.contains_key(pid)) {
-            match mark_of(pid) {
-                Mark::Of(process) => orphans.entry(process).or_default().push(pid),
-                Mark::Nobodys => {}
-                Mark::Unknown => {
-                    let key = (pid, began(pid).ok());
-                    doubtful.insert(key, self.doubtful.get(&key).copied().unwrap_or_else(Instant::now));
-                }
-            }
-        }
-        self.doubtful = doubtful;
-        (orphans, self.doubtful.values().any(|since| since.elapsed() < DOUBT))
-    }
-}
 
 /// Whose a process is, as its environment says, which it has from its parent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,25 +83,26 @@ fn is_of(pid: u32, workers: &BTreeMap<ProcessId, u32>) -> bool {
 const EXEC_LOOKS: u32 = 20;
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
-/// Ends these worker processes and all that they have started, when there is no guard to do it: first what is below them,
+/// Ends these worker processes and all that they have started, when there is no guard and no keeper to do it: first what is below them,
 /// then what carries their mark. Only what threw away its environment and its parents is not found.
 pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
     for pid in workers.values().filter(|pid| **pid != 0) {
         // It may be gone, and its number somebody else's.
         if is_of(*pid, workers) {
-            end_tree(*pid, &mut Ended::new());
+            end_tree(*pid);
         }
     }
     // What they start before they have ended is there the next time.
     for _ in 0..ROUNDS {
         let Ok(processes) = std::fs::read_dir("/proc") else { return };
-        let mut ended = Ended::new();
+        let mut are_all_gone = true;
         for pid in processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
             if is_of(pid, workers) {
-                end_tree(pid, &mut ended);
+                end_tree(pid);
+                are_all_gone = false;
             }
         }
-        if ended.is_empty() {
+        if are_all_gone {
             return;
         }
     }
@@ -143,7 +111,7 @@ pub(crate) fn end_marked(workers: &BTreeMap<ProcessId, u32>) {
 /// How often [`end_marked`] looks. A process that keeps starting others faster than this ends them cannot be ended so.
 const ROUNDS: usize = 10;
 
-fn children_of(pid: u32) -> Vec<u32> {
+pub(super) fn children_of(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks
         .flatten()
@@ -152,39 +120,18 @@ fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// When a process began, in ticks of the machine's clock.
-fn began(pid: u32) -> io::Result<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-    // The name before may contain anything.
-    let rest = stat.rsplit(|byte| *byte == b')').next().and_then(|rest| std::str::from_utf8(rest).ok());
-    let began = rest.and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
-    began.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
 fn means_gone(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
 }
 
-/// Whether the process that began then is there. One that cannot be looked at, because descriptors are short, is.
-pub(super) fn is_left(pid: u32, since: Option<u64>) -> bool {
-    match began(pid) {
-        Ok(began) => since.is_none_or(|since| since == began),
-        Err(error) => !means_gone(&error),
-    }
-}
-
-pub(super) fn end_tree(pid: u32, ended: &mut Ended) {
+pub(super) fn end_tree(pid: u32) {
     // Parents first: a stopped or dead parent starts no more.
     let children = children_of(pid);
-    let began = began(pid);
-    if !began.as_ref().is_err_and(means_gone) {
-        ended.insert(pid, began.ok());
-        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
-        }
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     for child in children {
-        end_tree(child, ended);
+        end_tree(child);
     }
 }
 
@@ -193,7 +140,7 @@ pub(super) fn end_tree(pid: u32, ended: &mut Ended) {
 pub(super) fn end_all() {
     loop {
         for pid in children_of(std::process::id()) {
-            end_tree(pid, &mut Ended::new());
+            end_tree(pid);
         }
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -242,23 +189,6 @@ mod tests {
     }
 
     #[test]
-    fn one_without_an_environment_is_doubtful_for_a_while_and_then_nobodys() {
-        let mut child = Command::new("sleep").arg("1000").env_clear().spawn().unwrap();
-        let mut orphans = Orphans::default();
-        let of_this = |orphans: &Orphans| orphans.doubtful.keys().any(|(pid, _)| *pid == child.id());
-        let none = BTreeMap::new();
-        assert!(orphans.by_process(&none).1 && of_this(&orphans));
-        for since in orphans.doubtful.values_mut() {
-            *since = since.checked_sub(DOUBT).unwrap();
-        }
-        assert!(!orphans.by_process(&none).1 || !of_this(&orphans));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        orphans.by_process(&none);
-        assert!(orphans.doubtful.keys().all(|(pid, _)| *pid != child.id()));
-    }
-
-    #[test]
     fn a_process_that_becomes_another_program_keeps_its_mark() {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("again");
@@ -269,19 +199,5 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(marks.iter().filter(|mark| **mark == Mark::Nobodys).count(), 0);
         assert!(marks.contains(&Mark::Of(ProcessId(7))));
-    }
-
-    #[test]
-    fn a_process_is_left_until_it_is_reaped_and_another_of_its_id_is_not_it() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = child.id();
-        let since = began(pid).unwrap();
-        assert!(is_left(pid, Some(since)) && is_left(pid, None));
-        assert!(!is_left(pid, Some(since + 1)));
-        let mut ended = Ended::new();
-        end_tree(pid, &mut ended);
-        assert_eq!(ended, Ended::from([(pid, Some(since))]));
-        child.wait().unwrap();
-        assert!(!is_left(pid, Some(since)) && !is_left(pid, None));
     }
 }

@@ -201,12 +201,14 @@ impl Daemon {
 
     async fn talk(&self, connection: &Connection, client: &HeadClient) {
         *self.head.client.lock() = Some(client.clone());
+        self.owners.steward.lend_head(Some(client.clone()));
         let request = |number, messages| HeadRequest::Deliver { number, messages };
         tokio::select! {
             () = self.head.link.carry(connection, request, messages_of) => {}
             never = self.ask(client) => match never {},
         }
         *self.head.client.lock() = None;
+        self.owners.steward.lend_head(None);
     }
 
     /// Notes what runs here now. What was said to an earlier head, and what that said, is over.
@@ -219,7 +221,8 @@ impl Daemon {
         let pool = self.pool.lock();
         self.head.link.forget(HeadMessage::outlives_head);
         self.head.heard.store(0, Ordering::Release);
-        let running = Running { held: self.what_is_held(), ..pool.state.running() };
+        let kept = self.kept.lock().version();
+        let running = Running { held: self.what_is_held(), kept, ..pool.state.running() };
         *snapshot = Some(Snapshot { of: epoch, running });
     }
 

@@ -18,6 +18,7 @@
 mod executables;
 mod exits;
 mod head;
+mod kept;
 mod launch;
 mod memory;
 mod output;
@@ -47,6 +48,7 @@ use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role, Token, Welco
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage};
 use wingbeat_net::mux::Connection;
 use wingbeat_net::panics;
+use wingbeat_process::Steward;
 use wingbeat_store::{NodeStore, StoreConfig};
 
 pub use self::memory::MemoryConfig;
@@ -123,6 +125,7 @@ impl NodeHandle {
     pub fn shut_down(&self) {
         self.daemon.end("it was shut down");
         self.daemon.guard.stop();
+        self.daemon.owners.steward.shut_down();
         for connection in self.daemon.ending.connections.lock().drain(..) {
             connection.close();
         }
@@ -164,6 +167,8 @@ struct Devices {
 pub(crate) struct Daemon {
     who: Identity,
     head: head::HeadLink,
+    /// What it keeps of what the head knows.
+    kept: Mutex<kept::Kept>,
     runtime: tokio::runtime::Handle,
     pub(crate) store: NodeStore,
     guard: Guard,
@@ -194,8 +199,16 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     let process = ProcessId::random();
     let id = NodeId::random();
     let listener = Listener::bind(process, config.listen).await?;
-    let address = listener.address().clone();
     let for_objects = config.memory.for_objects();
+    let listen_ip = config.listen.map(|listen| listen.ip());
+    let steward = Steward::start(
+        (id, config.cluster),
+        config.head.clone(),
+        config.token.clone(),
+        listen_ip.map(|ip| SocketAddr::new(ip, 0)),
+    )
+    .await?;
+    let address = Address { steward: Some(Box::new(steward.address().clone())), ..listener.address().clone() };
     let store = NodeStore::new(StoreConfig {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
@@ -213,19 +226,20 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         hostname: hostname.clone(),
         token: config.token.clone(),
         cpus: (config.resources.get(wingbeat_core::resources::CPU).as_f64() as usize).max(1),
-        listen_ip: config.listen.map(|listen| listen.ip()),
+        listen_ip,
     };
     let pool = pool::Pool::new(id, who.cpus);
     let daemon = Arc::new(Daemon {
         who,
         head: head::HeadLink::new(config.head.clone(), config.epoch),
+        kept: Mutex::default(),
         runtime: tokio::runtime::Handle::current(),
         store,
         guard,
         pool: Mutex::new(pool),
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         transfers: transfer::Transfers::default(),
-        owners: owners::Owners::default(),
+        owners: owners::Owners::new(steward),
         executables: executables::Executables::default(),
         devices: Devices {
             gpus: config.gpus.clone(),
@@ -264,6 +278,11 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     daemon.vital("keeping house", daemon.clone().keep_house());
     daemon.vital("watching memory", daemon.clone().watch_memory());
     daemon.vital("asking for owners", daemon.clone().ask_for_owners());
+    let (ending, steward_over) = (daemon.clone(), daemon.owners.steward.over());
+    daemon.vital("its steward", async move {
+        steward_over.await;
+        ending.end("its steward, which answers for the objects of processes that have ended, has failed");
+    });
     let leaving = daemon.clone();
     tokio::spawn(async move {
         // Whoever waits for the end hears of it in any case.
@@ -323,6 +342,8 @@ impl Daemon {
         for connection in self.ending.connections.lock().drain(..) {
             connection.close();
         }
+        let daemon = self.clone();
+        let _ = tokio::task::spawn_blocking(move || daemon.owners.steward.shut_down()).await;
     }
 
     /// The head wants it to end.
@@ -360,5 +381,6 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::Prestart { .. }
             | NodeMessage::NodeDied(_)
             | NodeMessage::OwnersGone(_)
+            | NodeMessage::Keep(_)
     )
 }

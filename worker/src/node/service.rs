@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tarpc::context::Context;
+use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{JobId, ObjectId, ProcessId};
@@ -37,10 +38,10 @@ impl NodeService {
     }
 
     /// The peer has an object in the store.
-    fn note_owner(&self, object: ObjectId) {
+    fn note_owner(&self, object: ObjectId, steward: Option<Box<Address>>) {
         let of_worker = || self.daemon.pool.lock().state.job_of(self.peer);
         if let Some(job) = self.job.or_else(of_worker) {
-            self.daemon.owners.note(job, object.owner());
+            self.daemon.owners.note(job, object.owner(), steward.map(|steward| *steward));
         }
     }
 }
@@ -107,7 +108,11 @@ impl Daemon {
             }
             NodeMessage::Delete(objects) => self.delete(objects),
             NodeMessage::OwnersGone(owners) => self.owners_gone(&owners),
-            NodeMessage::NodeDied(node) => self.transfers.node_died(node),
+            NodeMessage::NodeDied(node) => {
+                self.transfers.node_died(node);
+                self.owners.steward.node_died(node);
+            }
+            NodeMessage::Keep(keep) => self.kept.lock().take_in(*keep),
             of_workers => self.step(Event::Says(peer, of_workers)),
         }
     }
@@ -158,6 +163,7 @@ impl wingbeat_net::services::Node for NodeService {
         let daemon = &self.daemon;
         let refused = |why: &str| Error::Refused { who: "the node daemon".into(), why: why.into() };
         let connection = self.connection.ok_or_else(|| refused("this connection cannot carry commands"))?;
+        let address = Address { steward: Some(Box::new(daemon.owners.steward.address().clone())), ..address };
         let job = daemon
             .registered(self.peer, address, pid, connection)
             .ok_or_else(|| refused("it did not start this worker process, or has given it up"))?;
@@ -173,9 +179,16 @@ impl wingbeat_net::services::Node for NodeService {
         })
     }
 
-    async fn create(self, _: Context, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
+    async fn create(
+        self,
+        _: Context,
+        object: ObjectId,
+        size: u64,
+        replaces: bool,
+        steward: Option<Box<Address>>,
+    ) -> Result<Option<Located>, Error> {
         let place = self.daemon.create(object, size, self.peer, replaces).await?;
-        self.note_owner(object);
+        self.note_owner(object, steward);
         Ok(place.map(located))
     }
 
@@ -194,9 +207,16 @@ impl wingbeat_net::services::Node for NodeService {
     }
 
     async fn fetch(self, _: Context, what: Fetch) -> Result<(Located, bool), Error> {
-        let Fetch { object, stored } = what;
+        let Fetch { object, stored, steward } = what;
         let (extent, new) = self.daemon.read(object, stored, self.peer).await?;
-        self.note_owner(object);
+        self.note_owner(object, steward);
         Ok((located(extent), new))
+    }
+
+    async fn read_kept(self, _: Context, after: Option<Payload>) -> Vec<(Payload, Payload)> {
+        match self.peer == self.daemon.head.way.address().process {
+            true => self.daemon.kept.lock().read(after.as_deref()),
+            false => Vec::new(),
+        }
     }
 }

@@ -350,9 +350,10 @@ impl Daemon {
         stored: Stored,
         by: ProcessId,
     ) -> Result<(Extent, bool), Error> {
-        let mut new = false;
+        let (mut new, mut unreadable) = (false, None);
         for _ in 0..VANISHED {
-            new |= self.obtain(object, &stored).await?;
+            let obtained = self.obtain(object, &stored).await;
+            new |= obtained.map_err(|error| also_because(error, unreadable.take()))?;
             match self.pin(object, by).await? {
                 Ok(extent) => return Ok((extent, new)),
                 Err(GetError::Full(full)) => {
@@ -365,6 +366,7 @@ impl Daemon {
                 Err(error @ GetError::Io { .. }) => {
                     tracing::warn!(%error, %object, "a copy on disk is lost");
                     self.delete(vec![object]);
+                    unreadable = Some(error);
                 }
                 // Deleted in that moment.
                 Err(GetError::Absent { .. } | GetError::Unsealed { .. }) => {}
@@ -593,6 +595,16 @@ impl Daemon {
         let region = unsafe { self.store.region(extent) }.map_err(std::io::Error::other)?;
         wire.send(&(region.len() as u64).to_le_bytes()).await?;
         wire::send_all(wire, region).await
+    }
+}
+
+/// The loss of an object whose copy here could not be read.
+fn also_because(error: Error, unreadable: Option<GetError>) -> Error {
+    match (error, unreadable) {
+        (Error::ObjectLost { object, why }, Some(unreadable)) => {
+            Error::ObjectLost { object, why: format!("{why}, and that on this node's disk is lost: {unreadable}") }
+        }
+        (error, _) => error,
     }
 }
 

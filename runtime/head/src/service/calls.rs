@@ -8,7 +8,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::names;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, ScopedName};
 use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
-use wingbeat_net::handshake::Role;
+use wingbeat_net::handshake::{Epoch, Role};
 use wingbeat_net::messages::{
     ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, ProcessStacks, Running, Subject,
 };
@@ -26,6 +26,8 @@ pub(super) struct Service {
     pub role: Role,
     /// Whether the head tells it what happens: a tool only asks, and one that comes back too late is told so.
     pub is_known: bool,
+    /// The earlier head from which a node comes back.
+    pub knew: Option<Epoch>,
 }
 
 impl Service {
@@ -133,7 +135,8 @@ impl wingbeat_net::services::Head for Service {
         named("a label of a node", node.labels.iter().flat_map(|(key, value)| [key, value]))?;
         names::check_resources(&node.resources).map_err(|why| self.refused(format!("of a node, {why}")))?;
         // It asks again when it was not told that it has.
-        let id = node.id;
+        let (id, kept) = (node.id, running.kept);
+        self.shell.learn_before(id, kept, self.knew).await;
         let joined = move |state: &mut State, now| match state.has_node(node.id) {
             true => (Ok(()), Vec::new()),
             false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),
@@ -143,11 +146,14 @@ impl wingbeat_net::services::Head for Service {
         if self.shell.inside.lock().state.is_awaited(id) {
             let joined: Result<(), Error> = self.shell.change(joined);
             self.shell.note_time();
+            self.shell.node_is_in(id, kept);
             return joined.map(|()| self.shell.inside.lock().state.view());
         }
         if let Err(error) = self.shell.change_and_write(joined, |_, _| Vec::new()).await {
             tracing::warn!(%error, "a head that is started again does not wait for this node until that is written");
         }
+        self.shell.node_is_in(id, kept);
+        self.shell.kept_elsewhere().await;
         Ok(self.shell.inside.lock().state.view())
     }
 
@@ -176,6 +182,9 @@ impl wingbeat_net::services::Head for Service {
     async fn create_actor(self, _: Context, spec: ActorSpec, or_get: bool) -> Result<ActorInfo, Error> {
         scoped("an actor", spec.name.as_ref())?;
         named("a concurrency group", spec.groups.keys())?;
+        if spec.name.is_some() {
+            self.shell.until_learned(false).await;
+        }
         // Whoever detaches it may end at once; its program stays as long as the actor.
         let kept = if spec.detached { self.shell.keep_program(self.process, spec.job).await? } else { None };
         let has_program = kept.is_some();
@@ -208,6 +217,9 @@ impl wingbeat_net::services::Head for Service {
 
     async fn create_placement_group(self, _: Context, spec: PlacementGroupSpec) -> Result<PlacementGroupSpec, Error> {
         scoped("a placement group", spec.name.as_ref())?;
+        if spec.name.is_some() || self.shell.is_recovering() {
+            self.shell.until_learned(false).await;
+        }
         let id = spec.id;
         let asker = self.clone();
         let made = move |state: &mut State, now| {
@@ -222,6 +234,10 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn remove_placement_group(self, _: Context, group: PlacementGroupId) -> Result<(), Error> {
+        if self.shell.is_recovering() {
+            // It is to be known, or would be found again.
+            self.shell.until_learned(false).await;
+        }
         let removed = move |state: &mut State, now| (Ok(()), state.remove_placement_group(now, group));
         // What it held is free at once, also when the disk has no room.
         let written = self.shell.change_and_write(removed, |_, _| Vec::new()).await;
@@ -231,11 +247,13 @@ impl wingbeat_net::services::Head for Service {
 
     async fn find_placement_group(self, _: Context, name: ScopedName) -> Result<PlacementGroupSpec, Error> {
         scoped("a placement group", Some(&name))?;
+        self.shell.until_learned(false).await;
         self.shell.inside.lock().state.find_group(&name)
     }
 
     async fn set_quota(self, _: Context, namespace: String, limit: Option<ResourceSet>) -> Result<(), Error> {
         named("a namespace", [&namespace])?;
+        self.shell.until_learned(false).await;
         if let Some(limit) = &limit {
             let invalid = |why: String| Error::InvalidArgument { what: format!("of a quota, {why}") };
             names::check_resources(limit).map_err(invalid)?;
@@ -256,6 +274,7 @@ impl wingbeat_net::services::Head for Service {
         why: String,
         stops: bool,
     ) -> Result<(), Error> {
+        self.shell.until_learned(false).await;
         let drained = within_ms.map(|within| Drained { within, why: why.clone(), stops });
         let fact = move |state: &State| state.drain_fact(node, drained);
         // It was lost meanwhile.
@@ -274,6 +293,7 @@ impl wingbeat_net::services::Head for Service {
 
     async fn find_actor(self, _: Context, name: ScopedName) -> Result<ActorInfo, Error> {
         scoped("an actor", Some(&name))?;
+        self.shell.until_learned(false).await;
         self.shell.inside.lock().state.find_actor(&name)
     }
 

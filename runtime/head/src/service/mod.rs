@@ -5,6 +5,7 @@
 
 mod absent;
 mod calls;
+mod copies;
 mod peers;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use wingbeat_net::services::{
 use wingbeat_net::silence::Probing;
 
 use calls::Service;
+use copies::{Copies, Returns};
 use peers::{Absence, Before, Entered, Peer, Return};
 
 use crate::programs::{Keeping, Programs};
@@ -118,6 +120,8 @@ pub(crate) struct Shell {
     broken: OnceLock<String>,
     /// Which head of its cluster it is, if the next one goes on with it.
     epoch: Option<Epoch>,
+    /// What it is told of an earlier head. None where a journal says it, or none follows.
+    returns: Option<Returns>,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -136,6 +140,8 @@ struct Inside {
     state: State,
     processes: BTreeMap<ProcessId, Peer<ProcessClient, HeadEvent>>,
     nodes: BTreeMap<NodeId, Peer<NodeClient, NodeMessage>>,
+    /// What nodes keep for the next head, where no journal does.
+    copies: Option<Copies>,
     /// As of which [`State::programs_version`] the programs that nobody needs were let go.
     programs_seen: u64,
 }
@@ -187,12 +193,21 @@ impl Shell {
         programs: Programs,
         epoch: Option<Epoch>,
     ) -> Arc<Shell> {
-        if journal.is_some() {
+        if journal.is_some() || epoch.is_some() {
             state.keep_facts();
         }
+        // Of those that another follows, one without a journal.
+        let alone = epoch.filter(|_| journal.is_none());
+        let copies = alone.map(Copies::new);
         programs.keep_only(&state.programs());
         Arc::new(Shell {
-            inside: Mutex::new(Inside { state, processes: BTreeMap::new(), nodes: BTreeMap::new(), programs_seen: 0 }),
+            inside: Mutex::new(Inside {
+                state,
+                processes: BTreeMap::new(),
+                nodes: BTreeMap::new(),
+                copies,
+                programs_seen: 0,
+            }),
             journal,
             programs: Arc::new(programs),
             started: Instant::now(),
@@ -200,6 +215,7 @@ impl Shell {
             stopping: watch::Sender::new(Stage::Running),
             broken: OnceLock::new(),
             epoch,
+            returns: alone.map(|_| Returns::new()),
         })
     }
 
@@ -258,7 +274,9 @@ impl Shell {
 
     fn change_in<R>(&self, inside: &mut Inside, change: impl FnOnce(&mut State, Millis) -> (R, Vec<Action>)) -> R {
         let (answer, actions) = change(&mut inside.state, self.now());
-        self.write(inside.state.take_facts());
+        let facts = inside.state.take_facts();
+        inside.keep(&facts);
+        self.write(facts);
         inside.perform(actions);
         let version = inside.state.programs_version();
         if version != inside.programs_seen {
@@ -305,10 +323,15 @@ impl Shell {
         undone: impl FnOnce(&Result<R, Error>) -> Option<Fact> + Send + 'static,
         change: impl FnOnce(&mut State, Millis) -> (Result<R, Error>, Vec<Action>) + Send + 'static,
     ) -> Result<R, Error> {
-        let Some(fact) = self.journal.as_ref().and_then(|_| fact(&self.inside.lock().state)) else {
+        let fact = if self.epoch.is_some() { fact(&self.inside.lock().state) } else { None };
+        let is_kept = fact.is_some();
+        let Some(fact) = fact.filter(|_| self.journal.is_some()) else {
             // At once: what the same process says next must find it done.
             let answer = self.change(change);
             self.note_time();
+            if is_kept && answer.is_ok() {
+                self.kept_elsewhere().await;
+            }
             return answer;
         };
         let shell = self.clone();
@@ -374,6 +397,15 @@ impl Shell {
             && let Ok(Err(error)) = tokio::time::timeout(SETTLE_LIMIT, journal.intend(Vec::new())).await
         {
             tracing::error!(%error, "the journal misses what happened last");
+        }
+    }
+
+    /// Has the state know whether the journal can be written.
+    #[cfg(feature = "journal")]
+    pub(crate) async fn hear_of_the_journal(self: Arc<Self>, mut fails: watch::Receiver<Option<String>>) {
+        while fails.changed().await.is_ok() {
+            let why = fails.borrow_and_update().clone();
+            self.step(Event::JournalFails(why));
         }
     }
 
@@ -572,6 +604,7 @@ impl Shell {
 
     pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
         let process = hello.address.process;
+        self.note_return(&hello);
         match hello.role {
             Role::Node(node) => self.serve_node(stream, node, hello).await,
             Role::Driver(job) => self.serve_process(stream, hello, Some(job)).await,
@@ -580,7 +613,7 @@ impl Shell {
                 let (connection, client, server) =
                     mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
                 drop(client);
-                let service = Service { shell: self.clone(), process, role: hello.role, is_known: false };
+                let service = Service { shell: self.clone(), process, role: hello.role, is_known: false, knew: None };
                 self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
             }
         }
@@ -609,7 +642,7 @@ impl Shell {
             let before = self.before(&hello, &inside.state);
             peers::enter(&mut inside.processes, process, client, &connection, before)
         };
-        let mut service = Service { shell: self.clone(), process, role, is_known: true };
+        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew: None };
         let link = match entered {
             Entered::New(link) => {
                 self.step(Event::ProcessConnected(process));
@@ -645,7 +678,8 @@ impl Shell {
         );
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let (process, role) = (hello.address.process, Role::Node(node));
-        let mut service = Service { shell: self.clone(), process, role, is_known: true };
+        let knew = hello.epoch.filter(|epoch| hello.resumes != Resumes::Nothing && Some(*epoch) != self.epoch);
+        let mut service = Service { shell: self.clone(), process, role, is_known: true, knew };
         let entered = {
             let mut inside = self.inside.lock();
             let before = self.before(&hello, &inside.state);
@@ -694,6 +728,7 @@ impl Shell {
             tracing::warn!("{node} is lost: {why}");
         }
         self.step(Event::NodeLost(node, why));
+        self.inside.lock().choose_keepers();
     }
 
     /// Waits until a peer that is away is back, or lost. A head that ends waits for nobody.

@@ -48,7 +48,7 @@ impl Durable for Disk {
 }
 
 fn address() -> Address {
-    Address { process: DRIVER, machine: MachineId(1), unix: String::new(), tcp: None }
+    Address { process: DRIVER, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
 /// A head with a driver whose disk writes nothing yet, and a group that the driver wants.
@@ -69,7 +69,8 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
         namespace: "test".into(),
         priority: 0,
     })));
-    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), is_known: true };
+    let service =
+        Service { shell: shell.clone(), process: DRIVER, role: Role::Driver(JOB), is_known: true, knew: None };
     let bundle = BundleSpec { resources: ResourceSet::cpus(Amount::ONE), ..BundleSpec::default() };
     let spec = PlacementGroupSpec {
         id: GROUP,
@@ -244,7 +245,7 @@ async fn a_node_is_told_that_it_has_joined_when_that_is_written() {
 async fn a_stop_goes_to_its_end_also_when_whoever_asked_for_it_is_gone() {
     // It may still come back, and has a moment.
     let (shell, _) = started_again(vec![Fact::Node(Box::new(node()), None)]);
-    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Tool, is_known: false };
+    let service = Service { shell: shell.clone(), process: DRIVER, role: Role::Tool, is_known: false, knew: None };
     let mut asking = Box::pin(service.stop(tarpc::context::current()));
     assert!(futures::poll!(&mut asking).is_pending());
     drop(asking);

@@ -167,6 +167,7 @@ impl State {
             if let Some(shape) = shape.and_then(|shape| self.shapes.get(shape))
                 && let Strategy::Bundle { group, .. } = shape.strategy
                 && self.groups.get(group).is_none()
+                && !self.may_be_told_of_group(group)
             {
                 return Err(format!("{waiter:?} waits for something in {group}, which is gone"));
             }
@@ -207,7 +208,7 @@ impl State {
     /// Somebody who waits although there is room, if there is such. Only true while fewer wait than are looked at when
     /// something is given back; the others are found as time passes.
     pub fn overlooked(&self) -> Option<String> {
-        if !self.queue.has_looked_at_all() {
+        if !self.queue.has_looked_at_all() || self.cannot_write.is_some() {
             return None;
         }
         self.queue.waiters().find_map(|waiter| {

@@ -31,7 +31,7 @@ impl Departed {
 }
 
 impl State {
-    /// Whether a process has certainly ended: a driver, or a worker process.
+    /// Whether a process has certainly ended: a driver, a worker process, or the steward of a node.
     pub(crate) fn has_ended(&self, process: ProcessId) -> bool {
         self.departed.known.contains(&process) || self.ended_before(process)
     }
@@ -43,7 +43,8 @@ impl State {
 
     /// Whether a process ended before the head was started again: whoever lives has come back, or its node has said that it is there.
     fn ended_before(&self, process: ProcessId) -> bool {
-        let is_there = self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process);
+        let is_steward = self.nodes.get(NodeId(process.0)).is_some_and(|node| node.info.id.steward() == process);
+        let is_there = is_steward || self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process);
         self.was_recovered && self.recovering.is_none() && !is_there
     }
 

@@ -1,6 +1,8 @@
 //! What must survive the head: facts, each of which replaces what was known before under the same key.
 
+use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
+use wingbeat_core::codec;
 use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
 use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::NodeInfo;
@@ -111,5 +113,32 @@ impl Fact {
             self,
             Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_)
         )
+    }
+}
+
+/// A fact with its key, as they are kept; none where nothing is left to know.
+pub(crate) type Encoded = (Vec<u8>, Option<Vec<u8>>);
+
+impl Fact {
+    /// As it is written down, or kept by nodes.
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub(crate) fn encoded(&self) -> Result<Encoded, String> {
+        fn bytes<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
+            let mut bytes = BytesMut::new();
+            codec::encode_message(value, &mut bytes).map_err(|error| error.to_string())?;
+            Ok(bytes.into())
+        }
+        let content = if self.is_end() { None } else { Some(bytes(self)?) };
+        Ok((bytes(&self.key())?, content))
+    }
+
+    /// What was encoded.
+    ///
+    /// # Errors
+    /// It is no fact.
+    pub(crate) fn decoded(bytes: Bytes) -> Result<Fact, String> {
+        codec::decode_message(bytes).map_err(|error| error.to_string())
     }
 }

@@ -502,6 +502,9 @@ impl State {
     pub(super) fn shape_infeasible(&mut self, id: ShapeId, what: String, since: Millis) -> Option<Error> {
         let shape = self.shapes.get(id)?.clone();
         if let Strategy::Bundle { group, index } = shape.strategy {
+            if self.may_be_told_of_group(group) {
+                return None;
+            }
             return self.groups.infeasible(group, index, &shape, what);
         }
         if self.recovering.is_some() {

@@ -95,6 +95,8 @@ pub enum Event {
     ProcessLost(ProcessId, Option<JobId>),
     /// Somebody says this; see [`State::may_say`].
     Says(Speaker, HeadMessage),
+    /// The journal cannot be written, and why; or it is written again.
+    JournalFails(Option<String>),
     /// Time passed.
     Tick,
 }
@@ -167,6 +169,9 @@ pub struct State {
     never_back: Vec<(NodeId, String)>,
     /// Whether somebody writes facts down.
     keeps_facts: bool,
+    /// Why they cannot be written now. Nothing new is granted then: the next head would not know on which nodes that is, and
+    /// could start it once more.
+    cannot_write: Option<String>,
     facts: Vec<Fact>,
     idle_ticks: u32,
     out: Vec<Action>,
@@ -202,6 +207,7 @@ impl State {
             was_recovered: false,
             never_back: Vec::new(),
             keeps_facts: false,
+            cannot_write: None,
             facts: Vec::new(),
             idle_ticks: 0,
             out: Vec::new(),
@@ -228,6 +234,10 @@ impl State {
             }
             Event::ProcessLost(process, job) => self.process_lost(process, job),
             Event::Says(by, message) => self.hears(by, message),
+            Event::JournalFails(why) => {
+                self.cannot_write = why;
+                self.queue.unblock_all_in_turn();
+            }
             Event::Tick => self.tick(),
         }
         self.act()
@@ -252,7 +262,9 @@ impl State {
             self.queue.unblock_all_in_turn();
         }
         self.serve();
-        self.recall_for_the_starved();
+        if self.cannot_write.is_none() {
+            self.recall_for_the_starved();
+        }
         self.tell_of_deadlocks();
         self.idle_ticks = if self.out.is_empty() { self.idle_ticks.saturating_add(1) } else { 0 };
     }
@@ -407,6 +419,11 @@ impl State {
         self.nodes.get(node).is_some_and(|node| !node.info.resources.is_empty())
     }
 
+    /// The machine on which a node is.
+    pub fn machine_of(&self, node: NodeId) -> Option<wingbeat_core::spec::MachineId> {
+        self.nodes.get(node).map(|node| node.info.address.machine)
+    }
+
     /// The node on which a lease is.
     pub fn node_of(&self, lease: LeaseId) -> Option<NodeId> {
         self.leases.leases.get(&lease).map(|lease| lease.taken.node)
@@ -468,6 +485,7 @@ impl State {
     }
 
     fn node_lost(&mut self, id: NodeId, why: &str) {
+        self.departed.insert(id.steward());
         let Some(node) = self.nodes.remove(id) else { return self.absent_node_lost(id, why) };
         self.record(Fact::NodeGone(id));
         self.note_lost_node(id, why);

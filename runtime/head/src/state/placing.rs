@@ -42,7 +42,9 @@ fn share_of(total: &ResourceSet, held: &ResourceSet) -> u64 {
 impl State {
     /// Places whoever fits, in order, until nobody does. Cheap when nothing changed.
     pub(super) fn serve(&mut self) {
-        while let Some((waiter, class)) = self.queue.next() {
+        while self.cannot_write.is_none()
+            && let Some((waiter, class)) = self.queue.next()
+        {
             match self.try_to_place(waiter) {
                 Attempt::Done => {}
                 Attempt::HeldBack(hold) => self.queue.park(waiter, hold),

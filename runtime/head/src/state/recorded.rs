@@ -35,6 +35,10 @@ pub enum Input {
     Quota(String, Option<ResourceSet>),
     /// See [`State::drain`].
     Drain(NodeId, Option<Millis>, String, bool),
+    /// See [`State::somebody_returns`].
+    Returns(Millis),
+    /// See [`State::remember`].
+    Remembers(Vec<Fact>),
 }
 
 /// Who is told of each step, and what the present one is of.
@@ -85,18 +89,24 @@ impl State {
             Input::RemoveGroup(group) => self.remove_placement_group(now, group),
             Input::Quota(namespace, limit) => self.quota(now, &namespace, limit),
             Input::Drain(node, within, why, stops) => self.drain(now, node, within, why, stops).1,
+            Input::Returns(until) => self.somebody_returns(now, until),
+            Input::Remembers(facts) => self.remember(now, facts),
         }
     }
 }
 
 impl Redact for Beginning {
     fn redact(&mut self) {
-        for fact in self.remembered.iter_mut().flatten() {
-            match fact {
-                Fact::Job(spec, _) => spec.redact(),
-                Fact::Actor(actor) => actor.spec.redact(),
-                _ => {}
-            }
+        self.remembered.iter_mut().flatten().for_each(Redact::redact);
+    }
+}
+
+impl Redact for Fact {
+    fn redact(&mut self) {
+        match self {
+            Fact::Job(spec, _) => spec.redact(),
+            Fact::Actor(actor) => actor.spec.redact(),
+            _ => {}
         }
     }
 }
@@ -108,6 +118,7 @@ impl Redact for Input {
             Input::Event(Event::NodeJoined(_, running)) => running.redact(),
             Input::Event(Event::Says(_, message)) => message.redact(),
             Input::CreateActor(spec, _) => spec.redact(),
+            Input::Remembers(facts) => facts.iter_mut().for_each(Redact::redact),
             _ => {}
         }
     }

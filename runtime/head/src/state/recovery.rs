@@ -22,11 +22,14 @@ use super::hears::ABANDONED;
 use super::leases::{Holder, Lease};
 use super::nodes::Taken;
 use super::queue::Hold;
+use super::recorded::Input;
 use super::{Action, Millis, State};
 
 /// What was there before, until everybody is back or the time for that is over.
 pub(super) struct Recovering {
     until: Millis,
+    /// Whether this head has what the last one knew, and so knows who was there.
+    knows_who: bool,
     /// Nodes that are not back.
     nodes: BTreeMap<NodeId, (NodeInfo, Option<Drained>)>,
     /// Processes that have something here: they are back when they have said what.
@@ -164,7 +167,9 @@ impl Recovering {
 
     /// Whether nobody is missing who is known to have been there, where this says who may be alive.
     fn is_everybody_back(&self, may_live: impl Fn(&ProcessId) -> bool) -> bool {
-        self.nodes.is_empty() && self.owners.iter().all(|owner| self.has_spoken(*owner) || !may_live(owner))
+        self.knows_who
+            && self.nodes.is_empty()
+            && self.owners.iter().all(|owner| self.has_spoken(*owner) || !may_live(owner))
     }
 
     pub(super) fn actor_named(&self, name: &ScopedName) -> Option<&ActorSpec> {
@@ -191,8 +196,51 @@ impl State {
     /// not by then has ended by itself.
     pub fn recover(cluster: ClusterId, first_lease: u64, facts: Vec<Fact>, grace: Millis) -> State {
         let mut state = State::new(cluster, first_lease);
-        let (mut nodes, mut actors) = (BTreeMap::new(), BTreeMap::new());
+        state.begin_recovery(grace);
+        state.take_back(facts);
+        state
+    }
+
+    /// Somebody has come back who knew an earlier head, and this one knows nothing of what that knew. Whoever has not come back
+    /// `until` then has ended by itself.
+    pub fn somebody_returns(&mut self, now: Millis, until: Millis) -> Vec<Action> {
+        self.begin(now, || Input::Returns(until));
+        if !self.was_recovered {
+            self.begin_recovery(until);
+        }
+        self.act()
+    }
+
+    /// What the last head knew, as a node has kept it. What is known here already counts: it has happened since.
+    pub fn remember(&mut self, now: Millis, facts: Vec<Fact>) -> Vec<Action> {
+        self.begin(now, || Input::Remembers(facts.clone()));
+        self.take_back(facts);
+        // Some wait for groups that are known now to be there, or not.
+        self.refuse_the_infeasible();
+        self.queue.unblock_all_in_turn();
+        self.act()
+    }
+
+    /// Those who knew an earlier head may come back from now on.
+    fn begin_recovery(&mut self, until: Millis) {
+        (self.quotas.is_use_unknown, self.was_recovered) = (true, true);
+        let (nodes, owners, actors, places, claims) = Default::default();
+        let (waiting, abandoned, deaths) = Default::default();
+        let knows_who = false;
+        self.recovering =
+            Some(Recovering { until, knows_who, nodes, owners, actors, places, claims, waiting, abandoned, deaths });
+        let (watchers, over) = Default::default();
+        self.unheard = Some(Unheard { until, watchers, over });
+    }
+
+    /// Takes in what an earlier head knew, but for what is known by now. Nothing, when the time for that is over.
+    fn take_back(&mut self, facts: Vec<Fact>) {
+        if self.recovering.is_none() {
+            return;
+        }
+        let (mut nodes, mut actors, mut owners) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let mut places: BTreeMap<NodeId, Vec<(PlacementGroupId, u32, BundlePlace)>> = BTreeMap::new();
+        let mut drained_here = Vec::new();
         let mut latest = BTreeMap::new();
         for fact in facts {
             latest.insert(fact.key(), fact);
@@ -201,21 +249,38 @@ impl State {
             match fact {
                 Fact::Job(spec, has_driver) => {
                     let id = spec.id;
-                    state.insert_job(*spec);
-                    if let Some(job) = state.jobs.get_mut(&id) {
+                    if has_driver {
+                        owners.insert(spec.driver.process);
+                    }
+                    if self.jobs.contains_key(&id) {
+                        continue;
+                    }
+                    self.insert_job(*spec);
+                    if let Some(job) = self.jobs.get_mut(&id) {
                         job.is_over = !has_driver;
                     }
                 }
-                Fact::Quota(namespace, limit) => state.set_quota(&namespace, Some(limit)),
+                Fact::Quota(namespace, limit) => {
+                    if self.quotas.iter().all(|(known, _)| known != namespace) {
+                        self.set_quota(&namespace, Some(limit));
+                    }
+                }
                 // The last head ended between writing that it was to be made and making it, and its job is over.
-                Fact::Group(spec, _) if !state.jobs.contains_key(&spec.job) => {
-                    state.facts.push(Fact::GroupGone(spec.id));
+                Fact::Group(spec, _) if !self.jobs.contains_key(&spec.job) => {
+                    self.facts.push(Fact::GroupGone(spec.id));
                 }
                 Fact::Group(spec, bundles) => {
                     let id = spec.id;
-                    state.insert_group(*spec);
+                    let is_taken = spec.name.as_ref().is_some_and(|name| self.groups.find_by_name(name).is_ok());
+                    if self.groups.get(id).is_some() || is_taken {
+                        continue;
+                    }
+                    if !spec.detached {
+                        owners.insert(spec.owner.process);
+                    }
+                    self.insert_group(*spec);
                     if bundles.iter().any(Option::is_some) {
-                        state.groups.note_possible(id);
+                        self.groups.note_possible(id);
                     }
                     for (index, place) in bundles.into_iter().enumerate() {
                         if let Some(place) = place {
@@ -223,24 +288,45 @@ impl State {
                         }
                     }
                 }
-                Fact::Actor(KeptActor { spec, life, moves, ends }) => {
+                Fact::Actor(KeptActor { spec, life, moves, ends }) if !self.actors.knows(spec.id) => {
                     let spec: Arc<ActorSpec> = Arc::from(spec);
                     actors.insert(spec.id, Absent { spec, life, moves, place: None, ends, earlier: None });
                 }
-                Fact::Node(info, drained) => drop(nodes.insert(info.id, (*info, drained))),
+                Fact::Node(info, drained) if self.nodes.get(info.id).is_some() => {
+                    drained_here.extend(drained.map(|drained| (info.id, drained)));
+                }
+                Fact::Node(info, drained) if !self.will_not_come_back(info.id) => {
+                    nodes.insert(info.id, (*info, drained));
+                }
+                Fact::Actor(_) | Fact::Node(..) => {}
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }
         }
-        (state.quotas.is_use_unknown, state.was_recovered) = (true, true);
-        let (claims, waiting, abandoned, deaths) = Default::default();
-        let drivers = state.jobs.values().filter(|job| !job.is_over).map(|job| &job.spec.driver.process);
-        let owners = drivers.chain(state.groups.makers()).copied().collect();
-        state.recovering =
-            Some(Recovering { until: grace, nodes, owners, actors, places, claims, waiting, abandoned, deaths });
-        let (watchers, over) = Default::default();
-        state.unheard = Some(Unheard { until: grace, watchers, over });
-        state
+        let here: Vec<NodeId> = places.keys().copied().filter(|node| self.nodes.get(*node).is_some()).collect();
+        for node in here {
+            let places = places.remove(&node).unwrap_or_default();
+            self.bundles_are_back(node, places);
+        }
+        for (node, drained) in drained_here {
+            // It is there.
+            let _ = self.drain_node(node, drained);
+        }
+        if let Some(recovering) = &mut self.recovering {
+            recovering.knows_who = true;
+            recovering.nodes.extend(nodes);
+            recovering.owners.extend(owners);
+            for (id, absent) in actors {
+                // What its maker has said may be later.
+                let known = recovering.actors.entry(id).or_insert_with(|| absent.clone());
+                if known.life < absent.life {
+                    *known = Absent { earlier: known.earlier, ..absent };
+                }
+            }
+            for (node, more) in places {
+                recovering.places.entry(node).or_default().extend(more);
+            }
+        }
     }
 
     /// Whether a process that knew an earlier head may go on with this one: everybody while they come back, and later whoever is known
@@ -261,6 +347,12 @@ impl State {
     /// Whether those that were there before the head was started again may still come back.
     pub fn is_recovering(&self) -> bool {
         self.recovering.is_some()
+    }
+
+    /// Whether a group is not known to this head, and may be to somebody who can tell what the last one knew.
+    pub(super) fn may_be_told_of_group(&self, group: PlacementGroupId) -> bool {
+        let is_unknown = self.groups.get(group).is_none() && self.groups.cause_of_end(group).is_none();
+        is_unknown && self.recovering.as_ref().is_some_and(|recovering| !recovering.knows_who)
     }
 
     /// Nodes and drivers that may still come back, and where they listened.

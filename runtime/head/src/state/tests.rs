@@ -22,6 +22,8 @@ mod late;
 mod leases;
 mod load;
 mod recovery;
+#[cfg(feature = "journal")]
+mod return_of_many;
 mod scheduling;
 mod why;
 
@@ -45,7 +47,7 @@ const DRIVER: ProcessId = ProcessId(1);
 const OTHER: ProcessId = ProcessId(2);
 
 fn address(process: ProcessId) -> Address {
-    Address { process, machine: MachineId(1), unix: format!("p{}", process.0), tcp: None }
+    Address { process, machine: MachineId(1), unix: format!("p{}", process.0), tcp: None, steward: None }
 }
 
 fn amount(value: f64) -> Amount {
@@ -99,6 +101,7 @@ fn actor_of(owner: ProcessId, id: u64) -> ActorSpec {
         holds: ResourceSet::new(),
         max_restarts: 0,
         max_concurrency: 1,
+        max_task_retries: 0,
         max_pending_calls: None,
         groups: BTreeMap::new(),
         name: None,

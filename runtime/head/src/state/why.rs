@@ -401,6 +401,11 @@ impl State {
 
     /// Whether something else than room holds a waiter back, which is then explained.
     fn explain_hold(&self, waiter: Waiter, explanation: &mut Explanation) -> bool {
+        if let Some(why) = &self.cannot_write {
+            explanation.reasons.push(journal_fails(why));
+            explanation.help.push("make room for the journal, or see the head's log".into());
+            return true;
+        }
         match self.queue.held_back(waiter) {
             Some(Hold::Quota(namespace)) => {
                 if self.quotas.is_use_unknown {
@@ -683,6 +688,9 @@ impl State {
 
     /// What holds a waiter back besides room, in one line; none if nothing does.
     pub(super) fn hold_in_short(&self, waiter: Waiter) -> Option<String> {
+        if let Some(why) = &self.cannot_write {
+            return Some(journal_fails(why));
+        }
         match self.queue.held_back(waiter)? {
             Hold::Quota(_) if self.quotas.is_use_unknown => Some(USE_UNKNOWN.to_owned()),
             Hold::Quota(namespace) => {
@@ -711,6 +719,10 @@ impl State {
     pub(super) fn group_in_short(&self, id: PlacementGroupId) -> String {
         self.explain_group(id).unwrap_or_default().reasons.join("; ")
     }
+}
+
+fn journal_fails(why: &str) -> String {
+    format!("the head cannot write its journal, and grants nothing new until it can: {why}")
 }
 
 /// The resources that a shape competes for.

@@ -74,11 +74,12 @@ kinds!(NodeMessage {
     OwnersGone,
     Stays,
     LostHead,
+    Keep,
 });
 kinds!(WorkerCommand { Lease, StartActor, Drain, Exit });
 kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived });
 kinds!(PeerMessage {
-    Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost,
+    Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost, Shadows,
 } carries { PeerMessage::Work(work) => work.kind() });
 
 /// The kinds of requests, and the batches among them.
@@ -104,10 +105,10 @@ requests!(HeadRequest {
     DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, Stop,
 } batches { Deliver { messages } of HeadMessage });
 requests!(NodeRequest {
-    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks,
+    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks, ReadKept,
 } batches { Deliver { messages } of NodeMessage, Orders { messages } of NodeMessage });
 requests!(ProcessRequest {
-    Logs, ExplainTask, Stacks, ReadExecutable,
+    Logs, ExplainTask, ReadExecutable, Stacks, Keeps,
 } batches {
     Deliver { messages } of PeerMessage, HeadEvents { events } of HeadEvent, Commands { commands } of WorkerCommand,
 });

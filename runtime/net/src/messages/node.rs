@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use wingbeat_core::codec::Payload;
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
+
+use crate::handshake::Epoch;
 
 /// A node, as it introduces itself to the head.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,6 +96,8 @@ pub enum NodeMessage {
 
     /// From the head: this other node is gone, and every copy in its store.
     NodeDied(NodeId),
+    /// From the head, which has no journal: keep this for the next one.
+    Keep(Box<Keep>),
     /// From the head: these processes have ended, and nobody can own an object of theirs any more.
     OwnersGone(Vec<ProcessId>),
     /// From a worker process: it was asked to exit, and goes on, because it owns objects.
@@ -103,6 +108,28 @@ pub enum NodeMessage {
 
 /// What happened to a worker process that was started and never said where it is reached. Why follows, with what it printed.
 pub const ENDED_UNREPORTED: &str = "a worker process ended before it reported";
+
+/// How much of what a head knows somebody has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Version {
+    /// Which head it was.
+    pub epoch: Epoch,
+    /// How often that had something to keep.
+    pub count: u64,
+}
+
+/// A part of what a node keeps for the next head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Keep {
+    /// What is known with it; none if nothing is to be kept here any more.
+    pub version: Option<Version>,
+    /// Whether it begins to replace what was kept before.
+    pub begins: bool,
+    /// Whether that is complete with it.
+    pub is_complete: bool,
+    /// Facts by their keys; none where nothing is left to know.
+    pub changes: Vec<(Payload, Option<Payload>)>,
+}
 
 /// A lease as the head hands it to a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -143,6 +170,8 @@ pub struct Running {
     pub workers: Vec<(ProcessId, JobId)>,
     /// Devices that cannot be given on, and what holds each, in words.
     pub held: Vec<(u32, String)>,
+    /// What it has kept of what the last head knew, if it has.
+    pub kept: Option<Version>,
 }
 
 /// A lease that a node serves.

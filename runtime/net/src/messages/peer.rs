@@ -65,6 +65,17 @@ pub enum PeerMessage {
         /// What was tried.
         why: String,
     },
+    /// Owner to the steward of its node, in order: what is to be known of its objects when it is no more.
+    Shadows(Vec<Shadow>),
+}
+
+/// What an owner tells the steward of its node of an object to which others may refer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Shadow {
+    /// Others may refer to it, and this is its value, if it has one.
+    Kept(ObjectId, Option<ObjectValue>),
+    /// Nobody refers to it any more.
+    Freed(ObjectId),
 }
 
 /// What an owner, a caller or a consumer says to the worker process that runs something for it.
@@ -115,6 +126,21 @@ pub enum Work {
     ItemReceived(ObjectId),
 }
 
+impl PeerMessage {
+    /// Whether it is said to the owner of an object by whoever holds a ref, and so to its steward when it is no more.
+    #[must_use]
+    pub fn is_for_owner(&self) -> bool {
+        matches!(
+            self,
+            PeerMessage::Borrow(_)
+                | PeerMessage::Release(_)
+                | PeerMessage::Subscribe(_)
+                | PeerMessage::Copied { .. }
+                | PeerMessage::Lost { .. }
+        )
+    }
+}
+
 impl From<Work> for PeerMessage {
     fn from(work: Work) -> PeerMessage {
         PeerMessage::Work(work)
@@ -141,4 +167,6 @@ pub struct Fetch {
     pub object: ObjectId,
     /// Size and holders.
     pub stored: Stored,
+    /// Who answers for it when its owner is no more, if the reader knows.
+    pub steward: Option<Box<Address>>,
 }

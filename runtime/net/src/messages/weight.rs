@@ -2,11 +2,12 @@
 
 use std::mem::size_of;
 
+use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::{ObjectValue, Packed, Refs, Stored};
 
-use super::{HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, Work, WorkerCommand};
+use super::{HeadEvent, HeadMessage, LeaseHolder, LogLine, NodeMessage, PeerMessage, Shadow, Work, WorkerCommand};
 
 /// What a message costs beside what can grow in it.
 const FIXED: usize = 128;
@@ -21,8 +22,8 @@ pub trait Weight {
     fn weight(&self) -> usize;
 }
 
-fn address(address: &Address) -> usize {
-    size_of::<Address>() + address.unix.len()
+fn address(of: &Address) -> usize {
+    size_of::<Address>() + of.unix.len() + of.steward.as_ref().map_or(0, |steward| address(steward))
 }
 
 fn refs(refs: Option<&Refs>) -> usize {
@@ -95,6 +96,15 @@ impl Weight for TaskResult {
     }
 }
 
+impl Weight for Shadow {
+    fn weight(&self) -> usize {
+        24 + match self {
+            Shadow::Kept(_, value) => value.as_ref().map_or(0, Weight::weight),
+            Shadow::Freed(_) => 0,
+        }
+    }
+}
+
 impl Weight for PeerMessage {
     fn weight(&self) -> usize {
         FIXED
@@ -110,6 +120,7 @@ impl Weight for PeerMessage {
                 PeerMessage::Borrow(registrations) | PeerMessage::Release(registrations) => registrations.len() * 28,
                 PeerMessage::Copied { at, .. } => address(&at.address),
                 PeerMessage::Lost { at, why, .. } => at.len() * 8 + why.len(),
+                PeerMessage::Shadows(shadows) => shadows.iter().map(Weight::weight).sum(),
                 PeerMessage::Work(
                     Work::TakeBack { .. } | Work::Cancel { .. } | Work::StreamTaken { .. } | Work::ItemReceived(_),
                 )
@@ -181,6 +192,10 @@ impl Weight for NodeMessage {
                 },
                 NodeMessage::Unpin(ids) | NodeMessage::Delete(ids) => ids.len() * 20,
                 NodeMessage::OwnersGone(owners) => owners.len() * 8,
+                NodeMessage::Keep(keep) => {
+                    let size = |fact: &Option<Payload>| fact.as_ref().map_or(0, |fact| fact.len());
+                    keep.changes.iter().map(|(key, fact)| 16 + key.len() + size(fact)).sum()
+                }
                 NodeMessage::ActorStarted { outcome: Err(why), .. } => error(why),
                 _ => FIXED,
             }
@@ -234,6 +249,7 @@ mod tests {
             machine: MachineId(1),
             unix: "wingbeat-0123456789abcdef".into(),
             tcp: None,
+            steward: None,
         };
         let refs = Box::new(Refs { ids: vec![id; 10_000], owners: vec![owner] });
         let with_refs = ObjectValue::Inline(Packed { bytes: Bytes::new().into(), refs: Some(refs) });

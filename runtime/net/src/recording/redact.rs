@@ -8,8 +8,8 @@ use wingbeat_core::spec::{ActorSpec, ActorState, Arg, JobSpec, Outcome, Placemen
 use wingbeat_core::value::{ObjectValue, Packed};
 
 use crate::messages::{
-    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, PeerMessage, Running, RunningLease, Work,
-    WorkerCommand,
+    ENDED_UNREPORTED, HeadEvent, HeadMessage, LeaseHolder, NodeMessage, PeerMessage, Running, RunningLease, Shadow,
+    Work, WorkerCommand,
 };
 
 /// Takes out what nobody else is to see: values of users' programs, what they print, and environments. Ids, names and sizes
@@ -84,6 +84,13 @@ impl Redact for PeerMessage {
             PeerMessage::Results(results) => results.redact(),
             PeerMessage::StreamItem { value, .. } => value.redact(),
             PeerMessage::Resolved(values) => values.iter_mut().for_each(|(_, value)| value.redact()),
+            PeerMessage::Shadows(shadows) => {
+                for shadow in shadows {
+                    if let Shadow::Kept(_, Some(value)) = shadow {
+                        value.redact();
+                    }
+                }
+            }
             PeerMessage::GaveBack { .. }
             | PeerMessage::Ready(_)
             | PeerMessage::CancelObject { .. }
@@ -168,6 +175,7 @@ impl Redact for NodeMessage {
         match self {
             NodeMessage::BeginJob(spec) => spec.redact(),
             NodeMessage::StartLease(start) => start.holder.redact(),
+            NodeMessage::Keep(keep) => keep.changes.clear(),
             NodeMessage::ActorStarted { outcome: Err(error), .. } => error.redact(),
             _ => {}
         }
@@ -228,7 +236,13 @@ mod tests {
     const OBJECT: ObjectId = ObjectId { task: TASK, index: 1 };
 
     fn packed() -> Packed {
-        let owner = Address { process: ProcessId(0xabc), machine: MachineId(1), unix: "wingbeat-1".into(), tcp: None };
+        let owner = Address {
+            process: ProcessId(0xabc),
+            machine: MachineId(1),
+            unix: "wingbeat-1".into(),
+            tcp: None,
+            steward: None,
+        };
         let refs = Some(Box::new(Refs { ids: vec![OBJECT], owners: vec![owner] }));
         Packed { bytes: Bytes::from_static(SECRET).into(), refs }
     }
@@ -244,7 +258,13 @@ mod tests {
     }
 
     fn at() -> StoreNode {
-        let address = Address { process: ProcessId(3), machine: MachineId(1), unix: "wingbeat-3".into(), tcp: None };
+        let address = Address {
+            process: ProcessId(3),
+            machine: MachineId(1),
+            unix: "wingbeat-3".into(),
+            tcp: None,
+            steward: None,
+        };
         StoreNode { node: NodeId(4), address }
     }
 
@@ -301,6 +321,7 @@ mod tests {
             PeerMessage::Release(vec![(OBJECT, Registration(1))]),
             PeerMessage::Copied { object: OBJECT, at: at() },
             PeerMessage::Lost { object: OBJECT, at: vec![NodeId(4)], why: "nobody answers".into() },
+            PeerMessage::Shadows(values().into_iter().map(|value| Shadow::Kept(OBJECT, Some(value))).collect()),
         ]
     }
 
@@ -324,6 +345,7 @@ mod tests {
             PeerMessage::Release(_) => 15,
             PeerMessage::Copied { .. } => 16,
             PeerMessage::Lost { .. } => 17,
+            PeerMessage::Shadows(_) => 18,
         }
     }
 
@@ -340,9 +362,9 @@ mod tests {
     #[test]
     fn no_message_between_processes_keeps_a_value_and_each_keeps_all_else() {
         let messages = messages();
-        assert_eq!(messages.iter().map(kind).collect::<Vec<_>>(), (0..=17).collect::<Vec<_>>());
+        assert_eq!(messages.iter().map(kind).collect::<Vec<_>>(), (0..=18).collect::<Vec<_>>());
         let with_values: Vec<_> = messages.iter().filter(|message| holds_secret(message)).map(kind).collect();
-        assert_eq!(with_values, [0, 1, 7, 11, 13], "the test has something to find");
+        assert_eq!(with_values, [0, 1, 7, 11, 13, 18], "the test has something to find");
         for mut message in messages {
             let (was, had) = (format!("{message:?}"), encoded(&message));
             message.redact();

@@ -186,7 +186,7 @@ impl Transport for Network {
     fn listen(&self, process: ProcessId, _: Option<SocketAddr>) -> BoxFuture<'_, Result<Listening, Error>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.shared.listeners.lock().insert(process, sender);
-        let address = Address { process, machine: self.shared.machine, unix: String::new(), tcp: None };
+        let address = Address { process, machine: self.shared.machine, unix: String::new(), tcp: None, steward: None };
         let door = Door { process, network: self.clone(), receiver };
         async move { Ok(Listening { address, incoming: Box::new(door) }) }.boxed()
     }

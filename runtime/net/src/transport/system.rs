@@ -71,7 +71,7 @@ async fn listen(process: ProcessId, tcp: Option<SocketAddr>) -> Result<Listening
         .map(TcpListener::local_addr)
         .transpose()
         .map_err(|error| Error::io("reading the port listened on", &error))?;
-    let address = Address { process, machine: this_machine(), unix: name, tcp: bound };
+    let address = Address { process, machine: this_machine(), unix: name, tcp: bound, steward: None };
     Ok(Listening { address, incoming: Box::new(Sockets { unix, tcp }) })
 }
 

@@ -29,6 +29,13 @@ macro_rules! answers_as_anybody {
         ) -> Result<wingbeat_net::messages::ProcessStacks, wingbeat_core::error::Error> {
             Ok(Default::default())
         }
+        async fn keeps(
+            self,
+            _: tarpc::context::Context,
+            _: Vec<wingbeat_core::ObjectId>,
+        ) -> Vec<wingbeat_core::ObjectId> {
+            Vec::new()
+        }
         async fn read_executable(
             self,
             _: tarpc::context::Context,

@@ -39,6 +39,11 @@ impl Actors {
         self.made.insert(spec.id, Made { spec: Arc::new(spec), life: None, moves: 0, place: None });
     }
 
+    /// Whether this is the handle of an actor.
+    pub(crate) fn has(&self, handle: ObjectId) -> bool {
+        !self.held.is_empty() && self.held.contains_key(&handle)
+    }
+
     /// It was not made, or nobody holds it any more.
     pub(crate) fn forget(&self, handle: ObjectId) -> Option<ActorId> {
         let (_, actor) = self.held.remove(&handle)?;
@@ -67,8 +72,12 @@ impl Actors {
     /// Those that were made here and somebody may hold, and of those the ones that are not known to be dead.
     pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<Made>) {
         // In this order: whoever is made meanwhile is held before.
-        let made = self.made.iter().map(|made| made.clone()).collect();
-        let held = self.held.iter().filter(|held| by(*held.key())).map(|held| *held.value()).collect();
+        let mut made: Vec<Made> = self.made.iter().map(|made| made.clone()).collect();
+        let mut held: Vec<ActorId> =
+            self.held.iter().filter(|held| by(*held.key())).map(|held| *held.value()).collect();
+        // Simulated, the same seed must give the same run.
+        made.sort_unstable_by_key(|made| made.spec.id);
+        held.sort_unstable();
         (held, made)
     }
 

@@ -91,6 +91,23 @@ impl<M> Borrowing<M> {
         self.last
     }
 
+    /// What was registered with an owner that is no more is registered again, with its steward. Of each object, only if it was
+    /// not registered since.
+    pub(crate) fn register_again(&mut self, owner: ProcessId, mut held: Vec<(ObjectId, Registration)>) {
+        if held.is_empty() {
+            return;
+        }
+        held.sort_unstable_by_key(|(_, number)| *number);
+        let state = self.owners.entry(owner).or_default();
+        for (id, number) in held {
+            if state.held.get(&id).is_none_or(|later| *later <= number) {
+                state.held.insert(id, number);
+                state.unsent.push((id, number));
+            }
+        }
+        self.unsent.insert(owner);
+    }
+
     /// Whether [`Borrowing::take_unsent`] would answer with anything.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
@@ -102,7 +119,7 @@ impl<M> Borrowing<M> {
         for process in std::mem::take(&mut self.unsent) {
             if let Some(owner) = self.owners.get_mut(&process) {
                 let unsent = std::mem::take(&mut owner.unsent);
-                owner.sent = unsent.last().map_or(owner.sent, |(_, number)| *number);
+                owner.sent = unsent.last().map_or(owner.sent, |(_, number)| owner.sent.max(*number));
                 taken.push((process, unsent));
             }
         }

@@ -15,13 +15,67 @@ use crate::owner::object::{Handle, Object};
 use crate::owner::registrations::Confirmation;
 use crate::owner::table::{Released, sorted};
 
+/// What was borrowed over a contact that was lost.
+pub(crate) struct Lost {
+    objects: Vec<Arc<Object>>,
+    /// What waited for registrations over it. It is sent when it is known who answers for the objects now, and has heard of them.
+    ready: Vec<Ready<Confirmation>>,
+}
+
+impl Lost {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.ready.is_empty()
+    }
+}
+
 impl Owner {
-    /// Fails what was asked of an owner contact with which was lost.
-    pub(crate) fn fail_pending(self: &Arc<Self>, owner: ProcessId, pending: Vec<Arc<Object>>) {
-        let is_gone = self.outside.is_gone(owner);
-        for object in pending {
+    /// Contact with a process was lost over which these were borrowed: from itself, or from processes that are no more and for which
+    /// it answers. If it is known to have ended, its steward is asked for its objects. Where nobody answers for them, who waits
+    /// for them is told.
+    pub(crate) fn settle_borrowed(self: &Arc<Self>, peer: ProcessId, lost: Lost) {
+        let is_gone = self.outside.is_gone(peer);
+        if is_gone {
+            self.adopt(peer);
+        }
+        let has_steward = is_gone && self.outside.has_steward(peer);
+        let (its_own, of_others): (Vec<_>, Vec<_>) =
+            lost.objects.into_iter().partition(|object| object.id().owner() == peer);
+        match has_steward {
+            true => self.ask_steward(peer, &its_own),
+            false => self.fail_pending(peer, is_gone, its_own),
+        }
+        self.fail_pending(peer, is_gone, of_others);
+        self.send_ready(lost.ready);
+    }
+
+    /// The steward of a process that is no more is told what is held here, and asked for what was awaited.
+    fn ask_steward(self: &Arc<Self>, gone: ProcessId, borrowed: &[Arc<Object>]) {
+        let is_held = |object: &&Arc<Object>| self.objects.has(object);
+        let held = borrowed.iter().filter(is_held).map(|object| (object.id(), object.registration())).collect();
+        let mut borrowing = self.registrations.borrowing.lock();
+        borrowing.register_again(gone, held);
+        drop(borrowing);
+        self.send_registrations();
+        let awaited = borrowed.iter().filter(|object| object.is_asked_for()).map(|object| object.id());
+        let awaited: Vec<ObjectId> = awaited.inspect(|id| self.registrations.asks_for(*id)).collect();
+        for ids in awaited.chunks(IDS_A_MESSAGE) {
+            if !self.send_to(gone, PeerMessage::Subscribe(ids.to_vec())) {
+                self.owner_gone(gone);
+            }
+        }
+    }
+
+    fn fail_pending(self: &Arc<Self>, peer: ProcessId, is_gone: bool, borrowed: Vec<Arc<Object>>) {
+        for object in borrowed.into_iter().filter(|object| !object.is_ready()) {
+            let owner = object.id().owner();
             let error = if is_gone {
                 Error::OwnerDied { object: object.id(), owner }
+            } else if owner != peer {
+                Error::ContactLost {
+                    what: format!("getting {}", object.id()),
+                    who: format!("{peer}, which answers for it since its owner, {owner}, has ended"),
+                    why: "the connection broke before the value arrived".into(),
+                }
             } else {
                 Error::ContactLost {
                     what: format!("getting {}", object.id()),
@@ -35,30 +89,43 @@ impl Owner {
 
     /// Contact with a borrower was lost: it holds nothing any more.
     pub(crate) fn borrower_lost(self: &Arc<Self>, who: ProcessId) {
-        for id in self.objects.forget_borrower(who) {
+        let mut borrowed = self.objects.forget_borrower(who);
+        borrowed.sort_unstable();
+        for id in borrowed {
             self.free_if_unneeded(id);
         }
     }
 
     /// Nobody knows where `owner` is.
     fn owner_gone(self: &Arc<Self>, owner: ProcessId) {
-        for object in self.borrowed_pending(owner) {
+        let Lost { objects, ready } = self.borrowed_from(owner);
+        self.send_ready(ready);
+        for object in objects.into_iter().filter(|object| !object.is_ready()) {
             let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: object.id(), owner });
             self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
         }
     }
 
-    /// Nothing waits for registrations with `owner` any more. Answers with its objects whose values are awaited here.
-    pub(crate) fn borrowed_pending(self: &Arc<Self>, owner: ProcessId) -> Vec<Arc<Object>> {
+    /// Contact with a process was lost: nothing waits for registrations with it any more. Answers with what was borrowed from it,
+    /// and from those for which it answers.
+    pub(crate) fn borrowed_over(self: &Arc<Self>, peer: ProcessId) -> Lost {
+        let mut lost = self.borrowed_from(peer);
+        for owner in self.outside.left_to(peer) {
+            let Lost { objects, ready } = self.borrowed_from(owner);
+            lost.objects.extend(objects);
+            lost.ready.extend(ready);
+        }
+        lost
+    }
+
+    fn borrowed_from(self: &Arc<Self>, owner: ProcessId) -> Lost {
         let mut ready = Vec::new();
         let borrowed = self.registrations.borrowing.lock().gone(owner, &mut ready);
         // What was registered over an earlier contact can still be asked for.
         let mut awaited = self.registrations.asked.remove(&owner).map(|(_, asked)| asked).unwrap_or_default();
         awaited.extend(borrowed);
-        let objects = sorted(awaited).into_iter().filter_map(|id| self.objects.get(id));
-        let pending = objects.filter(|object| !object.is_ready()).collect();
-        self.send_ready(ready);
-        pending
+        let objects = sorted(awaited).into_iter().filter_map(|id| self.objects.get(id)).collect();
+        Lost { objects, ready }
     }
 
     /// `handle` is the handle object of `actor`: what is known of the actor goes with it. An owner knows it already.
@@ -127,13 +194,11 @@ impl Owner {
                 // Somebody will wait for the answer.
                 self.outside.send_to(self, owner, PeerMessage::Borrow(batch.to_vec()), true)
             });
-            let is_awaited = sent
-                && match borrowing.ask(owner) {
-                    Some(number) => self.outside.when_taken_in(self, owner, number),
-                    None => self.outside.is_in_contact(owner),
-                };
-            if !is_awaited {
+            if !sent {
                 unreachable.push(owner);
+            } else if let Some(number) = borrowing.ask(owner) {
+                // Without contact, it was lost since: whoever sees to that waits for this lock, and finds what is held.
+                self.outside.when_taken_in(self, owner, number);
             }
         }
         unreachable

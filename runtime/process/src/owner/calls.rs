@@ -17,6 +17,7 @@ use crate::owner::call_queue::CallQueue;
 use crate::owner::dispatch::{CAUSE_LIMIT_MS, too_large};
 use crate::owner::name::Name;
 use crate::owner::object::Held;
+use crate::owner::retrying::one_less;
 use crate::owner::wanted::Wanted;
 
 /// Calls in flight to one actor at most; more stay with the caller. Bounds the memory of the actor.
@@ -142,7 +143,7 @@ impl Target {
         self.leave_outputs(leaving, out);
         for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
             if call.retries > 0 && !call.cancelled {
-                call.retries = call.retries.saturating_sub(1);
+                call.retries = one_less(call.retries);
                 Arc::make_mut(&mut call.spec).attempt += 1;
                 self.queue.push_front(call);
             } else {

@@ -41,7 +41,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn address(life: u32) -> Address {
     let process = ProcessId(100 + u64::from(life));
-    Address { process, machine: MachineId(1), unix: String::new(), tcp: None }
+    Address { process, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
 fn task(seq: u64) -> TaskId {

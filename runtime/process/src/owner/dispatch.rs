@@ -26,6 +26,7 @@ use crate::owner::name::Name;
 use crate::owner::object::Held;
 use crate::owner::recipe::Remaking;
 use crate::owner::resting::Resting;
+use crate::owner::retrying::{RetryOn, Verdict, one_less};
 use crate::owner::wanted::Wanted;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -61,7 +62,8 @@ pub(crate) struct Task {
     pub retries: u32,
     /// And those that its node's shortage of memory may cost.
     pub memory_retries: MemoryRetries,
-    pub retry_errors: bool,
+    /// Which errors of its own cost a retry, too.
+    pub retry_on: RetryOn,
     pub cancelled: bool,
     /// Handles of argument objects and of refs inside arguments: they live until the task is done.
     pub held: Held,
@@ -192,6 +194,8 @@ pub(crate) struct Dispatch {
     leases: BTreeMap<LeaseId, Lease>,
     by_worker: HashMap<ProcessId, LeaseId>,
     resting: Resting,
+    /// Tasks that have failed, while user code is asked whether they are tried again. Seldom any.
+    undecided: BTreeMap<TaskId, Task>,
     /// Nodes that have died, whose ids are never used again: a task that was queued before, or comes back, still names them.
     dead_nodes: HashSet<NodeId>,
     /// Set at the end of the session: nothing is queued any more.
@@ -217,6 +221,8 @@ pub(crate) enum Settled {
     Done(Task),
     /// It will be tried again.
     Retried,
+    /// User code says whether it is: [`Dispatch::decided`].
+    Asks(RetryOn),
     /// Nobody waits for it: a result of an attempt that was given up.
     Unknown,
 }
@@ -229,6 +235,8 @@ pub(crate) enum DispatchStanding {
     Ready { before: usize, shape: Shape },
     /// It was pushed to a worker process.
     Pushed { before: usize, lease: LeaseId, pid: u32 },
+    /// It has failed, and user code is asked whether it is tried again.
+    Undecided,
 }
 
 impl Dispatch {
@@ -242,6 +250,9 @@ impl Dispatch {
                 let standing = DispatchStanding::Ready { before, shape: (**shape).clone() };
                 return Some((queue.ready[before].name.to_string(), standing));
             }
+        }
+        if let Some(task) = self.undecided.get(&id) {
+            return Some((task.name.to_string(), DispatchStanding::Undecided));
         }
         self.leases.values().find_map(|lease| {
             let before = lease.in_flight.iter().position(|(_, task)| task.spec.id == id)?;
@@ -258,8 +269,9 @@ impl Dispatch {
             let flying: Vec<TaskId> = lease.in_flight.iter().map(|(_, task)| task.spec.id).collect();
             format!("{} ({:?}) with {flying:?}", lease.grant.lease, lease.phase)
         });
+        let undecided = self.undecided.keys().map(|task| format!("{task} undecided"));
         let resting = self.resting.iter().map(|task| format!("{} rests", task.spec.id));
-        ready.chain(leases).chain(resting).collect()
+        ready.chain(leases).chain(undecided).chain(resting).collect()
     }
 
     /// A task whose arguments are all there.
@@ -526,23 +538,46 @@ impl Dispatch {
         }
         self.return_if_done(id, out);
         match failed {
-            Some(error) if self.may_retry(&task, error) => {
-                self.failed(task, error.clone(), now_ms);
-                Settled::Retried
-            }
+            Some(error) if Self::has_retries(&task, error) && self.can_retry(&task) => match verdict(&task, error) {
+                Verdict::Retry => {
+                    self.failed(task, error.clone(), now_ms);
+                    Settled::Retried
+                }
+                Verdict::Fail => Settled::Done(task),
+                Verdict::Ask => {
+                    let asks = Settled::Asks(task.retry_on.clone());
+                    self.undecided.insert(task.spec.id, task);
+                    asks
+                }
+            },
             _ => Settled::Done(task),
         }
     }
 
+    /// User code has said whether a task that has failed is tried again. It is none if it was cancelled meanwhile.
+    pub(crate) fn decided(&mut self, id: TaskId, again: bool, error: Error, out: &mut Vec<Action>) {
+        match self.undecided.remove(&id) {
+            Some(task) if again => self.again(task, After::Failure),
+            Some(task) => out.push(Action::Fail { task, error }),
+            None => {}
+        }
+    }
+
+    fn can_retry(&self, task: &Task) -> bool {
+        !task.cancelled && self.session_over.is_none()
+    }
+
+    /// Of what has happened to its process.
     fn may_retry(&self, task: &Task, error: &Error) -> bool {
-        // A lost argument must be there again first; that costs no attempt.
-        let lost = matches!(error, Error::ObjectLost { .. });
-        let retriable = (error.is_system_failure() && !lost) || (task.retry_errors && is_users(error));
-        let has_any = match error {
+        Self::has_retries(task, error) && self.can_retry(task) && matches!(verdict(task, error), Verdict::Retry)
+    }
+
+    /// Whether attempts are left of those that such a failure may cost.
+    fn has_retries(task: &Task, error: &Error) -> bool {
+        match error {
             Error::OutOfMemory { .. } => task.memory_retries.has_any(),
             _ => task.retries > 0,
-        };
-        retriable && has_any && !task.cancelled && self.session_over.is_none()
+        }
     }
 
     /// Tries a task again that may be: at once, unless memory was short.
@@ -559,7 +594,7 @@ impl Dispatch {
             Arc::make_mut(&mut task.spec).attempt += 1;
         }
         if after == After::Failure {
-            task.retries = task.retries.saturating_sub(1);
+            task.retries = one_less(task.retries);
         }
         if let Some(remaking) = &task.remaking {
             remaking.goes_on(task.spec.attempt, task.retries);
@@ -626,7 +661,9 @@ impl Dispatch {
                 out.push(Action::Fail { task, error });
             }
         }
-        for task in self.resting.cancel(wanted) {
+        let asked: Vec<TaskId> = self.undecided.keys().copied().filter(|id| wanted.take(*id).is_some()).collect();
+        let undecided: Vec<Task> = asked.iter().filter_map(|id| self.undecided.remove(id)).collect();
+        for task in undecided.into_iter().chain(self.resting.cancel(wanted)) {
             let error = Error::Cancelled { task: task.name.to_string() };
             out.push(Action::Fail { task, error });
         }
@@ -648,7 +685,7 @@ impl Dispatch {
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
         let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
-        let all = ready.chain(flying).chain(self.resting.iter());
+        let all = ready.chain(flying).chain(self.undecided.values()).chain(self.resting.iter());
         all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
     }
 
@@ -802,7 +839,8 @@ impl Dispatch {
 
     /// Whether it has neither tasks nor leases.
     pub(crate) fn is_done(&self) -> bool {
-        self.leases.is_empty() && self.resting.is_empty() && self.queues.values().all(|queue| queue.ready.is_empty())
+        let has_queued = self.queues.values().any(|queue| !queue.ready.is_empty());
+        self.leases.is_empty() && self.undecided.is_empty() && self.resting.is_empty() && !has_queued
     }
 
     /// The session is over: nothing will run any more.
@@ -813,7 +851,8 @@ impl Dispatch {
         self.by_worker.clear();
         let ready = queues.into_values().flat_map(|queue| queue.ready);
         let flying = leases.into_values().flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
-        for task in ready.chain(flying).chain(self.resting.take_all()) {
+        let undecided = std::mem::take(&mut self.undecided).into_values();
+        for task in ready.chain(flying).chain(undecided).chain(self.resting.take_all()) {
             out.push(Action::Fail { task, error: error.clone() });
         }
     }
@@ -829,8 +868,13 @@ pub(crate) fn too_large(spec: &TaskSpec, name: &Name) -> Option<Error> {
     })
 }
 
-fn is_users(error: &Error) -> bool {
-    matches!(error, Error::Application { .. } | Error::Panicked { .. })
+fn verdict(task: &Task, error: &Error) -> Verdict {
+    match error {
+        // A lost argument must be there again first; that costs no attempt.
+        Error::ObjectLost { .. } => Verdict::Fail,
+        error if error.is_system_failure() => Verdict::Retry,
+        error => task.retry_on.verdict(error),
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ fn task(seq: u64) -> Task {
         name: Name::Path("task"),
         retries: 3,
         memory_retries: MemoryRetries::of(2, 3),
-        retry_errors: false,
+        retry_on: RetryOn::Nothing,
         cancelled: false,
         remaking: None,
         held: Default::default(),
@@ -45,14 +45,21 @@ fn grant(lease: u64) -> Grant {
     Grant {
         shape: shape(),
         lease: LeaseId(lease),
-        worker: Address { process: ProcessId(100 + lease), machine: MachineId(1), unix: String::new(), tcp: None },
+        worker: Address {
+            process: ProcessId(100 + lease),
+            machine: MachineId(1),
+            unix: String::new(),
+            tcp: None,
+            steward: None,
+        },
         node: node(),
         pid: 1,
     }
 }
 
 fn node() -> StoreNode {
-    let address = Address { process: ProcessId(99), machine: MachineId(1), unix: String::new(), tcp: None };
+    let address =
+        Address { process: ProcessId(99), machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
     StoreNode { node: NodeId(1), address }
 }
 
@@ -359,8 +366,62 @@ fn a_task_whose_argument_was_lost_is_given_back_to_be_resolved_again() {
     let lost = Error::ObjectLost { object: id(7).output(0), why: "its node died".into() };
     match dispatch.finished(ProcessId(101), id(0), Some(&lost), 0, 1, &mut Vec::new()) {
         Settled::Done(task) => assert_eq!((task.retries, task.spec.attempt), (3, 0)),
-        Settled::Retried | Settled::Unknown => panic!("it was pushed again with the argument that is lost"),
+        Settled::Retried | Settled::Asks(_) | Settled::Unknown => {
+            panic!("it was pushed again with the argument that is lost")
+        }
     }
+}
+
+/// A task that has failed, and of which user code says whether it is tried again.
+fn asked() -> Dispatch {
+    let mut dispatch = Dispatch::default();
+    let mut only = task(0);
+    only.retry_on = RetryOn::Nothing.or_if(Arc::new(|_| true));
+    dispatch.submit(only, &mut Vec::new());
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let own = wingbeat_core::error::ApplicationError {
+        type_name: "Busy".into(),
+        message: "busy".into(),
+        payload: wingbeat_core::codec::Payload::default(),
+    };
+    let error = Error::Application { task: "task".into(), error: own };
+    let settled = dispatch.finished(ProcessId(101), id(0), Some(&error), 0, 1, &mut Vec::new());
+    assert!(matches!(settled, Settled::Asks(_)) && !dispatch.is_done());
+    assert!(matches!(dispatch.standing(id(0)), Some((_, DispatchStanding::Undecided))));
+    dispatch
+}
+
+/// What follows from an answer.
+fn decided(dispatch: &mut Dispatch, again: bool) -> Said {
+    let mut out = Vec::new();
+    dispatch.decided(id(0), again, Error::NoSession, &mut out);
+    said(out)
+}
+
+#[test]
+fn a_task_of_which_user_code_is_asked_goes_on_or_fails_as_that_says() {
+    let mut dispatch = asked();
+    assert!(decided(&mut dispatch, true).failed.is_empty());
+    let again = &dispatch.queues.values().next().unwrap().ready[0];
+    assert_eq!((again.retries, again.spec.attempt), (2, 1));
+    let mut dispatch = asked();
+    assert!(matches!(&decided(&mut dispatch, false).failed[..], [(0, Error::NoSession)]));
+    assert!(decided(&mut dispatch, true).failed.is_empty(), "it is done");
+}
+
+#[test]
+fn a_task_of_which_user_code_is_asked_is_cancelled_and_fails_with_its_session_like_others() {
+    let (mut dispatch, mut wanted, mut out) = (asked(), Wanted::default(), Vec::new());
+    wanted.insert(id(0), false);
+    dispatch.cancel(&mut wanted, &mut out);
+    assert!(matches!(&said(out).failed[..], [(0, Error::Cancelled { .. })]));
+    decided(&mut dispatch, true);
+    assert!(dispatch.queues.values().all(|queue| queue.ready.is_empty()));
+    let (mut dispatch, mut out) = (asked(), Vec::new());
+    dispatch.end(&Error::NoSession, &mut out);
+    assert!(matches!(&said(out).failed[..], [(0, Error::NoSession)]));
+    assert!(decided(&mut dispatch, true).failed.is_empty() && dispatch.is_done());
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Owner {
             name,
             retries: task.retries,
             memory_retries: task.memory_retries,
-            retry_errors: task.retry_errors,
+            retry_on: &task.retry_on,
         };
         self.lineage.remember(&made, |id| self.objects.get(id).and_then(|object| object.recipe()))
     }
@@ -45,6 +45,9 @@ impl Owner {
         let Some(object) = self.objects.get(id) else { return };
         let (loss, gone) = object.lose(at);
         self.objects.not_stored(id, &gone);
+        if let Loss::None = loss {
+            self.shadow_changed(&object);
+        }
         for holder in gone {
             // Whoever cannot read it there must not find it there later.
             self.delete_at(&holder, id);
@@ -53,6 +56,11 @@ impl Owner {
             Loss::None => {}
             Loss::All(Some(recipe)) => {
                 self.submission.request(Request::MakeAgain(recipe, why.to_owned()));
+            }
+            Loss::All(None) if object.is_adopted() => {
+                let why = format!("{why}; it cannot be made again: its owner, {}, has ended", id.owner());
+                let error = Error::ObjectLost { object: id, why };
+                self.resolve_object(&object, ObjectValue::Failed(Box::new(error)), Vec::new());
             }
             Loss::All(None) => {
                 let why = format!("{why}; it cannot be made again: only results of tasks that may be retried can");
@@ -78,11 +86,11 @@ impl Owner {
     pub(crate) fn copies_lost_with(self: &Arc<Self>, node: NodeId, why: &str) {
         let why = format!("{node} had its last copy, and died: {why}");
         for id in self.objects.take_stored_at(node) {
-            if id.owner() == self.id {
-                self.object_lost(id, &[node], &why);
-            } else if let Some(object) = self.objects.get(id) {
+            let Some(object) = self.objects.get(id) else { continue };
+            match self.owns(&object) {
+                true => self.object_lost(id, &[node], &why),
                 // The owner hears of it too; it is asked when somebody reads.
-                object.forget_copies(&[node]);
+                false => drop(object.forget_copies(&[node])),
             }
         }
     }
@@ -150,7 +158,7 @@ impl Owner {
             name: recipe.name.clone(),
             retries,
             memory_retries: recipe.memory_retries,
-            retry_errors: recipe.retry_errors,
+            retry_on: recipe.retry_on.clone(),
             cancelled: false,
             held: holds(&args),
             remaking: Some(remaking),

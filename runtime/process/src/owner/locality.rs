@@ -37,7 +37,8 @@ mod tests {
     use wingbeat_core::{Amount, ProcessId, ResourceSet, TaskId};
 
     fn stored(size: u64, at: &[u64]) -> Arg {
-        let address = Address { process: ProcessId(1), machine: MachineId(1), unix: String::new(), tcp: None };
+        let address =
+            Address { process: ProcessId(1), machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
         let nodes = at.iter().map(|node| StoreNode { node: NodeId(*node), address: address.clone() }).collect();
         Arg::Stored(TaskId { owner: ProcessId(1), seq: 1 }.output(0), Stored { size, nodes, refs: None })
     }

@@ -12,6 +12,7 @@ use crate::owner::Owner;
 impl Owner {
     /// Takes in a message of another process.
     pub(crate) fn hears(self: &Arc<Self>, from: ProcessId, message: PeerMessage) {
+        let Some(message) = self.adoptions.may_be_answered(from, message) else { return self.look_after_owners() };
         match message {
             PeerMessage::Results(results) => self.results(from, results),
             PeerMessage::GaveBack { lease, tasks, waiting } => {
@@ -23,6 +24,11 @@ impl Owner {
                 for id in ids {
                     let value = match self.objects.get(id) {
                         Some(object) => object.subscribe(from),
+                        // It was never referred to, as far as its owner had said, or is not any more.
+                        None if id.owner() != self.id => {
+                            let owner = id.owner();
+                            Some(ObjectValue::Failed(Box::new(Error::OwnerDied { object: id, owner })))
+                        }
                         None => Some(ObjectValue::Failed(Box::new(Error::ObjectLost {
                             object: id,
                             why: "its owner has freed it".into(),
@@ -47,11 +53,15 @@ impl Owner {
                 if self.outside.is_gone(from) {
                     return;
                 }
+                let mut unshadowed = Vec::new();
                 for (id, number) in ids {
-                    if !self.objects.borrow(id, from, number) {
-                        tracing::debug!(object = %id, "somebody borrows an object that is freed already");
+                    match self.objects.borrow(id, from, number) {
+                        Some(object) if object.is_shadowed() => {}
+                        Some(object) => unshadowed.push(object),
+                        None => tracing::debug!(object = %id, "somebody borrows an object that is freed already"),
                     }
                 }
+                self.shadow(unshadowed.iter());
             }
             PeerMessage::Release(ids) => {
                 for (id, number) in ids {
@@ -61,6 +71,7 @@ impl Owner {
             }
             PeerMessage::Copied { object, at } => self.copied(object, at),
             PeerMessage::Lost { object, at, why } => self.object_lost(object, &at, &why),
+            PeerMessage::Shadows(shadows) => self.hears_shadows(from, shadows),
             PeerMessage::CancelObject { object, force } => self.cancel_object(object, force),
             PeerMessage::Work(work) => {
                 tracing::warn!(%from, ?work, "this is no worker process, and was sent work, which it drops");

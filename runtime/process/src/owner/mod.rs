@@ -11,8 +11,10 @@
 //!   them), `borrowing` (the protocol that counts refs across processes), `leftovers`.
 //! - `actors`: those whose handles are held here, and those that were made here.
 //! - Tasks and calls: `outbound`, `unresolved`, `resolving` (arguments that are not there yet), [`submission`], `timeouts`,
-//!   `dispatch`, `calls` (the decisions), `results`; `recipe`, `lineage` (making lost objects again);
+//!   `dispatch`, `calls` (the decisions), `retrying` (which errors are tried again), `results`; `recipe`, `lineage` (making lost objects again);
 //!   `streams`, `items`; `locality` (tasks go to their data); `resting` (tasks that were ended for want of memory).
+//! - `shadows`: what the steward of the node is told of objects that others refer to; `adoption`: how a steward answers for them when
+//!   their owner is no more.
 //! - `messages`: what other processes say; `rejoining`: what a head that was started again is told; `standing`: what a task waits for.
 
 use std::any::Any;
@@ -27,6 +29,7 @@ use wingbeat_core::{ActorId, ClusterId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration};
 
 use crate::owner::actors::Actors;
+use crate::owner::adoption::Adoptions;
 use crate::owner::leftovers::Leftovers;
 use crate::owner::object::{Handle, Home, Object};
 use crate::owner::recipe::Lineage;
@@ -36,8 +39,9 @@ use crate::owner::submission::Submission;
 use crate::owner::table::{ObjectTable, Released};
 
 mod actors;
+mod adoption;
 mod borrowing;
-mod borrows;
+pub(crate) mod borrows;
 mod call_queue;
 pub(crate) mod calls;
 pub(crate) mod dispatch;
@@ -57,6 +61,8 @@ mod rejoining;
 mod resolving;
 pub(crate) mod resting;
 mod results;
+pub(crate) mod retrying;
+mod shadows;
 mod standing;
 pub(crate) mod streams;
 pub(crate) mod submission;
@@ -81,15 +87,23 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool;
     /// The same by id; false also when nobody knows where it is. In a hurry, somebody waits for the answer.
     fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, in_a_hurry: bool) -> bool;
+    /// Whether somebody answers for the objects of a process that is gone. What is said to that about them is said to its steward.
+    fn has_steward(&self, gone: ProcessId) -> bool;
+    /// Those who are gone and whose steward this is.
+    fn left_to(&self, steward: ProcessId) -> Vec<ProcessId>;
+    /// Says something to the steward of this process's node, after all that was said to it before. False if there is none.
+    fn tell_steward(&self, owner: &Arc<Owner>, message: PeerMessage) -> bool;
+    /// Has [`Owner::let_go_of`] called when whoever holds an object of a process that has ended has had time to say so.
+    fn keeps_for_a_while(&self, owner: &Arc<Owner>, gone: ProcessId);
     /// Has [`Owner::registered`] called when a process has taken in all that was said to it so far. False when there is no
     /// contact with it.
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool;
-    /// Whether there is contact with a process.
-    fn is_in_contact(&self, process: ProcessId) -> bool;
     /// Says something to the head.
     fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage);
     /// Has a node delete its copy of an object.
     fn delete_at(&self, owner: &Arc<Owner>, at: &StoreNode, object: ObjectId);
+    /// Runs user code on a thread where that may take its time.
+    fn run(&self, code: Box<dyn FnOnce() + Send>);
     /// Many objects were freed, and the rest of them will be in a moment: memory can be given back then.
     fn has_ebbed(&self, owner: &Arc<Owner>);
 }
@@ -115,6 +129,8 @@ pub(crate) struct Owner {
     lineage: Lineage,
     /// Copies that do not count, until they are deleted.
     leftovers: Leftovers,
+    /// What this process answers for when the owners are no more, if it is a steward.
+    adoptions: Adoptions,
     /// Borrowed objects that nobody here holds any more, until [`Owner::release`] has reported them.
     released: UnboundedSender<Released>,
     /// The number of the next task or put.
@@ -141,6 +157,7 @@ impl Owner {
             actors: Actors::default(),
             lineage: Lineage::default(),
             leftovers: Leftovers::default(),
+            adoptions: Adoptions::default(),
             released,
             next: AtomicU64::new(1),
         };
@@ -151,6 +168,11 @@ impl Owner {
     pub(crate) fn of(handle: &Handle) -> Option<Arc<Owner>> {
         let home: Arc<dyn Any + Send + Sync> = handle.home()?.clone();
         home.downcast().ok()
+    }
+
+    /// Whether this process answers for an object: it is its own, or its owner is no more.
+    pub(crate) fn owns(&self, object: &Object) -> bool {
+        object.id().owner() == self.id || object.is_adopted()
     }
 
     /// The next number of this process, for a task or a put.
@@ -185,6 +207,7 @@ impl Owner {
         if !self.leftovers.is_empty() {
             left.push("leftovers".into());
         }
+        left.extend(self.adoptions.what_is_left());
         left
     }
 

@@ -83,6 +83,10 @@ pub(crate) struct Object {
     handles: AtomicU32,
     /// Whether there is a value, for who only asks that.
     ready: AtomicBool,
+    /// Whether the steward of this process's node knows of it.
+    is_shadowed: AtomicBool,
+    /// Whether its owner is no more, and this process answers for it.
+    is_adopted: AtomicBool,
     id: ObjectId,
     /// The actor that the call which makes it was sent to.
     producer: Option<ActorId>,
@@ -107,8 +111,37 @@ impl Object {
         registration: Registration,
         home: Option<Arc<dyn Home>>,
     ) -> Object {
-        let (handles, ready) = (AtomicU32::new(0), AtomicBool::new(false));
-        Object { handles, ready, id, producer, registration, home, state: Mutex::default() }
+        Object {
+            handles: AtomicU32::new(0),
+            ready: AtomicBool::new(false),
+            is_shadowed: AtomicBool::new(false),
+            is_adopted: AtomicBool::new(false),
+            id,
+            producer,
+            registration,
+            home,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Whether the steward is told of what becomes of it.
+    pub(super) fn is_shadowed(&self) -> bool {
+        self.is_shadowed.load(Ordering::Acquire)
+    }
+
+    /// The steward is told of it from now on. False if it is already.
+    pub(super) fn begin_shadow(&self) -> bool {
+        !self.is_shadowed() && !self.is_shadowed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether its owner is no more, and this process answers for it.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.is_adopted.load(Ordering::Acquire)
+    }
+
+    /// This process answers for it from now on.
+    pub(super) fn adopt(&self) {
+        self.is_adopted.store(true, Ordering::Release);
     }
 
     pub(crate) fn id(&self) -> ObjectId {
@@ -305,6 +338,12 @@ impl Object {
             stored.nodes.push(at.clone());
         }
         true
+    }
+
+    /// Whether the owner was asked, and has not answered.
+    pub(super) fn is_asked_for(&self) -> bool {
+        let state = self.state.lock();
+        state.value.is_none() && state.subscribed
     }
 
     /// Whether the owner is yet to be asked; afterwards it is not.

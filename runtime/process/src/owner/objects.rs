@@ -7,7 +7,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, Outputs, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Refs, StoreNode, Stored};
 use wingbeat_core::{ObjectId, TaskId};
-use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Weight};
+use wingbeat_net::messages::{HeadMessage, MESSAGE_LIMIT, PeerMessage, Shadow, Weight};
 
 use crate::owner::Owner;
 use crate::owner::object::{Handle, Object};
@@ -23,7 +23,7 @@ impl Owner {
     pub(super) fn freed_while_stored(self: &Arc<Self>, object: &Object) {
         let Some(stored) = object.take_stored() else { return };
         self.objects.not_stored(object.id(), &stored.nodes);
-        if object.id().owner() == self.id {
+        if self.owns(object) {
             self.delete_stored(object.id(), &stored);
         }
     }
@@ -44,14 +44,21 @@ impl Owner {
         }
         let mut refs = Refs::default();
         let mut owners = BTreeSet::new();
+        let mut unshadowed = Vec::new();
         for handle in held {
             let id = handle.id();
             refs.ids.push(id);
+            if id.owner() == self.id && !handle.object().is_shadowed() {
+                unshadowed.push(handle);
+            }
             if owners.insert(id.owner())
                 && let Some(address) = self.outside.address_of(id.owner())
             {
                 refs.owners.push(address);
             }
+        }
+        if let Some(owner) = unshadowed.first().and_then(|handle| Owner::of(handle)) {
+            owner.shadow(unshadowed.iter().map(|handle| handle.object()));
         }
         Some(Box::new(refs))
     }
@@ -71,7 +78,10 @@ impl Owner {
                 // Fails only when the session is over, and then nobody needs to know.
                 let _ = self.released.send(released);
             }
-            Freed::Owned(value) => {
+            Freed::Owned(value, is_shadowed) => {
+                if is_shadowed {
+                    self.tell_steward(vec![Shadow::Freed(id)]);
+                }
                 if let Some(ObjectValue::Stored(stored)) = value {
                     self.delete_stored(id, &stored);
                 }
@@ -106,6 +116,7 @@ impl Owner {
             self.objects.stored(id, std::slice::from_ref(&at));
             // Looked at afterwards: whoever frees it from here on finds the copy.
             if object.add_copy(&at) && self.objects.has(&object) {
+                self.shadow_changed(&object);
                 return;
             }
             self.objects.not_stored(id, std::slice::from_ref(&at));

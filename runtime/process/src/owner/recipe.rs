@@ -16,6 +16,7 @@ use wingbeat_core::{ObjectId, TaskId};
 
 use crate::owner::memory_retries::MemoryRetries;
 use crate::owner::name::Name;
+use crate::owner::retrying::{RetryOn, one_less};
 
 /// So many tasks in a row are remembered; of a longer chain, only the last ones.
 const DEPTH_LIMIT: u32 = 256;
@@ -28,8 +29,8 @@ pub(crate) struct Recipe {
     spec: TaskSpec,
     pub(super) shape: Arc<Shape>,
     pub(super) name: Name,
-    pub(super) retry_errors: bool,
     pub(super) memory_retries: MemoryRetries,
+    pub(super) retry_on: RetryOn,
     /// Attempts that are left, over all times that it is made again.
     retries: AtomicU32,
     /// The last that has begun.
@@ -64,7 +65,8 @@ impl Drop for Recipe {
 impl Recipe {
     /// The next attempt, without arguments, and how many are left after it. None if there are no more.
     pub(super) fn next_attempt(&self) -> Option<(TaskSpec, u32)> {
-        let left = self.retries.load(Ordering::Relaxed).checked_sub(1)?;
+        let retries = self.retries.load(Ordering::Relaxed);
+        let left = (retries > 0).then(|| one_less(retries))?;
         self.retries.store(left, Ordering::Relaxed);
         let attempt = self.attempt.fetch_add(1, Ordering::Relaxed) + 1;
         Some((TaskSpec { attempt, remakes: true, ..self.spec.clone() }, left))
@@ -110,7 +112,7 @@ pub(super) struct Made<'a> {
     pub name: &'a Name,
     pub retries: u32,
     pub memory_retries: MemoryRetries,
-    pub retry_errors: bool,
+    pub retry_on: &'a RetryOn,
 }
 
 /// Bytes that are held by all recipes.
@@ -158,8 +160,8 @@ impl Lineage {
             spec: TaskSpec { args: Vec::new(), ..task.spec.clone() },
             shape: task.shape.clone(),
             name: task.name.clone(),
-            retry_errors: task.retry_errors,
             memory_retries: task.memory_retries,
+            retry_on: task.retry_on.clone(),
             retries: AtomicU32::new(task.retries),
             busy: AtomicBool::new(false),
             ingredients,

@@ -13,6 +13,8 @@ use crate::owner::dispatch::{Settled, Task};
 use crate::owner::object::{Handle, Held, Object};
 use crate::owner::objects::too_many;
 use crate::owner::recipe::Recipe;
+use crate::owner::retrying::RetryOn;
+use crate::owner::submission::Request;
 
 impl Owner {
     /// Results have come from a worker process.
@@ -24,6 +26,8 @@ impl Owner {
         let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
         // What an attempt has stored that counts no more.
         let mut late: Vec<(TaskId, Outcome)> = Vec::new();
+        // Of these, user code says whether they are tried again.
+        let mut asked: Vec<(TaskId, RetryOn, Box<Error>)> = Vec::new();
         // Dropped after the lock: handles may free objects.
         let mut finished: Vec<Held> = Vec::new();
         self.with_core(|core, now, todo| {
@@ -56,6 +60,11 @@ impl Owner {
                         done.push((task.spec, result.outcome));
                     }
                     Settled::Unknown if has_stored(&result.outcome) => late.push((result.id, result.outcome)),
+                    Settled::Asks(retry_on) => {
+                        if let Outcome::Failed(error) = result.outcome {
+                            asked.push((result.id, retry_on, error));
+                        }
+                    }
                     Settled::Retried | Settled::Unknown => {}
                 }
             }
@@ -77,10 +86,22 @@ impl Owner {
         for (task, outcome) in late {
             self.discard_late(task, outcome);
         }
+        for (task, retry_on, error) in asked {
+            self.ask_whether_again(task, retry_on, error);
+        }
         for (task, refs) in received {
             // The sender holds the refs until they are registered with their owners.
             self.confirm(from, &refs, Work::Received(vec![task]).into());
         }
+    }
+
+    /// Has user code say whether a task that has failed is tried again.
+    fn ask_whether_again(self: &Arc<Self>, task: TaskId, retry_on: RetryOn, error: Box<Error>) {
+        let owner = self.clone();
+        self.outside.run(Box::new(move || {
+            let again = retry_on.ask(&error);
+            owner.submission.request(Request::Decided { task, again, error });
+        }));
     }
 
     /// Gives a task's outputs their values, and those in shared memory the recipe for making them again.
@@ -212,6 +233,7 @@ impl Owner {
             }
         }
         self.value_is_known(object);
+        self.shadow_changed(object);
         if announce.subscribers.is_empty() {
             return;
         }

@@ -70,6 +70,10 @@ impl Owner {
                 }
                 TaskStanding::OnLease(explanation, lease)
             }
+            Some((name, DispatchStanding::Undecided)) => {
+                let state = "has failed, and waits for a `retry_if` of the program to say whether it runs again".into();
+                TaskStanding::Known(about(task, &name, state))
+            }
             None => TaskStanding::Known(self.explain_output(task)),
         }
     }

@@ -50,6 +50,12 @@ pub(crate) enum Request {
         id: TaskId,
         args: Result<Vec<Arg>, Error>,
     },
+    /// User code has said whether a task that has failed with this is tried again.
+    Decided {
+        task: TaskId,
+        again: bool,
+        error: Box<Error>,
+    },
     Cancel(Cancel),
     CancelChildren {
         parent: TaskId,
@@ -205,6 +211,7 @@ impl Core {
                 }
                 self.calls.settle(actor, &mut todo.calls);
             }
+            Request::Decided { task, again, error } => self.dispatch.decided(task, again, *error, &mut todo.dispatch),
             Request::Cancel(cancel) => self.cancel(vec![cancel], unresolved, todo),
             Request::CancelChildren { parent, again } => {
                 let mut children = self.dispatch.children_of(parent);

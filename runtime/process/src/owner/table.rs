@@ -21,8 +21,8 @@ use crate::owner::object::{Handle, Home, Object, drop_all};
 pub(crate) enum Freed {
     /// It is still needed.
     Kept,
-    /// It was ours: here is its last value, whose stored copies are to be deleted.
-    Owned(Option<ObjectValue>),
+    /// It was ours: here is its last value, whose stored copies are to be deleted, and whether the steward knows of it.
+    Owned(Option<ObjectValue>, bool),
     /// It was borrowed: tell its owner.
     Borrowed(Released),
 }
@@ -94,6 +94,11 @@ impl ObjectTable {
         (handle, new)
     }
 
+    /// A handle to an object that is known.
+    pub(super) fn handle_of_known(&self, id: ObjectId) -> Option<Handle> {
+        self.objects.get(&id).map(|entry| Handle::more(&entry))
+    }
+
     /// Checked after the object is in the table: either [`ObjectTable::end`] was before, or [`ObjectTable::pending`]
     /// still finds the object.
     fn fail_if_ended(&self, object: &Object) {
@@ -125,9 +130,9 @@ impl ObjectTable {
         if let Some(ObjectValue::Stored(stored)) = &value {
             self.not_stored(id, &stored.nodes);
         }
-        if id.owner() == us {
+        if id.owner() == us || object.is_adopted() {
             drop_all(contained);
-            return Freed::Owned(value);
+            return Freed::Owned(value, object.is_shadowed());
         }
         let contained_ids = contained.iter().map(Handle::id).collect();
         let released = Released { id, registration: object.registration(), contained: contained_ids };
@@ -174,13 +179,14 @@ impl ObjectTable {
         self.borrowed_by.shrink_to_fit();
     }
 
-    /// `who` holds refs to `id`. False when the object is gone already.
-    pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId, number: Registration) -> bool {
-        let Some(object) = self.objects.get(&id) else { return false };
-        object.borrow(who, number);
-        drop(object);
+    /// `who` holds refs to `id`. None when the object is gone already.
+    pub(crate) fn borrow(&self, id: ObjectId, who: ProcessId, number: Registration) -> Option<Arc<Object>> {
+        let entry = self.objects.get(&id)?;
+        entry.borrow(who, number);
+        let object = entry.clone();
+        drop(entry);
         self.borrowed_by.entry(who).or_default().insert(id);
-        true
+        Some(object)
     }
 
     /// `who` no longer does, unless it has registered again; the object is to be looked at.
@@ -210,6 +216,14 @@ impl ObjectTable {
         let mut stored = sorted(stored);
         stored.retain(|id| self.get(*id).is_some_and(|object| object.is_stored_at(node)));
         stored
+    }
+
+    /// Everything that the steward knows of.
+    pub(super) fn shadowed(&self) -> Vec<Arc<Object>> {
+        let mut shadowed: Vec<_> =
+            self.objects.iter().filter(|entry| entry.is_shadowed()).map(|entry| entry.value().clone()).collect();
+        shadowed.sort_unstable_by_key(|object| object.id());
+        shadowed
     }
 
     /// Everything that is not ready.

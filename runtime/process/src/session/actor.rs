@@ -23,11 +23,12 @@ pub struct ActorHandle {
     class_name: Arc<str>,
     detached: bool,
     max_pending_calls: Option<u32>,
+    max_task_retries: u32,
 }
 
 impl ActorHandle {
     pub(crate) fn new(handle: Handle, id: ActorId, class: FunctionId, class_name: Arc<str>, detached: bool) -> Self {
-        ActorHandle { handle, id, class, class_name, detached, max_pending_calls: None }
+        ActorHandle { handle, id, class, class_name, detached, max_pending_calls: None, max_task_retries: 0 }
     }
 
     /// With so many calls of each process that may be pending.
@@ -38,6 +39,16 @@ impl ActorHandle {
     /// How many calls of this process may be pending.
     pub(crate) fn max_pending_calls(&self) -> Option<u32> {
         self.max_pending_calls
+    }
+
+    /// With so many attempts after the first that restarts may cost a call.
+    pub(crate) fn with_retries(self, max_task_retries: u32) -> Self {
+        ActorHandle { max_task_retries, ..self }
+    }
+
+    /// Attempts after the first that restarts may cost a call that says nothing itself.
+    pub(crate) fn max_task_retries(&self) -> u32 {
+        self.max_task_retries
     }
 
     /// A handle of an actor that could not even be asked for.
@@ -90,6 +101,7 @@ struct WireActor {
     handle: ObjectId,
     detached: bool,
     max_pending_calls: Option<u32>,
+    max_task_retries: u32,
 }
 
 /// Writes an actor handle.
@@ -105,6 +117,7 @@ pub fn serialize_actor<S: Serializer>(actor: &ActorHandle, serializer: S) -> Res
         handle: actor.handle().id(),
         detached: actor.is_detached(),
         max_pending_calls: actor.max_pending_calls(),
+        max_task_retries: actor.max_task_retries(),
     };
     wire.serialize(serializer)
 }
@@ -125,5 +138,6 @@ pub fn deserialize_actor<'de, D: Deserializer<'de>>(
     let handle = owner.borrow(wire.handle);
     owner.know_actor(handle.id(), wire.id);
     Ok(ActorHandle::new(handle, wire.id, wire.class, wire.class_name.into(), wire.detached)
-        .with_limit(wire.max_pending_calls))
+        .with_limit(wire.max_pending_calls)
+        .with_retries(wire.max_task_retries))
 }

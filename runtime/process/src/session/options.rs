@@ -11,6 +11,7 @@ use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Shape, Strategy};
 use wingbeat_core::{Amount, ResourceSet};
 
+pub use crate::owner::retrying::{Declared, Predicate, RetryOn, UNLIMITED};
 use crate::session::registry::Defaults;
 
 /// Attempts after the first that a system failure may cost, unless told otherwise.
@@ -51,8 +52,8 @@ pub struct TaskOptions {
     pub max_retries: Option<u32>,
     /// Attempts that are ended because memory is short, and that are made again.
     pub max_memory_retries: Option<u32>,
-    /// Whether the function's own errors are retried too.
-    pub retry_errors: Option<bool>,
+    /// Which of the function's own errors are retried too.
+    pub retry_on: Option<RetryOn>,
     /// How long the task may take from the call to its result; then it is cancelled.
     pub timeout: Option<Duration>,
     /// Items of a stream that may be on the way.
@@ -76,6 +77,8 @@ pub struct ActorOptions {
     pub place: PlaceOptions,
     /// How often it may be started again.
     pub max_restarts: Option<u32>,
+    /// Attempts after the first that restarts may cost a call.
+    pub max_task_retries: Option<u32>,
     /// Calls that run at a time in the default group.
     pub max_concurrency: Option<u32>,
     /// Calls of one process that may be pending; more fail.

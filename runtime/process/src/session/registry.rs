@@ -17,6 +17,7 @@ use wingbeat_core::FunctionId;
 use wingbeat_core::codec::{self, Encoded};
 use wingbeat_core::error::{ApplicationError, Error};
 
+use crate::owner::retrying::RetryOn;
 use crate::session::arguments::Arguments;
 pub use crate::session::outgoing::Outgoing;
 
@@ -78,10 +79,12 @@ pub struct Defaults {
     pub max_retries: Option<u32>,
     /// Attempts that are ended because memory is short, and that are made again.
     pub max_memory_retries: Option<u32>,
-    /// Whether the function's own errors are retried too.
-    pub retry_errors: bool,
+    /// Which of the function's own errors are retried too.
+    pub retry_on: RetryOn,
     /// For actors: restarts.
     pub max_restarts: Option<u32>,
+    /// For actors: attempts after the first that restarts may cost a call that says nothing itself.
+    pub max_task_retries: Option<u32>,
     /// For actors: calls that run at a time.
     pub max_concurrency: Option<u32>,
     /// For actors: `(name, calls at a time)`.
@@ -97,8 +100,9 @@ impl Defaults {
         num_gpus: None,
         max_retries: None,
         max_memory_retries: None,
-        retry_errors: false,
+        retry_on: RetryOn::Nothing,
         max_restarts: None,
+        max_task_retries: None,
         max_concurrency: None,
         groups: &[],
         stream_ahead: None,

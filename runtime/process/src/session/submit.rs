@@ -102,7 +102,7 @@ impl Session {
             name,
             retries,
             memory_retries,
-            retry_errors: options.retry_errors.unwrap_or(function.defaults.retry_errors),
+            retry_on: options.retry_on.as_ref().unwrap_or(&function.defaults.retry_on).clone(),
             cancelled: false,
             held: holds(&args),
             remaking: None,
@@ -178,7 +178,7 @@ impl Session {
         if let Some(limit) = options.timeout {
             session.cancel_after(limit, id, outputs, name.to_string());
         }
-        let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(0);
+        let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(actor.max_task_retries());
         let limit = actor.max_pending_calls();
         let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, limit, cancelled: false, held };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
@@ -243,6 +243,7 @@ impl Session {
             holds,
             max_restarts: options.max_restarts.or(class.defaults.max_restarts).unwrap_or(0),
             max_concurrency: options.max_concurrency.or(class.defaults.max_concurrency).unwrap_or(1),
+            max_task_retries: options.max_task_retries.or(class.defaults.max_task_retries).unwrap_or(0),
             max_pending_calls: options.max_pending_calls,
             groups,
             name: options.name.clone().map(|name| ScopedName {
@@ -320,7 +321,8 @@ impl Session {
         or_get: bool,
     ) -> Result<ActorHandle, Error> {
         let process = self.process();
-        let (id, object, detached, limit) = (spec.id, spec.handle, spec.detached, spec.max_pending_calls);
+        let (id, object, detached) = (spec.id, spec.handle, spec.detached);
+        let (limit, retries) = (spec.max_pending_calls, spec.max_task_retries);
         let handle = process.owner.new_object(object, None);
         // Constructor arguments live as long as the actor: a restart needs them again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), holds(&args).into_vec());
@@ -355,7 +357,9 @@ impl Session {
             // Nobody counts its handles, but its arguments must outlive this process's interest in it.
             process.keep(Box::new(handle.clone()));
         }
-        Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached).with_limit(limit))
+        Ok(ActorHandle::new(handle, id, class.id(), class.path.into(), detached)
+            .with_limit(limit)
+            .with_retries(retries))
     }
 
     fn actor_handle(&self, class: &'static Class, info: ActorInfo) -> Result<ActorHandle, Error> {
@@ -378,7 +382,8 @@ impl Session {
             handle
         };
         Ok(ActorHandle::new(handle, info.id, info.class, info.class_name.into(), info.detached)
-            .with_limit(info.max_pending_calls))
+            .with_limit(info.max_pending_calls)
+            .with_retries(info.max_task_retries))
     }
 
     /// Finds an actor by name; in the session's namespace if none is given.

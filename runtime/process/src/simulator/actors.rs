@@ -62,6 +62,7 @@ impl Site {
             holds,
             max_restarts: restarts,
             max_concurrency: 1,
+            max_task_retries: 0,
             max_pending_calls: None,
             groups: BTreeMap::new(),
             detached: is_detached && name.is_some(),

@@ -26,6 +26,10 @@ impl Shared {
         let report = *self.report.borrow();
         let broke = report.deaths > 0 || report.cuts > 0;
         match error {
+            Error::OwnerDied { object, owner } if self.must_outlive(*object, *owner) => false,
+            Error::ObjectLost { object, .. } if self.must_outlive(*object, object.owner()) => {
+                self.has_lost_a_node.get()
+            }
             Error::Cancelled { task } => {
                 let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
                 is_asked || broke || self.gave_back() || self.is_part_of_cancelled(task)
@@ -62,6 +66,15 @@ impl Shared {
             Error::PlacementGroupGone { .. } => broke || self.gave_back(),
             _ => false,
         }
+    }
+
+    /// Whether an object must be readable after its owner's end, by whoever refers to it.
+    fn must_outlive(&self, object: ObjectId, owner: ProcessId) -> bool {
+        let Some(steward) = self.stewards.lock().get(&owner).copied() else { return false };
+        let lives = self.nodes.borrow().iter().any(|node| node.steward() == steward);
+        // Whoever has lost contact with the owner, or with its steward, holds nothing.
+        let is_cut = [owner, steward].iter().any(|process| self.cut.borrow().contains(process));
+        lives && !is_cut && self.outlives.borrow().contains(&object)
     }
 
     /// Whether a placement group was given back, which ends what runs in it.
@@ -143,7 +156,10 @@ impl World {
             if let Some(node) = self.nodes.get(node) {
                 self.grants.check_node(&node.info, *lease);
             }
-            self.grants.check_quota(*lease);
+            // Of a quota that only those know who have kept it, the head knows when they are back.
+            if self.kept.is_none() {
+                self.grants.check_quota(*lease);
+            }
         }
     }
 
@@ -171,8 +187,10 @@ impl World {
         let found = self.shared.found_handles.borrow();
         for freed in before.difference(&owned).filter(|freed| !found.contains(freed)) {
             // An actor whose last handle was dropped is about to end, and so is what it was made with.
-            let holds =
-                |other: &&Rc<Process>| other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed);
+            // A steward lets go of the refs in a value that was freed when it hears so.
+            let holds = |other: &&Rc<Process>| {
+                other.owner.objects.get(*freed).is_some() && !other.was_made_with(*freed) && !other.is_steward
+            };
             if let Some(holder) = self.processes.values().find(holds) {
                 panic!("{} has freed {freed}, and {} holds it", process.id, holder.id);
             }
@@ -251,7 +269,8 @@ impl World {
         self.come_to_rest();
         self.retire_idle_workers();
         self.come_to_rest();
-        let drivers: Vec<_> = self.processes.keys().copied().collect();
+        let drivers: Vec<_> =
+            self.processes.values().filter(|process| !process.is_steward).map(|process| process.id).collect();
         for driver in drivers {
             let process = &self.processes[&driver];
             assert!(process.is_driver, "{driver} has not ended");
@@ -262,6 +281,10 @@ impl World {
         assert!(self.shared.copies.borrow().is_empty(), "everything is over, and copies are left");
         assert!(self.state.picture().jobs.is_empty(), "everything is over, and the head knows of jobs");
         assert!(self.running.is_empty(), "everything is over, and programs run");
+        for steward in self.processes.values() {
+            let left = steward.owner.what_is_left();
+            assert!(left.is_empty(), "everything is over, and {} has {left:?}", steward.id);
+        }
     }
 
     /// Who waits for what, for a run that hangs.

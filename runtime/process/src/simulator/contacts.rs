@@ -1,14 +1,12 @@
 //! Links between processes, and how contact is lost.
 
-use std::sync::Arc;
-
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::PeerMessage;
 
 use super::side::{Awaited, Line, Parcel, address};
 use super::world::{Happening, World};
-use crate::owner::object::Object;
+use crate::owner::borrows::Lost;
 use crate::wire::numbers::Heard;
 
 /// The pause before an owner is told again of a copy.
@@ -60,6 +58,9 @@ impl World {
     /// The connection between two breaks. What is under way over it is lost, in both directions; what was not answered comes
     /// again over the next, which is there after a while.
     pub(super) fn breaks(&mut self, one: ProcessId, other: ProcessId) {
+        if self.are_at_home(one, other) {
+            return;
+        }
         let line = self.line(one, other);
         if !std::mem::replace(&mut line.is_up, false) {
             return;
@@ -144,12 +145,12 @@ impl World {
             return;
         }
         for awaited in process.side.answered(by, contact, number) {
-            let Awaited::Registered(mut registered) = awaited else { continue };
-            while let Some(next) = process.owner.registered(by, registered, || true) {
+            let Awaited::Registered(with, mut registered) = awaited else { continue };
+            while let Some(next) = process.owner.registered(with, registered, || true) {
                 registered = next;
                 // What was sent together was taken in together.
                 if !process.side.is_flushed_to(by) {
-                    process.side.await_all(by, Awaited::Registered(next));
+                    process.side.await_all(by, Awaited::Registered(with, next));
                     break;
                 }
             }
@@ -181,20 +182,23 @@ impl World {
             }
         }
         process.owner.borrower_lost(peer);
-        let pending = process.owner.borrowed_pending(peer);
+        let borrowed = process.owner.borrowed_over(peer);
+        if process.side.steward() == Some(peer) {
+            process.owner.shadow_anew();
+        }
         let after = self.shared.below(5);
-        self.schedule(after, Happening::FailPending { at, peer, pending });
+        self.schedule(after, Happening::SettleBorrowed { at, peer, borrowed });
         process.owner.connection_lost(peer);
         process.peer_lost(peer, &self.shared);
         true
     }
 
-    pub(super) fn fail_pending(&mut self, at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>>) {
+    pub(super) fn settle_borrowed(&mut self, at: ProcessId, peer: ProcessId, borrowed: Lost) {
         let Some(process) = self.alive(at) else { return };
         if !self.processes.contains_key(&peer) {
             process.side.certainly_gone(peer);
         }
-        process.owner.fail_pending(peer, pending);
+        process.owner.settle_borrowed(peer, borrowed);
     }
 
     pub(super) fn tell_of_copy(&mut self, at: ProcessId, object: ObjectId, node: NodeId) {
@@ -212,10 +216,15 @@ impl World {
     pub(super) fn cut(&mut self, one: ProcessId, other: ProcessId) {
         let (Some(first), Some(second)) = (self.alive(one), self.alive(other)) else { return };
         let Some(number) = first.side.contact_with(other) else { return };
-        if one == other || !first.side.is_connected(other) || !second.side.is_connected(one) {
+        if one == other
+            || self.are_at_home(one, other)
+            || !first.side.is_connected(other)
+            || !second.side.is_connected(one)
+        {
             return;
         }
         self.shared.report.borrow_mut().cuts += 1;
+        self.shared.cut.borrow_mut().extend([one, other]);
         self.shared.trace(|| format!("contact {number} between {one} and {other} is cut"));
         for pair in [(one, other), (other, one)] {
             if self.shared.below(2) == 0 {
@@ -233,12 +242,19 @@ impl World {
         self.schedule(after + 200, Happening::Greet { at: one, peer: other });
     }
 
+    /// Whether one is the steward of the other: what is between them on one machine does not break, and what a process has said
+    /// before it ended is taken in.
+    fn are_at_home(&self, one: ProcessId, other: ProcessId) -> bool {
+        let stewards = self.shared.stewards.lock();
+        stewards.get(&one) == Some(&other) || stewards.get(&other) == Some(&one)
+    }
+
     /// A process is gone: whoever is in contact with it notices.
     pub(super) fn tell_peers_of_death(&mut self, gone: ProcessId) {
         for peer in self.met.remove(&gone).unwrap_or_default() {
             let contact = self.alive(peer).and_then(|process| process.side.contact_with(gone));
             let Some(number) = contact else { continue };
-            if self.shared.config.faults && self.shared.below(2) == 0 {
+            if self.shared.config.faults && self.shared.below(2) == 0 && !self.are_at_home(gone, peer) {
                 self.dropped.insert((gone, peer), number);
             }
             let arrives = self.links.get(&(gone, peer)).map_or(0, |at| at.saturating_sub(self.shared.now()));

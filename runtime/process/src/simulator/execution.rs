@@ -20,7 +20,7 @@ use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId,
 use wingbeat_net::messages::Wait;
 
 use super::process::Process;
-use super::side::Said;
+use super::side::{Said, Stewards};
 use super::{Config, Report};
 use crate::owner::object::Handle;
 
@@ -128,6 +128,12 @@ pub(super) struct Shared {
     pub was_limited: Cell<bool>,
     /// All jobs that there were.
     pub jobs: RefCell<Vec<JobId>>,
+    pub stewards: Stewards,
+    /// Objects with a value that were known to a living steward when their owners ended.
+    pub outlives: RefCell<BTreeSet<ObjectId>>,
+    /// Processes that have lost contact with another that lives: they hold nothing of it.
+    pub cut: RefCell<BTreeSet<ProcessId>>,
+    pub has_lost_a_node: Cell<bool>,
     pub report: RefCell<Report>,
 }
 

@@ -65,7 +65,7 @@ impl World {
             }
             15..=19 => {
                 let workers: Vec<ProcessId> =
-                    self.processes.values().filter(|process| !process.is_driver).map(|process| process.id).collect();
+                    self.processes.values().filter(|process| process.is_worker()).map(|process| process.id).collect();
                 if let Some(worker) = self.pick(&workers) {
                     self.shared.report.borrow_mut().deaths += 1;
                     self.dies(worker);
@@ -97,6 +97,11 @@ impl World {
                     self.fills(node);
                 }
             }
+            27 if !self.is_head_away => {
+                self.step(Event::JournalFails(Some("the simulation".into())));
+                let after = self.shared.below(400);
+                self.schedule(after, Happening::CanWrite);
+            }
             21 if self.drivers.len() > 1 => {
                 let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
                 if let Some(driver) = self.pick(&drivers) {
@@ -115,9 +120,17 @@ impl World {
         self.schedule(after, Happening::HasRoom(node));
     }
 
+    /// The head's disk has room again.
+    pub(super) fn can_write(&mut self) {
+        // A head that was started again begins with one that has.
+        if !self.is_head_away {
+            self.step(Event::JournalFails(None));
+        }
+    }
+
     /// A person empties a node, and changes their mind or not.
     fn drain(&mut self, node: NodeId) {
-        if self.is_head_away {
+        if self.is_head_away || self.waits_for_the_kept() {
             return;
         }
         self.shared.report.borrow_mut().deaths += 1;
@@ -134,7 +147,7 @@ impl World {
     }
 
     pub(super) fn end_drain(&mut self, node: NodeId) {
-        if self.is_head_away {
+        if self.is_head_away || self.waits_for_the_kept() {
             // People ask again.
             return self.schedule(500, Happening::EndDrain(node));
         }
@@ -148,7 +161,7 @@ impl World {
 
     /// All that runs may hold so much only, for some time.
     fn limit(&mut self) {
-        if !self.is_head_away {
+        if !self.is_head_away && !self.waits_for_the_kept() {
             let (cpus, gpus) = (3 + self.shared.below(4) as u32, 1 + self.shared.below(4) as u32);
             self.set_quota(Some(ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus))));
             let after = self.shared.below(500);
@@ -164,7 +177,7 @@ impl World {
     }
 
     pub(super) fn end_quota(&mut self) {
-        match self.is_head_away {
+        match self.is_head_away || self.waits_for_the_kept() {
             true => self.schedule(500, Happening::EndQuota),
             false => self.set_quota(None),
         }

@@ -158,6 +158,9 @@ impl World {
         if is_away || was_restarted && said_at.is_some_and(|at| *at >= self.shared.now()) {
             return self.asks_later(question);
         }
+        if self.waits_for_the_kept() {
+            return self.asks_later(question);
+        }
         let now = self.head_now();
         let answer = match &question.asked {
             Asked::Create(spec) => {

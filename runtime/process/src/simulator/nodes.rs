@@ -103,6 +103,9 @@ impl World {
             Node { state, info: info.clone(), number, held, standing, unsaid: Vec::new(), starting, orders_at, rest },
         );
         self.shared.nodes.borrow_mut().insert(id);
+        if self.shared.config.large().is_none() {
+            self.new_process(id.steward(), (JobId(0), id), false);
+        }
         match self.is_head_away {
             true => self.looks_for_head(Finder::Node(id), 2_000),
             false => self.step(Event::NodeJoined(Box::new(info), Default::default())),
@@ -113,7 +116,15 @@ impl World {
         match message {
             NodeMessage::OwnersGone(owners) => {
                 let is_gone = |object: &ObjectId| owners.contains(&object.owner());
-                self.shared.copies.borrow_mut().retain(|(object, node), _| *node != id || !is_gone(object));
+                let is_kept = |object: &ObjectId| {
+                    let steward = self.shared.stewards.lock().get(&object.owner()).copied();
+                    let steward = steward.and_then(|steward| self.processes.get(&steward));
+                    steward.is_some_and(|steward| !steward.owner.keeps(vec![*object]).is_empty())
+                };
+                self.shared
+                    .copies
+                    .borrow_mut()
+                    .retain(|(object, node), _| *node != id || !is_gone(object) || is_kept(object));
             }
             NodeMessage::Stop(_) => {
                 self.shared.stopped.borrow_mut().insert(id);
@@ -352,6 +363,7 @@ impl World {
         self.shared.ended.borrow_mut().insert(id);
         process.is_alive.set(false);
         self.shared.untold.borrow_mut().extend(process.side.untold());
+        self.note_what_outlives(&process);
         process.side.end();
         self.drivers.remove(&id);
         let gone = process.program.take().and_then(|program| self.running.remove(&program));
@@ -371,6 +383,14 @@ impl World {
         self.on_machine(node, after, Machine::Node(Box::new(exited)));
     }
 
+    /// What is to be readable after the end of a process.
+    fn note_what_outlives(&self, process: &Process) {
+        let steward = process.side.steward().filter(|_| self.nodes.contains_key(&process.node.get()));
+        if let Some(steward) = steward.and_then(|steward| self.processes.get(&steward)) {
+            self.shared.outlives.borrow_mut().extend(steward.owner.values_shadowed_of(process.id));
+        }
+    }
+
     /// A node is no more, with its worker processes and its store.
     pub(super) fn node_dies(&mut self, id: NodeId) {
         if self.nodes.remove(&id).is_none() {
@@ -378,8 +398,10 @@ impl World {
         }
         self.shared.trace(|| format!("{id} dies"));
         self.shared.nodes.borrow_mut().remove(&id);
+        self.shared.has_lost_a_node.set(true);
         self.shared.copies.borrow_mut().retain(|(_, at), _| *at != id);
         let workers = self.processes.values().filter(|process| !process.is_driver && process.node.get() == id);
+        // Its steward, too.
         for process in workers.map(|process| process.id).collect::<Vec<_>>() {
             self.dies(process);
         }

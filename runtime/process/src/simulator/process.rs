@@ -28,6 +28,8 @@ pub(super) struct Process {
     /// Whose store it uses.
     pub node: Cell<NodeId>,
     pub is_driver: bool,
+    /// It is in a node's daemon, and runs nothing.
+    pub is_steward: bool,
     pub owner: Arc<Owner>,
     pub side: Arc<Side>,
     /// What it does as a worker process.
@@ -61,13 +63,19 @@ impl Process {
         cluster: ClusterId,
         shared: &Shared,
     ) -> Rc<Process> {
-        let side = Arc::new(Side::new(id, shared.clock.clone(), shared.said.clone()));
+        let is_steward = id == node.steward();
+        let has_steward = !is_steward && shared.config.large().is_none();
+        if has_steward {
+            shared.stewards.lock().insert(id, node.steward());
+        }
+        let side = Arc::new(Side::new(id, shared.stewards.clone(), shared.clock.clone(), shared.said.clone()));
         let (owner, released) = Owner::new(id, cluster, side.clone());
         Rc::new(Process {
             id,
             job,
             node: Cell::new(node),
             is_driver,
+            is_steward,
             owner,
             side,
             queue: RefCell::default(),
@@ -84,6 +92,10 @@ impl Process {
             standing: Cell::default(),
             unsaid: RefCell::default(),
         })
+    }
+
+    pub(super) fn is_worker(&self) -> bool {
+        !self.is_driver && !self.is_steward
     }
 
     /// Whether somebody has asked for something since this was asked last.

@@ -1,4 +1,5 @@
-//! The head dies and is started again, from what it had written down. Whoever lives finds it, and says what it has.
+//! The head dies and is started again, from what it had written down; or without a journal, from what nodes have kept. Whoever lives
+//! finds it, and says what it has.
 
 use std::cmp::Reverse;
 use std::rc::Rc;
@@ -108,13 +109,18 @@ impl World {
     pub(super) fn head_begins(&mut self) {
         let restarts = self.shared.report.borrow().restarts;
         self.shared.trace(|| format!("head {restarts} begins"));
-        let (cluster, facts) = (ClusterId(self.shared.config.seed), self.facts.values().cloned().collect::<Vec<_>>());
-        let begins = wingbeat_head::state::Beginning {
-            cluster,
-            first_lease: restarts << 40,
-            remembered: Some(facts),
-            grace: GRACE,
-        };
+        let cluster = ClusterId(self.shared.config.seed);
+        // What was not told to the last head, nodes keep still.
+        let has_journal = self.kept.is_none() && (!self.is_some_node_away() || self.shared.below(2) == 0);
+        if !has_journal {
+            let known = std::mem::take(&mut self.facts);
+            self.kept.get_or_insert(known);
+            self.schedule(GRACE / 2, Happening::IsTold);
+        }
+        let remembered = has_journal.then(|| self.facts.values().cloned().collect::<Vec<_>>());
+        self.shared.trace(|| format!("it has {} journal", if has_journal { "a" } else { "no" }));
+        let grace = if has_journal { GRACE } else { 0 };
+        let begins = wingbeat_head::state::Beginning { cluster, first_lease: restarts << 40, remembered, grace };
         self.state = State::begun(begins.clone());
         self.state.keep_facts();
         self.grants.begin_anew();
@@ -125,6 +131,47 @@ impl World {
         (self.is_head_away, self.head_began) = (false, self.shared.now());
         self.look_for_the_absent();
         self.act(Vec::new());
+    }
+
+    fn is_some_node_away(&self) -> bool {
+        self.nodes.values().any(|node| node.standing == Standing::Away)
+    }
+
+    /// Somebody comes back to a head that has no journal. The first node tells it what the last one knew. Here, so does the last
+    /// process when there is no such node: that all who have kept it die at once is not played.
+    pub(super) fn comes_back(&mut self, is_node: bool) {
+        if self.kept.is_none() || self.is_head_away {
+            return;
+        }
+        let now = self.head_now();
+        if now < GRACE {
+            let actions = self.state.somebody_returns(now, GRACE);
+            self.act(actions);
+        }
+        if is_node || !self.is_some_node_away() {
+            self.is_told();
+        }
+    }
+
+    /// The present head is told what the last one knew.
+    fn is_told(&mut self) {
+        let Some(kept) = self.kept.take() else { return };
+        self.shared.trace(|| "it is told what the last head knew".into());
+        let facts: Vec<Fact> = kept.values().cloned().collect();
+        for (key, fact) in kept {
+            self.facts.entry(key).or_insert(fact);
+        }
+        let actions = self.state.remember(self.head_now(), facts);
+        self.act(actions);
+        self.look_for_the_absent();
+    }
+
+    /// Whether who asks the head for something waits until it was told what the last one knew.
+    pub(super) fn waits_for_the_kept(&mut self) -> bool {
+        if self.kept.is_some() && !self.is_some_node_away() {
+            self.comes_back(true);
+        }
+        self.kept.is_some()
     }
 
     /// Where nobody listens any more, that is found out; or it is not.
@@ -152,6 +199,8 @@ impl World {
         if life != self.shared.report.borrow().restarts || self.is_head_away {
             return;
         }
+        let is_node = matches!(who, Finder::Node(_));
+        self.comes_back(is_node);
         match who {
             Finder::Node(node) => {
                 let Some(known) = self.nodes.get_mut(&node).filter(|node| node.standing == Standing::Away) else {

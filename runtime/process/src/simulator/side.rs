@@ -25,6 +25,8 @@ pub(super) enum Word {
     Delete(StoreNode, ObjectId),
     /// Work was sent to a process that is gone: its results will never come.
     InVain(ProcessId),
+    /// The objects of a process that is gone are kept for some time.
+    KeepsForAWhile(ProcessId),
 }
 
 /// The connection between two processes.
@@ -49,7 +51,8 @@ pub(super) struct Parcel {
 
 /// What waits until something was taken in.
 pub(super) enum Awaited {
-    Registered(Registration),
+    /// With this owner, or with the steward of it.
+    Registered(ProcessId, Registration),
     Copied(ObjectId, StoreNode),
 }
 
@@ -79,9 +82,13 @@ struct Known {
     is_over: bool,
 }
 
+/// The steward of each process that has one: everybody learns it with the address.
+pub(super) type Stewards = Arc<Mutex<BTreeMap<ProcessId, ProcessId>>>;
+
 /// The outside of one owner.
 pub(super) struct Side {
     pub id: ProcessId,
+    stewards: Stewards,
     clock: Arc<AtomicU64>,
     said: Said,
     known: Mutex<Known>,
@@ -89,12 +96,23 @@ pub(super) struct Side {
 
 /// Where a process is.
 pub(super) fn address(process: ProcessId) -> Address {
-    Address { process, machine: MachineId(1), unix: String::new(), tcp: None }
+    Address { process, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
 impl Side {
-    pub(super) fn new(id: ProcessId, clock: Arc<AtomicU64>, said: Said) -> Side {
-        Side { id, clock, said, known: Mutex::default() }
+    pub(super) fn new(id: ProcessId, stewards: Stewards, clock: Arc<AtomicU64>, said: Said) -> Side {
+        Side { id, stewards, clock, said, known: Mutex::default() }
+    }
+
+    pub(super) fn steward(&self) -> Option<ProcessId> {
+        self.stewards.lock().get(&self.id).copied()
+    }
+
+    /// Who answers for the objects of a process that is gone.
+    fn steward_of(&self, gone: ProcessId) -> Option<ProcessId> {
+        let steward = self.stewards.lock().get(&gone).copied()?;
+        let known = self.known.lock();
+        (known.gone.contains(&gone) && !known.gone.contains(&steward) && steward != self.id).then_some(steward)
     }
 
     fn say(&self, word: Word) {
@@ -245,13 +263,14 @@ impl Side {
         let awaited = known.contacts.values().flat_map(|contact| &contact.awaited);
         let copies = awaited.filter_map(|(_, awaited)| match awaited {
             Awaited::Copied(object, at) => Some((*object, at.node)),
-            Awaited::Registered(_) => None,
+            Awaited::Registered(..) => None,
         });
         copies.collect()
     }
 
     pub(super) fn can_reach(&self, process: ProcessId) -> bool {
-        self.is_in_contact(process) || self.address_of(process).is_some() && !self.is_gone(process)
+        let is_open = self.contact_with(process).is_some();
+        is_open || self.address_of(process).is_some() && !self.is_gone(process)
     }
 }
 
@@ -270,6 +289,7 @@ impl Outside for Side {
     fn address_of(&self, process: ProcessId) -> Option<Address> {
         match process == self.id {
             true => Some(address(process)),
+            false if self.steward_of(process).is_some() => Some(address(process)),
             false => self.known.lock().addresses.get(&process).cloned(),
         }
     }
@@ -297,19 +317,40 @@ impl Outside for Side {
     }
 
     fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, _: bool) -> bool {
-        let address = match self.is_in_contact(to) {
-            true => Some(address(to)),
-            false => self.address_of(to),
+        let address = match self.contact_with(to) {
+            Some(_) => Some(address(to)),
+            None if message.is_for_owner() && self.has_steward(to) => self.steward_of(to).map(address),
+            None => self.address_of(to),
         };
         address.is_some_and(|address| self.send(owner, &address, message))
     }
 
     fn when_taken_in(&self, _: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
-        self.await_all(by, Awaited::Registered(number))
+        let awaited = || Awaited::Registered(by, number);
+        self.await_all(by, awaited()) || self.steward_of(by).is_some_and(|steward| self.await_all(steward, awaited()))
     }
 
-    fn is_in_contact(&self, process: ProcessId) -> bool {
-        self.contact_with(process).is_some()
+    fn has_steward(&self, gone: ProcessId) -> bool {
+        self.steward_of(gone).is_some()
+    }
+
+    fn left_to(&self, steward: ProcessId) -> Vec<ProcessId> {
+        let stewards = self.stewards.lock();
+        let known = self.known.lock();
+        let left = stewards.iter().filter(|(gone, its)| **its == steward && known.gone.contains(gone));
+        left.map(|(gone, _)| *gone).collect()
+    }
+
+    fn tell_steward(&self, owner: &Arc<Owner>, message: PeerMessage) -> bool {
+        self.steward().is_some_and(|steward| self.send(owner, &address(steward), message))
+    }
+
+    fn keeps_for_a_while(&self, _: &Arc<Owner>, gone: ProcessId) {
+        self.say(Word::KeepsForAWhile(gone));
+    }
+
+    fn run(&self, code: Box<dyn FnOnce() + Send>) {
+        code();
     }
 
     fn tell_head(&self, _: &Arc<Owner>, message: HeadMessage) {

@@ -22,6 +22,7 @@ use crate::owner::memory_retries::{MEMORY_RETRIES, MemoryRetries};
 use crate::owner::name::Name;
 use crate::owner::object::Handle;
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
+use crate::owner::retrying::RetryOn;
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
 
@@ -293,7 +294,7 @@ impl Site {
             name: name.clone(),
             retries,
             memory_retries: MemoryRetries::of(MEMORY_RETRIES, retries),
-            retry_errors: false,
+            retry_on: RetryOn::Nothing,
             cancelled: false,
             held: holds(&args),
             remaking: None,

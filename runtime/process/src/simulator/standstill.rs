@@ -168,7 +168,8 @@ impl World {
             | Happening::Answered { at, .. }
             | Happening::Lose { at, .. }
             | Happening::Greet { at, .. }
-            | Happening::FailPending { at, .. }
+            | Happening::SettleBorrowed { at, .. }
+            | Happening::LetGo { at, .. }
             | Happening::InVain { at, .. }
             | Happening::TellOfCopy { at, .. }
             | Happening::ToProcess(at, _)

@@ -24,23 +24,60 @@ use super::site::Site;
 use super::standing::Finder;
 use super::standstill::Standstill;
 use super::{Config, Report, programs};
-use crate::owner::object::Object;
+use crate::owner::borrows::Lost;
 
 /// Drivers at the beginning.
 const DRIVERS: u64 = 2;
+/// How long a steward keeps what nobody has registered.
+const ADOPTED: u64 = 10_000;
 /// Whatever waits ends long before this.
 const HANGS_AFTER: u64 = 3_600_000;
 
 /// What happens at some time.
 pub(super) enum Happening {
-    Deliver { from: ProcessId, to: ProcessId, parcel: Box<Parcel> },
-    Answered { at: ProcessId, by: ProcessId, contact: u64, connection: u64, number: u64 },
-    Reconnect { one: ProcessId, other: ProcessId },
-    Lose { at: ProcessId, peer: ProcessId, number: u64 },
-    Greet { at: ProcessId, peer: ProcessId },
-    FailPending { at: ProcessId, peer: ProcessId, pending: Vec<Arc<Object>> },
-    InVain { at: ProcessId, peer: ProcessId },
-    TellOfCopy { at: ProcessId, object: ObjectId, node: NodeId },
+    Deliver {
+        from: ProcessId,
+        to: ProcessId,
+        parcel: Box<Parcel>,
+    },
+    Answered {
+        at: ProcessId,
+        by: ProcessId,
+        contact: u64,
+        connection: u64,
+        number: u64,
+    },
+    Reconnect {
+        one: ProcessId,
+        other: ProcessId,
+    },
+    Lose {
+        at: ProcessId,
+        peer: ProcessId,
+        number: u64,
+    },
+    Greet {
+        at: ProcessId,
+        peer: ProcessId,
+    },
+    SettleBorrowed {
+        at: ProcessId,
+        peer: ProcessId,
+        borrowed: Lost,
+    },
+    LetGo {
+        at: ProcessId,
+        of: ProcessId,
+    },
+    InVain {
+        at: ProcessId,
+        peer: ProcessId,
+    },
+    TellOfCopy {
+        at: ProcessId,
+        object: ObjectId,
+        node: NodeId,
+    },
     ToHead(Speaker, Box<Event>),
     ToProcess(ProcessId, Box<HeadEvent>),
     ToNode(NodeId, Box<NodeMessage>),
@@ -54,8 +91,15 @@ pub(super) enum Happening {
     Poll(Number),
     Timer(Waker),
     Machine(NodeId, Machine),
-    Exits { process: ProcessId, until: u64 },
-    Delete { by: ProcessId, node: NodeId, object: ObjectId },
+    Exits {
+        process: ProcessId,
+        until: u64,
+    },
+    Delete {
+        by: ProcessId,
+        node: NodeId,
+        object: ObjectId,
+    },
     Deleted(NodeId, ObjectId),
     EndDrain(NodeId),
     EndQuota,
@@ -63,6 +107,9 @@ pub(super) enum Happening {
     GoesOn,
     TermOver(NodeId),
     GivenUp(NodeId),
+    CanWrite,
+    /// Whoever has kept what the last head knew is back by then, or another has kept it.
+    IsTold,
     Chance,
 }
 
@@ -122,6 +169,8 @@ pub(super) struct World {
     pub grants: Grants,
     /// What the head has written down.
     pub facts: BTreeMap<FactKey, Fact>,
+    /// What the last head had nodes keep, until one of them has told it to the present one: where there is no journal.
+    pub kept: Option<BTreeMap<FactKey, Fact>>,
     pub head_began: u64,
     pub is_head_away: bool,
     /// What stands still now, if anything does.
@@ -157,6 +206,10 @@ impl World {
             given_back: RefCell::default(),
             was_limited: Cell::default(),
             jobs: RefCell::default(),
+            stewards: Arc::default(),
+            outlives: RefCell::default(),
+            cut: RefCell::default(),
+            has_lost_a_node: Cell::default(),
             report: RefCell::default(),
         };
         let mut state = State::new(ClusterId(config.seed), 1);
@@ -186,6 +239,7 @@ impl World {
             head_steps: 0,
             grants: Grants::default(),
             facts: BTreeMap::new(),
+            kept: None,
             head_began: 0,
             is_head_away: false,
             still: None,
@@ -318,7 +372,12 @@ impl World {
                     process.side.greet(peer);
                 }
             }
-            Happening::FailPending { at, peer, pending } => self.fail_pending(at, peer, pending),
+            Happening::SettleBorrowed { at, peer, borrowed } => self.settle_borrowed(at, peer, borrowed),
+            Happening::LetGo { at, of } => {
+                if let Some(process) = self.alive(at) {
+                    process.owner.let_go_of(of);
+                }
+            }
             Happening::InVain { at, peer } => {
                 if let Some(process) = self.alive(at) {
                     process.owner.connection_lost(peer);
@@ -355,6 +414,8 @@ impl World {
             Happening::GoesOn => self.goes_on_again(),
             Happening::TermOver(node) => self.node_dies(node),
             Happening::GivenUp(node) => self.given_up(node),
+            Happening::CanWrite => self.can_write(),
+            Happening::IsTold => self.comes_back(true),
             Happening::Chance => self.chance(),
         }
     }
@@ -474,6 +535,7 @@ impl World {
                 let after = self.shared.below(5);
                 self.schedule(after, Happening::Delete { by, node: at.node, object });
             }
+            Word::KeepsForAWhile(of) => self.schedule(ADOPTED, Happening::LetGo { at: by, of }),
             Word::InVain(peer) => self.schedule(1, Happening::InVain { at: by, peer }),
         }
     }

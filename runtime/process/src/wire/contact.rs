@@ -76,7 +76,7 @@ impl Process {
     pub(crate) async fn accept_peer(self, stream: Stream, hello: &Hello) {
         let process = hello.address.process;
         // Whoever connects lives. One that was taken for gone does not know that contact with it was lost.
-        let lost = self.wire.peers.gone.write().remove(process).unwrap_or_default();
+        let lost = self.wire.peers.lives(process).unwrap_or_default();
         self.wire.peers.learn(&hello.address);
         let number = self.wire.peers.contacts.entry(process).or_insert_with(|| Contact::after(lost)).numbers.contact;
         if hello.losses > number {
@@ -286,11 +286,14 @@ impl Process {
             return;
         }
         self.owner.borrower_lost(peer);
-        let pending = self.owner.borrowed_pending(peer);
+        let borrowed = self.owner.borrowed_over(peer);
+        if self.wire.steward.get().is_some_and(|steward| steward.process == peer) {
+            self.owner.shadow_anew();
+        }
         let process = self.clone();
         self.vital("the loss of a contact", async move {
             if !process.wire.peers.is_gone(peer) {
-                let _turn = match pending.is_empty() {
+                let _turn = match borrowed.is_empty() {
                     true => process.wire.peers.looks.lost.acquire().await.ok(),
                     false => None,
                 };
@@ -308,7 +311,7 @@ impl Process {
             if process.wire.peers.is_gone(peer) {
                 process.wire.peers.forget_contact(peer);
             }
-            process.owner.fail_pending(peer, pending);
+            process.owner.settle_borrowed(peer, borrowed);
         });
         self.owner.connection_lost(peer);
         if let Some(executor) = self.executor() {

@@ -34,7 +34,14 @@ impl Node for Deleting {
     async fn register_worker(self, _: Context, _: Address, _: u32) -> Result<WorkerStart, Error> {
         Err(Error::NoSession)
     }
-    async fn create(self, _: Context, _: ObjectId, _: u64, _: bool) -> Result<Option<Located>, Error> {
+    async fn create(
+        self,
+        _: Context,
+        _: ObjectId,
+        _: u64,
+        _: bool,
+        _: Option<Box<Address>>,
+    ) -> Result<Option<Located>, Error> {
         Err(Error::NoSession)
     }
     async fn seal(self, _: Context, _: ObjectId) -> Result<(), Error> {
@@ -45,6 +52,14 @@ impl Node for Deleting {
     }
 
     async fn settle_output(self, _: Context, _: JobId) {}
+    async fn read_kept(
+        self,
+        _: Context,
+        _: Option<wingbeat_core::codec::Payload>,
+    ) -> Vec<(wingbeat_core::codec::Payload, wingbeat_core::codec::Payload)> {
+        Vec::new()
+    }
+
     async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {
         Err(Error::NoSession)
     }

@@ -66,6 +66,18 @@ impl HeadLink {
         }
     }
 
+    /// A link that somebody else dials and lends: for questions alone.
+    pub(super) fn lent(address: Address) -> HeadLink {
+        let head = HeadLink::new(address);
+        head.shared.started.store(true, Ordering::Release);
+        head
+    }
+
+    /// There is a connection now, or none.
+    pub(super) fn lend(&self, client: Option<HeadClient>) {
+        self.shared.client.send_replace(client.map_or(Standing::Away, Standing::Here));
+    }
+
     /// Whoever was found there first has said this of itself.
     pub fn found(&self, epoch: Option<Epoch>) {
         self.shared.way.found(epoch);

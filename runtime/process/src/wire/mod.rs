@@ -20,6 +20,7 @@ mod outside;
 mod peers;
 pub(crate) mod process;
 pub(crate) mod service;
+pub(crate) mod steward;
 mod storage;
 mod to_delete;
 pub(crate) mod view;

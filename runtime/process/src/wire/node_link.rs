@@ -7,7 +7,7 @@ use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_core::value::{StoreNode, Stored};
+use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage};
@@ -96,7 +96,13 @@ impl NodeLink {
     }
 
     pub(super) fn here(&self) -> StoreNode {
-        StoreNode { node: self.shared.node, address: self.shared.daemon.clone() }
+        // Whoever reads there does not ask the steward.
+        StoreNode { node: self.shared.node, address: Address { steward: None, ..self.shared.daemon.clone() } }
+    }
+
+    /// Who answers there for the objects of processes that are no more.
+    pub(super) fn steward(&self) -> Option<Address> {
+        self.shared.daemon.steward.as_deref().cloned()
     }
 
     /// The node's shared memory.
@@ -105,16 +111,22 @@ impl NodeLink {
     }
 
     /// None if it is there already.
-    pub(super) async fn create(&self, object: ObjectId, size: u64, replaces: bool) -> Result<Option<Located>, Error> {
-        self.answered(self.shared.client.create(mux::no_deadline(), object, size, replaces).await).await
+    pub(super) async fn create(
+        &self,
+        object: ObjectId,
+        size: u64,
+        replaces: bool,
+        steward: Option<Box<Address>>,
+    ) -> Result<Option<Located>, Error> {
+        self.answered(self.shared.client.create(mux::no_deadline(), object, size, replaces, steward).await).await
     }
 
     pub(super) async fn seal(&self, object: ObjectId) -> Result<(), Error> {
         self.answered(self.shared.client.seal(mux::no_deadline(), object).await).await
     }
 
-    pub(super) async fn fetch(&self, object: ObjectId, stored: Stored) -> Result<(Located, bool), Error> {
-        self.answered(self.shared.client.fetch(mux::no_deadline(), Fetch { object, stored }).await).await
+    pub(super) async fn fetch(&self, what: Fetch) -> Result<(Located, bool), Error> {
+        self.answered(self.shared.client.fetch(mux::no_deadline(), what).await).await
     }
 
     /// What the daemon has answered. A call can fail before its connection is known to have ended, and whoever asked moves
@@ -152,7 +164,8 @@ mod tests {
         let client = NodeClient::new(mux::client_config(), transport).spawn();
         let arena = Arena::create(1 << 20).unwrap();
         let mapping = Mapping::open(arena.fd().try_clone_to_owned().unwrap(), arena.capacity()).unwrap();
-        let daemon = Address { process: ProcessId(1), machine: MachineId(1), unix: String::new(), tcp: None };
+        let daemon =
+            Address { process: ProcessId(1), machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
         let link = NodeLink::start(NodeId(1), daemon, client, mapping, connection);
         let object = ObjectId { task: TaskId { owner: ProcessId(2), seq: 1 }, index: 0 };
         assert!(!link.connection().is_closed());

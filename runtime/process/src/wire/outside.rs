@@ -5,6 +5,7 @@ use std::sync::Arc;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ObjectId, ProcessId};
+use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 
@@ -23,8 +24,8 @@ impl Outside for Wire {
 
     fn address_of(&self, process: ProcessId) -> Option<Address> {
         match process == self.who.address.process {
-            true => Some(self.who.address.clone()),
-            false => self.peers.address(process),
+            true => Some(self.address()),
+            false => self.peers.last_address(process),
         }
     }
 
@@ -32,8 +33,25 @@ impl Outside for Wire {
         self.peers.is_gone(process)
     }
 
-    fn is_in_contact(&self, process: ProcessId) -> bool {
-        self.peers.is_in_contact(process)
+    fn has_steward(&self, gone: ProcessId) -> bool {
+        self.peers.steward_of(gone).is_some_and(|steward| steward.process != self.who.address.process)
+    }
+
+    fn left_to(&self, steward: ProcessId) -> Vec<ProcessId> {
+        self.peers.left_to(steward)
+    }
+
+    fn tell_steward(&self, owner: &Arc<Owner>, message: PeerMessage) -> bool {
+        self.steward.get().is_some_and(|steward| self.send(owner, steward, message))
+    }
+
+    fn keeps_for_a_while(&self, owner: &Arc<Owner>, gone: ProcessId) {
+        let Some(process) = Process::of(owner) else { return };
+        let owner = owner.clone();
+        process.vital("what was adopted", async move {
+            tokio::time::sleep(limits().adopted).await;
+            owner.let_go_of(gone);
+        });
     }
 
     fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool {
@@ -51,6 +69,9 @@ impl Outside for Wire {
         let Err(message) = self.peers.say(to, message) else { return true };
         match self.peers.address(to) {
             Some(address) => self.send_in_new_contact(owner, &address, message),
+            None if message.is_for_owner() && self.has_steward(to) => {
+                self.peers.steward_of(to).is_some_and(|steward| self.send(owner, &steward, message))
+            }
             None => {
                 self.record(|| Event::Unsent(to));
                 false
@@ -59,7 +80,7 @@ impl Outside for Wire {
     }
 
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
-        let (Some(link), Some(process)) = (self.peers.link(by), Process::of(owner)) else { return false };
+        let (Some(link), Some(process)) = (self.peers.link_for(by), Process::of(owner)) else { return false };
         process.clone().vital("a registration", process.see_registered(by, link, number));
         true
     }
@@ -78,6 +99,10 @@ impl Outside for Wire {
         if let Some(process) = Process::of(owner) {
             process.delete_at(at, object);
         }
+    }
+
+    fn run(&self, code: Box<dyn FnOnce() + Send>) {
+        self.io.handle().spawn_blocking(code);
     }
 
     fn has_ebbed(&self, owner: &Arc<Owner>) {

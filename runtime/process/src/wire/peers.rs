@@ -25,6 +25,8 @@ pub(crate) struct Peers {
     pub(crate) contacts: DashMap<ProcessId, Contact>,
     /// Processes of which it is certain that they are gone.
     pub(crate) gone: RwLock<Gone>,
+    /// Where those of them were whose stewards are known. Others learn from here whom to ask for their objects.
+    left: DashMap<ProcessId, Address>,
     pub(crate) looks: Looks,
 }
 
@@ -54,18 +56,17 @@ pub(crate) struct Gone {
 }
 
 impl Gone {
-    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) {
+    /// Answers with who is forgotten for it.
+    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) -> Option<ProcessId> {
         if let Some(known) = self.known.get_mut(&process) {
             *known = losses.max(*known);
-            return;
+            return None;
         }
         self.known.insert(process, losses);
         self.order.push_back(process);
-        if self.order.len() > GONE
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
-        }
+        let oldest = if self.order.len() > GONE { self.order.pop_front()? } else { return None };
+        self.known.remove(&oldest);
+        Some(oldest)
     }
 
     pub(crate) fn remove(&mut self, process: ProcessId) -> Option<u64> {
@@ -78,13 +79,45 @@ impl Gone {
 impl Peers {
     /// Remembers where a process is.
     pub(crate) fn learn(&self, address: &Address) {
-        if !self.addresses.contains_key(&address.process) && !self.is_gone(address.process) {
+        if self.is_gone(address.process) {
+            if address.steward.is_some() {
+                self.left.entry(address.process).or_insert_with(|| address.clone());
+            }
+            return;
+        }
+        // A driver has its node, and so a steward, only after it has joined.
+        let knows_all = |known: &Address| known.steward.is_some() || address.steward.is_none();
+        if !self.addresses.get(&address.process).is_some_and(|known| knows_all(&known)) {
             self.addresses.insert(address.process, address.clone());
         }
     }
 
     pub(crate) fn address(&self, process: ProcessId) -> Option<Address> {
         self.addresses.get(&process).map(|address| address.clone())
+    }
+
+    /// Where a process is, or was.
+    pub(crate) fn last_address(&self, process: ProcessId) -> Option<Address> {
+        self.address(process).or_else(|| self.left.get(&process).map(|address| address.clone()))
+    }
+
+    /// Who answers for the objects of a process that is certainly gone, if somebody does.
+    pub(crate) fn steward_of(&self, gone: ProcessId) -> Option<Address> {
+        let steward = self.left.get(&gone)?.steward.as_deref()?.clone();
+        (!self.is_gone(steward.process)).then_some(steward)
+    }
+
+    /// Those who are gone and whose steward this is.
+    pub(crate) fn left_to(&self, steward: ProcessId) -> Vec<ProcessId> {
+        let is_its = |address: &Address| address.steward.as_ref().is_some_and(|its| its.process == steward);
+        let mut left: Vec<_> = self.left.iter().filter(|left| is_its(left)).map(|left| *left.key()).collect();
+        left.sort_unstable();
+        left
+    }
+
+    /// What is said to a process, or to the steward of one that is gone.
+    pub(crate) fn link_for(&self, process: ProcessId) -> Option<Link<PeerMessage>> {
+        self.link(process).or_else(|| self.link(self.steward_of(process)?.process))
     }
 
     /// Numbers of addresses that are known, and of processes that are known to be gone.
@@ -110,8 +143,26 @@ impl Peers {
 
     /// Remembers that a process is certainly gone.
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
-        self.gone.write().insert(process, 0);
-        self.addresses.remove(&process);
+        let address = self.addresses.remove(&process).map(|(_, address)| address);
+        if let Some(address) = address.filter(|address| address.steward.is_some()) {
+            self.left.insert(process, address);
+        }
+        // Afterwards: whoever finds it gone finds its steward.
+        self.remember_gone(process, 0);
+    }
+
+    fn remember_gone(&self, process: ProcessId, losses: u64) {
+        let forgotten = self.gone.write().insert(process, losses);
+        if let Some(forgotten) = forgotten {
+            self.left.remove(&forgotten);
+        }
+    }
+
+    /// Whoever connects lives. Answers with how often contact with it was lost, if it was taken for gone.
+    pub(crate) fn lives(&self, process: ProcessId) -> Option<u64> {
+        let losses = self.gone.write().remove(process)?;
+        self.left.remove(&process);
+        Some(losses)
     }
 
     /// Waits until everything that was said was taken in, or its receiver is gone.
@@ -122,9 +173,10 @@ impl Peers {
         }
     }
 
-    /// Waits until everything that was queued for one process was taken in. False when contact with it was lost first.
+    /// Waits until everything that was queued for one process, or for the steward of one that is gone, was taken in. False when
+    /// contact with it was lost first.
     pub(crate) async fn flushed_to(&self, process: ProcessId) -> bool {
-        match self.link(process) {
+        match self.link_for(process) {
             Some(link) => link.flushed().await,
             None => false,
         }
@@ -198,7 +250,7 @@ impl Peers {
     pub(super) fn forget_contact(&self, process: ProcessId) {
         let is_over = |_: &ProcessId, contact: &Contact| contact.link.is_none() && contact.connections.is_empty();
         if let Some((_, contact)) = self.contacts.remove_if(&process, is_over) {
-            self.gone.write().insert(process, contact.numbers.contact);
+            self.remember_gone(process, contact.numbers.contact);
         }
     }
 

@@ -90,6 +90,8 @@ pub(crate) struct Wire {
     pub peers: Peers,
     /// What nodes are yet to delete, while they live.
     pub(super) deletions: Deletions,
+    /// Set once, when the process has a node: who answers for its objects when it is no more.
+    pub(super) steward: OnceLock<Address>,
     /// Set once, when the head is known.
     pub(super) head: OnceLock<HeadLink>,
     /// The node whose store this process uses, if it has joined one.
@@ -161,15 +163,26 @@ impl Prepared {
 
     /// Takes part from now on, as a process of `job`. The head and the node are attached afterwards.
     pub(crate) fn start_process(self, io: &Arc<Io>, job: JobId, namespace: String, cluster: ClusterId) -> Process {
+        let is_driver = matches!(self.config.role, Role::Driver(_));
+        let recorded = Recorded::begin(Beginning { process: self.config.id, is_driver, job, cluster });
+        self.start_recorded(recorded, io, (job, namespace, cluster))
+    }
+
+    /// The same, recorded by this.
+    pub(super) fn start_recorded(
+        self,
+        recorded: Option<Recorded>,
+        io: &Arc<Io>,
+        (job, namespace, cluster): (JobId, String, ClusterId),
+    ) -> Process {
         let Prepared { config, listener } = self;
         let address = listener.address().clone();
-        let is_driver = matches!(config.role, Role::Driver(_));
-        let recorded = Recorded::begin(Beginning { process: config.id, is_driver, job, cluster });
         let wire = Arc::new(Wire {
             who: Identity { job, namespace, token: config.token, role: config.role, address, cluster },
             io: io.clone(),
             peers: Peers::default(),
             deletions: Deletions::default(),
+            steward: OnceLock::new(),
             head: OnceLock::new(),
             home: HomeNode::default(),
             executor: OnceLock::new(),
@@ -210,6 +223,11 @@ impl Wire {
         }
     }
 
+    /// Where this process is, and who answers for its objects when it is no more.
+    pub(super) fn address(&self) -> Address {
+        Address { steward: self.steward.get().cloned().map(Box::new), ..self.who.address.clone() }
+    }
+
     /// For those who live as long as a connection.
     pub(super) fn recorded(&self) -> Option<Arc<Recorded>> {
         self.recorded.clone()
@@ -229,8 +247,8 @@ impl Process {
         let accepting = self.clone();
         self.vital("taking connections", async move {
             let mut over = accepting.wire.life.over.subscribe();
-            let Identity { address, token, cluster, .. } = accepting.wire.who.clone();
-            let welcome = Welcome { address, cluster, epoch: None };
+            let Identity { token, cluster, .. } = accepting.wire.who.clone();
+            let welcome = Welcome { address: accepting.wire.address(), cluster, epoch: None };
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
@@ -333,7 +351,7 @@ impl Process {
     pub fn hello(&self, purpose: Purpose) -> Hello {
         let who = &self.wire.who;
         Hello {
-            address: who.address.clone(),
+            address: self.wire.address(),
             role: who.role,
             purpose,
             cluster: Some(who.cluster),

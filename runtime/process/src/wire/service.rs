@@ -3,7 +3,7 @@
 use tarpc::context::Context;
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
-use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_core::{ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage, ProcessStacks, TaskStanding, WorkerCommand};
 
 use crate::recorded::Event;
@@ -80,6 +80,10 @@ impl wingbeat_net::services::Process for PeerService {
                 what: "a driver shows its threads to nobody; ask about a task or an actor".into(),
             }),
         }
+    }
+
+    async fn keeps(self, _: Context, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+        self.process.owner.keeps(objects)
     }
 
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {

@@ -7,10 +7,12 @@ use std::time::Duration;
 use wingbeat_core::ObjectId;
 use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
 use wingbeat_core::value::{StoreNode, Stored};
-use wingbeat_net::messages::{Located, PeerMessage};
+use wingbeat_net::messages::{Fetch, Located, PeerMessage};
 use wingbeat_store::Extent;
 
+use crate::owner::Outside;
 use crate::recorded::Event;
 use crate::wire::node_link::NodeLink;
 use crate::wire::process::Process;
@@ -22,8 +24,15 @@ const TOLD_AGAIN: Duration = Duration::from_secs(1);
 impl Process {
     /// Attaches the store of a node, the first one or, after that one died, another.
     pub fn set_storage(&self, storage: NodeLink) {
+        if let Some(steward) = storage.steward() {
+            // A driver that moves to another node keeps that of its first.
+            let _ = self.wire.steward.set(steward);
+        }
         self.wire.record(|| Event::NodeAttached(storage.node()));
         self.wire.home.link.send_replace(Some(storage.recorded_by(self.wire.recorded())));
+        // In contact before there is anything to say: what is said of a value is then with the steward when its ref is with others,
+        // and outlives a kill of this process in the next moment.
+        self.owner.greet_steward();
     }
 
     /// Somebody attaches another node when this one dies: who uses it meanwhile waits.
@@ -66,8 +75,14 @@ impl Process {
         let size = encoded.len() as u64;
         loop {
             let process = self.clone();
-            let create =
-                async move { process.ask_node(move |node| async move { node.create(id, size, replaces).await }).await };
+            let steward = self.steward_of(id);
+            let create = async move {
+                let ask = move |node: NodeLink| {
+                    let steward = steward.clone();
+                    async move { node.create(id, size, replaces, steward).await }
+                };
+                process.ask_node(ask).await
+            };
             let (node, located) = self.on_io(create)?;
             let stored = Stored { size, nodes: vec![node.here()], refs: None };
             // Without a place, it is there.
@@ -99,9 +114,10 @@ impl Process {
 
     /// Brings a stored value into reach, from another node or disk if need be, and pins it.
     pub(crate) async fn fetch(&self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
+        let steward = self.steward_of(id);
         let ask = move |node: NodeLink| {
-            let stored = stored.clone();
-            async move { node.fetch(id, stored).await }
+            let what = Fetch { object: id, stored: stored.clone(), steward: steward.clone() };
+            async move { node.fetch(what).await }
         };
         let (storage, (located, new)) = self.ask_node(ask).await?;
         self.wire.record(|| Event::Fetched(id, located.len));
@@ -120,6 +136,11 @@ impl Process {
         let region = region
             .map_err(|error| Error::Io { what: "reading from the node's store".into(), why: error.to_string() })?;
         Ok(Bits::Shared(Arc::new(Pinned::new(region, id, storage.clone()))))
+    }
+
+    /// Who answers for an object when its owner is no more, as far as is known here.
+    fn steward_of(&self, id: ObjectId) -> Option<Box<Address>> {
+        self.wire.address_of(id.owner())?.steward
     }
 
     /// Tells the owner of an object that a node has a copy, over as many contacts as it takes: nobody else would ever have it

@@ -40,7 +40,7 @@ fn leased() -> Queue<u32> {
 
 fn actor() -> Queue<u32> {
     let mut queue = Queue::default();
-    let owner = Address { process: OWNER, machine: MachineId(1), unix: String::new(), tcp: None };
+    let owner = Address { process: OWNER, machine: MachineId(1), unix: String::new(), tcp: None, steward: None };
     let spec = ActorSpec {
         id: ACTOR.id,
         job: JobId(1),
@@ -51,6 +51,7 @@ fn actor() -> Queue<u32> {
         holds: ResourceSet::default(),
         max_restarts: 0,
         max_concurrency: 1,
+        max_task_retries: 0,
         max_pending_calls: None,
         groups: [("io".to_owned(), 2)].into(),
         name: None,

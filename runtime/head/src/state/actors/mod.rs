@@ -273,6 +273,7 @@ fn info(spec: &ActorSpec) -> ActorInfo {
         handle: spec.handle,
         owner: spec.owner.clone(),
         detached: spec.detached,
+        max_task_retries: spec.max_task_retries,
         max_pending_calls: spec.max_pending_calls,
     }
 }

@@ -318,3 +318,20 @@ fn an_idle_worker_process_that_asks_for_the_first_time_is_served_however_many_ot
     bench.ready();
     assert_eq!(bench.granted(idle).len(), 1);
 }
+
+#[test]
+fn nothing_is_granted_while_the_journal_cannot_be_written_and_what_runs_goes_on() {
+    let mut bench = Bench::empty();
+    bench.node(1, cpus(2.0));
+    bench.driver(DRIVER);
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_eq!(bench.started.len(), 1);
+    bench.step(Event::JournalFails(Some("no room".into())));
+    bench.demand(DRIVER, cpus(1.0), 2);
+    bench.tick(1_000);
+    assert_eq!(bench.started.len(), 1, "the other CPU is free, and nobody gets it");
+    let why = bench.state.picture().pending.first().map(|row| row.why.clone()).unwrap_or_default();
+    assert!(why.contains("cannot write its journal") && why.contains("no room"), "{why}");
+    bench.step(Event::JournalFails(None));
+    assert_eq!(bench.started.len(), 2);
+}

@@ -1,0 +1,264 @@
+//! Values outlive the process that owns them, as long as its node lives and somebody refers to them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Local, Started};
+use rustix::process::{Pid, Signal, kill_process};
+use wingbeat::{Error, ObjectRef, put};
+use wingbeat_tests::TestCluster;
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long what nobody has registered is kept, and how often nodes ask whose objects they have.
+const ENV: &[(&str, &str)] = &[("WINGBEAT_ADOPTED_MS", "2000"), ("WINGBEAT_OWNERS_MS", "50")];
+/// Says that this program is to be a driver, when the test starts itself again, and where it says that it is ready.
+const DRIVER: &str = "WINGBEAT_TEST_DRIVER";
+const NAMESPACE: &str = "keepers";
+/// The sizes of values: none, some that travel with messages, and one that is stored.
+const SIZES: [usize; 4] = [0, 1 << 10, 50 << 10, 1 << 20];
+/// No two of this fit.
+const MOST: usize = 40 << 20;
+
+type Bytes = Vec<u8>;
+
+struct Putter;
+
+#[wingbeat::actor]
+impl Putter {
+    fn new() -> Self {
+        Putter
+    }
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+    fn put(&self, len: usize) -> Vec<ObjectRef<Bytes>> {
+        vec![put(&vec![len as u8; len]).unwrap()]
+    }
+    /// Refs inside of a value, which is stored or not.
+    fn put_nested(&self, outer: usize) -> Vec<ObjectRef<(Vec<ObjectRef<Bytes>>, Bytes)>> {
+        let inner = SIZES.map(|len| put(&vec![len as u8; len]).unwrap()).to_vec();
+        vec![put(&(inner, vec![1; outer])).unwrap()]
+    }
+    /// Refs of others inside of a value.
+    fn wraps(&self, refs: Vec<ObjectRef<Bytes>>) -> Vec<ObjectRef<Vec<ObjectRef<Bytes>>>> {
+        vec![put(&refs).unwrap()]
+    }
+    /// What a task and another actor have made for this one.
+    fn has_made(&self, other: PutterHandle) -> Vec<ObjectRef<Bytes>> {
+        let made = vec![ones::remote(1 << 20), other.ones(1 << 20)];
+        wingbeat::wait_blocking(made.clone(), 2, None).unwrap();
+        made
+    }
+    fn ones(&self, len: usize) -> Bytes {
+        vec![1; len]
+    }
+    /// A ref to what never comes.
+    fn lends(&self, started: PathBuf) -> Vec<ObjectRef<Bytes>> {
+        vec![stays::remote(started)]
+    }
+}
+
+#[wingbeat::remote]
+fn ones(len: usize) -> Bytes {
+    vec![1; len]
+}
+
+#[wingbeat::remote]
+fn stays(started: PathBuf) -> Bytes {
+    std::fs::write(started, "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[wingbeat::remote]
+fn lengths(refs: Vec<ObjectRef<Bytes>>) -> Vec<usize> {
+    refs.iter().map(|one| one.get_timeout_blocking(LIMIT).unwrap().len()).collect()
+}
+
+/// Two nodes, the second of which has `far`, and a driver on the first.
+fn cluster() -> (TestCluster, Local) {
+    let mut cluster = TestCluster::with_env(0, 0, ENV).unwrap();
+    for resources in [&["--num-cpus", "4"][..], &["--num-cpus", "4", "--resource", "far=100"][..]] {
+        let store = ["--object-store-memory", "64MiB", "--spill-limit", "0"];
+        cluster.add_node_with(&[resources, &store].concat(), ENV).unwrap();
+    }
+    let driver = join(&cluster);
+    (cluster, driver)
+}
+
+fn join(cluster: &TestCluster) -> Local {
+    Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace(NAMESPACE))
+}
+
+/// An actor on the second node.
+fn far() -> PutterHandle {
+    Putter::options().resource("far", 1.0).remote()
+}
+
+/// Kills the process of an actor, and waits until it is gone.
+fn kill(actor: &PutterHandle) {
+    kill_pid(actor.pid().get_blocking().unwrap());
+}
+
+fn kill_pid(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    let begun = Instant::now();
+    while std::fs::exists(format!("/proc/{pid}")).unwrap() {
+        assert!(begun.elapsed() < LIMIT, "process {pid} does not end");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until the store of the second node has room for as much as an owner had there.
+fn wait_for_room_far() {
+    let begun = Instant::now();
+    loop {
+        let putter = far();
+        match putter.put(MOST).get_blocking() {
+            Ok(_) => return,
+            Err(error) => assert!(begun.elapsed() < LIMIT, "the store stays full: {error}"),
+        }
+    }
+}
+
+#[test]
+fn values_of_a_killed_actor_are_read_by_its_driver_and_by_a_task_on_another_node() {
+    let (_cluster, _driver) = cluster();
+    for actor in [far(), Putter::remote()] {
+        let refs: Vec<_> = SIZES.iter().map(|len| actor.put(*len).get_blocking().unwrap().remove(0)).collect();
+        kill(&actor);
+        // Nobody has read them before.
+        let of_task = [lengths::remote(refs.clone()), lengths::options().resource("far", 1.0).remote(refs.clone())];
+        for task in of_task {
+            assert_eq!(task.get_timeout_blocking(LIMIT).unwrap(), SIZES);
+        }
+        for (one, len) in refs.iter().zip(SIZES) {
+            assert_eq!(one.get_timeout_blocking(LIMIT).unwrap(), vec![len as u8; len]);
+        }
+    }
+}
+
+#[test]
+fn refs_inside_a_value_outlive_its_owner_too() {
+    let (_cluster, _driver) = cluster();
+    let theirs = put(&vec![7u8; 1 << 20]).unwrap();
+    for outer in [0, 1 << 20] {
+        let (actor, other) = (far(), Putter::remote());
+        let nested = actor.put_nested(outer).get_blocking().unwrap().remove(0);
+        let of_other = other.put(1 << 10).get_blocking().unwrap();
+        let wrapped = actor.wraps(vec![theirs.clone(), of_other[0].clone()]).get_blocking().unwrap().remove(0);
+        kill(&actor);
+        let (inner, filler) = nested.get_timeout_blocking(LIMIT).unwrap();
+        assert_eq!(filler.len(), outer);
+        // The steward has answered, and so has what the other's value is for, too.
+        drop(of_other);
+        kill(&other);
+        drop(nested);
+        assert_eq!(lengths::remote(inner).get_timeout_blocking(LIMIT).unwrap(), SIZES);
+        let wrapped = wrapped.get_timeout_blocking(LIMIT).unwrap();
+        assert_eq!(lengths::remote(wrapped).get_timeout_blocking(LIMIT).unwrap(), [1 << 20, 1 << 10]);
+    }
+}
+
+#[test]
+fn results_of_tasks_and_actors_outlive_their_owner_and_what_is_not_ready_fails() {
+    let (_cluster, _driver) = cluster();
+    let (actor, other) = (far(), Putter::remote());
+    let made = actor.has_made(other).get_timeout_blocking(LIMIT).unwrap();
+    let started = Started::new();
+    let lent = actor.lends(started.path()).get_timeout_blocking(LIMIT).unwrap();
+    started.wait();
+    kill(&actor);
+    for one in made {
+        assert_eq!(one.get_timeout_blocking(LIMIT).unwrap().len(), 1 << 20);
+    }
+    let error = lent[0].get_timeout_blocking(LIMIT).unwrap_err();
+    assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
+}
+
+#[test]
+fn the_drop_of_the_last_ref_frees_what_was_adopted() {
+    let (_cluster, _driver) = cluster();
+    let actor = far();
+    let value = actor.put(MOST).get_blocking().unwrap().remove(0);
+    kill(&actor);
+    assert_eq!(value.get_timeout_blocking(LIMIT).unwrap().len(), MOST);
+    assert!(far().put(MOST).get_blocking().is_err(), "its value is there while somebody refers to it");
+    drop(value);
+    wait_for_room_far();
+    // Of this, nobody keeps a ref.
+    let actor = far();
+    drop(actor.put(MOST).get_blocking().unwrap());
+    kill(&actor);
+    wait_for_room_far();
+}
+
+#[test]
+fn the_end_of_the_owners_node_is_the_end_of_its_values() {
+    let (mut cluster, _driver) = cluster();
+    let actor = far();
+    let refs: Vec<_> = SIZES.iter().map(|len| actor.put(*len).get_blocking().unwrap().remove(0)).collect();
+    // One is adopted before.
+    kill(&actor);
+    assert_eq!(refs[0].get_timeout_blocking(LIMIT).unwrap().len(), 0);
+    let later = far();
+    let other = later.put(1 << 20).get_blocking().unwrap().remove(0);
+    cluster.kill_node(1).unwrap();
+    for one in refs[1..].iter().chain([&other]) {
+        let error = one.get_timeout_blocking(LIMIT).unwrap_err();
+        assert!(matches!(error, Error::OwnerDied { .. }), "{error}");
+    }
+}
+
+struct Keeper(Vec<ObjectRef<Bytes>>);
+
+#[wingbeat::actor]
+impl Keeper {
+    fn new(refs: Vec<ObjectRef<Bytes>>) -> Self {
+        Keeper(refs)
+    }
+    fn is_there(&self) -> bool {
+        true
+    }
+    fn lengths(&self) -> Vec<usize> {
+        self.0.iter().map(|one| one.get_timeout_blocking(LIMIT).unwrap().len()).collect()
+    }
+}
+
+fn is_driver() -> bool {
+    let Some(ready) = std::env::var_os(DRIVER) else { return false };
+    let _driver = Local::from(wingbeat::init().namespace(NAMESPACE));
+    let refs = SIZES.map(|len| put(&vec![len as u8; len]).unwrap()).to_vec();
+    let keeper = Keeper::options().name("keeper").detached().remote(refs);
+    assert!(keeper.is_there().get_blocking().unwrap());
+    std::fs::write(ready, "").unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_detached_actor_reads_what_its_killed_driver_had_put() {
+    if is_driver() {
+        return;
+    }
+    let (cluster, _driver) = cluster();
+    let ready = Started::new();
+    let mut driver = Command::new(std::env::current_exe().unwrap());
+    driver.args(["--exact", "a_detached_actor_reads_what_its_killed_driver_had_put"]).env(DRIVER, ready.path());
+    driver.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    let mut driver = driver.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    ready.wait();
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    let keeper = wingbeat::block_on(Keeper::named("keeper")).unwrap();
+    assert_eq!(keeper.lengths().get_timeout_blocking(LIMIT).unwrap(), SIZES);
+    keeper.actor().kill();
+}

@@ -1,0 +1,309 @@
+//! What is tried again: errors of some types, calls that were in flight when their actor's process ended, and streams.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use common::Local;
+use serde::{Deserialize, Serialize};
+use wingbeat::{CallOptions, Error, ObjectStream, UNLIMITED, get_all_blocking};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[error("busy for {0} s")]
+struct Busy(u64);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[error("broken")]
+struct Broken;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
+enum Either {
+    #[error("busy for {0} s")]
+    Busy(u64),
+    #[error("broken")]
+    Broken,
+}
+
+fn is_busy(error: &Either) -> bool {
+    matches!(error, Either::Busy(_))
+}
+
+/// Adds a line to a file. Answers with how many there were before.
+fn note(file: &Path, line: &str) -> usize {
+    let before = lines(file).len();
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{line}").unwrap();
+    before
+}
+
+fn lines(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn dies_here() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+}
+
+#[wingbeat::remote]
+fn busy(file: PathBuf, times: usize) -> Result<u64, Busy> {
+    if note(&file, "busy") < times { Err(Busy(1)) } else { Ok(7) }
+}
+
+#[wingbeat::remote(max_retries = 5, retry_on(Busy, std::num::ParseIntError))]
+fn busy_as_declared(file: PathBuf, times: usize) -> Result<u64, Busy> {
+    if note(&file, "busy") < times { Err(Busy(1)) } else { Ok(7) }
+}
+
+#[wingbeat::remote]
+fn broken(file: PathBuf) -> Result<u64, Broken> {
+    note(&file, "broken");
+    Err(Broken)
+}
+
+#[wingbeat::remote(max_retries = 5, retry_if = is_busy)]
+fn busy_then_broken(file: PathBuf, times: usize) -> Result<u64, Either> {
+    if note(&file, "either") < times { Err(Either::Busy(1)) } else { Err(Either::Broken) }
+}
+
+#[wingbeat::remote(retry_on(Busy))]
+fn passes_on(file: PathBuf, inner: PathBuf) -> Result<u64, Error> {
+    let times = 2usize.saturating_sub(note(&file, "outer"));
+    busy::remote(inner, if times > 0 { usize::MAX } else { 0 }).get_blocking()
+}
+
+#[test]
+fn errors_of_a_type_are_tried_again_and_others_are_not() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+
+    let seven = busy::options().retry_on::<Busy>().remote(file("option"), 3);
+    assert_eq!((seven.get_blocking().unwrap(), lines(&file("option")).len()), (7, 4));
+    let error = busy::options().retry_on::<Busy>().max_retries(2).remote(file("limit"), 3).get_blocking().unwrap_err();
+    assert_eq!((error.application(), lines(&file("limit")).len()), (Some(Busy(1)), 3));
+    let seven = busy::options().retry_on::<Busy>().max_retries(UNLIMITED).remote(file("unlimited"), 50);
+    assert_eq!((seven.get_blocking().unwrap(), lines(&file("unlimited")).len()), (7, 51));
+
+    let error = broken::options().retry_on::<Busy>().remote(file("other")).get_blocking().unwrap_err();
+    assert_eq!((error.application(), lines(&file("other")).len()), (Some(Broken), 1));
+    let several = broken::options().retry_on::<Busy>().retry_on::<Broken>().remote(file("several"));
+    assert!(several.get_blocking().is_err() && lines(&file("several")).len() == 4);
+
+    assert_eq!(busy_as_declared::remote(file("declared"), 5).get_blocking().unwrap(), 7);
+    // Options take the place of what the attribute says.
+    assert!(busy_as_declared::options().retry_errors(false).remote(file("not"), 5).get_blocking().is_err());
+    assert_eq!(lines(&file("not")).len(), 1);
+    // Also what a task passes on that another one has failed with.
+    assert_eq!(passes_on::remote(file("outer"), file("inner")).get_blocking().unwrap(), 7);
+    assert_eq!(lines(&file("outer")).len(), 3);
+}
+
+#[test]
+fn errors_are_tried_again_as_a_function_says() {
+    let local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+
+    let error = busy_then_broken::remote(file("declared"), 3).get_blocking().unwrap_err();
+    assert_eq!((error.application(), lines(&file("declared")).len()), (Some(Either::Broken), 4));
+    let short = |error: &Busy| error.0 <= 1;
+    assert_eq!(busy::options().retry_if(short).remote(file("option"), 3).get_blocking().unwrap(), 7);
+    let long = |error: &Busy| error.0 > 1;
+    assert!(busy::options().retry_if(long).remote(file("no"), 3).get_blocking().is_err());
+    assert_eq!(lines(&file("no")).len(), 1);
+    // It is no error of the function's.
+    let panics = |_: &Busy| panic!("in a predicate");
+    let error = busy::options().retry_if(panics).remote(file("panics"), 3).get_blocking().unwrap_err();
+    assert_eq!(error.application(), Some(Busy(1)));
+
+    // It may wait for the cluster; the task can be cancelled meanwhile, and the session may end.
+    let (asked, session) = (dir.path().join("asked"), local.session.clone());
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    let (begun, gate) = (asked.clone(), std::sync::Mutex::new(gate));
+    let waits = move |_: &Busy| {
+        let _entered = session.enter();
+        note(&begun, "asked");
+        gate.lock().unwrap().recv().is_ok() && broken::remote(begun.clone()).get_blocking().is_err()
+    };
+    let task = busy::options().retry_if(waits).remote(file("waits"), 1);
+    while lines(&asked).is_empty() {
+        std::thread::yield_now();
+    }
+    task.cancel();
+    assert!(matches!(task.get_blocking(), Err(Error::Cancelled { .. })));
+    open.send(()).unwrap();
+}
+
+struct Log {
+    file: PathBuf,
+}
+
+#[wingbeat::actor(max_restarts = unlimited, max_task_retries = unlimited)]
+impl Log {
+    fn new(file: PathBuf) -> Self {
+        Log { file }
+    }
+    /// Dies the first time, after its line.
+    fn dies(&mut self, number: u64) -> u64 {
+        let line = number.to_string();
+        if !lines(&self.file).contains(&line) {
+            note(&self.file, &line);
+            dies_here();
+        }
+        note(&self.file, &line);
+        number
+    }
+    fn add(&mut self, number: u64) -> u64 {
+        note(&self.file, &number.to_string());
+        number
+    }
+    fn numbers(&mut self, count: u64, dies_at: u64) -> impl Iterator<Item = u64> {
+        (0..count).inspect(move |index| {
+            if *index == dies_at && note(&self.file, "died") == 0 {
+                dies_here();
+            }
+        })
+    }
+    #[method(max_retries = 0)]
+    fn once(&mut self) {
+        note(&self.file, "once");
+        dies_here();
+    }
+}
+
+#[test]
+fn calls_in_flight_are_made_again_in_order_and_before_later_ones() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("log");
+    let log = Log::remote(file.clone());
+    // All of them are in flight when the first dies, but for those that are made after that.
+    let calls: Vec<_> =
+        (0..200).map(|number| if number % 100 == 50 { log.dies(number) } else { log.add(number) }).collect();
+    let first = get_all_blocking(&calls).unwrap();
+    let later: Vec<_> = (200..210).map(|number| log.add(number)).collect();
+    let all = [first, get_all_blocking(&later).unwrap()].concat();
+    assert_eq!(all, (0..210).collect::<Vec<u64>>());
+    // The present lives ran each call once and in order: what ran before a death may have run again after it.
+    let ran: Vec<u64> = lines(&file).iter().map(|line| line.parse().unwrap()).collect();
+    let died =
+        ran.iter().enumerate().filter(|(at, number)| **number % 100 == 50 && ran.get(at + 1) != Some(&(**number + 1)));
+    let mut begin = 0;
+    for end in died.map(|(at, _)| at + 1).collect::<Vec<_>>().into_iter().chain([ran.len()]) {
+        let life = &ran[begin..end];
+        assert!(life.is_sorted_by(|a, b| a < b), "{life:?} of {ran:?}");
+        begin = end;
+    }
+    let last: Vec<u64> = ran.iter().rev().take_while(|number| **number != 150).copied().collect();
+    assert_eq!(last, (151..210).rev().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_call_says_of_retries_goes_before_what_its_actor_says() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+    let log = Log::remote(file("method"));
+    assert!(matches!(log.once().get_blocking(), Err(Error::ActorUnavailable { .. })));
+    assert_eq!(lines(&file("method")), ["once"]);
+    let log = Log::options().max_task_retries(0).remote(file("actor"));
+    assert!(matches!(log.dies(1).get_blocking(), Err(Error::ActorUnavailable { .. })));
+    assert_eq!(log.dies(1).get_blocking().unwrap(), 1);
+    let patient = log.with(CallOptions::new().max_retries(1));
+    assert_eq!(patient.dies(2).get_blocking().unwrap(), 2);
+}
+
+#[wingbeat::remote]
+fn numbers(file: PathBuf, count: u64, dies_at: u64) -> impl Iterator<Item = u64> {
+    (0..count).inspect(move |index| {
+        if *index == dies_at && note(&file, "died") == 0 {
+            dies_here();
+        }
+    })
+}
+
+#[wingbeat::remote]
+fn reads(log: LogHandle, count: u64, dies_at: u64) -> Vec<u64> {
+    collect(log.numbers(count, dies_at))
+}
+
+fn collect(mut stream: ObjectStream<u64>) -> Vec<u64> {
+    std::iter::from_fn(|| stream.next_blocking()).map(Result::unwrap).collect()
+}
+
+#[test]
+fn a_stream_has_every_item_once_wherever_its_producer_dies() {
+    const COUNT: u64 = 6;
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    for ahead in [1, 2, 16] {
+        for dies_at in 0..COUNT {
+            let file = |what: &str| dir.path().join(format!("{what}, {dies_at}, {ahead}"));
+            let case = format!("dies before item {dies_at} with {ahead} ahead");
+            let of_task = numbers::options().stream_ahead(ahead).remote(file("task"), COUNT, dies_at);
+            let log = Log::remote(file("actor"));
+            let of_actor = log.with(CallOptions::new().stream_ahead(ahead)).numbers(COUNT, dies_at);
+            // A handle keeps what it was made with in other processes, too.
+            let other = reads::remote(Log::remote(file("other")), COUNT, dies_at);
+            let expected: Vec<u64> = (0..COUNT).collect();
+            assert_eq!(collect(of_task), expected, "of a task that {case}");
+            assert_eq!(collect(of_actor), expected, "of an actor that {case}");
+            assert_eq!(other.get_blocking().unwrap(), expected, "of an actor that {case}, in another process");
+            assert!(["task", "actor", "other"].iter().all(|what| file(what).exists()), "{case}");
+        }
+    }
+}
+
+/// Tells its process's id and when it began, and stays.
+#[wingbeat::remote]
+fn tells_and_stays(file: PathBuf) {
+    note(&file, &format!("{} {}", std::process::id(), now_us()));
+    loop {
+        std::thread::park();
+    }
+}
+
+fn now_us() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
+}
+
+fn told(file: &Path, attempt: usize) -> (i32, i64) {
+    loop {
+        if let Some((pid, began)) = lines(file).get(attempt).and_then(|line| line.split_once(' ')) {
+            return (pid.parse().unwrap(), began.parse().unwrap());
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Kills 50 worker processes each, and prints how long it takes until the retry begins, and until the caller has the error.
+#[test]
+#[ignore = "measures, and asserts nothing: cargo test --release -p wingbeat-tests --test retries -- --ignored --nocapture"]
+fn how_long_the_end_of_a_process_takes_to_be_acted_upon() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let mut took: [Vec<i64>; 2] = Default::default();
+    for round in 0..100 {
+        let (file, is_retried) = (dir.path().join(round.to_string()), round % 2 == 0);
+        let task = tells_and_stays::options().max_retries(u32::from(is_retried)).remote(file.clone());
+        let pid = rustix::process::Pid::from_raw(told(&file, 0).0).unwrap();
+        let killed = now_us();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        if is_retried {
+            took[0].push(told(&file, 1).1 - killed);
+            task.cancel_force();
+        }
+        assert!(task.get_blocking().is_err());
+        if !is_retried {
+            took[1].push(now_us() - killed);
+        }
+    }
+    for (what, mut took) in ["retry", "error"].into_iter().zip(took) {
+        took.sort_unstable();
+        let at = |part: usize| took[(took.len() - 1) * part / 100] as f64 / 1_000.0;
+        println!("{what}: {} kills, median {} ms, 90 % {} ms, worst {} ms", took.len(), at(50), at(90), at(100));
+    }
+}

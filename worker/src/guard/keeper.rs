@@ -1,0 +1,210 @@
+//! A keeper: the parent of one worker process, which nothing that this starts can leave.
+//!
+//! The guard forks one for each worker process. It is a subreaper, so that whatever the worker process starts stays below it:
+//! in another session or process group, with its parents dead, its environment cleared or in the middle of becoming another
+//! program. It ends all of that when the worker process has ended, and says when it is gone; and also when the guard is gone.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, WaitOptions};
+use wingbeat_net::descriptors;
+
+use super::strays::end_all;
+use super::{Launch, OOM_SCORE, Report, send};
+use crate::start::{BELONGS, TUNABLES, VARIABLE};
+
+/// What a keeper has of its guard.
+pub(super) struct Surroundings<'a> {
+    /// Takes its reports.
+    pub reports: &'a OwnedFd,
+    /// The guard itself.
+    pub guard: &'a OwnedFd,
+    /// Whether the kernel may choose a worker process when memory runs out.
+    pub score: &'a [u8],
+    /// What a keeper must not have: others wait for their end.
+    pub not_inherited: &'a [BorrowedFd<'a>],
+}
+
+/// Starts a keeper, and waits until it has started its worker process. Answers with the ids of both.
+pub(super) fn start(launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>) -> io::Result<(Pid, u32)> {
+    let (answers, answer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: this process has one thread, so that its copy is whole.
+    match unsafe { libc::fork() } {
+        0 => {
+            drop(answers);
+            for fd in around.not_inherited {
+                // SAFETY: this copy of the guard never returns to the code that owns it.
+                unsafe { rustix::io::close(fd.as_raw_fd()) };
+            }
+            let is_in_order = keep(launch, fds, answer, around).is_ok();
+            // SAFETY: ends this process, which has nothing to clean up.
+            unsafe { libc::_exit(i32::from(!is_in_order)) }
+        }
+        keeper => {
+            let keeper = Pid::from_raw(keeper).filter(|pid| pid.as_raw_nonzero().get() > 0);
+            let keeper = keeper.ok_or_else(io::Error::last_os_error)?;
+            drop(answer);
+            read_answer(answers).map(|worker| (keeper, worker))
+        }
+    }
+}
+
+/// A worker process's id, or why there is none.
+fn read_answer(answers: OwnedFd) -> io::Result<u32> {
+    use std::io::Read;
+    let mut answer = String::new();
+    File::from(answers).read_to_string(&mut answer)?;
+    match answer.split_once(' ') {
+        Some(("pid", pid)) => pid.parse().map_err(io::Error::other),
+        Some(("error", why)) => Err(io::Error::other(why.to_owned())),
+        _ => Err(io::Error::other("its keeper was killed")),
+    }
+}
+
+/// The keeper process.
+fn keep(launch: Launch, fds: Vec<OwnedFd>, answer: OwnedFd, around: &Surroundings<'_>) -> io::Result<()> {
+    use std::io::Write;
+    let mut answer = File::from(answer);
+    let process = launch.process;
+    let started = begin().and_then(|signals| Ok((signals, spawn(launch, fds, around.score)?)));
+    let (signals, worker) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = write!(answer, "error {error}");
+            return Ok(());
+        }
+    };
+    let told = write!(answer, "pid {worker}");
+    drop(answer);
+    let status = match told {
+        Ok(()) => wait_for(worker, &signals, around.guard)?,
+        // The guard is gone.
+        Err(_) => None,
+    };
+    let report = |report| send(around.reports.as_fd(), &report);
+    if let Some(status) = status {
+        // A guard that is gone hears nothing, and what is left ends all the same.
+        let _ = report(Report::Exited { process, code: status.code(), signal: status.signal() });
+    }
+    end_all();
+    report(Report::Gone { process })
+}
+
+fn begin() -> io::Result<OwnedFd> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    signals(&[libc::SIGCHLD, libc::SIGTERM])
+}
+
+/// Waits until the worker process has ended, and ends it if the guard asks for that. None if the guard is gone.
+fn wait_for(worker: u32, signals: &OwnedFd, guard: &OwnedFd) -> io::Result<Option<ExitStatus>> {
+    loop {
+        let mut ready = [PollFd::new(signals, PollFlags::IN), PollFd::new(guard, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [signalled, alone] = ready.map(|fd| !fd.revents().is_empty());
+        if alone {
+            return Ok(None);
+        }
+        if signalled && take(signals)?.contains(&libc::SIGTERM) {
+            end(worker);
+        }
+        // Everything that has ended is reaped, also what has lost its parent.
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            if pid.as_raw_nonzero().get() as u32 == worker {
+                return Ok(Some(ExitStatus::from_raw(status.as_raw())));
+            }
+        }
+    }
+}
+
+/// A descriptor that is readable when one of these signals has come.
+pub(super) fn signals(numbers: &[i32]) -> io::Result<OwnedFd> {
+    // SAFETY: plain calls on a local signal set; this process has one thread, whose mask this is.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut set);
+        for number in numbers {
+            libc::sigaddset(&mut set, *number);
+        }
+        if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The signals that have come.
+pub(super) fn take(signals: &OwnedFd) -> io::Result<Vec<i32>> {
+    // Each begins with its number.
+    const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+    let mut bytes = [0; 4 * SIZE];
+    let count = match rustix::io::read(signals, &mut bytes) {
+        Ok(count) => count,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
+        Err(error) => return Err(error.into()),
+    };
+    let numbers = bytes[..count].chunks_exact(SIZE);
+    Ok(numbers.map(|info| i32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect())
+}
+
+fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {
+    let [executable, start, arena, page, stdout, stderr] = <[OwnedFd; 6]>::try_from(fds)
+        .map_err(|fds| io::Error::other(format!("a launch came with {} descriptors", fds.len())))?;
+    let inherit = [start.as_raw_fd(), arena.as_raw_fd(), page.as_raw_fd()];
+    let mut command = Command::new(format!("/proc/self/fd/{}", executable.as_raw_fd()));
+    command
+        .arg0(&launch.title)
+        .env_clear()
+        .env(TUNABLES.0, TUNABLES.1)
+        .envs(&launch.env)
+        .env(BELONGS, launch.process.to_string())
+        .env(VARIABLE, format!("worker:{},{},{}", inherit[0], inherit[1], inherit[2]))
+        .envs(descriptors::usual_limit().map(|limit| (descriptors::USUAL, limit.to_string())))
+        .stdin(Stdio::null())
+        .stdout(File::from(stdout))
+        .stderr(File::from(stderr))
+        .process_group(0);
+    if let Some(dir) = launch.working_dir.filter(|dir| std::path::Path::new(dir).is_dir()) {
+        command.current_dir(dir);
+    }
+    let score = score.to_vec();
+    // SAFETY: between fork and exec only plain system calls run, on open descriptors, constants and a local set.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in inherit {
+                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
+            }
+            // User code is what the kernel should choose when memory runs out. Everybody may raise his own.
+            if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                let _ = rustix::io::write(&file, &score);
+            }
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&mut set);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    // Dropping a `Child` does not end it; this process reaps it by signal.
+    Ok(child.id())
+}
+
+/// Ends a worker process that was not reaped, and whatever is in its process group.
+fn end(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+}
