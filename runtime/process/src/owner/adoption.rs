@@ -81,6 +81,17 @@ impl Adoptions {
         }
     }
 
+    /// Contact with `who` was lost: what it said over it is void, as all that it had registered.
+    pub(super) fn forget_said_by(&self, who: ProcessId) {
+        self.estates.lock().retain(|_, estate| match estate {
+            Estate::Shadowed { objects, early } => {
+                early.retain(|(from, _)| *from != who);
+                !objects.is_empty() || !early.is_empty()
+            }
+            Estate::Adopted(_) => true,
+        });
+    }
+
     /// Those about whose objects somebody has said something, and who have not ended as far as is known here.
     fn awaited(&self) -> Vec<ProcessId> {
         let is_awaited = |estate: &Estate| matches!(estate, Estate::Shadowed { early, .. } if !early.is_empty());

@@ -89,6 +89,7 @@ impl Owner {
 
     /// Contact with a borrower was lost: it holds nothing any more.
     pub(crate) fn borrower_lost(self: &Arc<Self>, who: ProcessId) {
+        self.adoptions.forget_said_by(who);
         let mut borrowed = self.objects.forget_borrower(who);
         borrowed.sort_unstable();
         for id in borrowed {

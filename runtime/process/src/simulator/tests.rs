@@ -84,7 +84,7 @@ fn many_seeds_with_faults() {
 fn the_same_seed_gives_the_same_run() {
     for (seed, faults) in (0..seeds().count() as u64 / 10).map(|seed| (seed, seed % 3 > 0)) {
         let [one, two] = [(); 2].map(|()| run(Config::small(seed, faults)));
-        assert_eq!(one, two);
+        assert_eq!(one, two, "seed {seed}");
     }
 }
 

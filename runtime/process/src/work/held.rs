@@ -82,11 +82,14 @@ impl Held {
 
     /// A process will say nothing more.
     pub fn peer_lost(&self, peer: ProcessId) {
-        let results: Vec<TaskId> =
+        let mut results: Vec<TaskId> =
             self.results.iter().map(|entry| *entry.key()).filter(|task| task.owner == peer).collect();
-        self.results_received(results);
-        let items: Vec<ObjectId> =
+        let mut items: Vec<ObjectId> =
             self.items.iter().map(|entry| *entry.key()).filter(|item| item.owner() == peer).collect();
+        // Simulated, the same seed must give the same run.
+        results.sort_unstable();
+        items.sort_unstable();
+        self.results_received(results);
         for item in items {
             self.item_received(item);
         }
