@@ -136,7 +136,7 @@ fn show(state: &ClusterState) {
             })
             .collect();
         nodes.add_row([
-            if node.is_away { format!("{} (away)", node.info.id) } else { node.info.id.to_string() },
+            if node.suspect_secs.is_some() { format!("{} (suspect)", node.info.id) } else { node.info.id.to_string() },
             printable(&node.info.hostname).into_owned(),
             resources.join(", "),
             sizes::shown(node.info.store_bytes),
@@ -194,9 +194,10 @@ fn show(state: &ClusterState) {
         say!("namespace {} holds {} of its quota of {}", printable(&quota.namespace), quota.used, quota.limit);
     }
     for node in &state.nodes {
-        if node.is_away {
+        if let Some(secs) = node.suspect_secs {
             say!(
-                "{} ({}) has lost its connection to the head, and may come back",
+                "{} ({}) has been suspect for {secs} s: it has no connection to the head. Nothing new is placed there, and nothing of it runs \
+                 elsewhere until it is back or lost",
                 printable(&node.info.hostname),
                 node.info.id
             );

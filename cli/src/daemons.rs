@@ -10,6 +10,8 @@ use wingbeat_core::{ClusterId, names};
 use wingbeat_head::{Head, HeadConfig};
 use wingbeat_net::Token;
 use wingbeat_net::handshake::MAKE_A_TOKEN;
+use wingbeat_net::limits::limits;
+use wingbeat_net::patience::Patience;
 use wingbeat_worker::node::{self, MemoryConfig, NodeConfig};
 use wingbeat_worker::{gpus, join, token};
 
@@ -34,13 +36,22 @@ pub(crate) struct HeadArgs {
     #[arg(long)]
     token_file: Option<PathBuf>,
     /// File in which to keep what must survive this head: placement groups, quotas, named and detached actors. A head
-    /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for about 30 s
+    /// that is started with the file of another goes on with its cluster: nodes and programs wait for it for --lost-after
     /// after the last one has ended, at the same address and with the same token. Without a file they do so, too, and up
     /// to three nodes keep what would be in it, in memory. With a file, SIGTERM ends the head alone, as
     /// SIGKILL does; Ctrl-C and `wingbeat stop` end the cluster. Only you can read the file; the
     /// programs of detached actors lie beside it, in FILE.programs.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
+    /// A node that says nothing for this time is suspect: nothing new is placed there, and nothing of it runs elsewhere. 5s, or a third of
+    /// --lost-after if that is less.
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
+    suspect_after: Option<std::time::Duration>,
+    /// A node or program that says nothing for this time is lost: what ran there runs elsewhere, and the node ends itself a little before. 30s;
+    /// at least 3s. It is also how long nodes and programs wait for the next head. A node that has ended is lost at once. All processes of
+    /// the cluster learn it from the head.
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
+    lost_after: Option<std::time::Duration>,
 }
 
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
@@ -125,7 +136,9 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     wingbeat_net::descriptors::raise_limit();
     let token = token_for(Some(args.host), args.token_file.as_deref())?;
-    let config = HeadConfig { tcp: Some(SocketAddr::new(args.host, args.port)), token, cluster: ClusterId::random() };
+    let patience = Patience::new(args.suspect_after, args.lost_after).context("--suspect-after and --lost-after")?;
+    let tcp = Some(SocketAddr::new(args.host, args.port));
+    let config = HeadConfig { tcp, token, cluster: ClusterId::random(), patience };
     let head = match &args.journal {
         Some(file) => Head::start_with_journal(config, file).await,
         None => Head::start_to_be_followed(config).await,
@@ -148,9 +161,10 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
             // As supervisors stop what they are about to start again.
             if args.journal.is_some() && asked.what == TERMINATED {
                 note!(
-                    "wingbeat head: {}; nodes and programs wait for about 30 s for a head with this journal (`wingbeat stop` would have \
+                    "wingbeat head: {}; nodes and programs wait for about {} s for a head with this journal (`wingbeat stop` would have \
                      ended them)",
-                    asked.what
+                    asked.what,
+                    limits().lost.as_secs()
                 );
                 head.leave().await;
                 return Ok(());

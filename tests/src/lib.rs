@@ -35,6 +35,8 @@ pub struct TestCluster {
     env: Vec<(String, String)>,
     /// Further environment of all daemons.
     env_of_all: Vec<(String, String)>,
+    /// Further arguments of the next head.
+    head_args: Vec<String>,
 }
 
 /// A daemon with what it wrote.
@@ -191,6 +193,22 @@ impl TestCluster {
         Ok(cluster)
     }
 
+    /// As [`TestCluster::start`], with these arguments of the head, and with a journal if one is to be kept.
+    pub fn with_head_args(nodes: usize, cpus: u32, keeps_journal: bool, args: &[&str]) -> Result<TestCluster> {
+        let mut cluster = Self::unstarted(binary()?, keeps_journal)?;
+        cluster.set_head_args(args);
+        cluster.start_head()?;
+        for _ in 0..nodes {
+            cluster.add_node(&["--num-cpus", &cpus.to_string()])?;
+        }
+        Ok(cluster)
+    }
+
+    /// The next head gets these arguments.
+    pub fn set_head_args(&mut self, args: &[&str]) {
+        self.head_args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    }
+
     /// The file in which the head keeps what must survive it.
     pub fn journal(&self) -> PathBuf {
         self.journal.clone().unwrap_or_else(|| self.dir.path().join("journal"))
@@ -219,6 +237,7 @@ impl TestCluster {
             journal: None,
             env: Vec::new(),
             env_of_all: Vec::new(),
+            head_args: Vec::new(),
         })
     }
 
@@ -230,6 +249,7 @@ impl TestCluster {
         if self.keeps_journal {
             command.arg("--journal").arg(self.journal());
         }
+        command.args(&self.head_args);
         let head = Daemon::start(&mut command)?;
         let line = head.log.wait_for("listening at")?;
         self.address = line.rsplit(' ').next().unwrap_or_default().to_owned();

@@ -221,6 +221,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     // Of a head without a journal.
     ("NodeMessage::Keep", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
     ("NodeRequest::ReadKept", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
+    // Of a head that is started again with other times.
+    (
+        "WorkerCommand::Patience",
+        "suspicion: a_head_that_is_started_again_with_other_times_is_believed_and_keeps_the_promise_of_the_last",
+    ),
     // Needs a head that cannot be reached by a worker process, and can by its node.
     (
         "NodeMessage::LostHead",

@@ -162,7 +162,12 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
     let memory = crate::node::MemoryConfig::given(options.memory_threshold, None)?;
     let (head_token, spill) = (token.clone(), default_spill());
     let ((head, address), embedded) = home::embed(async move || {
-        let config = wingbeat_head::HeadConfig { tcp: None, token: head_token.clone(), cluster };
+        let config = wingbeat_head::HeadConfig {
+            tcp: None,
+            token: head_token.clone(),
+            cluster,
+            patience: wingbeat_net::patience::Patience::USUAL,
+        };
         let head = wingbeat_head::Head::start(config).await?;
         let address = head.address().clone();
         let node = crate::node::start(crate::node::NodeConfig {

@@ -33,7 +33,7 @@ use crate::service::Durable;
 use crate::state::Fact;
 
 /// The layout of the file and of the facts in it. A head refuses a file of another.
-const FORMAT: i64 = 7;
+const FORMAT: i64 = 8;
 /// Facts that are queued at most: further events wait for the disk.
 const QUEUED: usize = 65_536;
 /// What nobody waits for is written so much later at most, with what somebody waits for if that comes before: each

@@ -24,10 +24,14 @@ use wingbeat_core::{ClusterId, ProcessId};
 use wingbeat_net::Token;
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Epoch, Welcome};
+use wingbeat_net::limits;
+use wingbeat_net::patience::Patience;
 use wingbeat_net::recording::{Machine, Recording};
 
 use programs::Programs;
 use service::Shell;
+#[cfg(feature = "journal")]
+use service::promise;
 use state::{Beginning, State};
 
 /// What a head is.
@@ -38,6 +42,8 @@ pub struct HeadConfig {
     pub token: Token,
     /// The cluster.
     pub cluster: ClusterId,
+    /// How long silence is borne in the cluster. From now on it holds in this process, too.
+    pub patience: Patience,
 }
 
 /// The head.
@@ -56,6 +62,7 @@ impl Head {
     /// # Errors
     /// When it cannot listen: most often because another head has the port.
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
+        limits::take(config.patience);
         let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
         let shell = Shell::new(recorded(with), None, Programs::in_memory(), None);
         Self::serve(config, shell).await
@@ -68,6 +75,7 @@ impl Head {
     /// # Errors
     /// When it cannot listen.
     pub async fn start_to_be_followed(mut config: HeadConfig) -> Result<HeadHandle, Error> {
+        limits::take(config.patience);
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         if let Some(at) = listener.address().tcp {
             config.cluster = config.token.cluster_at(at);
@@ -75,6 +83,7 @@ impl Head {
         let listener = listener.of_process(ProcessId(config.cluster.0));
         let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
         let shell = Shell::new(recorded(with), None, Programs::in_memory(), Some(Epoch::by_clock()));
+        shell.promises(None);
         Ok(Self::serve_at(listener, config, shell))
     }
 
@@ -86,18 +95,20 @@ impl Head {
     /// When it cannot listen, or cannot read or write the file.
     #[cfg(feature = "journal")]
     pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
+        limits::take(config.patience);
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
         let programs = Programs::beside(file)?;
-        let (cluster, facts) = match remembered.cluster {
+        let (cluster, mut facts) = match remembered.cluster {
             None => (config.cluster, None),
             Some(cluster) => (cluster, Some(remembered.facts)),
         };
         config.cluster = cluster;
-        // Whoever has not come back by then has ended by itself: it has waited as long, from before this head began.
-        let grace = wingbeat_net::limits::limits().lost.as_millis() as state::Millis;
+        let earlier = facts.as_mut().map(promise::of_earlier);
+        let grace = earlier.unwrap_or_default();
         let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
         let fails = journal.fails();
         let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(remembered.epoch));
+        shell.promises(earlier);
         shell.vital("hearing of its journal", shell.clone().hear_of_the_journal(fails));
         Self::serve(config, shell).await
     }
@@ -110,7 +121,12 @@ impl Head {
 
     fn serve_at(listener: Listener, config: HeadConfig, shell: Arc<Shell>) -> HeadHandle {
         let address = listener.address().clone();
-        let welcome = Welcome { address: address.clone(), cluster: config.cluster, epoch: shell.epoch() };
+        let welcome = Welcome {
+            address: address.clone(),
+            cluster: config.cluster,
+            epoch: shell.epoch(),
+            patience: Some(config.patience),
+        };
         let serving = shell.clone();
         let accepting = shell.clone();
         shell.vital("taking connections", async move {

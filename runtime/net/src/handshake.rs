@@ -25,13 +25,15 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, JobId, NodeId, ProcessId};
 
 use crate::address::Stream;
+use crate::patience::Patience;
 
 /// Changes whenever two builds could misunderstand each other: it is made of the sources of everything that travels. The
 /// highest bit says that a release follows, which it did not when protocols were counted from 1.
 pub const PROTOCOL: u32 = {
     let core = wingbeat_core::schema::SCHEMA;
     let handshake = fold(core, include_bytes!("handshake.rs"));
-    let services = fold(handshake, include_bytes!("services.rs"));
+    let patience = fold(handshake, include_bytes!("patience.rs"));
+    let services = fold(patience, include_bytes!("services.rs"));
     let head = fold(services, include_bytes!("messages/head.rs"));
     let node = fold(head, include_bytes!("messages/node.rs"));
     let peer = fold(node, include_bytes!("messages/peer.rs"));
@@ -233,6 +235,8 @@ pub struct Welcome {
     pub cluster: ClusterId,
     /// Which life of the cluster's head it is, if the head may be started again.
     pub epoch: Option<Epoch>,
+    /// How long silence is borne in the cluster. The head says so.
+    pub patience: Option<Patience>,
 }
 
 /// Which life of its cluster's head one is. A later one is greater.

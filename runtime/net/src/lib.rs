@@ -10,7 +10,8 @@
 //! - [`descriptors`]: how many this process may have.
 //! - `socket`, `outbox`, [`spin`]: a connected socket, what is to be written to it, and waiting awake.
 //! - [`messages`] and [`services`]: what is said.
-//! - [`limits`]: how long things may take.
+//! - [`limits`] and [`patience`]: how long things may take, and what of that the head says.
+//! - [`liveness`]: whether somebody who should be heard is alive.
 //! - [`memory`]: what connections hold while they are quiet, and the allocator.
 //! - [`silence`]: who probes connections, and what follows from silence.
 //! - [`panics`]: of the runtime's own tasks, which nobody may miss.
@@ -28,12 +29,14 @@ pub mod faults;
 pub mod handshake;
 pub mod limits;
 pub mod link;
+pub mod liveness;
 mod machine;
 pub mod memory;
 pub mod messages;
 pub mod mux;
 mod outbox;
 pub mod panics;
+pub mod patience;
 pub mod recording;
 pub mod sequence;
 pub mod services;

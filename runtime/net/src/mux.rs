@@ -264,7 +264,6 @@ where
 {
     let silence = Silence::new(probing, matches!(stream, Stream::Tcp(_)));
     let noted = silence.noted();
-    let probe = silence.probe_every().map(|every| (&PROBE_FRAME[..], every));
     let stream = faults::between::<CReq>(stream);
     let socket = Socket::new(stream, waiting == Waiting::Awake);
     let outbox = Arc::new(Outbox::default());
@@ -277,7 +276,7 @@ where
         // When this is over, nothing more is handed to who serves and asks.
         let closed_here = {
             let mut reading = pin!(read_loop::<CResp, SReq>(&socket, &closing, to_client, to_server, &silence));
-            let writing = closing.write_loop(&socket, probe);
+            let writing = closing.write_loop(&socket, &PROBE_FRAME, || silence.probe_every());
             tokio::select! {
                 ended = &mut reading => {
                     if let Err(error) = ended {

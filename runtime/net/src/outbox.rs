@@ -159,8 +159,13 @@ impl Outbox {
         self.wake_writer.notify_one();
     }
 
-    /// Writes until the connection is closed. With `probe`, that is written when nothing else was for so long.
-    pub(crate) async fn write_loop(&self, socket: &Socket, probe: Option<(&[u8], Duration)>) -> io::Result<()> {
+    /// Writes until the connection is closed. The `probe` is written when nothing else was for as long as `every` says each time.
+    pub(crate) async fn write_loop(
+        &self,
+        socket: &Socket,
+        probe: &[u8],
+        every: impl Fn() -> Option<Duration>,
+    ) -> io::Result<()> {
         let mut sending = BytesMut::new();
         let mut ebb = Ebb::default();
         // Whether patient frames have waited long enough.
@@ -206,7 +211,7 @@ impl Outbox {
             }
             let woken = self.wake_writer.notified();
             let patience = waiting.then_some(PATIENCE);
-            let every = probe.map(|(_, every)| every);
+            let every = every();
             let Some(limit) = [patience, keeps, every].into_iter().flatten().min() else {
                 woken.await;
                 continue;
@@ -214,9 +219,9 @@ impl Outbox {
             if tokio::time::timeout(limit, woken).await.is_ok() {
                 continue;
             }
-            match probe {
+            match every {
                 _ if waiting => ripe = true,
-                Some((probe, every)) if every == limit => {
+                Some(every) if every == limit => {
                     let mut buffer = self.buffer.lock();
                     buffer.bytes.extend_from_slice(probe);
                     buffer.urgent = true;

@@ -2,11 +2,13 @@
 //! or it is stopped.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use crate::limits::limits;
+use crate::limits;
+use crate::liveness::{Liveness, Verdict};
 
 /// Parts of the silence limit on one machine, where nothing is lost on the way. Each wakes both processes when they are
 /// idle.
@@ -45,7 +47,7 @@ impl Silence {
         Silence { probing, parts, noted: watch::Sender::new(false) }
     }
 
-    /// How often a probe is sent when nothing else is; none for never.
+    /// How often a probe is sent now when nothing else is; none for never.
     pub(crate) fn probe_every(&self) -> Option<Duration> {
         matches!(self.probing, Probing::Both | Probing::Sends).then(|| self.part())
     }
@@ -55,7 +57,7 @@ impl Silence {
     }
 
     fn part(&self) -> Duration {
-        limits().silence / self.parts
+        limits::silence() / self.parts
     }
 
     /// Waits for `read`. Time in which this process itself stood still is not the other side's silence: of however long
@@ -65,18 +67,21 @@ impl Silence {
             return read.await;
         }
         let mut read = std::pin::pin!(read);
-        let mut silent = 0;
+        let mut liveness = Liveness::default();
         loop {
-            let begun = Instant::now();
-            if let Ok(read) = tokio::time::timeout(self.part(), &mut read).await {
+            let (begun, part) = (Instant::now(), self.part());
+            if let Ok(read) = tokio::time::timeout(part, &mut read).await {
                 self.note(false);
                 return read;
             }
-            silent += 1;
+            let (took, silence) = (begun.elapsed(), limits::silence());
+            liveness.heard_nothing(part, took);
+            // Whether it is lost, others say.
+            let is_suspect = liveness.verdict(silence, Duration::MAX) == Verdict::Suspect;
             match self.probing {
                 // Whoever stood still for so long may have been given up: it waits until it has heard something.
-                Probing::Notes => self.note(silent >= self.parts || begun.elapsed() >= limits().silence),
-                _ if silent >= self.parts => {
+                Probing::Notes => self.note(is_suspect || took >= silence),
+                _ if is_suspect => {
                     self.note(true);
                     return Err(io::ErrorKind::TimedOut.into());
                 }

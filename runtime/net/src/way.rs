@@ -11,6 +11,7 @@ use wingbeat_core::spec::{Address, MachineId};
 
 use crate::address::{self, DialError, Stream};
 use crate::handshake::{Epoch, Hello, Resumes, Token, Welcome};
+use crate::limits;
 
 /// What it is called in errors.
 const HEAD: &str = "the head";
@@ -72,7 +73,8 @@ impl Way {
         }
     }
 
-    /// Dials once, for the first connection or for one that goes on where another ended (`hello.resumes`).
+    /// Dials once, for the first connection or for one that goes on where another ended (`hello.resumes`). How long silence is borne is
+    /// from now on what the head says.
     ///
     /// # Errors
     /// [`DialError::Gone`] when nobody listens there, and nobody will; otherwise it is worth trying again.
@@ -87,6 +89,9 @@ impl Way {
             Ok((stream, welcome)) => {
                 let met = self.met(known, resumes, &welcome).map_err(|error| self.noted(error))?;
                 *self.refused.lock() = None;
+                if let Some(patience) = welcome.patience {
+                    limits::take(patience);
+                }
                 Ok((stream, met))
             }
         }

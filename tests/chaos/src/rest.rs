@@ -70,7 +70,7 @@ fn left(state: &Value, machines: &Machines, fresh: &Fresh) -> Vec<String> {
     for node in nodes {
         let id = &node["info"]["id"];
         let is_free = node["available"] == node["info"]["resources"];
-        if !is_free || node["leases"] != 0 || node["is_away"] != false || !node["draining"].is_null() {
+        if !is_free || node["leases"] != 0 || !node["suspect_secs"].is_null() || !node["draining"].is_null() {
             left.push(format!("node {id}: {node}"));
         }
         if node["held_devices"].as_array().is_some_and(|held| !held.is_empty()) {

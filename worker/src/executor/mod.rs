@@ -26,7 +26,7 @@ use std::sync::Arc;
 use wingbeat_core::error::Error;
 use wingbeat_net::address;
 use wingbeat_net::handshake::{Purpose, Role, Token};
-use wingbeat_net::limits::limits;
+use wingbeat_net::limits::{self, limits};
 use wingbeat_net::messages::WorkerStart;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, Process as _, ProcessRequest, ProcessResponse};
@@ -84,8 +84,9 @@ async fn join(
     );
     let client = NodeClient::new(mux::client_config(), client).spawn();
     let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
-    let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver } =
+    let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver, patience } =
         mux::answered(answer, "the node daemon")??;
+    limits::take(patience);
     let mapping = Mapping::open(arena, arena_bytes).map_err(|error| Error::io("mapping the node's store", &error))?;
     let session = prepared.start(&io, job, namespace, cluster);
     let process = session.process();

@@ -15,6 +15,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Outcome, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{ProcessId, TaskId};
+use wingbeat_net::limits;
 use wingbeat_net::messages::{NodeMessage, ProcessStacks, WorkerCommand};
 use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
@@ -344,6 +345,7 @@ impl Executor for Queue {
                 self.change(|work| work.start_actor(Become { lease, spec, incarnation }));
             }
             WorkerCommand::Drain => self.change(work::Queue::drain),
+            WorkerCommand::Patience(patience) => limits::take(patience),
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns, or run something for it.
                 if self.session.process().is_done() {

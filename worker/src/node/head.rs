@@ -17,10 +17,11 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes};
-use wingbeat_net::limits::limits;
+use wingbeat_net::limits::{self, limits};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{HeadMessage, NodeInfo, Running};
+use wingbeat_net::messages::{HeadMessage, NodeInfo, Running, WorkerCommand};
 use wingbeat_net::mux::{self, Connection, Waiting};
+use wingbeat_net::patience::Patience;
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
 use wingbeat_net::silence::Probing;
 use wingbeat_net::way::{Met, Way};
@@ -35,9 +36,6 @@ use super::term::{self, Asked, Term};
 /// term is over.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 
-/// How long that may take.
-const DIAL: Duration = Duration::from_secs(2);
-
 /// What is kept of the connection to the head.
 pub(super) struct HeadLink {
     pub way: Way,
@@ -48,6 +46,8 @@ pub(super) struct HeadLink {
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
     term: Term,
+    /// What the worker processes were told last of how long silence is borne.
+    told: Mutex<Patience>,
 }
 
 impl HeadLink {
@@ -55,7 +55,14 @@ impl HeadLink {
         let term = Term::new(&address);
         let way = Way::new(address);
         way.found(epoch);
-        HeadLink { way, link: Link::new(), client: Mutex::default(), heard: AtomicU64::new(0), term }
+        HeadLink {
+            way,
+            link: Link::new(),
+            client: Mutex::default(),
+            heard: AtomicU64::new(0),
+            term,
+            told: Mutex::new(limits::patience()),
+        }
     }
 
     /// A client for questions to the head; none while there is no connection.
@@ -142,6 +149,7 @@ impl Daemon {
         }
         self.head.way.joined(met);
         self.head.term.is_known(asked);
+        self.tell_of_patience();
         Ok((connection, client))
     }
 
@@ -186,6 +194,7 @@ impl Daemon {
                 Ok(true) => {
                     self.head.way.joined(met);
                     self.head.term.is_known(asked);
+                    self.tell_of_patience();
                     tracing::info!("the head is back");
                     self.talk(&connection, &client).await;
                 }
@@ -224,6 +233,17 @@ impl Daemon {
         let kept = self.kept.lock().version();
         let running = Running { held: self.what_is_held(), kept, ..pool.state.running() };
         *snapshot = Some(Snapshot { of: epoch, running });
+    }
+
+    /// Says to the worker processes how long silence is borne, if the head has said something else than the last one.
+    fn tell_of_patience(&self) {
+        let pool = self.pool.lock();
+        let (patience, mut told) = (limits::patience(), self.head.told.lock());
+        if std::mem::replace(&mut *told, patience) != patience {
+            for commands in pool.processes.values().filter_map(|process| process.commands.as_ref()) {
+                commands.send(WorkerCommand::Patience(patience));
+            }
+        }
     }
 
     /// Goes on with the head over a new connection. Whether it still knows this node, or does now.
@@ -316,7 +336,7 @@ impl Daemon {
             let hello = Hello { resumes: Resumes::Joined, ..self.hello(Purpose::Control) };
             let dialling = self.head.way.dial(&self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
-            match tokio::time::timeout(DIAL, dialling).await {
+            match tokio::time::timeout(limits().redial, dialling).await {
                 Ok(Ok(found)) => return Ok(found),
                 Ok(Err(DialError::Gone(_))) => return Err(Loss::Gone),
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),

@@ -265,7 +265,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     };
     daemon.clone().join(info).await?;
     let accepting = daemon.clone();
-    let welcome = Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster, epoch: None };
+    let welcome =
+        Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster, epoch: None, patience: None };
     daemon.vital("taking connections", async move {
         let serving = accepting.clone();
         let listen = listener.serve(accepting.who.token.clone(), welcome, move |stream, hello| {

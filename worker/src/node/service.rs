@@ -10,6 +10,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
+use wingbeat_net::limits;
 use wingbeat_net::messages::{Fetch, Located, NodeMessage, ProcessStacks, WorkerStart};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
@@ -176,6 +177,8 @@ impl wingbeat_net::services::Node for NodeService {
             head: daemon.head.way.address().clone(),
             arena_bytes: daemon.store.capacity(),
             driver: job.driver.clone(),
+            // Other times are said to it from now on.
+            patience: limits::patience(),
         })
     }
 

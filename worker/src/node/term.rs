@@ -4,7 +4,8 @@
 //! what ran there. Before that, the node's processes must be gone, whatever has become of the connection: packets may still arrive
 //! in one direction, arrive late, or the machine may stand still. So the node asks the head again and again whether it is
 //! known there. The head cannot have heard a question before it was asked: each answer gives the node time from the moment of its
-//! question on, and from nothing else.
+//! question on, and from nothing else. How much time that is, is what the head that answered allows: one that was started again with other
+//! times waits at least as long as the last one had promised.
 
 use std::time::Duration;
 
@@ -18,12 +19,21 @@ use wingbeat_net::limits::limits;
 #[derive(Clone, Copy)]
 pub(super) struct Asked(Duration);
 
+/// A question to which the head has answered that it knows the node.
+#[derive(Clone, Copy, Default)]
+struct Answered {
+    /// When it was asked.
+    at: Duration,
+    /// How long the node may go on from then.
+    allows: Duration,
+}
+
 /// How long the node may go on.
 pub(super) struct Term {
     /// Whether the head stands still when the node's machine does.
     has_one_kernel: bool,
-    /// When the last question was asked that the head has answered.
-    asked: Mutex<Duration>,
+    /// The last question that the head has answered.
+    answered: Mutex<Answered>,
     /// When this process was last found to have stood still itself.
     stood_still: Mutex<Option<Duration>>,
 }
@@ -32,7 +42,7 @@ impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
         let has_one_kernel = head.machine.shares_kernel(address::this_machine());
-        let term = Term { has_one_kernel, asked: Mutex::default(), stood_still: Mutex::default() };
+        let term = Term { has_one_kernel, answered: Mutex::default(), stood_still: Mutex::default() };
         term.is_known(term.now());
         term
     }
@@ -47,14 +57,16 @@ impl Term {
 
     /// The head has answered a question of that time: it knows the node.
     pub(super) fn is_known(&self, asked: Asked) {
-        let mut last = self.asked.lock();
-        *last = asked.0.max(*last);
+        let mut last = self.answered.lock();
+        if asked.0 >= last.at {
+            *last = Answered { at: asked.0, allows: whole() };
+        }
     }
 
     /// How long the node may still go on.
     pub(super) fn left(&self) -> Duration {
-        let since = self.now().0.saturating_sub(*self.asked.lock());
-        whole().saturating_sub(since)
+        let last = *self.answered.lock();
+        last.allows.saturating_sub(self.now().0.saturating_sub(last.at))
     }
 
     /// How long it may be slept until the next look: a clock that goes on while the machine stands still wakes nobody, and who wakes
@@ -66,7 +78,7 @@ impl Term {
     /// It was to be slept for so long since then, and is over.
     pub(super) fn woke(&self, began: Asked, after: Duration) {
         let now = self.now().0;
-        if now.saturating_sub(began.0 + after) > margin() / 2 {
+        if now.saturating_sub(began.0 + after) > limits().margin / 2 {
             *self.stood_still.lock() = Some(now);
         }
     }
@@ -80,17 +92,13 @@ impl Term {
     /// the last answer: a head on the same machine may have been stopped with it (a terminal's Ctrl-Z, a debugger, a paused
     /// container), and then has not given it up. One that was only cut off has to end at once.
     pub(super) fn last_question(&self) -> Option<Duration> {
-        let stood_still = self.stood_still.lock().is_some_and(|at| at > *self.asked.lock());
-        (self.has_one_kernel && stood_still).then(margin)
+        let stood_still = self.stood_still.lock().is_some_and(|at| at > self.answered.lock().at);
+        (self.has_one_kernel && stood_still).then(|| limits().margin)
     }
 }
 
 /// How long a node may go on from a question on.
 pub(super) fn whole() -> Duration {
-    limits().lost.saturating_sub(margin())
-}
-
-/// What is left then to the time after which the head gives the node up: for ending its processes.
-fn margin() -> Duration {
-    limits().silence / 5
+    let limits = limits();
+    limits.lost.saturating_sub(limits.margin)
 }

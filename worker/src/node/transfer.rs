@@ -30,6 +30,7 @@ use wingbeat_core::value::{StoreNode, Stored};
 use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
+use wingbeat_net::limits::limits;
 use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
 
 use super::Daemon;
@@ -66,9 +67,8 @@ struct Limits {
     silence: Duration,
     /// How long a connection may be idle at its reader; twice as long at its holder (`WINGBEAT_TRANSFER_IDLE_MS`).
     idle: Duration,
-    /// How long holders that cannot be reached are asked again: ten seconds more than the head takes to give a node up, which then
-    /// says whether they are dead (`WINGBEAT_TRANSFER_REACH_MS`).
-    reach: Duration,
+    /// How long holders that cannot be reached are asked again, if that is set (`WINGBEAT_TRANSFER_REACH_MS`); see [`Limits::reach`].
+    reach: Option<Duration>,
     /// How long another writer of the same object is waited for (`WINGBEAT_WRITER_LIMIT_MS`).
     writer: Duration,
 }
@@ -79,9 +79,17 @@ impl Default for Limits {
         Limits {
             silence: limit("WINGBEAT_TRANSFER_SILENCE_MS", 10),
             idle: limit("WINGBEAT_TRANSFER_IDLE_MS", 30),
-            reach: limit("WINGBEAT_TRANSFER_REACH_MS", 45),
+            reach: Some(limit("WINGBEAT_TRANSFER_REACH_MS", 0)).filter(|limit| !limit.is_zero()),
             writer: limit("WINGBEAT_WRITER_LIMIT_MS", 30),
         }
+    }
+}
+
+impl Limits {
+    /// How long holders that cannot be reached are asked again: half as long again as the head takes to give a node up, which then says
+    /// whether they are dead.
+    fn reach(&self) -> Duration {
+        self.reach.unwrap_or_else(|| limits().lost * 3 / 2)
     }
 }
 
@@ -442,7 +450,7 @@ impl Daemon {
                 return Err(Error::ObjectLost { object, why });
             }
             let since = *failing_since.get_or_insert_with(Instant::now);
-            if since.elapsed() + pause > self.transfers.limits.reach {
+            if since.elapsed() + pause > self.transfers.limits.reach() {
                 let why = format!("{} cannot fetch it ({})", self.who.id, unreached.join("; "));
                 return Err(Error::ObjectUnavailable { object, why });
             }

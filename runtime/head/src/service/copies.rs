@@ -22,8 +22,8 @@ use wingbeat_net::messages::{Keep, NodeMessage, Version};
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
 
-use super::{Inside, Shell};
-use crate::state::{Fact, Millis};
+use super::{Inside, Shell, promise};
+use crate::state::Fact;
 
 /// Nodes that keep what the head knows: one that is left of them is enough.
 const KEEPERS: usize = 3;
@@ -187,12 +187,15 @@ impl Inside {
 
 impl Shell {
     /// Somebody connects who may have known an earlier head.
-    pub(super) fn note_return(&self, hello: &Hello) {
+    pub(super) fn note_return(self: &Arc<Self>, hello: &Hello) {
         let knew_another =
             hello.resumes != Resumes::Nothing && hello.epoch.is_some_and(|epoch| Some(epoch) < self.epoch);
-        // Whoever has not come back by then has ended by itself: it has waited as long, from before this head began.
-        let until = limits().lost.as_millis() as Millis;
+        let until = promise::unknown();
         if knew_another && self.returns.is_some() && self.now() < until {
+            if !self.knows_a_promise() {
+                // Until a node says more.
+                self.promises(Some(until));
+            }
             self.change(|state, now| ((), state.somebody_returns(now, until)));
             self.note_time();
         }
@@ -229,8 +232,10 @@ impl Shell {
         }
     }
 
-    fn learn(self: &Arc<Self>, facts: Vec<Fact>) {
+    fn learn(self: &Arc<Self>, mut facts: Vec<Fact>) {
+        let promised = promise::of_earlier(&mut facts);
         self.take_in_earlier(facts);
+        self.promises(Some(promised));
         self.note_time();
         self.look_for_the_absent();
     }

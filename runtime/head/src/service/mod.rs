@@ -7,6 +7,7 @@ mod absent;
 mod calls;
 mod copies;
 mod peers;
+pub(crate) mod promise;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -21,7 +22,6 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{JobId, NodeId, ProcessId, TaskId};
 use wingbeat_net::address::Stream;
 use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
-use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Explanation, HeadEvent, NodeMessage, ProcessStacks, Subject, TaskStanding};
 use wingbeat_net::mux::{self, Connection, Waiting};
@@ -35,6 +35,7 @@ use wingbeat_net::silence::Probing;
 use calls::Service;
 use copies::{Copies, Returns};
 use peers::{Absence, Before, Entered, Peer, Return};
+use promise::Promise;
 
 use crate::programs::{Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
@@ -122,6 +123,8 @@ pub(crate) struct Shell {
     epoch: Option<Epoch>,
     /// What it is told of an earlier head. None where a journal says it, or none follows.
     returns: Option<Returns>,
+    /// What an earlier head has promised to those that knew it.
+    earlier: Promise,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -216,6 +219,7 @@ impl Shell {
             broken: OnceLock::new(),
             epoch,
             returns: alone.map(|_| Returns::new()),
+            earlier: Promise::default(),
         })
     }
 
@@ -715,12 +719,12 @@ impl Shell {
             absence
         };
         if !absence.is_leaving() {
-            tracing::info!("the connection of {node} has ended; it may come back");
+            tracing::info!("{node} is suspect: its connection has ended; it may come back");
         }
         let why = match self.returns(&absence, &hello).await {
             Return::Back => return,
             Return::Ended => "its connection to the head ended".to_owned(),
-            Return::TooLate => format!("the head heard nothing from it for {} s", limits().lost.as_secs_f64()),
+            Return::TooLate => format!("the head heard nothing from it for {} s", self.lost_after().as_secs_f64()),
         };
         let Some(lost) = peers::lose(&mut self.inside.lock().nodes, &node, &absence) else { return };
         lost.link.broke();
@@ -741,7 +745,7 @@ impl Shell {
             _ => false,
         };
         tokio::select! {
-            ended = absence.ends(&hello.address, may_hide) => ended,
+            ended = absence.ends(&hello.address, may_hide, || self.lost_after()) => ended,
             _ = stopping.wait_for(|stage| *stage >= Stage::Stopped) => Return::Ended,
         }
     }

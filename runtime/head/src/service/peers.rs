@@ -7,13 +7,15 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use wingbeat_core::spec::Address;
 use wingbeat_net::address;
 use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
+use wingbeat_net::liveness::{Liveness, Verdict};
 use wingbeat_net::messages::Weight;
 use wingbeat_net::mux::Connection;
 
@@ -65,7 +67,6 @@ pub(super) enum Entered<M> {
 pub(super) struct Absence {
     back: Arc<Notify>,
     leaves: bool,
-    since: Instant,
     was_silent: bool,
 }
 
@@ -121,7 +122,7 @@ pub(super) fn leave<K: Ord, C, M>(
     let back = Arc::new(Notify::new());
     peer.presence = Presence::Away(back.clone());
     let was_silent = *connection.silence().borrow();
-    Some(Absence { back, leaves: peer.leaves, since: Instant::now(), was_silent })
+    Some(Absence { back, leaves: peer.leaves, was_silent })
 }
 
 /// Takes out a peer whose absence lasts too long. None if it is back after all.
@@ -160,14 +161,22 @@ impl Absence {
     }
 
     /// Waits until the peer is back, or lost. A refusal says little of one on another machine that nobody else may be able to
-    /// dial: something between may let nobody in. It is given time to come by itself, and all of it if it was silent.
-    pub(super) async fn ends(&self, address: &Address, may_hide: bool) -> Return {
+    /// dial: something between may let nobody in. It is given time to come by itself, and all of it if it was silent. It is lost after as
+    /// much silence as `lost_after` says; time in which the head stood still itself does not count.
+    pub(super) async fn ends(&self, address: &Address, may_hide: bool, lost_after: impl Fn() -> Duration) -> Return {
         if self.leaves {
             return Return::Ended;
         }
         let hides = may_hide && address.machine != address::this_machine();
-        let silence = if self.was_silent { limits().silence } else { Duration::ZERO };
-        let end = self.since + limits().lost.saturating_sub(silence);
+        let listening = async {
+            let silence = if self.was_silent { limits().silence } else { Duration::ZERO };
+            let mut liveness = Liveness::silent_for(silence);
+            while liveness.verdict(Duration::ZERO, lost_after()) != Verdict::Lost {
+                let (begun, planned) = (Instant::now(), liveness.left(lost_after()).min(limits().probe));
+                tokio::time::sleep(planned).await;
+                liveness.heard_nothing(planned, begun.elapsed());
+            }
+        };
         let asking = async {
             let (mut pause, longest) = PAUSES;
             if hides && self.was_silent {
@@ -187,7 +196,7 @@ impl Absence {
         tokio::select! {
             () = self.back.notified() => Return::Back,
             ended = asking => ended,
-            () = tokio::time::sleep_until(end.into()) => Return::TooLate,
+            () = listening => Return::TooLate,
         }
     }
 }

@@ -78,14 +78,15 @@ impl State {
         }
     }
 
-    /// Nothing new is placed on a node that has no connection; what runs there goes on.
+    /// A node that has no connection is suspect: nothing new is placed there, and what runs there goes on.
     pub(super) fn node_away(&mut self, id: NodeId) {
-        self.nodes.change(id, |node| node.is_away = true);
+        let now = self.now;
+        self.nodes.change(id, |node| node.suspect = Some(now));
     }
 
     /// The node takes work again.
     pub(super) fn node_back(&mut self, id: NodeId) {
-        if self.nodes.change(id, |node| node.is_away = false).is_some() {
+        if self.nodes.change(id, |node| node.suspect = None).is_some() {
             self.free_again(id);
         }
     }

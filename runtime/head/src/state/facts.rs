@@ -30,6 +30,8 @@ pub enum Fact {
     Node(Box<NodeInfo>, Option<Drained>),
     /// It is lost.
     NodeGone(NodeId),
+    /// Whoever knows the head may go on without it for so many milliseconds, and then has ended by itself.
+    Promise(u64),
 }
 
 /// An actor that is found again when the head was started again.
@@ -89,6 +91,8 @@ pub enum FactKey {
     Actor(ActorId),
     /// A node.
     Node(NodeId),
+    /// What was promised.
+    Promise,
 }
 
 impl Fact {
@@ -104,6 +108,7 @@ impl Fact {
             Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
             Fact::Node(info, _) => FactKey::Node(info.id),
             Fact::NodeGone(id) => FactKey::Node(*id),
+            Fact::Promise(_) => FactKey::Promise,
         }
     }
 

@@ -32,8 +32,8 @@ pub(super) struct Node {
     /// Jobs that it was told of.
     pub jobs: BTreeSet<JobId>,
     pub draining: Option<Drain>,
-    /// It has no connection to the head. It may come back.
-    pub is_away: bool,
+    /// Since when it is suspect: it has no connection to the head, and may come back.
+    pub suspect: Option<Millis>,
     /// Devices that somebody without a lease still uses, and who, in words.
     pub held: BTreeMap<u32, String>,
     /// Different after every change, and never 0.
@@ -304,7 +304,7 @@ impl Node {
             bundles: BTreeSet::new(),
             jobs: BTreeSet::new(),
             draining: None,
-            is_away: false,
+            suspect: None,
             held: BTreeMap::new(),
             version,
             joined: version,
@@ -348,7 +348,7 @@ impl Node {
 
     /// Whether anything new may be placed on it.
     pub(super) fn takes_more(&self) -> bool {
-        self.draining.is_none() && !self.is_away
+        self.draining.is_none() && self.suspect.is_none()
     }
 
     /// How soon it is chosen; none if it has no room.

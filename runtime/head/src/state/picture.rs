@@ -19,7 +19,7 @@ pub(super) fn of(state: &State) -> ClusterState {
         available: node.pool.available.clone(),
         leases: node.leases.len() as u32,
         draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
-        is_away: node.is_away,
+        suspect_secs: node.suspect.map(|since| state.now.saturating_sub(since) / 1_000),
         held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });
     let absent = state.recovering.iter().flat_map(|recovering| recovering.infos()).map(|info| info.id).collect();

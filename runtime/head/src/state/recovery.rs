@@ -233,6 +233,16 @@ impl State {
         self.unheard = Some(Unheard { until, watchers, over });
     }
 
+    /// It is known now until when those that an earlier head knew may go on.
+    fn wait_until(&mut self, until: Millis) {
+        if let Some(recovering) = &mut self.recovering {
+            recovering.until = until;
+        }
+        if let Some(unheard) = &mut self.unheard {
+            unheard.until = until;
+        }
+    }
+
     /// Takes in what an earlier head knew, but for what is known by now. Nothing, when the time for that is over.
     fn take_back(&mut self, facts: Vec<Fact>) {
         if self.recovering.is_none() {
@@ -298,6 +308,7 @@ impl State {
                 Fact::Node(info, drained) if !self.will_not_come_back(info.id) => {
                     nodes.insert(info.id, (*info, drained));
                 }
+                Fact::Promise(until) => self.wait_until(until),
                 Fact::Actor(_) | Fact::Node(..) => {}
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }

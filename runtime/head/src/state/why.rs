@@ -31,6 +31,15 @@ fn title(node: &Node) -> String {
     format!("{} ({})", node.info.hostname, node.info.id)
 }
 
+/// What is said of a node that has no connection to the head; none of others.
+fn suspicion(node: &Node, now: Millis) -> Option<String> {
+    let since = node.suspect?;
+    Some(format!(
+        "is suspect: it has had no connection to the head for {}, and may come back",
+        ago(now.saturating_sub(since))
+    ))
+}
+
 fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
     if all.len() > NAMED {
         let more = all.len() - NAMED;
@@ -43,9 +52,6 @@ fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
 /// Why a namespace with a quota waits for a moment.
 const USE_UNKNOWN: &str = "the head was started again: until the nodes have said what runs on them, at most 10 s, \
                            namespaces with a quota get nothing more";
-
-/// What is said of a node that has no connection.
-const AWAY: &str = "has lost its connection to the head, and may come back";
 
 impl State {
     /// Why something waits, or where it runs. None for what this head does not know.
@@ -152,6 +158,14 @@ impl State {
                 self.held_by_lease(lease.taken.node, &held.resources, &held.devices),
                 ago(now.saturating_sub(lease.granted_at)),
             ));
+            if let Some(node) = self.nodes.get(lease.taken.node)
+                && let Some(suspicion) = suspicion(node, now)
+            {
+                so_far.reasons.push(format!(
+                    "{} {suspicion}: what runs there is not started again before it is lost",
+                    title(node)
+                ));
+            }
             if let Some((worker, _)) = lease.worker.filter(|_| !lease.waiting.is_empty()) {
                 let waits = self.waits.of(worker).map(|wait| {
                     let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
@@ -269,8 +283,8 @@ impl State {
                 _ => "what still ran was told to end".into(),
             });
         }
-        if node.is_away {
-            explanation.state = AWAY.into();
+        if let Some(suspicion) = suspicion(node, self.now) {
+            explanation.state = suspicion;
             explanation
                 .reasons
                 .push("nothing new is placed there, and what runs there is not started again elsewhere yet".into());
@@ -551,8 +565,8 @@ impl State {
         let reasons = nodes.iter().take(NAMED).map(|node| {
             let lacks = if let Some(drain) = &node.draining {
                 format!("is being drained ({})", drain.as_asked.why)
-            } else if node.is_away {
-                AWAY.into()
+            } else if let Some(suspicion) = suspicion(node, self.now) {
+                suspicion
             } else if let Some(why) = self.label_mismatch(node, shape) {
                 why
             } else if let Some(needed) = node.amounts(&shape.resources, shape.gpu_memory) {
@@ -611,7 +625,11 @@ impl State {
             let Some(placed) = placed else { continue };
             let node = placed.taken.node;
             let missing = placed.pool.missing(&shape.resources);
-            let lacks = match self.nodes.get(node).and_then(|node| node.draining.as_ref()) {
+            let known = self.nodes.get(node);
+            let lacks = match known.and_then(|node| node.draining.as_ref()) {
+                _ if known.is_some_and(|node| node.suspect.is_some()) => {
+                    known.and_then(|node| suspicion(node, self.now)).unwrap_or_default()
+                }
                 Some(drain) => format!("is on a node that is being drained ({})", drain.as_asked.why),
                 None if missing.is_empty() => "has room for this".into(),
                 None => format!("has {}", missing.join(", ")),

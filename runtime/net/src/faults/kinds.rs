@@ -76,7 +76,7 @@ kinds!(NodeMessage {
     LostHead,
     Keep,
 });
-kinds!(WorkerCommand { Lease, StartActor, Drain, Exit });
+kinds!(WorkerCommand { Lease, StartActor, Drain, Exit, Patience });
 kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived });
 kinds!(PeerMessage {
     Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost, Shadows,

@@ -42,8 +42,8 @@ pub struct NodeState {
     pub leases: u32,
     /// Why nothing new is placed here, if so.
     pub draining: Option<String>,
-    /// Whether it has lost its connection to the head, and may come back.
-    pub is_away: bool,
+    /// For how many seconds it has been suspect, if it is: it has no connection to the head, and may come back.
+    pub suspect_secs: Option<u64>,
     /// Devices that are not given to anybody, because of what still holds them.
     pub held_devices: Vec<String>,
 }

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 
+use crate::patience::Patience;
+
 /// What a worker process learns when it reports to its daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerStart {
@@ -25,6 +27,8 @@ pub struct WorkerStart {
     pub arena_bytes: u64,
     /// The driver, where output and panics are shown.
     pub driver: Address,
+    /// How long silence is borne in the cluster.
+    pub patience: Patience,
 }
 
 /// What the daemon tells a worker process.
@@ -56,6 +60,8 @@ pub enum WorkerCommand {
     Drain,
     /// End now, in order.
     Exit,
+    /// The head, which was started again, says so from now on.
+    Patience(Patience),
 }
 
 /// A line of output of user code.

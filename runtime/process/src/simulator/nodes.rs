@@ -269,6 +269,7 @@ impl World {
                 queue.work.start_actor(Become { lease, spec, incarnation });
             }
             WorkerCommand::Drain => queue.work.drain(),
+            WorkerCommand::Patience(_) => {}
             WorkerCommand::Exit if is_done => queue.work.end(),
             WorkerCommand::Exit => {
                 let stays = node::Event::Says(to, NodeMessage::Stays);

@@ -73,7 +73,7 @@ impl Deleting {
         let binding = process.io().spawn(async move {
             let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
             let address = listener.address().clone();
-            let welcome = Welcome { address: address.clone(), cluster, epoch: None };
+            let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None };
             let connections = Arc::new(AtomicUsize::new(0));
             tokio::spawn(listener.serve(token, welcome, move |stream, _| {
                 if connections.fetch_add(1, Ordering::Relaxed) < breaking {

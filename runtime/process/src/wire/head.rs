@@ -243,7 +243,7 @@ impl Process {
             let hello = Hello { resumes, ..self.hello(Purpose::Control) };
             let dialling = head.shared.way.dial(&self.wire.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
-            let limit = if resumes == Resumes::Nothing { limits().dial } else { 2 * longest };
+            let limit = if resumes == Resumes::Nothing { limits().dial } else { limits().redial };
             match tokio::time::timeout(limit, dialling).await {
                 Ok(Ok(found)) => return Some(found),
                 // The node of a worker process knows better whether there will be another, and ends it if not.

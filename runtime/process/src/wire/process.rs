@@ -248,7 +248,7 @@ impl Process {
         self.vital("taking connections", async move {
             let mut over = accepting.wire.life.over.subscribe();
             let Identity { token, cluster, .. } = accepting.wire.who.clone();
-            let welcome = Welcome { address: accepting.wire.address(), cluster, epoch: None };
+            let welcome = Welcome { address: accepting.wire.address(), cluster, epoch: None, patience: None };
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
