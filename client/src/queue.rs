@@ -223,7 +223,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Queue<T> {
     ///
     /// # Errors
     /// The queue's actor is gone; or [`ActorUnavailable`](crate::Error::ActorUnavailable) if contact with it was lost (a cut of
-    /// more than 40 s): then an item that was on its way is lost with it.
+    /// more than 35 s): then an item that was on its way is lost with it.
     pub async fn get(&self) -> Result<T> {
         self.getting(None).await
     }

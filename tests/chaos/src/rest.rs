@@ -12,7 +12,7 @@ use crate::fault::{Disk, NODES};
 use crate::machines::Machines;
 use crate::world;
 
-/// How long idle things may take to go: worker processes and freed memory some 20 s, and a node that was given up 35 s.
+/// How long idle things may take to go: worker processes and freed memory some 20 s, and a node that was given up 30 s.
 const SETTLE: Duration = Duration::from_secs(90);
 
 /// How long the cluster may take to end.

@@ -50,7 +50,7 @@ fn first_of(mut all: Vec<String>, of_what: &str) -> Vec<String> {
 }
 
 /// Why a namespace with a quota waits for a moment.
-const USE_UNKNOWN: &str = "the head was started again: until the nodes have said what runs on them, at most 10 s, \
+const USE_UNKNOWN: &str = "the head was started again: until the nodes have said what runs on them, \
                            namespaces with a quota get nothing more";
 
 impl State {

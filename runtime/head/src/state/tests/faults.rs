@@ -262,7 +262,7 @@ fn nothing_new_is_placed_on_a_node_that_is_away_and_what_runs_there_goes_on() {
     assert_eq!(started.len(), 2);
     assert!(started.iter().all(|start| bench.state.node_of(start.lease) == Some(NodeId(1))));
     let why = bench.state.explain(bench.now, Subject::Node(NodeId(2))).unwrap();
-    assert!(why.state.contains("lost its connection"), "{why:?}");
+    assert!(why.state.contains("is suspect: it has had no connection"), "{why:?}");
     bench.step(Event::NodeBack(NodeId(2)));
     assert_eq!(bench.starts().len(), 2, "those that wait are served at once");
     bench.state.audit_all().unwrap();
