@@ -98,7 +98,7 @@ impl Two {
     fn on(&self, host: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]).arg(program);
-        // Long enough for a loaded machine, whose processes all live; the usual limits are ten seconds.
+        // Long enough for a loaded machine, whose processes all live; the usual limit is five seconds.
         command.env("WINGBEAT_TOKEN", TOKEN).env("WINGBEAT_SILENCE_MS", "3000").env("WINGBEAT_DIAL_MS", "3000");
         // What is given up is given up soon.
         command.env("WINGBEAT_LOST_MS", "4000");
@@ -213,7 +213,7 @@ impl Counter {
 /// How long a cut lasts, with short limits.
 const CUT: Duration = Duration::from_secs(3);
 
-/// How long it lasts with the usual limits, if that is asked for: `WINGBEAT_CUT_S=30`.
+/// How long it lasts with the usual limits, if that is asked for: `WINGBEAT_CUT_S=20`.
 fn cut_of() -> Option<Duration> {
     Some(Duration::from_secs_f64(std::env::var("WINGBEAT_CUT_S").ok()?.parse().unwrap()))
 }

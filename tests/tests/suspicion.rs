@@ -192,6 +192,30 @@ fn a_node_that_stands_still_is_suspect_and_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_driver_goes_on_with_its_node_while_that_is_suspect() {
+    if common::runs_again_with("a_driver_goes_on_with_its_node_while_that_is_suspect", &[]) {
+        return;
+    }
+    let times = ["--suspect-after", "1s", "--lost-after", "90s"];
+    let cluster = TestCluster::with_head_args(1, 1, false, &times).unwrap();
+    let session = join(&cluster);
+    let _entered = session.enter();
+    let before = wingbeat::put(&vec![7u8; 1 << 20]).unwrap();
+    let stopped = Stopped::new(cluster.node_pid(0).unwrap());
+    let begun = Instant::now();
+    // For longer than silence makes a suspect, at the driver, too.
+    while cluster.state().unwrap()["nodes"][0]["suspect_secs"].as_u64().is_none_or(|secs| secs < 3) {
+        assert!(begun.elapsed() < LIMIT);
+    }
+    drop(stopped);
+    until_suspect(&cluster, false);
+    let after = wingbeat::put(&vec![7u8; 1 << 20]).unwrap();
+    assert_eq!(before.get_blocking().unwrap(), after.get_blocking().unwrap());
+    assert_eq!(cluster.state().unwrap()["nodes"].as_array().unwrap().len(), 1, "it has brought no node of its own");
+    wingbeat::block_on(session.shutdown());
+}
+
+#[test]
 fn a_node_that_stands_still_for_longer_is_lost_and_ends_itself() {
     if common::runs_again_with("a_node_that_stands_still_for_longer_is_lost_and_ends_itself", &[]) {
         return;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::limits;
+use crate::limits::{self, limits};
 use crate::liveness::{Liveness, Verdict};
 
 /// Parts of the silence limit on one machine, where nothing is lost on the way. Each wakes both processes when they are
@@ -27,7 +27,8 @@ pub enum Probing {
     Both,
     /// Probes for the other side, and expects none from it.
     Sends,
-    /// Ends a silent connection, and sends no probes: the other side is [`Probing::Sends`].
+    /// As [`Probing::Both`], and sends no probes: the other side is [`Probing::Sends`]. It ends a connection when whoever is behind it is lost,
+    /// and not when it is suspect: between a driver and its node, which keeps its values.
     Expects,
     /// As [`Probing::Expects`], but silence is noted instead ([`crate::mux::Connection::silence`]), and the connection
     /// goes on.
@@ -74,14 +75,14 @@ impl Silence {
                 self.note(false);
                 return read;
             }
-            let (took, silence) = (begun.elapsed(), limits::silence());
+            let (took, limits) = (begun.elapsed(), limits());
             liveness.heard_nothing(part, took);
-            // Whether it is lost, others say.
-            let is_suspect = liveness.verdict(silence, Duration::MAX) == Verdict::Suspect;
+            let verdict = liveness.verdict(limits.silence, limits.lost.max(limits.silence));
             match self.probing {
                 // Whoever stood still for so long may have been given up: it waits until it has heard something.
-                Probing::Notes => self.note(is_suspect || took >= silence),
-                _ if is_suspect => {
+                Probing::Notes => self.note(verdict != Verdict::Alive || took >= limits.silence),
+                Probing::Expects if verdict != Verdict::Lost => {}
+                _ if verdict != Verdict::Alive => {
                     self.note(true);
                     return Err(io::ErrorKind::TimedOut.into());
                 }

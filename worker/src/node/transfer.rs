@@ -63,7 +63,7 @@ const GOING_LOOK: Duration = Duration::from_millis(20);
 
 /// What is waited for, and how long. Tests shorten it by the variables of a node's environment that are named here.
 struct Limits {
-    /// How long the other side of a transfer may send nothing: what the head allows a node (`WINGBEAT_TRANSFER_SILENCE_MS`).
+    /// How long the other side of a transfer may send nothing: 10 s (`WINGBEAT_TRANSFER_SILENCE_MS`).
     silence: Duration,
     /// How long a connection may be idle at its reader; twice as long at its holder (`WINGBEAT_TRANSFER_IDLE_MS`).
     idle: Duration,

@@ -52,8 +52,8 @@ impl Shell {
             self.vital("keeping an earlier promise", async move {
                 let over = Duration::from_millis(promised).saturating_sub(shell.started.elapsed());
                 shell.until_stopped(tokio::time::sleep(over)).await;
-                // Another may be known by now.
-                if !shell.has_left() && shell.earlier.0.load(Ordering::Relaxed) == promised {
+                // It may end before, and another promise may be known by now.
+                if shell.now() >= promised && shell.earlier.0.load(Ordering::Relaxed) == promised {
                     shell.note_fact(Fact::Promise(own()));
                 }
             });
