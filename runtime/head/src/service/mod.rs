@@ -718,7 +718,7 @@ impl Shell {
             self.change_in(&mut inside, |state, now| ((), state.step(now, Event::NodeAway(node))));
             absence
         };
-        if !absence.is_leaving() {
+        if !absence.is_leaving() && *self.stopping.borrow() == Stage::Running {
             tracing::info!("{node} is suspect: its connection has ended; it may come back");
         }
         let why = match self.returns(&absence, &hello).await {

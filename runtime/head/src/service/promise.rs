@@ -29,8 +29,8 @@ pub(crate) fn of_earlier(facts: &mut Vec<Fact>) -> Millis {
         Fact::Promise(promised) => Some(*promised),
         _ => None,
     });
-    // The last is the latest.
-    let until = promised.last().map_or(unknown(), |promised| promised.max(own()));
+    // There is one, as one fact is kept under a key.
+    let until = promised.max().map_or(unknown(), |promised| promised.max(own()));
     facts.retain(|fact| !matches!(fact, Fact::Promise(_)));
     facts.push(Fact::Promise(until));
     until
