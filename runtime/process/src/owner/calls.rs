@@ -198,6 +198,11 @@ pub(crate) enum CallStanding {
 }
 
 impl Calls {
+    /// How many are not done.
+    pub(crate) fn pending(&self) -> usize {
+        self.targets.values().map(|target| target.queue.len() + target.in_flight.len()).sum()
+    }
+
     /// Where a call that is not done is, with its name and its actor.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, ActorId, CallStanding)> {
         self.targets.iter().find_map(|(actor, target)| {

@@ -240,6 +240,13 @@ pub(crate) enum DispatchStanding {
 }
 
 impl Dispatch {
+    /// How many are not done.
+    pub(crate) fn pending(&self) -> usize {
+        let ready = self.queues.values().map(|queue| queue.ready.len()).sum::<usize>();
+        let in_flight = self.leases.values().map(|lease| lease.in_flight.len()).sum::<usize>();
+        ready + in_flight + self.undecided.len() + self.resting.len()
+    }
+
     /// Where a task that is not done is, with its name.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, DispatchStanding)> {
         if let Some((name, why)) = self.resting.standing(id) {

@@ -54,6 +54,10 @@ impl Resting {
         self.tasks.values().map(|(task, _)| task)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }

@@ -152,6 +152,13 @@ impl Submission {
         self.wake.notify_one();
     }
 
+    /// How many tasks and calls are not done.
+    pub(crate) fn pending(&self) -> usize {
+        let asked = self.inbox.lock().requests.len();
+        let core = self.core.lock();
+        asked + core.dispatch.pending() + core.calls.pending() + self.unresolved.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {
         let mut left: Vec<String> =

@@ -58,7 +58,7 @@ fn outputs_of(outputs: Option<u32>, ahead: Option<u32>) -> Outputs {
 }
 
 impl Session {
-    /// Submits a task. Never waits; what is wrong with it is what its outputs give.
+    /// Submits a task. Pauses only when very many wait already; what is wrong with it is what its outputs give.
     pub fn submit(&self, function: &'static Function, args: Args, options: &TaskOptions) -> Submitted {
         let shape = options.shape(function.path, &function.defaults).map(|shape| self.captured(shape));
         let shape = match shape {
@@ -70,6 +70,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(function.outputs, error),
         };
+        self.submits(&args);
         let process = self.process();
         if let Some(error) = process.ended() {
             return failed(function.outputs, error.clone());
@@ -143,7 +144,7 @@ impl Session {
         });
     }
 
-    /// Calls a method of an actor. Never waits.
+    /// Calls a method of an actor. Pauses only when very many wait already.
     pub fn call(&self, actor: &ActorHandle, method: &'static Method, args: Args, options: &TaskOptions) -> Submitted {
         let session = match check_ours(self.owner(), actor.handle()) {
             Ok(()) => self,
@@ -153,6 +154,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(method.outputs, error),
         };
+        session.submits(&args);
         let process = session.process();
         if let Some(error) = process.ended() {
             return failed(method.outputs, error.clone());
