@@ -101,6 +101,7 @@ impl Session {
             shape,
             name,
             retries,
+            failures: 0,
             memory_retries,
             retry_on: options.retry_on.as_ref().unwrap_or(&function.defaults.retry_on).clone(),
             cancelled: false,
