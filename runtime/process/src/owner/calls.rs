@@ -144,7 +144,8 @@ impl Target {
         for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
             if call.retries > 0 && !call.cancelled {
                 call.retries = one_less(call.retries);
-                Arc::make_mut(&mut call.spec).attempt += 1;
+                let spec = Arc::make_mut(&mut call.spec);
+                spec.attempt = spec.attempt.saturating_add(1);
                 self.queue.push_front(call);
             } else {
                 let class = self.class_name.to_string();

@@ -102,6 +102,7 @@ impl Session {
             shape,
             name,
             retries,
+            failures: 0,
             memory_retries,
             retry_on: options.retry_on.as_ref().unwrap_or(&function.defaults.retry_on).clone(),
             cancelled: false,
@@ -180,7 +181,10 @@ impl Session {
         if let Some(limit) = options.timeout {
             session.cancel_after(limit, id, outputs, name.to_string());
         }
-        let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(actor.max_task_retries());
+        let retries = match crate::session::options::are_retried() {
+            true => options.max_retries.or(method.defaults.max_retries).unwrap_or(actor.max_task_retries()),
+            false => 0,
+        };
         let limit = actor.max_pending_calls();
         let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, limit, cancelled: false, held };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
