@@ -156,7 +156,9 @@ impl<Signature> ActorOptions<Signature> {
 
     /// Attempts after the first that restarts of the actor, or losses of contact with it, may cost a call; none if nothing is said.
     /// The calls of a process that were in flight when the actor's process ended are made again in its next life, in the order in
-    /// which they were made and before later ones. They may have been carried out before. What a method's `max_retries` or
+    /// which they were made and before later ones. They may have been carried out before. Each end of the process costs all of them
+    /// a retry, also those that waited behind others and had not begun: with many calls in flight and a method that ends the process
+    /// again and again, calls behind it fail unrun when theirs are used up. What a method's `max_retries` or
     /// [`CallOptions::max_retries`] says goes before.
     ///
     /// ```no_run

@@ -113,7 +113,8 @@ pub use wingbeat_macros::main;
 /// # }
 /// ```
 ///
-/// A task whose process or node is lost is tried again, up to `max_retries` times. One that returns an error is not, unless
+/// A task whose process or node is lost is tried again, up to `max_retries` times: at once the first time, then after a pause of
+/// 10 ms, doubled each time up to 1 s. One that returns an error is not, unless
 /// `retry_errors` says so of all errors and panics, `retry_on` of types of errors, or `retry_if` of those of which a function holds:
 ///
 /// ```no_run

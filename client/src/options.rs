@@ -93,7 +93,8 @@ impl<Signature> TaskOptions<Signature> {
     }
 
     /// Tries those of the function's own errors again too of which `is_transient` holds, as with
-    /// [`retry_on`](Self::retry_on). It is asked in this process, on a thread of its own; if it panics, the task fails.
+    /// [`retry_on`](Self::retry_on). It is asked in this process, on a thread that asks one after another: it must not wait for tasks,
+    /// since one of these may wait for the next answer. If it panics, or no thread can be started, the task fails.
     ///
     /// ```no_run
     /// # #[wingbeat::remote] fn fetch(url: String) -> Result<Vec<u8>, u16> { Err(503) }

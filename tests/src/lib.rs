@@ -435,14 +435,57 @@ pub fn is_alive(pid: u32) -> bool {
     state.is_some_and(|state| state != "Z" && state != "X")
 }
 
-/// Waits until a process has ended, on its own descriptor.
-pub fn wait_for_end(pid: u32, limit: Duration) -> bool {
-    let begun = std::time::Instant::now();
-    while is_alive(pid) {
-        if begun.elapsed() > limit {
-            return false;
-        }
-        std::thread::yield_now();
+/// A process, which is told from another that has its id later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// When it began, in ticks since the machine did.
+    began: u64,
+}
+
+impl Process {
+    /// The process that has this id now. None if there is none.
+    pub fn of(pid: u32) -> Option<Process> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let began = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Process { pid, began })
     }
-    true
+
+    /// Whether it is there (and is no zombie).
+    pub fn is_alive(&self) -> bool {
+        Process::of(self.pid) == Some(*self) && is_alive(self.pid)
+    }
+
+    /// Sends it a signal, unless it has ended.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        // Opened before the look: what the descriptor names cannot become another.
+        let pid = rustix::process::Pid::from_raw(self.pid as i32);
+        let fd = pid.map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()));
+        if let Some(Ok(fd)) = fd
+            && Process::of(self.pid) == Some(*self)
+        {
+            let _ = rustix::process::pidfd_send_signal(fd, signal);
+        }
+    }
+}
+
+/// Asks again and again until there is an answer, and leaves the core to others between two questions. None after the limit.
+pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let begun = std::time::Instant::now();
+    loop {
+        let answer = ask();
+        if answer.is_some() || begun.elapsed() > limit {
+            return answer;
+        }
+        std::thread::sleep(POLL_EVERY);
+    }
+}
+
+/// Less than what tests wait for takes, and a hundredth of a core.
+const POLL_EVERY: Duration = Duration::from_millis(1);
+
+/// Waits until a process has ended. Whether it has within the limit.
+pub fn wait_for_end(pid: u32, limit: Duration) -> bool {
+    poll(limit, || (!is_alive(pid)).then_some(())).is_some()
 }

@@ -3,9 +3,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use common::Local;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use wingbeat_tests::{TestCluster, is_alive};
+use wingbeat_tests::{TestCluster, is_alive, poll};
+
+/// Only something that hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[wingbeat::remote]
 fn square(x: u64) -> u64 {
@@ -16,16 +22,31 @@ fn square(x: u64) -> u64 {
 struct Exhausted {
     pid: u32,
     usual: Rlimit,
+    /// The first number that it may not use.
+    limit: u64,
 }
 
 impl Exhausted {
     fn new(pid: u32) -> Exhausted {
-        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
-        let highest = open.filter_map(|fd| fd.unwrap().file_name().to_str()?.parse::<u64>().ok()).max();
-        // Those that are closed meanwhile are taken first; there are few.
-        let limit = Rlimit { current: highest, maximum: getrlimit(Resource::Nofile).maximum };
-        Exhausted { pid, usual: prlimit(Pid::from_raw(pid as i32), Resource::Nofile, limit).unwrap() }
+        let open = open(pid);
+        let limit = (0..).find(|number| !open.contains(number)).unwrap();
+        let limits = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
+        let usual = prlimit(Pid::from_raw(pid as i32), Resource::Nofile, limits).unwrap();
+        let exhausted = Exhausted { pid, usual, limit };
+        assert!(poll(LIMIT, || exhausted.is_out().then_some(())).is_some(), "it has descriptors left");
+        exhausted
     }
+
+    /// Whether it uses all that it may.
+    fn is_out(&self) -> bool {
+        let open = open(self.pid);
+        (0..self.limit).all(|number| open.contains(&number))
+    }
+}
+
+fn open(pid: u32) -> BTreeSet<u64> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    open.filter_map(|fd| fd.unwrap().file_name().to_str()?.parse().ok()).collect()
 }
 
 impl Drop for Exhausted {
@@ -34,7 +55,7 @@ impl Drop for Exhausted {
     }
 }
 
-/// How many commands ask at a time: more than a daemon has descriptors below its highest.
+/// How many commands ask at a time.
 const ASKING: usize = 20;
 
 #[test]
@@ -47,16 +68,24 @@ fn a_head_without_descriptors_keeps_its_cluster_and_answers_when_it_has_some_aga
         let mut command = cluster.command().unwrap();
         command.arg("status").stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
     };
-    let asked: Vec<_> = (0..ASKING).map(|_| ask()).collect();
+    let refused = ask().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("cannot reach"), "{said}");
+    let mut asked: Vec<_> = (0..ASKING).map(|_| ask()).collect();
     let results: Vec<_> = (0..200).map(square::remote).collect();
     assert_eq!(wingbeat::get_all_blocking(&results).unwrap()[199], 199 * 199);
+    assert!(exhausted.is_out());
+    assert!(asked.iter_mut().any(|asked| asked.try_wait().unwrap().is_none()), "nobody waits");
     drop(exhausted);
     // They have waited, and are answered now, or had to give up and say so.
+    let mut answered = 0;
     for asked in asked {
         let answer = asked.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&answer.stderr);
         assert!(answer.status.success() || said.contains("cannot reach"), "{said}");
+        answered += usize::from(answer.status.success());
     }
+    assert!(answered > 0, "all of them gave up");
     let state = cluster.state().unwrap();
     assert_eq!(state["nodes"].as_array().unwrap().len(), 2, "{state}");
     assert!(cluster.pids().into_iter().all(is_alive));

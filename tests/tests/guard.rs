@@ -8,10 +8,10 @@ use std::future::IntoFuture;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{Local, Started};
+use common::{Local, Started, runs_again_with};
 use rustix::process::{Pid, Signal, kill_process};
 use wingbeat::{Error, ObjectRef};
-use wingbeat_tests::{TestCluster, wait_for_end};
+use wingbeat_tests::{TestCluster, is_alive, poll, wait_for_end};
 
 /// Only something that hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -25,13 +25,9 @@ fn starts_orphans_and_stays(started: PathBuf) -> u64 {
                   env -i LIST=$LIST setsid sh -c 'echo $$ >> $LIST; exec sleep 1000' & exit";
     let status = std::process::Command::new("sh").args(["-c", script]).env("LIST", &list).status().unwrap();
     assert!(status.success());
-    let pids = loop {
-        let pids = std::fs::read_to_string(&list).unwrap_or_default();
-        if pids.lines().count() == 2 && pids.ends_with('\n') {
-            break pids;
-        }
-        std::thread::yield_now();
-    };
+    let are_all = |pids: &String| pids.lines().count() == 2 && pids.ends_with('\n');
+    let pids = poll(LIMIT, || std::fs::read_to_string(&list).ok().filter(are_all))
+        .unwrap_or_else(|| panic!("not all of them begin"));
     std::fs::write(started.with_extension("tmp"), format!("{}\n{pids}", std::process::id())).unwrap();
     std::fs::rename(started.with_extension("tmp"), started).unwrap();
     loop {
@@ -147,13 +143,58 @@ fn what_a_node_without_its_guard_was_to_start_runs_elsewhere() {
         kill(guard);
     }
     let tasks: Vec<_> = (0..20).map(square::remote).collect();
-    while cluster.state().unwrap()["nodes"][0]["leases"] == 0 {
-        std::thread::yield_now();
-    }
+    let has_leases = || (cluster.state().unwrap()["nodes"][0]["leases"] != 0).then_some(());
+    assert!(poll(LIMIT, has_leases).is_some(), "the node has no lease");
     cluster.add_node(&["--num-cpus", "2"]).unwrap();
     signal(node, Signal::CONT);
     let results: Vec<u64> = tasks.iter().map(|task| wingbeat::block_on(task.get_timeout(LIMIT)).unwrap()).collect();
     assert_eq!(results, (0..20).map(|x| x * x).collect::<Vec<u64>>());
+}
+
+#[wingbeat::remote]
+fn ends_at_first(begun: PathBuf) -> u32 {
+    if !begun.exists() {
+        std::fs::write(begun, "").unwrap();
+        kill(std::process::id());
+    }
+    std::process::id()
+}
+
+/// As some supervisors and the entry points of some containers do.
+#[test]
+fn ends_of_worker_processes_are_noticed_also_where_sigchld_is_ignored() {
+    if runs_again_with("ends_of_worker_processes_are_noticed_also_where_sigchld_is_ignored", &[]) {
+        return;
+    }
+    // SAFETY: a plain call; nothing in this process waits for a child but what is tested.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(1);
+    let again = ends_at_first::remote(dir.path().join("begun"));
+    assert!(wingbeat::block_on(again.get_timeout(LIMIT)).is_ok());
+}
+
+/// A supervisor sends it to all processes of a service; the guard and its keepers leave it to the daemon.
+#[test]
+fn a_sigterm_to_the_guard_and_its_keepers_ends_nobody() {
+    let _local = Local::start(2);
+    let running = run();
+    let keeper = parent_of(running.pids[0]);
+    for pid in [running.watch, running.guard, keeper] {
+        // The keeper ends its worker process at a signal of the guard's, and of nobody else's.
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGRTMIN()] {
+            // SAFETY: a plain call.
+            assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+        }
+    }
+    // The guard goes on to start and to end processes.
+    let dir = tempfile::tempdir().unwrap();
+    let again = ends_at_first::remote(dir.path().join("begun"));
+    assert!(wingbeat::block_on(again.get_timeout(LIMIT)).is_ok());
+    assert!([running.watch, running.guard, keeper, running.pids[0]].into_iter().all(is_alive));
+    running.task.cancel_force();
+    told(&running.task);
+    assert!(wait_for_end(running.pids[0], LIMIT), "the keeper does not end it");
 }
 
 /// What a process has started itself.

@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 use common::Local;
 use serde::{Deserialize, Serialize};
 use wingbeat::{CallOptions, Error, ObjectStream, UNLIMITED, get_all_blocking};
+use wingbeat_tests::poll;
+
+/// Only something that hangs takes so long.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[error("busy for {0} s")]
@@ -34,7 +38,8 @@ fn is_busy(error: &Either) -> bool {
 fn note(file: &Path, line: &str) -> usize {
     let before = lines(file).len();
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    writeln!(file, "{line}").unwrap();
+    // At once: whoever has read the line may kill this process.
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
     before
 }
 
@@ -75,16 +80,16 @@ fn passes_on(file: PathBuf, inner: PathBuf) -> Result<u64, Error> {
 
 #[test]
 fn errors_of_a_type_are_tried_again_and_others_are_not() {
-    let _local = Local::start(1);
     let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(1);
     let file = |name: &str| dir.path().join(name);
 
     let seven = busy::options().retry_on::<Busy>().remote(file("option"), 3);
     assert_eq!((seven.get_blocking().unwrap(), lines(&file("option")).len()), (7, 4));
     let error = busy::options().retry_on::<Busy>().max_retries(2).remote(file("limit"), 3).get_blocking().unwrap_err();
     assert_eq!((error.application(), lines(&file("limit")).len()), (Some(Busy(1)), 3));
-    let seven = busy::options().retry_on::<Busy>().max_retries(UNLIMITED).remote(file("unlimited"), 50);
-    assert_eq!((seven.get_blocking().unwrap(), lines(&file("unlimited")).len()), (7, 51));
+    let seven = busy::options().retry_on::<Busy>().max_retries(UNLIMITED).remote(file("unlimited"), 6);
+    assert_eq!((seven.get_blocking().unwrap(), lines(&file("unlimited")).len()), (7, 7));
 
     let error = broken::options().retry_on::<Busy>().remote(file("other")).get_blocking().unwrap_err();
     assert_eq!((error.application(), lines(&file("other")).len()), (Some(Broken), 1));
@@ -102,8 +107,8 @@ fn errors_of_a_type_are_tried_again_and_others_are_not() {
 
 #[test]
 fn errors_are_tried_again_as_a_function_says() {
-    let local = Local::start(1);
     let dir = tempfile::tempdir().unwrap();
+    let local = Local::start(1);
     let file = |name: &str| dir.path().join(name);
 
     let error = busy_then_broken::remote(file("declared"), 3).get_blocking().unwrap_err();
@@ -128,9 +133,7 @@ fn errors_are_tried_again_as_a_function_says() {
         gate.lock().unwrap().recv().is_ok() && broken::remote(begun.clone()).get_blocking().is_err()
     };
     let task = busy::options().retry_if(waits).remote(file("waits"), 1);
-    while lines(&asked).is_empty() {
-        std::thread::yield_now();
-    }
+    assert!(poll(LIMIT, || (!lines(&asked).is_empty()).then_some(())).is_some(), "the predicate was not asked");
     task.cancel();
     assert!(matches!(task.get_blocking(), Err(Error::Cancelled { .. })));
     open.send(()).unwrap();
@@ -175,8 +178,8 @@ impl Log {
 
 #[test]
 fn calls_in_flight_are_made_again_in_order_and_before_later_ones() {
-    let _local = Local::start(1);
     let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(1);
     let file = dir.path().join("log");
     let log = Log::remote(file.clone());
     // All of them are in flight when the first dies, but for those that are made after that.
@@ -202,8 +205,8 @@ fn calls_in_flight_are_made_again_in_order_and_before_later_ones() {
 
 #[test]
 fn what_a_call_says_of_retries_goes_before_what_its_actor_says() {
-    let _local = Local::start(1);
     let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(1);
     let file = |name: &str| dir.path().join(name);
     let log = Log::remote(file("method"));
     assert!(matches!(log.once().get_blocking(), Err(Error::ActorUnavailable { .. })));
@@ -213,6 +216,54 @@ fn what_a_call_says_of_retries_goes_before_what_its_actor_says() {
     assert_eq!(log.dies(1).get_blocking().unwrap(), 1);
     let patient = log.with(CallOptions::new().max_retries(1));
     assert_eq!(patient.dies(2).get_blocking().unwrap(), 2);
+    // Where something larger is started again, nothing of it is.
+    let log = Log::remote(file("once"));
+    let once = wingbeat::without_retries(|| log.dies(3));
+    assert!(matches!(once.get_blocking(), Err(Error::ActorUnavailable { .. })));
+    assert_eq!(log.dies(4).get_blocking().unwrap(), 4);
+}
+
+#[test]
+fn each_end_of_an_actor_costs_every_call_in_flight_a_retry_also_if_it_had_not_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(1);
+    for retries in [1, 2] {
+        let log = Log::options().max_task_retries(retries).remote(dir.path().join(retries.to_string()));
+        // All of them are in flight before the first dies, and 50 and 150 end the process once each.
+        let calls: Vec<_> =
+            (0..200).map(|number| if number % 100 == 50 { log.dies(number) } else { log.add(number) }).collect();
+        let results: Vec<_> = calls.iter().map(|call| call.get_blocking()).collect();
+        // Some before 150 may have run, and their results not have arrived.
+        let (_, not_begun) = results.split_at(150);
+        let unavailable = |result: &Result<u64, Error>| matches!(result, Err(Error::ActorUnavailable { .. }));
+        match retries {
+            1 => assert!(not_begun.iter().all(unavailable), "{not_begun:?}"),
+            _ => assert!(results.iter().zip(0..).all(|(result, number)| matches!(result, Ok(done) if *done == number))),
+        }
+        assert_eq!(log.add(200).get_blocking().unwrap(), 200);
+    }
+}
+
+/// More than the threads that a driver could have for them.
+const ASKED: u64 = 600;
+
+#[test]
+fn hundreds_of_errors_are_asked_about_on_one_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(2);
+    let threads = std::sync::Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
+    let tasks: Vec<_> = (0..ASKED)
+        .map(|number| {
+            let threads = threads.clone();
+            let asks = move |_: &Busy| {
+                threads.lock().unwrap().insert(std::thread::current().id());
+                true
+            };
+            busy::options().retry_if(asks).remote(dir.path().join(number.to_string()), 1)
+        })
+        .collect();
+    assert!(get_all_blocking(&tasks).unwrap().iter().all(|seven| *seven == 7));
+    assert_eq!(threads.lock().unwrap().len(), 1);
 }
 
 #[wingbeat::remote]
@@ -236,8 +287,8 @@ fn collect(mut stream: ObjectStream<u64>) -> Vec<u64> {
 #[test]
 fn a_stream_has_every_item_once_wherever_its_producer_dies() {
     const COUNT: u64 = 6;
-    let _local = Local::start(2);
     let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(2);
     for ahead in [1, 2, 16] {
         for dies_at in 0..COUNT {
             let file = |what: &str| dir.path().join(format!("{what}, {dies_at}, {ahead}"));
@@ -271,20 +322,20 @@ fn now_us() -> i64 {
 }
 
 fn told(file: &Path, attempt: usize) -> (i32, i64) {
-    loop {
-        if let Some((pid, began)) = lines(file).get(attempt).and_then(|line| line.split_once(' ')) {
-            return (pid.parse().unwrap(), began.parse().unwrap());
-        }
-        std::thread::yield_now();
-    }
+    let told = || {
+        let lines = lines(file);
+        let (pid, began) = lines.get(attempt)?.split_once(' ')?;
+        Some((pid.parse().ok()?, began.parse().ok()?))
+    };
+    poll(LIMIT, told).unwrap_or_else(|| panic!("attempt {attempt} has not begun"))
 }
 
 /// Kills 50 worker processes each, and prints how long it takes until the retry begins, and until the caller has the error.
 #[test]
 #[ignore = "measures, and asserts nothing: cargo test --release -p wingbeat-tests --test retries -- --ignored --nocapture"]
 fn how_long_the_end_of_a_process_takes_to_be_acted_upon() {
-    let _local = Local::start(2);
     let dir = tempfile::tempdir().unwrap();
+    let _local = Local::start(2);
     let mut took: [Vec<i64>; 2] = Default::default();
     for round in 0..100 {
         let (file, is_retried) = (dir.path().join(round.to_string()), round % 2 == 0);

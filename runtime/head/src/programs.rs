@@ -380,7 +380,7 @@ mod tests {
         async fn stacks(self, _: Context) -> Result<ProcessStacks, Error> {
             panic!("nobody asks for its threads")
         }
-        async fn keeps(self, _: Context, _: Vec<ObjectId>) -> Vec<ObjectId> {
+        async fn keeps(self, _: Context, _: Vec<ObjectId>, _: bool) -> Vec<ObjectId> {
             Vec::new()
         }
         async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {

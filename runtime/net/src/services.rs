@@ -96,8 +96,9 @@ pub trait Process {
     async fn explain_task(task: TaskId) -> TaskStanding;
     /// What the threads of this worker process do. Asked by its daemon.
     async fn stacks() -> Result<ProcessStacks, Error>;
-    /// Of these objects, whose owners have ended, those for which this steward answers.
-    async fn keeps(objects: Vec<ObjectId>) -> Vec<ObjectId>;
+    /// Of these objects, whose owners have ended, those for which this steward answers. If their jobs are over, too, it waits no longer for
+    /// somebody to say that he refers to them.
+    async fn keeps(objects: Vec<ObjectId>, are_jobs_over: bool) -> Vec<ObjectId>;
     /// A piece of this driver's executable, from `offset`; empty at its end.
     async fn read_executable(offset: u64) -> Result<Payload, Error>;
 }

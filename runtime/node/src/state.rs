@@ -361,7 +361,7 @@ impl State {
             | NodeMessage::Unpin(_)
             | NodeMessage::Delete(_)
             | NodeMessage::NodeDied(_)
-            | NodeMessage::OwnersGone(_)
+            | NodeMessage::OwnersGone { .. }
             | NodeMessage::Keep(_) => {}
         }
     }

@@ -62,10 +62,8 @@ impl Started {
 
     /// Waits until the task has made it.
     pub(crate) fn wait(&self) {
-        let begun = std::time::Instant::now();
-        while !self.path().exists() {
-            assert!(begun.elapsed() < std::time::Duration::from_secs(120), "what was to start did not");
-            std::thread::yield_now();
-        }
+        let limit = std::time::Duration::from_secs(120);
+        let started = wingbeat_tests::poll(limit, || self.path().exists().then_some(()));
+        assert!(started.is_some(), "what was to start did not");
     }
 }

@@ -7,16 +7,17 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
 use super::strays::end_all;
-use super::{Launch, OOM_SCORE, Report, send};
+use super::{Launch, OOM_SCORE, Report, send_soon};
 use crate::start::{BELONGS, TUNABLES, VARIABLE};
 
 /// What a keeper has of its guard.
@@ -25,6 +26,8 @@ pub(super) struct Surroundings<'a> {
     pub reports: &'a OwnedFd,
     /// The guard itself.
     pub guard: &'a OwnedFd,
+    /// Its process id, from which alone a keeper takes orders.
+    pub guard_pid: u32,
     /// Whether the kernel may choose a worker process when memory runs out.
     pub score: &'a [u8],
     /// What a keeper must not have: others wait for their end.
@@ -36,6 +39,7 @@ pub(super) fn start(launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>
     let (answers, answer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread, so that its copy is whole.
     match unsafe { libc::fork() } {
+        ..0 => Err(io::Error::last_os_error()),
         0 => {
             drop(answers);
             for fd in around.not_inherited {
@@ -47,8 +51,7 @@ pub(super) fn start(launch: Launch, fds: Vec<OwnedFd>, around: &Surroundings<'_>
             unsafe { libc::_exit(i32::from(!is_in_order)) }
         }
         keeper => {
-            let keeper = Pid::from_raw(keeper).filter(|pid| pid.as_raw_nonzero().get() > 0);
-            let keeper = keeper.ok_or_else(io::Error::last_os_error)?;
+            let keeper = Pid::from_raw(keeper).ok_or_else(|| io::Error::other("fork answered with no process"))?;
             drop(answer);
             read_answer(answers).map(|worker| (keeper, worker))
         }
@@ -83,28 +86,39 @@ fn keep(launch: Launch, fds: Vec<OwnedFd>, answer: OwnedFd, around: &Surrounding
     let told = write!(answer, "pid {worker}");
     drop(answer);
     let status = match told {
-        Ok(()) => wait_for(worker, &signals, around.guard)?,
+        Ok(()) => wait_for(worker, &signals, around)?,
         // The guard is gone.
         Err(_) => None,
     };
-    let report = |report| send(around.reports.as_fd(), &report);
-    if let Some(status) = status {
-        // A guard that is gone hears nothing, and what is left ends all the same.
-        let _ = report(Report::Exited { process, code: status.code(), signal: status.signal() });
-    }
-    end_all();
-    report(Report::Gone { process })
+    let report = |report| send_soon(around.reports.as_fd(), &report);
+    let told = status.map_or(Ok(()), |status| report(exited(process, status)));
+    // Also when the guard is gone and hears nothing.
+    let left = end_all();
+    // The guard reports the end of a worker process whose keeper could not, and ended so.
+    told?;
+    report(Report::Gone { process, left })
+}
+
+/// How a worker process ended.
+pub(super) fn exited(process: ProcessId, status: WaitStatus) -> Report {
+    Report::Exited { process, code: status.exit_status(), signal: status.terminating_signal() }
 }
 
 fn begin() -> io::Result<OwnedFd> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    signals(&[libc::SIGCHLD, libc::SIGTERM])
+    signals(&[libc::SIGCHLD, end_signal()])
+}
+
+/// With this, the guard asks a keeper to end its worker process. Several that are pending are not merged, as two SIGTERM are: one
+/// of somebody else cannot take the place of the guard's.
+pub(super) fn end_signal() -> i32 {
+    libc::SIGRTMIN()
 }
 
 /// Waits until the worker process has ended, and ends it if the guard asks for that. None if the guard is gone.
-fn wait_for(worker: u32, signals: &OwnedFd, guard: &OwnedFd) -> io::Result<Option<ExitStatus>> {
+fn wait_for(worker: u32, signals: &OwnedFd, around: &Surroundings<'_>) -> io::Result<Option<WaitStatus>> {
     loop {
-        let mut ready = [PollFd::new(signals, PollFlags::IN), PollFd::new(guard, PollFlags::IN)];
+        let mut ready = [PollFd::new(signals, PollFlags::IN), PollFd::new(around.guard, PollFlags::IN)];
         match poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -113,20 +127,23 @@ fn wait_for(worker: u32, signals: &OwnedFd, guard: &OwnedFd) -> io::Result<Optio
         if alone {
             return Ok(None);
         }
-        if signalled && take(signals)?.contains(&libc::SIGTERM) {
+        // A sender that the kernel does not know any more is 0.
+        let is_order =
+            |signal: &Signalled| signal.number == end_signal() && [around.guard_pid, 0].contains(&signal.sender);
+        if signalled && take(signals)?.iter().any(is_order) {
             end(worker);
         }
         // Everything that has ended is reaped, also what has lost its parent.
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if pid.as_raw_nonzero().get() as u32 == worker {
-                return Ok(Some(ExitStatus::from_raw(status.as_raw())));
+                return Ok(Some(status));
             }
         }
     }
 }
 
-/// A descriptor that is readable when one of these signals has come.
-pub(super) fn signals(numbers: &[i32]) -> io::Result<OwnedFd> {
+/// Keeps these signals from this process until they are taken.
+pub(super) fn block(numbers: &[i32]) -> io::Result<libc::sigset_t> {
     // SAFETY: plain calls on a local signal set; this process has one thread, whose mask this is.
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
@@ -137,6 +154,15 @@ pub(super) fn signals(numbers: &[i32]) -> io::Result<OwnedFd> {
         if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
             return Err(io::Error::last_os_error());
         }
+        Ok(set)
+    }
+}
+
+/// A descriptor that is readable when one of these signals has come.
+pub(super) fn signals(numbers: &[i32]) -> io::Result<OwnedFd> {
+    let set = block(numbers)?;
+    // SAFETY: the set is initialised, and a descriptor that the kernel has just made is nobody else's.
+    unsafe {
         let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -145,18 +171,27 @@ pub(super) fn signals(numbers: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
+/// A signal that has come, and from which process.
+pub(super) struct Signalled {
+    number: i32,
+    sender: u32,
+}
+
 /// The signals that have come.
-pub(super) fn take(signals: &OwnedFd) -> io::Result<Vec<i32>> {
-    // Each begins with its number.
+pub(super) fn take(signals: &OwnedFd) -> io::Result<Vec<Signalled>> {
+    use std::mem::offset_of;
     const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+    const NUMBER: usize = offset_of!(libc::signalfd_siginfo, ssi_signo);
+    const SENDER: usize = offset_of!(libc::signalfd_siginfo, ssi_pid);
     let mut bytes = [0; 4 * SIZE];
     let count = match rustix::io::read(signals, &mut bytes) {
         Ok(count) => count,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => 0,
         Err(error) => return Err(error.into()),
     };
-    let numbers = bytes[..count].chunks_exact(SIZE);
-    Ok(numbers.map(|info| i32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect())
+    let field = |info: &[u8], at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    let signalled = |info| Signalled { number: field(info, NUMBER) as i32, sender: field(info, SENDER) };
+    Ok(bytes[..count].chunks_exact(SIZE).map(signalled).collect())
 }
 
 fn spawn(launch: Launch, fds: Vec<OwnedFd>, score: &[u8]) -> io::Result<u32> {

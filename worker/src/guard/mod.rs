@@ -37,19 +37,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
 use self::keeper::Surroundings;
-use self::strays::{children_of, end_all, end_tree};
+use self::strays::{NOT_PERMITTED_LIMIT, children_of, descendants_of, end_all, end_tree};
 pub(crate) use self::strays::{end_marked, started_by};
 use crate::start::{self, VARIABLE};
 
@@ -102,6 +103,8 @@ pub(crate) enum Report {
     /// Everything that the process had started is gone too; comes after its exit.
     Gone {
         process: ProcessId,
+        /// But for these, which are another user's and may not be ended.
+        left: Vec<u32>,
     },
 }
 
@@ -180,17 +183,48 @@ impl Guard {
         self.child.lock().as_ref().map(std::process::Child::id)
     }
 
-    /// Ends every worker process and the guard, and waits for it.
+    /// Ends every worker process and the guard, and waits for it; after [`STOP_LIMIT`] not any longer. Blocks.
     pub(crate) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
         // Held while it ends, so that everybody who stops it waits for that.
         let mut child = self.child.lock();
-        if let Some(mut child) = child.take() {
-            let _ = child.wait();
+        let Some(mut child) = child.take() else { return };
+        if !ends_within(&mut child, STOP_LIMIT) {
+            let (guard, left) = (child.id(), descendants_of(child.id()));
+            tracing::warn!(
+                "these processes do not end, and wingbeat-guard (pid {guard}) waits for them: {left:?}. The kernel holds on \
+                 to them, or they are another user's"
+            );
         }
     }
 }
+
+/// Whether a child ends within the limit; then it is reaped.
+fn ends_within(child: &mut std::process::Child, limit: Duration) -> bool {
+    let begun = Instant::now();
+    let fd = rustix::process::pidfd_open(Pid::from_child(child), rustix::process::PidfdFlags::empty());
+    loop {
+        // An error says that the kernel has reaped it, as where SIGCHLD is ignored.
+        if !matches!(child.try_wait(), Ok(None)) {
+            return true;
+        }
+        let left = limit.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            return false;
+        }
+        match &fd {
+            Ok(fd) => {
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// A guard that was told to stop has so long: more than the kernel needs for the memory of large processes.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -225,6 +259,20 @@ fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
     }
     send_with(socket, &bytes, &[])
 }
+
+/// As [`send`], where the kernel may be short of memory for a moment: nobody asks again for what was not said.
+fn send_soon<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
+    for _ in 0..SEND_TRIES {
+        match send(socket, message) {
+            Err(error) if !has_ended(&error) => std::thread::sleep(SEND_PAUSE),
+            sent => return sent,
+        }
+    }
+    send(socket, message)
+}
+
+const SEND_TRIES: u32 = 100;
+const SEND_PAUSE: Duration = Duration::from_millis(10);
 
 /// The descriptor that comes with the next byte.
 pub(crate) fn receive_fd(socket: &impl AsFd) -> io::Result<OwnedFd> {
@@ -274,20 +322,28 @@ fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result
 
 /// The guard process. Returns when everything below it is gone.
 pub(crate) fn main(socket: OwnedFd) -> io::Result<()> {
+    // Who started the daemon may ignore SIGCHLD, which is inherited: the kernel would reap what ends, and say nothing of it.
+    // SAFETY: sets what is usual; there is one thread.
+    if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    // A supervisor sends such signals to all processes of a service or job. The daemon decides what they mean: this ends with it, and what
+    // user code does about them is not cut short.
+    keeper::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, keeper::end_signal()])?;
     let score = keep_from_oom_killer();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let parent = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?;
     // SAFETY: this process has one thread, so that its copy is whole.
     match unsafe { libc::fork() } {
+        ..0 => Err(io::Error::last_os_error()),
         0 => {
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
             serve(&socket, &parent, &score)
         }
         child => {
-            let child = Pid::from_raw(child).filter(|pid| pid.as_raw_nonzero().get() > 0);
             // The daemon must see the socket close with the child.
             drop(socket);
-            watch(child.ok_or_else(io::Error::last_os_error)?)
+            watch(Pid::from_raw(child).ok_or_else(|| io::Error::other("fork answered with no process"))?)
         }
     }
 }
@@ -339,6 +395,7 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
     let around = Surroundings {
         reports: &reports,
         guard: &guard,
+        guard_pid: std::process::id(),
         score,
         not_inherited: &[socket.as_fd(), parent.as_fd(), exits.as_fd(), said.as_fd()],
     };
@@ -362,22 +419,25 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
             keeper::take(&exits)?;
         }
         // What a keeper has said before it ended is heard before its end.
-        let ended = if exited || keepers.are_killed() { reap() } else { Vec::new() };
+        let ended = if exited || keepers.are_killed() { reap() } else { HashMap::new() };
+        let mut reports = Vec::new();
         while let Ok(Some((report, _))) = receive::<Report>(said.as_fd()) {
             keepers.hear(&report);
-            let _ = send(socket.as_fd(), &report);
+            reports.push(report);
         }
-        for report in keepers.ended(&ended) {
-            let _ = send(socket.as_fd(), &report);
-        }
+        reports.extend(keepers.ended(&ended));
         if asked {
             match receive::<Request>(socket.as_fd()) {
-                Ok(Some((Request::Launch(launch), fds))) => {
-                    let report = keepers.start(launch, fds, &around);
-                    let _ = send(socket.as_fd(), &report);
-                }
+                Ok(Some((Request::Launch(launch), fds))) => reports.push(keepers.start(launch, fds, &around)),
                 Ok(Some((Request::Kill(process), _))) => keepers.kill(process),
                 Ok(None) | Err(_) => break,
+            }
+        }
+        for report in reports {
+            match send_soon(socket.as_fd(), &report) {
+                Err(error) if !has_ended(&error) => return Err(error),
+                // A daemon that is gone asks for nothing more.
+                _ => {}
             }
         }
     }
@@ -390,9 +450,8 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Everything that has ended and had this process as its parent.
-fn reap() -> Vec<Pid> {
-    let ended = std::iter::from_fn(|| rustix::process::wait(WaitOptions::NOHANG).ok().flatten());
-    ended.map(|(pid, _)| pid).collect()
+fn reap() -> HashMap<Pid, WaitStatus> {
+    std::iter::from_fn(|| rustix::process::wait(WaitOptions::NOHANG).ok().flatten()).collect()
 }
 
 /// The keepers of a guard. Whatever else has it as its parent was below one that was killed.
@@ -401,11 +460,15 @@ struct Keepers {
     alive: HashMap<Pid, Kept>,
     /// What keepers that were killed have left is being ended.
     killed: Vec<Kept>,
+    /// Since when nothing of that is left but what may not be ended.
+    waiting: Option<Instant>,
 }
 
 /// A worker process, as its keeper reports.
 struct Kept {
     process: ProcessId,
+    /// Its process id; none if it is not known to have begun.
+    pid: Option<Pid>,
     has_exited: bool,
     is_gone: bool,
 }
@@ -415,12 +478,13 @@ impl Keepers {
         let process = launch.process;
         match keeper::start(launch, fds, around) {
             Ok((keeper, pid)) => {
-                self.alive.insert(keeper, Kept { process, has_exited: false, is_gone: false });
+                let kept = Kept { process, pid: Pid::from_raw(pid as i32), has_exited: false, is_gone: false };
+                self.alive.insert(keeper, kept);
                 Report::Launched { process, pid }
             }
             Err(error) => {
                 // Should its keeper have been killed, what that has started falls to this process.
-                self.killed.push(Kept { process, has_exited: true, is_gone: true });
+                self.killed.push(Kept { process, pid: None, has_exited: true, is_gone: true });
                 Report::Failed { process, why: error.to_string() }
             }
         }
@@ -429,7 +493,8 @@ impl Keepers {
     /// Has a keeper end its worker process. The keeper cannot be another process by now: nobody else reaps it.
     fn kill(&self, process: ProcessId) {
         if let Some((keeper, _)) = self.alive.iter().find(|(_, kept)| kept.process == process) {
-            let _ = rustix::process::kill_process(*keeper, Signal::TERM);
+            // SAFETY: a plain call.
+            unsafe { libc::kill(keeper.as_raw_nonzero().get(), keeper::end_signal()) };
         }
     }
 
@@ -438,32 +503,57 @@ impl Keepers {
     }
 
     fn hear(&mut self, report: &Report) {
-        let (Report::Exited { process, .. } | Report::Gone { process }) = report else { return };
+        let (Report::Exited { process, .. } | Report::Gone { process, .. }) = report else { return };
         if let Some(kept) = self.alive.values_mut().find(|kept| kept.process == *process) {
-            kept.has_exited = true;
+            kept.has_exited |= matches!(report, Report::Exited { .. });
             kept.is_gone |= matches!(report, Report::Gone { .. });
         }
     }
 
     /// These have ended. Ends what keepers have left that were killed, and answers with what they would have reported.
-    fn ended(&mut self, pids: &[Pid]) -> Vec<Report> {
-        let ended = pids.iter().filter_map(|pid| self.alive.remove(pid));
+    fn ended(&mut self, reaped: &HashMap<Pid, WaitStatus>) -> Vec<Report> {
+        let ended = reaped.keys().filter_map(|pid| self.alive.remove(pid));
         self.killed.extend(ended.filter(|kept| !kept.is_gone));
         if self.killed.is_empty() {
             return Vec::new();
         }
         let is_keeper = |pid: &u32| Pid::from_raw(*pid as i32).is_some_and(|pid| self.alive.contains_key(&pid));
         let strays: Vec<u32> = children_of(std::process::id()).into_iter().filter(|pid| !is_keeper(pid)).collect();
-        for pid in &strays {
-            end_tree(*pid);
+        let left: Vec<u32> = strays.iter().copied().filter(|pid| !end_tree(*pid)).collect();
+        // A worker process has exited, whatever becomes of what it has started.
+        let killed = self.killed.iter_mut().filter(|kept| !kept.has_exited);
+        let mut reports: Vec<Report> = killed.filter_map(|kept| kept.exited(reaped)).collect();
+        if left.len() < strays.len() {
+            self.waiting = None;
+            return reports;
         }
-        if !strays.is_empty() {
-            return Vec::new();
+        if !left.is_empty() && self.waiting.get_or_insert_with(Instant::now).elapsed() < NOT_PERMITTED_LIMIT {
+            return reports;
         }
-        let killed = self.killed.drain(..).flat_map(|Kept { process, has_exited, is_gone }| {
-            let exited = Report::Exited { process, code: None, signal: Some(Signal::KILL.as_raw()) };
-            [(!has_exited).then_some(exited), (!is_gone).then_some(Report::Gone { process })]
-        });
-        killed.flatten().collect()
+        self.waiting = None;
+        let gone = self.killed.extract_if(.., |kept| kept.has_exited).filter(|kept| !kept.is_gone);
+        reports.extend(gone.map(|Kept { process, .. }| Report::Gone { process, left: left.clone() }));
+        reports
     }
+}
+
+impl Kept {
+    /// How a worker process whose keeper was killed has ended, once that is so.
+    fn exited(&mut self, reaped: &HashMap<Pid, WaitStatus>) -> Option<Report> {
+        let status = self.pid.and_then(|pid| reaped.get(&pid));
+        if status.is_none() && self.pid.is_some_and(is_child) {
+            return None;
+        }
+        self.has_exited = true;
+        // Its keeper may have reaped it, and has not told how it had ended.
+        let killed = Report::Exited { process: self.process, code: None, signal: Some(Signal::KILL.as_raw()) };
+        Some(status.map_or(killed, |status| keeper::exited(self.process, *status)))
+    }
+}
+
+/// Whether a process is a child of this one, and was not reaped.
+fn is_child(pid: Pid) -> bool {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::Pid(pid), look), Err(rustix::io::Errno::CHILD))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -124,27 +124,46 @@ fn means_gone(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
 }
 
-pub(super) fn end_tree(pid: u32) {
+/// Ends a process and all below it, as far as that is permitted. Whether it is of the process itself.
+pub(super) fn end_tree(pid: u32) -> bool {
     // Parents first: a stopped or dead parent starts no more.
     let children = children_of(pid);
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
-    }
+    let killed = match i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        Some(pid) => rustix::process::kill_process(pid, Signal::KILL),
+        None => Ok(()),
+    };
     for child in children {
         end_tree(child);
     }
+    killed != Err(Errno::PERM)
 }
 
+/// All below a process.
+pub(super) fn descendants_of(pid: u32) -> Vec<u32> {
+    let children = children_of(pid);
+    let below: Vec<u32> = children.iter().flat_map(|child| descendants_of(*child)).collect();
+    [children, below].concat()
+}
+
+/// What may not be ended, since user code has started it as another user, has so long to end by itself.
+pub(super) const NOT_PERMITTED_LIMIT: Duration = Duration::from_secs(1);
+const NOT_PERMITTED_PAUSE: Duration = Duration::from_millis(20);
+
 /// Ends every descendant. What loses its parent falls to this process, so that going round until there are
-/// no children left reaches all.
-pub(super) fn end_all() {
+/// no children left reaches all. Answers with the children that may not be ended and are left.
+pub(super) fn end_all() -> Vec<u32> {
+    let mut since = None;
     loop {
-        for pid in children_of(std::process::id()) {
-            end_tree(pid);
-        }
-        match rustix::process::wait(WaitOptions::empty()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return,
+        let children = children_of(std::process::id());
+        let left: Vec<u32> = children.iter().copied().filter(|pid| !end_tree(*pid)).collect();
+        // One that was killed ends some time, and is waited for.
+        let will_any_end = children.is_empty() || left.len() < children.len();
+        let options = if will_any_end { WaitOptions::empty() } else { WaitOptions::NOHANG };
+        match rustix::process::wait(options) {
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) if since.get_or_insert_with(Instant::now).elapsed() > NOT_PERMITTED_LIMIT => return left,
+            Ok(None) => std::thread::sleep(NOT_PERMITTED_PAUSE),
+            Err(_) => return Vec::new(),
         }
     }
 }

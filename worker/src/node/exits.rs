@@ -56,7 +56,16 @@ impl Daemon {
                     }
                     self.step_with(&mut pool, Event::Exited { process, code, signal });
                 }
-                Report::Gone { process } => self.devices.held.is_gone(process),
+                Report::Gone { process, left } => {
+                    if !left.is_empty() {
+                        tracing::warn!(
+                            %process,
+                            "these processes, which user code has started, are another user's, may not be ended, and are left: \
+                             {left:?}"
+                        );
+                    }
+                    self.devices.held.is_gone(process);
+                }
             }
         }
         self.guard_is_gone().await;

@@ -381,7 +381,7 @@ fn is_from_head(message: &NodeMessage) -> bool {
             | NodeMessage::Stop(_)
             | NodeMessage::Prestart { .. }
             | NodeMessage::NodeDied(_)
-            | NodeMessage::OwnersGone(_)
+            | NodeMessage::OwnersGone { .. }
             | NodeMessage::Keep(_)
     )
 }

@@ -80,15 +80,16 @@ impl Daemon {
         }
     }
 
-    /// The owners are gone: what their stewards do not keep is nobody's any more. What somebody reads goes when it was read.
-    pub(super) fn owners_gone(self: &Arc<Self>, owners: &[ProcessId]) {
+    /// The owners are gone, and maybe their jobs: what their stewards do not keep is nobody's any more. What somebody reads goes when
+    /// it was read.
+    pub(super) fn owners_gone(self: &Arc<Self>, owners: &[ProcessId], are_jobs_over: bool) {
         let mut elsewhere: BTreeMap<ProcessId, (Address, Vec<ObjectId>)> = BTreeMap::new();
         for owner in owners {
             let objects = self.store.objects_of(*owner);
             match self.owners.steward_of(*owner) {
                 None => self.delete_all_but(objects, Vec::new()),
                 Some(steward) if steward.process == self.owners.steward.address().process => {
-                    let kept = self.owners.steward.keeps(objects.clone());
+                    let kept = self.owners.steward.keeps(objects.clone(), are_jobs_over);
                     self.delete_all_but(objects, kept);
                 }
                 Some(steward) => {
@@ -98,25 +99,38 @@ impl Daemon {
         }
         for (steward, objects) in elsewhere.into_values() {
             let daemon = self.clone();
-            self.vital("asking a steward", async move { daemon.delete_unless_kept(&steward, objects).await });
+            self.vital("asking a steward", async move {
+                daemon.delete_unless_kept(&steward, objects, are_jobs_over).await;
+            });
         }
     }
 
     /// Asks the steward of another node what it keeps. Where it does not answer, it is asked when the head was asked again.
-    async fn delete_unless_kept(self: &Arc<Self>, steward: &Address, objects: Vec<ObjectId>) {
+    async fn delete_unless_kept(self: &Arc<Self>, steward: &Address, objects: Vec<ObjectId>, are_jobs_over: bool) {
         let hello = self.hello(Purpose::Control);
         let stream = match address::dial_known(steward, "a steward", &self.who.token, hello).await {
             Ok(stream) => stream,
             // Its node is gone, with all that it kept.
             Err(DialError::Gone(_)) => return self.delete_all_but(objects, Vec::new()),
-            Err(DialError::Failed(error)) => return tracing::debug!(%error, "cannot ask a steward"),
+            Err(DialError::Failed(error)) => {
+                // A machine that is off, or behind a firewall, says nothing. The head knows whether its node is lost.
+                let head = self.head.client();
+                let ended = match &head {
+                    Some(head) => head.has_ended(mux::within(limits().head), steward.process).await,
+                    None => Ok(false),
+                };
+                return match ended {
+                    Ok(true) => self.delete_all_but(objects, Vec::new()),
+                    _ => tracing::debug!(%error, "cannot ask a steward"),
+                };
+            }
         };
         let (connection, client, server) =
             mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
         drop(server);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         for objects in objects.chunks(IDS_A_MESSAGE) {
-            match client.keeps(mux::within(limits().head), objects.to_vec()).await {
+            match client.keeps(mux::within(limits().head), objects.to_vec(), are_jobs_over).await {
                 Ok(kept) => self.delete_all_but(objects.to_vec(), kept),
                 Err(error) => {
                     tracing::debug!(%error, "a steward does not answer");

@@ -108,7 +108,7 @@ impl Daemon {
                 self.transfers.object_settled();
             }
             NodeMessage::Delete(objects) => self.delete(objects),
-            NodeMessage::OwnersGone(owners) => self.owners_gone(&owners),
+            NodeMessage::OwnersGone { owners, are_jobs_over } => self.owners_gone(&owners, are_jobs_over),
             NodeMessage::NodeDied(node) => {
                 self.transfers.node_died(node);
                 self.owners.steward.node_died(node);

@@ -6,9 +6,9 @@
 //! has the name may be about to come back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use wingbeat_core::NodeId;
@@ -16,7 +16,6 @@ use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::MachineId;
 use wingbeat_net::handshake::{Epoch, Hello, Resumes};
-use wingbeat_net::limits::limits;
 use wingbeat_net::link::Link;
 use wingbeat_net::messages::{Keep, NodeMessage, Version};
 use wingbeat_net::mux;
@@ -31,8 +30,10 @@ const KEEPERS: usize = 3;
 const PART: usize = 1 << 20;
 /// How long those who ask for names wait at the beginning for somebody who knew an earlier head: nodes dial it again four times a second.
 const FIRST_RETURN: Duration = Duration::from_millis(500);
-/// How long nodes wait for one that has kept what the last head knew.
+/// How long those who come back wait for a node that has kept what the last head knew, from the first of them on.
 const COPY_LIMIT: Duration = Duration::from_secs(5);
+/// How long such a node may take for a part of it. While it answers, all others wait.
+const READ_LIMIT: Duration = Duration::from_secs(2);
 /// How long keepers may take to have what is answered next.
 const KEEP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -47,6 +48,8 @@ pub(super) struct Copies {
 
 /// What is known of an earlier head.
 pub(super) struct Returns {
+    /// When the first came back who knew it.
+    first: OnceLock<Instant>,
     /// Whether what it knew is known here.
     has_learned: watch::Sender<bool>,
     /// The latest that was read of it. Held while it is read.
@@ -58,7 +61,12 @@ pub(super) struct Returns {
 impl Returns {
     pub(super) fn new() -> Returns {
         let read = tokio::sync::Mutex::new(None);
-        Returns { has_learned: watch::Sender::new(false), read, is_lost: AtomicBool::new(false) }
+        Returns {
+            first: OnceLock::new(),
+            has_learned: watch::Sender::new(false),
+            read,
+            is_lost: AtomicBool::new(false),
+        }
     }
 }
 
@@ -191,7 +199,8 @@ impl Shell {
         let knew_another =
             hello.resumes != Resumes::Nothing && hello.epoch.is_some_and(|epoch| Some(epoch) < self.epoch);
         let until = promise::unknown();
-        if knew_another && self.returns.is_some() && self.now() < until {
+        if let Some(returns) = self.returns.as_ref().filter(|_| knew_another && self.now() < until) {
+            returns.first.get_or_init(Instant::now);
             if !self.knows_a_promise() {
                 // Until a node says more.
                 self.promises(Some(until));
@@ -256,7 +265,7 @@ impl Shell {
         let client = client.ok_or_else(gone)?;
         let (mut facts, mut after) = (Vec::new(), None);
         loop {
-            let part = mux::answered(client.read_kept(mux::within(limits().head), after).await, "the node")?;
+            let part = mux::answered(client.read_kept(mux::within(READ_LIMIT), after).await, "the node")?;
             let Some((last, _)) = part.last() else { return Ok(facts) };
             after = Some(last.clone());
             for (_, fact) in part {
@@ -276,11 +285,18 @@ impl Shell {
         let Some(returns) = &self.returns else { return };
         let mut learned = returns.has_learned.subscribe();
         loop {
-            let has_returned = is_returning || self.is_recovering();
-            let limit = if has_returned { COPY_LIMIT } else { FIRST_RETURN };
-            let left = limit.saturating_sub(self.started.elapsed());
-            if left.is_zero() || *learned.borrow_and_update() {
+            let (since, limit) = match returns.first.get() {
+                Some(first) => (*first, COPY_LIMIT),
+                None if is_returning => (*returns.first.get_or_init(Instant::now), COPY_LIMIT),
+                None => (self.started, FIRST_RETURN),
+            };
+            let left = limit.saturating_sub(since.elapsed());
+            if *learned.borrow_and_update() {
                 return;
+            }
+            if left.is_zero() {
+                // Somebody is just telling it.
+                return drop(returns.read.lock().await);
             }
             let _ = tokio::time::timeout(left, learned.changed()).await;
         }

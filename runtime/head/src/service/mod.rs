@@ -579,6 +579,7 @@ impl Shell {
     /// Tells everybody that the cluster ends. Those that may still come back since the head was started again have a moment.
     async fn tell_of_the_stop(&self) {
         let everybody = async {
+            self.until_learned(false).await;
             while !self.inside.lock().state.absent().is_empty() {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }

@@ -54,14 +54,17 @@ impl State {
             // Jobs are still coming back.
             return;
         }
-        let is_over = |job: &JobId| !self.jobs.contains_key(job);
-        let is_gone = |job: &JobId, process: &ProcessId| is_over(job) || self.has_ended(*process);
-        let gone: Vec<ProcessId> = owners
-            .into_iter()
-            .flat_map(|(job, owners)| owners.into_iter().filter(move |process| is_gone(&job, process)))
-            .collect();
-        if !gone.is_empty() {
-            self.order(node, NodeMessage::OwnersGone(gone));
+        let (mut gone, mut over) = (Vec::new(), Vec::new());
+        for (job, owners) in owners {
+            match self.jobs.contains_key(&job) {
+                true => gone.extend(owners.into_iter().filter(|process| self.has_ended(*process))),
+                false => over.extend(owners),
+            }
+        }
+        for (owners, are_jobs_over) in [(gone, false), (over, true)] {
+            if !owners.is_empty() {
+                self.order(node, NodeMessage::OwnersGone { owners, are_jobs_over });
+            }
         }
     }
 }

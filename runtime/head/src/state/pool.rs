@@ -134,6 +134,13 @@ impl Pool {
         self.available.add(resources);
     }
 
+    /// Whether these very devices, and the rest of `resources`, are free.
+    pub(super) fn has_exactly(&self, resources: &ResourceSet, devices: &[(u32, Amount)]) -> bool {
+        let free = |number: &u32| self.devices.iter().find(|device| device.number == *number).map(|device| device.free);
+        self.available.covers(resources)
+            && devices.iter().all(|(number, amount)| free(number).is_some_and(|free| free >= *amount))
+    }
+
     /// Takes exactly these devices, which a node says are in use.
     pub(super) fn take_exactly(&mut self, resources: &ResourceSet, devices: &[(u32, Amount)]) {
         for (number, amount) in devices {

@@ -298,6 +298,10 @@ impl State {
                         }
                     }
                 }
+                // Somebody was faster, who did not know that the name was taken.
+                Fact::Actor(KeptActor { spec, .. }) if self.actors.is_taken(&spec) => {
+                    self.facts.push(Fact::ActorGone(spec.id));
+                }
                 Fact::Actor(KeptActor { spec, life, moves, ends }) if !self.actors.knows(spec.id) => {
                     let spec: Arc<ActorSpec> = Arc::from(spec);
                     actors.insert(spec.id, Absent { spec, life, moves, place: None, ends, earlier: None });

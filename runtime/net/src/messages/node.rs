@@ -98,8 +98,14 @@ pub enum NodeMessage {
     NodeDied(NodeId),
     /// From the head, which has no journal: keep this for the next one.
     Keep(Box<Keep>),
-    /// From the head: these processes have ended, and nobody can own an object of theirs any more.
-    OwnersGone(Vec<ProcessId>),
+    /// From the head: these processes have ended, and their jobs too if that is said. Then nobody is left who could have a ref to
+    /// what they owned and has not said so.
+    OwnersGone {
+        /// The processes.
+        owners: Vec<ProcessId>,
+        /// Whether the jobs in whose names they stored something are over.
+        are_jobs_over: bool,
+    },
     /// From a worker process: it was asked to exit, and goes on, because it owns objects.
     Stays,
     /// From a worker process: it has lost the head, and what it submits fails.

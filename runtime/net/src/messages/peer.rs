@@ -76,6 +76,10 @@ pub enum Shadow {
     Kept(ObjectId, Option<ObjectValue>),
     /// Nobody refers to it any more.
     Freed(ObjectId),
+    /// Contact was lost, and some of what was said with it: all is said again from here on.
+    Again,
+    /// All was said again. What was not among it is freed.
+    AllSaid,
 }
 
 /// What an owner, a caller or a consumer says to the worker process that runs something for it.

@@ -100,7 +100,7 @@ impl Weight for Shadow {
     fn weight(&self) -> usize {
         24 + match self {
             Shadow::Kept(_, value) => value.as_ref().map_or(0, Weight::weight),
-            Shadow::Freed(_) => 0,
+            Shadow::Freed(_) | Shadow::Again | Shadow::AllSaid => 0,
         }
     }
 }
@@ -191,7 +191,7 @@ impl Weight for NodeMessage {
                     LeaseHolder::Actor(spec, ..) => FIXED + spec.weight(),
                 },
                 NodeMessage::Unpin(ids) | NodeMessage::Delete(ids) => ids.len() * 20,
-                NodeMessage::OwnersGone(owners) => owners.len() * 8,
+                NodeMessage::OwnersGone { owners, .. } => owners.len() * 8,
                 NodeMessage::Keep(keep) => {
                     let size = |fact: &Option<Payload>| fact.as_ref().map_or(0, |fact| fact.len());
                     keep.changes.iter().map(|(key, fact)| 16 + key.len() + size(fact)).sum()

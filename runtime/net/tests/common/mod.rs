@@ -33,6 +33,7 @@ macro_rules! answers_as_anybody {
             self,
             _: tarpc::context::Context,
             _: Vec<wingbeat_core::ObjectId>,
+            _: bool,
         ) -> Vec<wingbeat_core::ObjectId> {
             Vec::new()
         }

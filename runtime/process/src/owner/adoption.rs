@@ -16,13 +16,17 @@
 //! A steward learns of the end as everybody does, by the loss of contact. Refs may be under way when the owner ends, so
 //! everything adopted is kept for a while, until whoever holds it has had time to say so.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
 
 use parking_lot::Mutex;
+use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
-use wingbeat_core::value::{ObjectValue, Refs};
+use wingbeat_core::value::{ObjectValue, Packed, Refs};
 use wingbeat_core::{ObjectId, ProcessId};
 use wingbeat_net::messages::{PeerMessage, Registration, Shadow};
 
@@ -32,6 +36,7 @@ use crate::owner::object::{Handle, drop_all};
 /// What a steward has of other owners. Of a process that is no steward, nothing.
 #[derive(Default)]
 pub(super) struct Adoptions {
+    is_steward: AtomicBool,
     estates: Mutex<BTreeMap<ProcessId, Estate>>,
 }
 
@@ -43,9 +48,13 @@ enum Estate {
     /// It lives, as far as is known here.
     Shadowed {
         objects: BTreeMap<ObjectId, Shadowed>,
+        /// While all is said again: what was not yet.
+        unsaid: Option<BTreeSet<ObjectId>>,
         /// What those have said of its objects who have noticed its end sooner.
         early: Early,
     },
+    /// It has ended, and these are being entered into the table.
+    Adopting(BTreeSet<ObjectId>),
     /// It has ended. These handles keep its objects until everybody has had time to register.
     Adopted(Vec<Handle>),
 }
@@ -68,6 +77,16 @@ fn is_about(message: &PeerMessage) -> Option<ProcessId> {
     Some(object.owner())
 }
 
+/// The same value, which does not keep the message alive in which it came.
+fn apart(value: ObjectValue) -> ObjectValue {
+    match value {
+        ObjectValue::Inline(packed) => {
+            ObjectValue::Inline(Packed { bytes: Payload(Bytes::copy_from_slice(&packed.bytes)), ..packed })
+        }
+        other => other,
+    }
+}
+
 impl Adoptions {
     /// Gives a message back, unless it is about objects of somebody whose end was not noticed here yet: then it waits for that.
     pub(super) fn may_be_answered(&self, from: ProcessId, message: PeerMessage) -> Option<PeerMessage> {
@@ -77,18 +96,18 @@ impl Adoptions {
                 early.push((from, message));
                 None
             }
-            Some(Estate::Adopted(_)) | None => Some(message),
+            Some(Estate::Adopting(_) | Estate::Adopted(_)) | None => Some(message),
         }
     }
 
     /// Contact with `who` was lost: what it said over it is void, as all that it had registered.
     pub(super) fn forget_said_by(&self, who: ProcessId) {
         self.estates.lock().retain(|_, estate| match estate {
-            Estate::Shadowed { objects, early } => {
+            Estate::Shadowed { objects, early, .. } => {
                 early.retain(|(from, _)| *from != who);
                 !objects.is_empty() || !early.is_empty()
             }
-            Estate::Adopted(_) => true,
+            Estate::Adopting(_) | Estate::Adopted(_) => true,
         });
     }
 
@@ -102,9 +121,15 @@ impl Adoptions {
     /// Sets what is known of an object. Answers with what is to be dropped when no lock is held.
     fn set(&self, owner: ProcessId, id: ObjectId, value: Option<ObjectValue>, contained: Vec<Handle>) -> Vec<Handle> {
         let mut estates = self.estates.lock();
-        let estate =
-            estates.entry(owner).or_insert_with(|| Estate::Shadowed { objects: BTreeMap::new(), early: Vec::new() });
-        let Estate::Shadowed { objects, .. } = estate else { return contained };
+        let estate = estates.entry(owner).or_insert_with(|| Estate::Shadowed {
+            objects: BTreeMap::new(),
+            unsaid: None,
+            early: Vec::new(),
+        });
+        let Estate::Shadowed { objects, unsaid, .. } = estate else { return contained };
+        if let Some(unsaid) = unsaid {
+            unsaid.remove(&id);
+        }
         let known = objects.entry(id).or_default();
         // While a value is made again, the refs in it are the same.
         if value.is_none() {
@@ -116,7 +141,7 @@ impl Adoptions {
 
     fn forget(&self, owner: ProcessId, id: ObjectId) -> Option<Shadowed> {
         let mut estates = self.estates.lock();
-        let Some(Estate::Shadowed { objects, early }) = estates.get_mut(&owner) else { return None };
+        let Some(Estate::Shadowed { objects, early, .. }) = estates.get_mut(&owner) else { return None };
         let forgotten = objects.remove(&id);
         if objects.is_empty() && early.is_empty() {
             estates.remove(&owner);
@@ -124,16 +149,33 @@ impl Adoptions {
         forgotten
     }
 
+    /// An owner says all again.
+    fn says_again(&self, owner: ProcessId) {
+        if let Some(Estate::Shadowed { objects, unsaid, .. }) = self.estates.lock().get_mut(&owner) {
+            *unsaid = Some(objects.keys().copied().collect());
+        }
+    }
+
+    /// It has. Answers with what it has not said.
+    fn all_said(&self, owner: ProcessId) -> Vec<ObjectId> {
+        match self.estates.lock().get_mut(&owner) {
+            Some(Estate::Shadowed { unsaid, .. }) => unsaid.take().into_iter().flatten().collect(),
+            Some(Estate::Adopting(_) | Estate::Adopted(_)) | None => Vec::new(),
+        }
+    }
+
     /// The shadows of an owner that has ended, and what was said of them too early. It counts as adopted from now on.
     fn take(&self, owner: ProcessId) -> Option<(BTreeMap<ObjectId, Shadowed>, Early)> {
         match self.estates.lock().entry(owner) {
-            Entry::Occupied(mut known) if matches!(known.get(), Estate::Shadowed { .. }) => {
-                match known.insert(Estate::Adopted(Vec::new())) {
-                    Estate::Shadowed { objects, early } => Some((objects, early)),
-                    Estate::Adopted(_) => None,
+            Entry::Occupied(mut known) => {
+                let Estate::Shadowed { objects, .. } = known.get() else { return None };
+                let ids = objects.keys().copied().collect();
+                match known.insert(Estate::Adopting(ids)) {
+                    Estate::Shadowed { objects, early, .. } => Some((objects, early)),
+                    Estate::Adopting(_) | Estate::Adopted(_) => None,
                 }
             }
-            Entry::Occupied(_) | Entry::Vacant(_) => None,
+            Entry::Vacant(_) => None,
         }
     }
 
@@ -145,6 +187,7 @@ impl Adoptions {
     fn is_shadowed(&self, id: ObjectId) -> bool {
         match self.estates.lock().get(&id.owner()) {
             Some(Estate::Shadowed { objects, .. }) => objects.contains_key(&id),
+            Some(Estate::Adopting(ids)) => ids.contains(&id),
             Some(Estate::Adopted(_)) | None => false,
         }
     }
@@ -157,7 +200,7 @@ impl Adoptions {
             Some(Estate::Shadowed { objects, .. }) => {
                 objects.iter().filter(|(_, shadowed)| is_value(shadowed)).map(|(id, _)| *id).collect()
             }
-            Some(Estate::Adopted(_)) | None => Vec::new(),
+            Some(Estate::Adopting(_) | Estate::Adopted(_)) | None => Vec::new(),
         }
     }
 
@@ -165,9 +208,10 @@ impl Adoptions {
     pub(super) fn what_is_left(&self) -> Vec<String> {
         let estates = self.estates.lock();
         let left = estates.iter().map(|(owner, estate)| match estate {
-            Estate::Shadowed { objects, early } => {
+            Estate::Shadowed { objects, early, .. } => {
                 format!("shadows of {owner}: {:?}, and {} messages wait", objects.keys(), early.len())
             }
+            Estate::Adopting(ids) => format!("being adopted from {owner}: {ids:?}"),
             Estate::Adopted(kept) => format!("adopted from {owner}, and kept for a while: {kept:?}"),
         });
         left.collect()
@@ -175,21 +219,38 @@ impl Adoptions {
 }
 
 impl Owner {
+    /// From now on, others may say what is to be known of their objects.
+    pub(crate) fn serve_as_steward(&self) {
+        self.adoptions.is_steward.store(true, Ordering::Relaxed);
+    }
+
     /// An owner says what is to be known of its objects when it is no more.
     pub(super) fn hears_shadows(self: &Arc<Self>, from: ProcessId, shadows: Vec<Shadow>) {
+        if !self.adoptions.is_steward.load(Ordering::Relaxed) {
+            return tracing::warn!(%from, "this process is the steward of nobody");
+        }
         for shadow in shadows {
             match shadow {
                 Shadow::Kept(id, value) if id.owner() == from => {
+                    let value = value.map(apart);
                     let contained = self.hold_foreign_refs(from, value.as_ref().and_then(ObjectValue::refs));
                     drop_all(self.adoptions.set(from, id, value, contained));
                 }
-                Shadow::Freed(id) => {
-                    let forgotten = self.adoptions.forget(from, id);
-                    drop_all(forgotten.map(|shadowed| shadowed.contained).unwrap_or_default());
+                Shadow::Freed(id) => self.forget_shadow(from, id),
+                Shadow::Again => self.adoptions.says_again(from),
+                Shadow::AllSaid => {
+                    for id in self.adoptions.all_said(from) {
+                        self.forget_shadow(from, id);
+                    }
                 }
                 Shadow::Kept(id, _) => tracing::warn!(%from, object = %id, "only its owner may say this"),
             }
         }
+    }
+
+    fn forget_shadow(&self, owner: ProcessId, id: ObjectId) {
+        let forgotten = self.adoptions.forget(owner, id);
+        drop_all(forgotten.map(|shadowed| shadowed.contained).unwrap_or_default());
     }
 
     /// Of the refs in a value, those that its owner does not own: it holds them now, and will not when it has ended.
@@ -229,6 +290,8 @@ impl Owner {
             contained.extend(refs.filter(|id| id.owner() == gone).filter_map(|id| self.objects.handle_of_known(*id)));
             let died = || Error::OwnerDied { object: handle.id(), owner: gone };
             let value = shadowed.value.unwrap_or_else(|| ObjectValue::Failed(Box::new(died())));
+            // What could not be read of it while it was borrowed does not stand against its value.
+            handle.object().forget_failure();
             self.resolve_object(handle.object(), value, contained);
         }
         self.adoptions.keep(gone, kept);
@@ -244,7 +307,7 @@ impl Owner {
             let mut estates = self.adoptions.estates.lock();
             match estates.get(&gone) {
                 Some(Estate::Adopted(_)) => estates.remove(&gone),
-                Some(Estate::Shadowed { .. }) | None => None,
+                Some(Estate::Shadowed { .. } | Estate::Adopting(_)) | None => None,
             }
         };
         if let Some(Estate::Adopted(kept)) = estate {
@@ -258,8 +321,13 @@ impl Owner {
         self.adoptions.values_shadowed_of(owner)
     }
 
-    /// Of these objects of others, those for which this process answers, or is about to.
-    pub(crate) fn keeps(&self, ids: Vec<ObjectId>) -> Vec<ObjectId> {
+    /// Of these objects of others, those for which this process answers, or is about to. If the jobs of their owners are over,
+    /// nobody is left who could say yet that he refers to them.
+    pub(crate) fn keeps(self: &Arc<Self>, ids: Vec<ObjectId>, are_jobs_over: bool) -> Vec<ObjectId> {
+        if are_jobs_over {
+            let owners: BTreeSet<ProcessId> = ids.iter().map(|id| id.owner()).collect();
+            owners.into_iter().for_each(|owner| self.let_go_of(owner));
+        }
         let keeps = |id: &ObjectId| {
             self.adoptions.is_shadowed(*id) || self.objects.get(*id).is_some_and(|object| object.is_adopted())
         };

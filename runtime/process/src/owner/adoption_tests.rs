@@ -88,6 +88,7 @@ impl Bench {
     fn new() -> Bench {
         let world = Arc::new(World::default());
         let (steward, released) = Owner::new(STEWARD, ClusterId(1), world.clone());
+        steward.serve_as_steward();
         Bench { world, steward, released }
     }
 
@@ -154,7 +155,7 @@ fn a_borrower_reads_what_was_adopted_and_its_release_frees_it() {
     bench.hears(BORROWER, PeerMessage::Borrow(vec![(id, Registration(5))]));
     bench.hears(BORROWER, PeerMessage::Subscribe(vec![id]));
     assert!(matches!(bench.told().as_slice(), [(of, ObjectValue::Stored(_))] if *of == id));
-    assert_eq!(bench.steward.keeps(vec![id, object(DEAD, 2)]), [id]);
+    assert_eq!(bench.steward.keeps(vec![id, object(DEAD, 2)], false), [id]);
     bench.lets_go();
     assert!(bench.world.deleted.lock().is_empty(), "it is still borrowed");
     bench.hears(BORROWER, PeerMessage::Release(vec![(id, Registration(5))]));
@@ -217,6 +218,61 @@ fn what_was_not_ready_or_not_referred_to_dies_with_its_owner() {
 }
 
 #[test]
+fn what_was_freed_while_there_was_no_contact_is_forgotten_when_all_was_said_again() {
+    let mut bench = Bench::new();
+    let (kept, freed, theirs) = (object(DEAD, 1), object(DEAD, 2), object(OTHER, 1));
+    bench.shadows(kept, Some(inline(&[])));
+    bench.shadows(freed, Some(inline(&[theirs])));
+    let again = [Shadow::Again, Shadow::Kept(kept, Some(inline(&[]))), Shadow::AllSaid];
+    for shadow in again {
+        assert_eq!(bench.steward.values_shadowed_of(DEAD).len(), 2);
+        bench.hears(DEAD, PeerMessage::Shadows(vec![shadow]));
+    }
+    assert_eq!(bench.steward.values_shadowed_of(DEAD), [kept]);
+    bench.lets_go();
+    let releases =
+        |(to, message): &(ProcessId, PeerMessage)| *to == OTHER && matches!(message, PeerMessage::Release(_));
+    assert!(bench.world.said.lock().iter().any(releases), "the ref in it is held no longer");
+}
+
+#[test]
+fn what_is_adopted_of_a_job_that_is_over_is_not_kept_for_those_who_may_come() {
+    let mut bench = Bench::new();
+    let (lent, unneeded) = (object(DEAD, 1), object(DEAD, 2));
+    bench.shadows(lent, Some(stored()));
+    bench.shadows(unneeded, Some(stored()));
+    assert_eq!(bench.steward.keeps(vec![lent, unneeded], true), [lent, unneeded], "its end is not known here");
+    bench.dies();
+    bench.hears(BORROWER, PeerMessage::Borrow(vec![(lent, Registration(1))]));
+    assert_eq!(bench.steward.keeps(vec![lent, unneeded], false), [lent, unneeded]);
+    assert_eq!(bench.steward.keeps(vec![lent, unneeded], true), [lent]);
+    bench.lets_go();
+    assert_eq!(*bench.world.deleted.lock(), [unneeded]);
+}
+
+#[test]
+fn a_value_that_could_not_be_read_while_it_was_borrowed_is_readable_when_it_is_adopted() {
+    let bench = Bench::new();
+    let (outer, inner) = (object(OTHER, 1), object(DEAD, 1));
+    bench.hears(OTHER, PeerMessage::Shadows(vec![Shadow::Kept(outer, Some(inline(&[inner])))]));
+    bench.shadows(inner, Some(inline(&[])));
+    let lost = bench.steward.borrowed_over(DEAD);
+    bench.steward.settle_borrowed(DEAD, lost);
+    bench.dies();
+    bench.hears(BORROWER, PeerMessage::Subscribe(vec![inner]));
+    let told = bench.told();
+    assert!(matches!(told.as_slice(), [(of, ObjectValue::Inline(_))] if *of == inner), "{told:?}");
+}
+
+#[test]
+fn nobody_but_a_steward_hears_of_shadows() {
+    let world = Arc::new(World::default());
+    let (process, _released) = Owner::new(STEWARD, ClusterId(1), world);
+    process.hears(DEAD, PeerMessage::Shadows(vec![Shadow::Kept(object(DEAD, 1), Some(inline(&[])))]));
+    assert!(process.values_shadowed_of(DEAD).is_empty());
+}
+
+#[test]
 fn refs_inside_a_value_are_held_as_long_as_it_is() {
     let mut bench = Bench::new();
     let (outer, inner, theirs) = (object(DEAD, 1), object(DEAD, 2), object(OTHER, 1));
@@ -260,6 +316,7 @@ fn an_owner_says_what_others_may_refer_to_and_nothing_else() {
         .map(|shadow| match shadow {
             Shadow::Kept(id, value) => (*id, Some(value.is_some())),
             Shadow::Freed(id) => (*id, None),
+            Shadow::Again | Shadow::AllSaid => panic!("no contact was lost: {shadow:?}"),
         })
         .collect();
     assert_eq!(kinds, [(lent, Some(false)), (lent, Some(true)), (lent, None)]);

@@ -162,6 +162,21 @@ impl<M> Borrowing<M> {
         state.held.into_keys().collect()
     }
 
+    /// These waited for registrations with an owner that is no more. They wait for what was sent to its steward instead; answers
+    /// with them if that is nothing.
+    pub(crate) fn wait_again(&mut self, owner: ProcessId, ready: Vec<Ready<M>>) -> Vec<Ready<M>> {
+        debug_assert!(!self.has_unsent(), "order on the links is the order of decisions");
+        let Some(state) = self.owners.get_mut(&owner).filter(|state| state.acknowledged < state.sent) else {
+            return ready;
+        };
+        for what in ready {
+            state.awaited.entry(state.sent).or_default().push(self.next_waiting);
+            self.waiting.insert(self.next_waiting, Waiting { missing: 1, what });
+            self.next_waiting += 1;
+        }
+        Vec::new()
+    }
+
     /// Answers with `message` if it may be sent to `receiver` at once, which it confirms these refs to; otherwise keeps it
     /// until it may.
     pub(crate) fn confirm<'a>(
@@ -264,7 +279,10 @@ impl<M> Borrowing<M> {
             }
             let Some(waiting) = self.waiting.remove(&number) else { continue };
             if let Ready::Release(id, released) = waiting.what {
-                self.releasing.remove(&id);
+                // A later life of it may wait by now.
+                if self.releasing.get(&id) == Some(&number) {
+                    self.releasing.remove(&id);
+                }
                 numbers.extend(self.released(id, released));
             }
             ready.push(waiting.what);

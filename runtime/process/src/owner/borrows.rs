@@ -18,7 +18,8 @@ use crate::owner::table::{Released, sorted};
 /// What was borrowed over a contact that was lost.
 pub(crate) struct Lost {
     objects: Vec<Arc<Object>>,
-    /// What waited for registrations over it. It is sent when it is known who answers for the objects now, and has heard of them.
+    /// What waited for registrations over it. It is sent when it is known who answers for the objects now, and that one has taken in
+    /// what is held of them.
     ready: Vec<Ready<Confirmation>>,
 }
 
@@ -40,22 +41,35 @@ impl Owner {
         let has_steward = is_gone && self.outside.has_steward(peer);
         let (its_own, of_others): (Vec<_>, Vec<_>) =
             lost.objects.into_iter().partition(|object| object.id().owner() == peer);
-        match has_steward {
-            true => self.ask_steward(peer, &its_own),
-            false => self.fail_pending(peer, is_gone, its_own),
-        }
+        let ready = match has_steward {
+            true => self.ask_steward(peer, &its_own, lost.ready),
+            false => {
+                self.fail_pending(peer, is_gone, its_own);
+                lost.ready
+            }
+        };
         self.fail_pending(peer, is_gone, of_others);
-        self.send_ready(lost.ready);
+        self.send_ready(ready);
     }
 
-    /// The steward of a process that is no more is told what is held here, and asked for what was awaited.
-    fn ask_steward(self: &Arc<Self>, gone: ProcessId, borrowed: &[Arc<Object>]) {
+    /// The steward of a process that is no more is told what is held here, and asked for what was awaited. Answers with what need not
+    /// wait for it.
+    fn ask_steward(
+        self: &Arc<Self>,
+        gone: ProcessId,
+        borrowed: &[Arc<Object>],
+        ready: Vec<Ready<Confirmation>>,
+    ) -> Vec<Ready<Confirmation>> {
         let is_held = |object: &&Arc<Object>| self.objects.has(object);
         let held = borrowed.iter().filter(is_held).map(|object| (object.id(), object.registration())).collect();
         let mut borrowing = self.registrations.borrowing.lock();
         borrowing.register_again(gone, held);
+        let unreachable = self.send_unsent(&mut borrowing);
+        let ready = borrowing.wait_again(gone, ready);
         drop(borrowing);
-        self.send_registrations();
+        for owner in unreachable {
+            self.owner_gone(owner);
+        }
         let awaited = borrowed.iter().filter(|object| object.is_asked_for()).map(|object| object.id());
         let awaited: Vec<ObjectId> = awaited.inspect(|id| self.registrations.asks_for(*id)).collect();
         for ids in awaited.chunks(IDS_A_MESSAGE) {
@@ -63,6 +77,7 @@ impl Owner {
                 self.owner_gone(gone);
             }
         }
+        ready
     }
 
     fn fail_pending(self: &Arc<Self>, peer: ProcessId, is_gone: bool, borrowed: Vec<Arc<Object>>) {

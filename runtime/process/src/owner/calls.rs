@@ -144,7 +144,8 @@ impl Target {
         for mut call in std::mem::take(&mut self.in_flight).into_iter().rev() {
             if call.retries > 0 && !call.cancelled {
                 call.retries = one_less(call.retries);
-                Arc::make_mut(&mut call.spec).attempt += 1;
+                let spec = Arc::make_mut(&mut call.spec);
+                spec.attempt = spec.attempt.saturating_add(1);
                 self.queue.push_front(call);
             } else {
                 let class = self.class_name.to_string();
@@ -198,6 +199,11 @@ pub(crate) enum CallStanding {
 }
 
 impl Calls {
+    /// How many are not done.
+    pub(crate) fn pending(&self) -> usize {
+        self.targets.values().map(|target| target.queue.len() + target.in_flight.len()).sum()
+    }
+
     /// Where a call that is not done is, with its name and its actor.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, ActorId, CallStanding)> {
         self.targets.iter().find_map(|(actor, target)| {

@@ -26,7 +26,7 @@ use crate::owner::name::Name;
 use crate::owner::object::Held;
 use crate::owner::recipe::Remaking;
 use crate::owner::resting::Resting;
-use crate::owner::retrying::{RetryOn, Verdict, one_less};
+use crate::owner::retrying::{RetryOn, Verdict, one_less, pause_ms};
 use crate::owner::wanted::Wanted;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -60,6 +60,8 @@ pub(crate) struct Task {
     pub name: Name,
     /// Attempts that a system failure may still cost.
     pub retries: u32,
+    /// How many of them failures of user code and of its processes have cost.
+    pub failures: u32,
     /// And those that its node's shortage of memory may cost.
     pub memory_retries: MemoryRetries,
     /// Which errors of its own cost a retry, too.
@@ -134,7 +136,26 @@ enum After {
     Nothing,
     /// It was begun, and moved to another node: it costs no retry.
     Move,
+    /// It was ended for that, and has paid with a retry of those for that.
+    MemoryShortage,
     Failure,
+}
+
+impl Task {
+    /// It is tried again after this.
+    fn costs(&mut self, after: After) {
+        if after != After::Nothing {
+            let spec = Arc::make_mut(&mut self.spec);
+            spec.attempt = spec.attempt.saturating_add(1);
+            spec.yields_memory = self.memory_retries.has_any();
+        }
+        if after == After::Failure {
+            self.retries = one_less(self.retries);
+        }
+        if let Some(remaking) = &self.remaking {
+            remaking.goes_on(self.spec.attempt, self.retries);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,8 +250,8 @@ pub(crate) enum Settled {
 
 /// Where a task is; see [`Dispatch::standing`].
 pub(crate) enum DispatchStanding {
-    /// It was ended because memory was short, and is tried again after a pause.
-    Resting { why: String },
+    /// It was ended because memory was short, or has failed again, and is tried again after a pause.
+    Resting { why: String, pause_ms: u64 },
     /// It is on no lease yet.
     Ready { before: usize, shape: Shape },
     /// It was pushed to a worker process.
@@ -240,10 +261,17 @@ pub(crate) enum DispatchStanding {
 }
 
 impl Dispatch {
+    /// How many are not done.
+    pub(crate) fn pending(&self) -> usize {
+        let ready = self.queues.values().map(|queue| queue.ready.len()).sum::<usize>();
+        let in_flight = self.leases.values().map(|lease| lease.in_flight.len()).sum::<usize>();
+        ready + in_flight + self.undecided.len() + self.resting.len()
+    }
+
     /// Where a task that is not done is, with its name.
     pub(crate) fn standing(&self, id: TaskId) -> Option<(String, DispatchStanding)> {
-        if let Some((name, why)) = self.resting.standing(id) {
-            return Some((name, DispatchStanding::Resting { why }));
+        if let Some((name, why, pause_ms)) = self.resting.standing(id) {
+            return Some((name, DispatchStanding::Resting { why, pause_ms }));
         }
         for (shape, queue) in &self.queues {
             if let Some(before) = queue.ready.iter().position(|task| task.spec.id == id) {
@@ -555,9 +583,9 @@ impl Dispatch {
     }
 
     /// User code has said whether a task that has failed is tried again. It is none if it was cancelled meanwhile.
-    pub(crate) fn decided(&mut self, id: TaskId, again: bool, error: Error, out: &mut Vec<Action>) {
+    pub(crate) fn decided(&mut self, id: TaskId, again: bool, error: Error, now_ms: u64, out: &mut Vec<Action>) {
         match self.undecided.remove(&id) {
-            Some(task) if again => self.again(task, After::Failure),
+            Some(task) if again => self.failed(task, error, now_ms),
             Some(task) => out.push(Action::Fail { task, error }),
             None => {}
         }
@@ -580,25 +608,30 @@ impl Dispatch {
         }
     }
 
-    /// Tries a task again that may be: at once, unless memory was short.
-    fn failed(&mut self, task: Task, error: Error, now_ms: u64) {
-        match error {
-            Error::OutOfMemory { .. } => self.resting.rests(task, error, now_ms),
-            _ => self.again(task, After::Failure),
+    /// Tries a task again that may be: after a pause, unless it is the first failure and memory was not short.
+    fn failed(&mut self, mut task: Task, error: Error, now_ms: u64) {
+        let pause = match error {
+            Error::OutOfMemory { .. } => {
+                let pause = task.memory_retries.take();
+                task.costs(After::MemoryShortage);
+                pause
+            }
+            _ => {
+                let pause = pause_ms(task.failures);
+                task.failures = task.failures.saturating_add(1);
+                task.costs(After::Failure);
+                pause
+            }
+        };
+        match pause {
+            0 => self.again(task, After::Nothing),
+            pause => self.resting.rests(task, error, pause, now_ms),
         }
     }
 
     /// Puts a task at the front of its queue.
     fn again(&mut self, mut task: Task, after: After) {
-        if after != After::Nothing {
-            Arc::make_mut(&mut task.spec).attempt += 1;
-        }
-        if after == After::Failure {
-            task.retries = one_less(task.retries);
-        }
-        if let Some(remaking) = &task.remaking {
-            remaking.goes_on(task.spec.attempt, task.retries);
-        }
+        task.costs(after);
         let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
         queue.ready.push_front(task);
     }

@@ -6,6 +6,7 @@ use wingbeat_core::value::Stored;
 use wingbeat_core::{Amount, FunctionId, ResourceSet};
 
 use super::*;
+use crate::owner::retrying::UNLIMITED;
 
 fn shape() -> Arc<Shape> {
     Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE)))
@@ -29,6 +30,7 @@ fn task(seq: u64) -> Task {
         shape: shape(),
         name: Name::Path("task"),
         retries: 3,
+        failures: 0,
         memory_retries: MemoryRetries::of(2, 3),
         retry_on: RetryOn::Nothing,
         cancelled: false,
@@ -284,7 +286,9 @@ fn a_task_that_was_ended_for_want_of_memory_rests_and_has_retries_of_its_own() {
         dispatch.worker_died(end_for_memory(lease), now, &mut out);
         assert!(said(out).failed.is_empty());
         let (_, standing) = dispatch.standing(id(0)).unwrap();
-        assert!(matches!(standing, DispatchStanding::Resting { why } if why.contains("memory ran out")));
+        assert!(
+            matches!(standing, DispatchStanding::Resting { why, pause_ms } if why.contains("memory ran out") && pause_ms == pause)
+        );
         assert!(!dispatch.is_done());
         assert_eq!(dispatch.tick(now, &mut Vec::new()), Some(pause));
         dispatch.tick(now + pause - 1, &mut Vec::new());
@@ -395,7 +399,7 @@ fn asked() -> Dispatch {
 /// What follows from an answer.
 fn decided(dispatch: &mut Dispatch, again: bool) -> Said {
     let mut out = Vec::new();
-    dispatch.decided(id(0), again, Error::NoSession, &mut out);
+    dispatch.decided(id(0), again, Error::NoSession, 1, &mut out);
     said(out)
 }
 
@@ -408,6 +412,80 @@ fn a_task_of_which_user_code_is_asked_goes_on_or_fails_as_that_says() {
     let mut dispatch = asked();
     assert!(matches!(&decided(&mut dispatch, false).failed[..], [(0, Error::NoSession)]));
     assert!(decided(&mut dispatch, true).failed.is_empty(), "it is done");
+}
+
+/// A task without a limit of retries, before its first attempt.
+fn unlimited(retry_on: RetryOn) -> Dispatch {
+    let mut dispatch = Dispatch::default();
+    let spec = TaskSpec { attempt: u32::MAX - 2, ..(*task(0).spec).clone() };
+    dispatch.submit(Task { spec: Arc::new(spec), retries: UNLIMITED, retry_on, ..task(0) }, &mut Vec::new());
+    dispatch
+}
+
+/// Lets a task fail and be tried again until `now` as often as it may. Answers with when its attempts began.
+fn attempts(dispatch: &mut Dispatch, until: u64, fails: impl Fn(&mut Dispatch, u64)) -> Vec<u64> {
+    let mut began = Vec::new();
+    let mut now = 0;
+    while now < until {
+        if dispatch.leases.is_empty() {
+            dispatch.granted(grant(1), now, &mut Vec::new());
+        }
+        if settle(dispatch, now).pushed.contains_key(&1) {
+            began.push(now);
+            fails(dispatch, now);
+        }
+        match dispatch.standing(id(0)) {
+            Some((_, DispatchStanding::Resting { .. })) => now += dispatch.tick(now, &mut Vec::new()).unwrap().max(1),
+            other => assert!(matches!(other, Some((_, DispatchStanding::Ready { .. })))),
+        }
+        dispatch.tick(now, &mut Vec::new());
+    }
+    began
+}
+
+/// The pauses double from the second retry on.
+const BEGAN: [u64; 11] = [0, 0, 10, 30, 70, 150, 310, 630, 1_270, 2_270, 3_270];
+
+#[test]
+fn a_task_that_fails_again_and_again_is_tried_at_once_the_first_time_and_then_ever_more_seldom() {
+    let panicked = || Error::Panicked { task: "task".into(), message: "no".into(), backtrace: String::new() };
+    let mut dispatch = unlimited(RetryOn::Everything);
+    let began = attempts(&mut dispatch, 4_000, |dispatch, now| {
+        let settled = dispatch.finished(ProcessId(101), id(0), Some(&panicked()), 0, now, &mut Vec::new());
+        assert!(matches!(settled, Settled::Retried));
+    });
+    assert_eq!(began, BEGAN);
+    let (name, standing) = dispatch.standing(id(0)).unwrap();
+    assert!(
+        matches!(standing, DispatchStanding::Resting { why, pause_ms: 1_000 } if why.contains("panicked")),
+        "{name}"
+    );
+
+    let mut dispatch = unlimited(RetryOn::Nothing.or_if(Arc::new(|_| true)));
+    let own = wingbeat_core::error::ApplicationError {
+        type_name: "Busy".into(),
+        message: "busy".into(),
+        payload: wingbeat_core::codec::Payload::default(),
+    };
+    let busy = Error::Application { task: "task".into(), error: own };
+    let began = attempts(&mut dispatch, 4_000, |dispatch, now| {
+        let settled = dispatch.finished(ProcessId(101), id(0), Some(&busy), 0, now, &mut Vec::new());
+        assert!(matches!(settled, Settled::Asks(_)));
+        dispatch.decided(id(0), true, busy.clone(), now, &mut Vec::new());
+    });
+    assert_eq!(began, BEGAN);
+}
+
+#[test]
+fn a_task_whose_process_ends_again_and_again_is_tried_ever_more_seldom() {
+    let mut dispatch = unlimited(RetryOn::Nothing);
+    let began = attempts(&mut dispatch, 4_000, |dispatch, now| {
+        let mut out = Vec::new();
+        dispatch.connection_lost(ProcessId(101), now, &mut out);
+        dispatch.worker_died(death(1, u64::MAX), now, &mut out);
+        assert!(said(out).failed.is_empty());
+    });
+    assert_eq!(began, BEGAN);
 }
 
 #[test]

@@ -157,6 +157,7 @@ impl Owner {
             shape: recipe.shape.clone(),
             name: recipe.name.clone(),
             retries,
+            failures: 0,
             memory_retries: recipe.memory_retries,
             retry_on: recipe.retry_on.clone(),
             cancelled: false,

@@ -102,7 +102,7 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage);
     /// Has a node delete its copy of an object.
     fn delete_at(&self, owner: &Arc<Owner>, at: &StoreNode, object: ObjectId);
-    /// Runs user code on a thread where that may take its time.
+    /// Runs user code after all that was given here before, on a thread where it may take its time. Drops it where it cannot run.
     fn run(&self, code: Box<dyn FnOnce() + Send>);
     /// Many objects were freed, and the rest of them will be in a moment: memory can be given back then.
     fn has_ebbed(&self, owner: &Arc<Owner>);

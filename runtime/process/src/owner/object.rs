@@ -215,6 +215,15 @@ impl Object {
         Announce { subscribers: subscribers.into_iter().collect() }
     }
 
+    /// If it has failed, it has not.
+    pub(super) fn forget_failure(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.value, Some(ObjectValue::Failed(_))) {
+            state.value = None;
+            self.ready.store(false, Ordering::Release);
+        }
+    }
+
     /// The session is over: a value that lies here stays readable, anything else becomes `error`. The refs inside the
     /// value are given up, since they hold the session.
     pub(super) fn conclude(&self, error: &Error) {

@@ -68,7 +68,8 @@ impl Recipe {
         let retries = self.retries.load(Ordering::Relaxed);
         let left = (retries > 0).then(|| one_less(retries))?;
         self.retries.store(left, Ordering::Relaxed);
-        let attempt = self.attempt.fetch_add(1, Ordering::Relaxed) + 1;
+        let attempt = self.attempt.load(Ordering::Relaxed).saturating_add(1);
+        self.attempt.store(attempt, Ordering::Relaxed);
         Some((TaskSpec { attempt, remakes: true, ..self.spec.clone() }, left))
     }
 

@@ -1,8 +1,7 @@
-//! Tasks that were ended because memory was short, and rest before they are tried again: what used the memory may be done by then, and
-//! what needs too much of it does not come back at once, again and again.
+//! Tasks that rest before they are tried again: those that were ended because memory was short, and those that have failed more than
+//! once. What used the memory may be done by then, and what fails at once does not come back as often as the machine can run it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
@@ -13,24 +12,25 @@ use crate::owner::wanted::Wanted;
 /// The tasks that rest, each with why, by when they have.
 #[derive(Default)]
 pub(crate) struct Resting {
-    tasks: BTreeMap<(u64, TaskId), (Task, Error)>,
+    tasks: BTreeMap<(u64, TaskId), Rest>,
+}
+
+struct Rest {
+    task: Task,
+    why: Error,
+    pause_ms: u64,
 }
 
 impl Resting {
-    /// Takes in a task that was just ended for this.
-    pub(crate) fn rests(&mut self, mut task: Task, why: Error, now_ms: u64) {
-        let pause = task.memory_retries.take();
-        let spec = Arc::make_mut(&mut task.spec);
-        spec.attempt += 1;
-        spec.yields_memory = task.memory_retries.has_any();
-        let key = (now_ms + pause, spec.id);
-        self.tasks.insert(key, (task, why));
+    /// Takes in a task whose attempt has just ended with this.
+    pub(crate) fn rests(&mut self, task: Task, why: Error, pause_ms: u64, now_ms: u64) {
+        self.tasks.insert((now_ms + pause_ms, task.spec.id), Rest { task, why, pause_ms });
     }
 
     /// The next one that has rested.
     pub(crate) fn rested(&mut self, now_ms: u64) -> Option<Task> {
         let first = self.tasks.first_entry().filter(|first| first.key().0 <= now_ms)?;
-        Some(first.remove().0)
+        Some(first.remove().task)
     }
 
     /// In how many milliseconds there is one.
@@ -38,20 +38,24 @@ impl Resting {
         self.tasks.first_key_value().map(|((until, _), _)| until.saturating_sub(now_ms))
     }
 
-    /// The name of this task, and why it rests.
-    pub(crate) fn standing(&self, id: TaskId) -> Option<(String, String)> {
-        let (task, why) = self.tasks.iter().find(|((_, other), _)| *other == id)?.1;
-        Some((task.name.to_string(), why.to_string()))
+    /// The name of this task, why it rests, and for how many milliseconds in all.
+    pub(crate) fn standing(&self, id: TaskId) -> Option<(String, String, u64)> {
+        let (_, rest) = self.tasks.iter().find(|((_, other), _)| *other == id)?;
+        Some((rest.task.name.to_string(), rest.why.to_string(), rest.pause_ms))
     }
 
     /// Takes out those that are to be cancelled.
     pub(crate) fn cancel(&mut self, wanted: &mut Wanted) -> Vec<Task> {
         let found: Vec<_> = self.tasks.keys().copied().filter(|(_, id)| wanted.take(*id).is_some()).collect();
-        found.iter().filter_map(|key| self.tasks.remove(key)).map(|(task, _)| task).collect()
+        found.iter().filter_map(|key| self.tasks.remove(key)).map(|rest| rest.task).collect()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Task> {
-        self.tasks.values().map(|(task, _)| task)
+        self.tasks.values().map(|rest| &rest.task)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tasks.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -59,6 +63,6 @@ impl Resting {
     }
 
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Task> + use<> {
-        std::mem::take(&mut self.tasks).into_values().map(|(task, _)| task)
+        std::mem::take(&mut self.tasks).into_values().map(|rest| rest.task)
     }
 }

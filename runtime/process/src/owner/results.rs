@@ -97,11 +97,8 @@ impl Owner {
 
     /// Has user code say whether a task that has failed is tried again.
     fn ask_whether_again(self: &Arc<Self>, task: TaskId, retry_on: RetryOn, error: Box<Error>) {
-        let owner = self.clone();
-        self.outside.run(Box::new(move || {
-            let again = retry_on.ask(&error);
-            owner.submission.request(Request::Decided { task, again, error });
-        }));
+        let question = Question { owner: self.clone(), task, error: Some(error), again: false };
+        self.outside.run(Box::new(move || question.ask(&retry_on)));
     }
 
     /// Gives a task's outputs their values, and those in shared memory the recipe for making them again.
@@ -170,6 +167,28 @@ impl Owner {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Whether a task that has failed is tried again. Answered when it is dropped: with no where user code could not be asked.
+struct Question {
+    owner: Arc<Owner>,
+    task: TaskId,
+    error: Option<Box<Error>>,
+    again: bool,
+}
+
+impl Question {
+    fn ask(mut self, retry_on: &RetryOn) {
+        self.again = self.error.as_ref().is_some_and(|error| retry_on.ask(error));
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if let Some(error) = self.error.take() {
+            self.owner.submission.request(Request::Decided { task: self.task, again: self.again, error });
         }
     }
 }

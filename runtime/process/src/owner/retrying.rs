@@ -13,6 +13,20 @@ pub(crate) fn one_less(attempts: u32) -> u32 {
     if attempts == UNLIMITED { UNLIMITED } else { attempts.saturating_sub(1) }
 }
 
+/// How long a task rests that failures have cost so many retries already before it is tried again, in milliseconds: a function that
+/// fails at once, or ends its process, is not run as often as the machine can.
+pub(crate) fn pause_ms(failures: u32) -> u64 {
+    match failures {
+        0 => 0,
+        failures => (PAUSE_MS << (failures - 1).min(10)).min(PAUSE_LIMIT_MS),
+    }
+}
+
+/// The pause before the second retry; each later one is twice as long as that before, up to the limit. Before the first there is
+/// none: most often it was one process that was killed.
+const PAUSE_MS: u64 = 10;
+const PAUSE_LIMIT_MS: u64 = 1_000;
+
 /// Whether an error of user code is to be tried again, as user code says.
 pub type Predicate = Arc<dyn Fn(&Error) -> bool + Send + Sync>;
 
@@ -150,6 +164,13 @@ mod tests {
         assert!(matches!(asks.verdict(&panicked), Verdict::Fail));
         assert!(!asks.ask(&error("Busy")));
         assert!(matches!(RetryOn::Everything.or_type("Busy").verdict(&panicked), Verdict::Retry));
+    }
+
+    #[test]
+    fn the_first_retry_comes_at_once_and_the_others_ever_more_seldom() {
+        let pauses: Vec<u64> = (0..10).map(pause_ms).collect();
+        assert_eq!(pauses, [0, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
+        assert_eq!(pause_ms(u32::MAX), 1_000);
     }
 
     #[test]

@@ -38,8 +38,11 @@ impl Owner {
 
     /// Contact with the steward was lost: it may not have heard all.
     pub(crate) fn shadow_anew(self: &Arc<Self>) {
+        // Before they are looked up: what is freed meanwhile is said after it.
+        self.tell_steward(vec![Shadow::Again]);
         let shadowed = self.objects.shadowed();
         self.tell_of(shadowed.iter().map(|object| &**object));
+        self.tell_steward(vec![Shadow::AllSaid]);
     }
 
     /// Gets into contact with the steward.

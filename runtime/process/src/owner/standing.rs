@@ -49,8 +49,9 @@ impl Owner {
             return TaskStanding::Known(explanation);
         }
         match self.submission.standing_of_task(task) {
-            Some((name, DispatchStanding::Resting { why })) => {
-                let mut explanation = about(task, &name, "waits to be tried again".into());
+            Some((name, DispatchStanding::Resting { why, pause_ms })) => {
+                let state = format!("waits to be tried again, {pause_ms} ms after its last attempt ended");
+                let mut explanation = about(task, &name, state);
                 explanation.reasons.push(why);
                 TaskStanding::Known(explanation)
             }

@@ -152,6 +152,13 @@ impl Submission {
         self.wake.notify_one();
     }
 
+    /// How many tasks and calls are not done.
+    pub(crate) fn pending(&self) -> usize {
+        let asked = self.inbox.lock().requests.len();
+        let core = self.core.lock();
+        asked + core.dispatch.pending() + core.calls.pending() + self.unresolved.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn what_is_left(&self) -> Vec<String> {
         let mut left: Vec<String> =
@@ -197,7 +204,13 @@ impl Core {
         }
     }
 
-    pub(super) fn take_in(&mut self, request: Request, unresolved: &DashMap<TaskId, Arc<Unresolved>>, todo: &mut Todo) {
+    pub(super) fn take_in(
+        &mut self,
+        request: Request,
+        unresolved: &DashMap<TaskId, Arc<Unresolved>>,
+        now_ms: u64,
+        todo: &mut Todo,
+    ) {
         match request {
             Request::Task(task) => self.dispatch.submit(task, &mut todo.dispatch),
             Request::Call { actor, class_name, call } => {
@@ -211,7 +224,9 @@ impl Core {
                 }
                 self.calls.settle(actor, &mut todo.calls);
             }
-            Request::Decided { task, again, error } => self.dispatch.decided(task, again, *error, &mut todo.dispatch),
+            Request::Decided { task, again, error } => {
+                self.dispatch.decided(task, again, *error, now_ms, &mut todo.dispatch);
+            }
             Request::Cancel(cancel) => self.cancel(vec![cancel], unresolved, todo),
             Request::CancelChildren { parent, again } => {
                 let mut children = self.dispatch.children_of(parent);
@@ -272,7 +287,7 @@ impl Owner {
                 Request::Cancel(cancel) => cancels.push(cancel),
                 other => {
                     core.cancel(std::mem::take(&mut cancels), unresolved, &mut todo);
-                    core.take_in(other, unresolved, &mut todo);
+                    core.take_in(other, unresolved, now_ms, &mut todo);
                 }
             }
         }

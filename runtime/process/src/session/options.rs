@@ -225,7 +225,8 @@ thread_local! {
     static ONCE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `submit`; the tasks that it submits on this thread are not tried again after a crash, whatever their options say.
+/// Calls `submit`; the tasks and calls that it submits on this thread are not tried again after a crash, whatever their options and
+/// those of their actors say.
 /// For tasks that are of use together only, where something larger is started again.
 pub fn without_retries<T>(submit: impl FnOnce() -> T) -> T {
     struct Restore(bool);

@@ -58,7 +58,7 @@ fn outputs_of(outputs: Option<u32>, ahead: Option<u32>) -> Outputs {
 }
 
 impl Session {
-    /// Submits a task. Never waits; what is wrong with it is what its outputs give.
+    /// Submits a task. Pauses only when very many wait already; what is wrong with it is what its outputs give.
     pub fn submit(&self, function: &'static Function, args: Args, options: &TaskOptions) -> Submitted {
         let shape = options.shape(function.path, &function.defaults).map(|shape| self.captured(shape));
         let shape = match shape {
@@ -70,6 +70,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(function.outputs, error),
         };
+        self.submits(&args);
         let process = self.process();
         if let Some(error) = process.ended() {
             return failed(function.outputs, error.clone());
@@ -101,6 +102,7 @@ impl Session {
             shape,
             name,
             retries,
+            failures: 0,
             memory_retries,
             retry_on: options.retry_on.as_ref().unwrap_or(&function.defaults.retry_on).clone(),
             cancelled: false,
@@ -143,7 +145,7 @@ impl Session {
         });
     }
 
-    /// Calls a method of an actor. Never waits.
+    /// Calls a method of an actor. Pauses only when very many wait already.
     pub fn call(&self, actor: &ActorHandle, method: &'static Method, args: Args, options: &TaskOptions) -> Submitted {
         let session = match check_ours(self.owner(), actor.handle()) {
             Ok(()) => self,
@@ -153,6 +155,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(method.outputs, error),
         };
+        session.submits(&args);
         let process = session.process();
         if let Some(error) = process.ended() {
             return failed(method.outputs, error.clone());
@@ -178,7 +181,10 @@ impl Session {
         if let Some(limit) = options.timeout {
             session.cancel_after(limit, id, outputs, name.to_string());
         }
-        let retries = options.max_retries.or(method.defaults.max_retries).unwrap_or(actor.max_task_retries());
+        let retries = match crate::session::options::are_retried() {
+            true => options.max_retries.or(method.defaults.max_retries).unwrap_or(actor.max_task_retries()),
+            false => 0,
+        };
         let limit = actor.max_pending_calls();
         let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, limit, cancelled: false, held };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());

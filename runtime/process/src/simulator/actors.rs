@@ -71,6 +71,9 @@ impl Site {
             handle: object,
             owner: address(self.process.id),
         };
+        if spec.yields_to_drain {
+            self.shared.yielding.borrow_mut().insert(id);
+        }
         let handle = owner.new_object(object, None);
         // What it was made with lives as long as the actor: a restart needs it again.
         handle.object().resolve(ObjectValue::Failed(Box::new(Error::NoSession)), args_held(&args).into_vec());

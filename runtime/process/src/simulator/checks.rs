@@ -58,6 +58,9 @@ impl Shared {
             Error::ActorDied { actor, cause, .. } if matches!(&**cause, Error::ActorEnded { by } if by.contains("drop") || by.contains("does not know")) => {
                 broke || self.found.borrow().contains(actor)
             }
+            Error::ActorDied { actor, cause, .. } if matches!(**cause, Error::NodeDied { .. }) => {
+                self.explains(cause) || report.deaths > 0 && self.yielding.borrow().contains(actor)
+            }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
             // A quota that was too low for it, or a node that is not there.
             Error::Infeasible { .. } => broke || self.was_limited.get() || report.restarts > 0,

@@ -120,6 +120,8 @@ pub(super) struct Shared {
     pub found: RefCell<BTreeSet<ActorId>>,
     /// Their handles.
     pub found_handles: RefCell<BTreeSet<ObjectId>>,
+    /// Actors for which a drained node does not wait, and which end with it.
+    pub yielding: RefCell<BTreeSet<ActorId>>,
     /// The last call that each actor has begun, by its life and its caller.
     pub calls: RefCell<BTreeMap<(ActorId, u32, ProcessId), u64>>,
     /// Placement groups that were given back.

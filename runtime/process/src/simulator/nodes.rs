@@ -114,12 +114,12 @@ impl World {
 
     pub(super) fn node_hears(&mut self, id: NodeId, message: NodeMessage) {
         match message {
-            NodeMessage::OwnersGone(owners) => {
+            NodeMessage::OwnersGone { owners, are_jobs_over } => {
                 let is_gone = |object: &ObjectId| owners.contains(&object.owner());
                 let is_kept = |object: &ObjectId| {
                     let steward = self.shared.stewards.lock().get(&object.owner()).copied();
                     let steward = steward.and_then(|steward| self.processes.get(&steward));
-                    steward.is_some_and(|steward| !steward.owner.keeps(vec![*object]).is_empty())
+                    steward.is_some_and(|steward| !steward.owner.keeps(vec![*object], are_jobs_over).is_empty())
                 };
                 self.shared
                     .copies

@@ -70,6 +70,9 @@ impl Process {
         }
         let side = Arc::new(Side::new(id, shared.stewards.clone(), shared.clock.clone(), shared.said.clone()));
         let (owner, released) = Owner::new(id, cluster, side.clone());
+        if is_steward {
+            owner.serve_as_steward();
+        }
         Rc::new(Process {
             id,
             job,

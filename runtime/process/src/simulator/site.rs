@@ -293,6 +293,7 @@ impl Site {
             shape: Arc::new(shape),
             name: name.clone(),
             retries,
+            failures: 0,
             memory_retries: MemoryRetries::of(MEMORY_RETRIES, retries),
             retry_on: RetryOn::Nothing,
             cancelled: false,

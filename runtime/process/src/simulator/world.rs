@@ -201,6 +201,7 @@ impl World {
             streams: RefCell::default(),
             untold: RefCell::default(),
             found: RefCell::default(),
+            yielding: RefCell::default(),
             found_handles: RefCell::default(),
             calls: RefCell::default(),
             given_back: RefCell::default(),

@@ -102,7 +102,7 @@ impl Outside for Wire {
     }
 
     fn run(&self, code: Box<dyn FnOnce() + Send>) {
-        self.io.handle().spawn_blocking(code);
+        self.questions.run(code);
     }
 
     fn has_ebbed(&self, owner: &Arc<Owner>) {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use dashmap::DashMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 use wingbeat_core::ProcessId;
 use wingbeat_core::spec::Address;
@@ -17,6 +17,8 @@ use crate::wire::numbers::{Heard, Numbers};
 /// Processes that are remembered to be gone. Whoever is forgotten has no address any more either, so that only somebody who
 /// still names it makes this process dial it, and find it gone again.
 const GONE: usize = 4_096;
+/// Of so many it is remembered who answers for their objects: many more, since refs to those may be held for long.
+const LEFT: usize = 1 << 16;
 
 /// Everybody this process talks to, the head excepted.
 #[derive(Default)]
@@ -27,6 +29,8 @@ pub(crate) struct Peers {
     pub(crate) gone: RwLock<Gone>,
     /// Where those of them were whose stewards are known. Others learn from here whom to ask for their objects.
     left: DashMap<ProcessId, Address>,
+    /// The longest gone first.
+    left_in_order: Mutex<VecDeque<ProcessId>>,
     pub(crate) looks: Looks,
 }
 
@@ -56,17 +60,18 @@ pub(crate) struct Gone {
 }
 
 impl Gone {
-    /// Answers with who is forgotten for it.
-    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) -> Option<ProcessId> {
+    pub(crate) fn insert(&mut self, process: ProcessId, losses: u64) {
         if let Some(known) = self.known.get_mut(&process) {
             *known = losses.max(*known);
-            return None;
+            return;
         }
         self.known.insert(process, losses);
         self.order.push_back(process);
-        let oldest = if self.order.len() > GONE { self.order.pop_front()? } else { return None };
-        self.known.remove(&oldest);
-        Some(oldest)
+        if self.order.len() > GONE
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
     }
 
     pub(crate) fn remove(&mut self, process: ProcessId) -> Option<u64> {
@@ -81,7 +86,7 @@ impl Peers {
     pub(crate) fn learn(&self, address: &Address) {
         if self.is_gone(address.process) {
             if address.steward.is_some() {
-                self.left.entry(address.process).or_insert_with(|| address.clone());
+                self.has_left(address.process, address.clone());
             }
             return;
         }
@@ -145,23 +150,35 @@ impl Peers {
     pub(crate) fn certainly_gone(&self, process: ProcessId) {
         let address = self.addresses.remove(&process).map(|(_, address)| address);
         if let Some(address) = address.filter(|address| address.steward.is_some()) {
-            self.left.insert(process, address);
+            self.has_left(process, address);
         }
         // Afterwards: whoever finds it gone finds its steward.
         self.remember_gone(process, 0);
     }
 
-    fn remember_gone(&self, process: ProcessId, losses: u64) {
-        let forgotten = self.gone.write().insert(process, losses);
-        if let Some(forgotten) = forgotten {
-            self.left.remove(&forgotten);
+    fn has_left(&self, process: ProcessId, address: Address) {
+        if self.left.insert(process, address).is_some() {
+            return;
         }
+        let mut order = self.left_in_order.lock();
+        order.push_back(process);
+        let oldest = if order.len() > LEFT { order.pop_front() } else { None };
+        drop(order);
+        if let Some(oldest) = oldest {
+            self.left.remove(&oldest);
+        }
+    }
+
+    fn remember_gone(&self, process: ProcessId, losses: u64) {
+        self.gone.write().insert(process, losses);
     }
 
     /// Whoever connects lives. Answers with how often contact with it was lost, if it was taken for gone.
     pub(crate) fn lives(&self, process: ProcessId) -> Option<u64> {
         let losses = self.gone.write().remove(process)?;
-        self.left.remove(&process);
+        if self.left.remove(&process).is_some() {
+            self.left_in_order.lock().retain(|other| *other != process);
+        }
         Some(losses)
     }
 

@@ -35,6 +35,7 @@ use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
 use crate::wire::node_link::HomeNode;
 use crate::wire::peers::Peers;
+use crate::wire::questions::Questions;
 use crate::wire::to_delete::Deletions;
 use crate::wire::watched::{Watched, ready_value};
 
@@ -107,6 +108,8 @@ pub(crate) struct Wire {
     log_sink: OnceLock<LogSink>,
     /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
     recorded: Option<Arc<Recorded>>,
+    /// Which tasks that have failed are tried again, where user code says so.
+    pub(super) questions: Questions,
     life: Life,
 }
 
@@ -191,6 +194,7 @@ impl Prepared {
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
+            questions: Questions::default(),
             life: Life {
                 shut_down: AtomicBool::new(false),
                 over: tokio::sync::watch::Sender::new(false),

@@ -82,8 +82,8 @@ impl wingbeat_net::services::Process for PeerService {
         }
     }
 
-    async fn keeps(self, _: Context, objects: Vec<ObjectId>) -> Vec<ObjectId> {
-        self.process.owner.keeps(objects)
+    async fn keeps(self, _: Context, objects: Vec<ObjectId>, are_jobs_over: bool) -> Vec<ObjectId> {
+        self.process.owner.keeps(objects, are_jobs_over)
     }
 
     async fn read_executable(self, _: Context, offset: u64) -> Result<Payload, Error> {

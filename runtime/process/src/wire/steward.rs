@@ -43,6 +43,7 @@ impl Steward {
             }
         };
         let process = prepared.start_recorded(None, &io, (JobId(0), String::new(), cluster));
+        process.owner.serve_as_steward();
         let head = HeadLink::lent(head);
         process.set_head(head.clone());
         Ok(Steward { process, head })
@@ -63,9 +64,10 @@ impl Steward {
         self.process.owner.node_died(node, "its end was reported");
     }
 
-    /// Of these objects, whose owners have ended, those for which it answers.
-    pub fn keeps(&self, objects: Vec<ObjectId>) -> Vec<ObjectId> {
-        self.process.owner.keeps(objects)
+    /// Of these objects, whose owners have ended, those for which it answers. If their jobs are over, too, what nobody has said that
+    /// he refers to is freed.
+    pub fn keeps(&self, objects: Vec<ObjectId>, are_jobs_over: bool) -> Vec<ObjectId> {
+        self.process.owner.keeps(objects, are_jobs_over)
     }
 
     /// Waits until it is shut down, or a part of it has failed.

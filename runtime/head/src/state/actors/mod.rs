@@ -183,6 +183,11 @@ impl Actors {
         self.actors.contains_key(&id)
     }
 
+    /// Whether another has its name.
+    pub(super) fn is_taken(&self, spec: &ActorSpec) -> bool {
+        spec.name.as_ref().and_then(|name| self.names.get(name)).is_some_and(|other| *other != spec.id)
+    }
+
     pub(super) fn standing(&self, id: ActorId) -> Option<(&Arc<ActorSpec>, Standing<'_>, Millis)> {
         let actor = self.actors.get(&id)?;
         let standing = match (&actor.phase, actor.earlier) {

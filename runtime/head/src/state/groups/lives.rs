@@ -9,7 +9,7 @@ use wingbeat_net::messages::HeadEvent;
 
 use super::*;
 use crate::state::facts::{BundlePlace, Fact};
-use crate::state::nodes::Taken;
+use crate::state::nodes::{Node, Taken};
 use crate::state::placing::Attempt;
 use crate::state::pool::Pool;
 use crate::state::queue::{Class, Hold, Waiter};
@@ -149,6 +149,11 @@ impl State {
         for (id, index, place) in places {
             let Some(group) = self.groups.groups.get_mut(&id) else { continue };
             let Some(free @ None) = group.placed.get_mut(index as usize) else { continue };
+            // What the group had may be somebody else's by now, where it was not known of it when the node came back.
+            let has_room = |node: &Node| node.pool.has_exactly(&place.resources, &place.devices);
+            if !self.nodes.get(node).is_some_and(has_room) {
+                continue;
+            }
             let taken = Taken { node, bundle: None, resources: place.resources, devices: place.devices };
             let pool = Pool::new(&taken.resources, &taken.devices);
             *free = Some(Placed { taken: taken.clone(), pool, at: now });

@@ -16,12 +16,12 @@ use crate::state::facts::Fact;
 
 impl State {
     /// Whether a life that a node reports was over when the last head died: the actor is written down, and not as that; or it is not
-    /// written down any more. A node that was away then may not have heard of it.
+    /// written down any more. A node that was away then may not have heard of it. Where nothing is known of the last head, it is not.
     pub(super) fn is_stale(&self, spec: &ActorSpec, life: Incarnation) -> bool {
         let Some(recovering) = &self.recovering else { return false };
         match recovering.actors.get(&spec.id) {
             Some(absent) => absent.life.is_some_and(|latest| life < latest),
-            None => is_kept(spec) && !self.actors.knows(spec.id),
+            None => recovering.knows_who && is_kept(spec) && !self.actors.knows(spec.id),
         }
     }
 

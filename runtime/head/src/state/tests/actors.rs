@@ -137,9 +137,14 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
         WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3, is_moved: false };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     bench.says(NodeId(1), HeadMessage::Owners(owners));
-    let gone =
-        bench.ordered.iter().any(|(_, message)| matches!(message, NodeMessage::OwnersGone(gone) if gone[..] == [idle]));
-    assert!(gone, "{:?}", bench.ordered);
+    let said = |bench: &Bench, gone: &[ProcessId], over: bool| {
+        bench.ordered.iter().any(|(_, message)| {
+            matches!(message, NodeMessage::OwnersGone { owners, are_jobs_over } if owners == gone && *are_jobs_over == over)
+        })
+    };
+    assert!(said(&bench, &[idle], false), "{:?}", bench.ordered);
+    bench.says(NodeId(1), HeadMessage::Owners(BTreeMap::from([(JobId(99), [ProcessId(98)].into())])));
+    assert!(said(&bench, &[ProcessId(98)], true), "{:?}", bench.ordered);
 }
 
 #[test]

@@ -219,3 +219,41 @@ fn nobody_waits_for_the_driver_of_a_job_that_is_over() {
     bench.tick(LOOKS);
     assert!(!bench.state.is_recovering());
 }
+
+#[test]
+fn a_bundle_that_a_head_is_told_of_after_its_resources_were_granted_is_placed_elsewhere() {
+    let mut bench = Bench::empty();
+    bench.state.somebody_returns(0, GRACE);
+    bench.driver(DRIVER);
+    bench.node(1, cpus(1.0));
+    bench.demand(DRIVER, cpus(1.0), 1);
+    assert_eq!(bench.starts().len(), 1);
+    let group = group_of(DRIVER, 3, PlacementStrategy::Spread, &[cpus(1.0)]);
+    let place = BundlePlace { node: NodeId(1), resources: cpus(1.0), devices: Vec::new() };
+    bench.state.remember(bench.now, vec![Fact::Group(Box::new(group), vec![Some(place)])]);
+    bench.state.audit_all().unwrap();
+    bench.says(DRIVER, HeadMessage::WatchPlacementGroup(PlacementGroupId(3)));
+    bench.node(2, cpus(1.0));
+    bench.says(DRIVER, HeadMessage::Holds { leases: Vec::new(), actors: Vec::new(), is_all: true });
+    bench.tick(GRACE);
+    assert_eq!(bench.places(3).expect("it is placed"), [2]);
+    bench.state.audit_all().unwrap();
+}
+
+#[test]
+fn an_actor_that_a_head_is_told_of_after_its_name_was_taken_does_not_live_again() {
+    let mut bench = Bench::empty();
+    bench.state.somebody_returns(0, GRACE);
+    bench.state.keep_facts();
+    bench.driver(DRIVER);
+    let new = ActorSpec { detached: true, ..named(actor_of(DRIVER, 6), "keeper") };
+    bench.create(new, false).unwrap();
+    let old = ActorSpec { detached: true, max_restarts: 10, ..named(actor_of(OTHER, 5), "keeper") };
+    bench.state.remember(bench.now, vec![Fact::Job(Box::new(job_of(OTHER)), false), kept(old, 0)]);
+    bench.node(1, cpus(4.0));
+    bench.tick(GRACE);
+    let found = bench.state.find_actor(&ScopedName { namespace: "test".into(), name: "keeper".into() }).unwrap();
+    assert_eq!(found.id, ActorId(6));
+    assert_eq!(bench.starts().len(), 1, "the new one alone");
+    assert!(bench.state.take_facts().iter().any(|fact| matches!(fact, Fact::ActorGone(ActorId(5)))));
+}
