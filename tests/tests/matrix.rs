@@ -221,6 +221,13 @@ const ELSEWHERE: &[(&str, &str)] = &[
     // Of a head without a journal.
     ("NodeMessage::Keep", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
     ("NodeRequest::ReadKept", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
+    // Of a head with a standby.
+    ("HeadRequest::Follow", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("HeadEvent::Standby", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("NodeRequest::Support", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("NodeRequest::Elect", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("WorkerCommand::Heads", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("StandbyRequest::MayLead", "standby: a_head_that_is_started_again_before_its_standby_has_taken_over_asks_it"),
     // Needs a head that cannot be reached by a worker process, and can by its node.
     (
         "NodeMessage::LostHead",

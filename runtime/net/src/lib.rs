@@ -35,6 +35,7 @@ pub mod mux;
 mod outbox;
 pub mod panics;
 pub mod recording;
+pub mod seek;
 pub mod sequence;
 pub mod services;
 pub mod silence;

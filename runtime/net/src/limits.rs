@@ -37,6 +37,11 @@ pub struct Limits {
     /// How long a driver or the head may take to give a megabyte of a program: 30 s, `WINGBEAT_CHUNK_MS`. Over the slowest
     /// links that anybody computes on it takes seconds.
     pub chunk: Duration,
+    /// A head that its standby has not heard for so long is taken over from, if its nodes have not heard it either: 4 s,
+    /// `WINGBEAT_TAKEOVER_MS`. The head says every quarter of it that it is there.
+    pub takeover: Duration,
+    /// A head that may have a standby, and has heard for so long neither from that nor from enough nodes, ends: half as long again.
+    pub fence: Duration,
     /// How long the objects of a process that has ended are kept for those who hold them and have not said so yet: a quarter longer
     /// than a process is looked for, or `WINGBEAT_ADOPTED_MS`.
     pub adopted: Duration,
@@ -47,6 +52,7 @@ impl Limits {
         let of = |name: &str, usual_ms: u64| set_to(variable(name), Duration::from_millis(usual_ms));
         let silence = of("WINGBEAT_SILENCE_MS", 10_000);
         let head = of("WINGBEAT_HEAD_MS", 30_000);
+        let takeover = of("WINGBEAT_TAKEOVER_MS", 4_000);
         let contact = set_to(variable("WINGBEAT_CONTACT_MS"), 4 * silence);
         Limits {
             silence,
@@ -57,6 +63,8 @@ impl Limits {
             proof: of("WINGBEAT_PROOF_MS", 2_000),
             head,
             written: head * 2,
+            takeover,
+            fence: takeover * 3 / 2,
             chunk: of("WINGBEAT_CHUNK_MS", 30_000),
             adopted: set_to(variable("WINGBEAT_ADOPTED_MS"), contact * 5 / 4),
         }

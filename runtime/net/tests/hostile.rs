@@ -260,7 +260,11 @@ async fn a_listener_serves_others_after_every_introduction_that_is_none() {
     let here = listener.address().clone();
     let cluster = ClusterId::random();
     let token = Token::new("secret");
-    tokio::spawn(listener.serve(token.clone(), Welcome { address: here.clone(), cluster, epoch: None }, |_, _| {}));
+    tokio::spawn(listener.serve(
+        token.clone(),
+        Welcome { address: here.clone(), cluster, epoch: None, stands_by: None },
+        |_, _| {},
+    ));
     for _ in 0..rounds(300) {
         use std::os::linux::net::SocketAddrExt;
         let name = std::os::unix::net::SocketAddr::from_abstract_name(&here.unix).unwrap();

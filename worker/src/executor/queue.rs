@@ -344,6 +344,8 @@ impl Executor for Queue {
                 self.change(|work| work.start_actor(Become { lease, spec, incarnation }));
             }
             WorkerCommand::Drain => self.change(work::Queue::drain),
+            // Of the process, which has taken it in.
+            WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns, or run something for it.
                 if self.session.process().is_done() {

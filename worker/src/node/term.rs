@@ -6,6 +6,7 @@
 //! known there. The head cannot have heard a question before it was asked: each answer gives the node time from the moment of its
 //! question on, and from nothing else.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ pub(super) struct Asked(Duration);
 /// How long the node may go on.
 pub(super) struct Term {
     /// Whether the head stands still when the node's machine does.
-    has_one_kernel: bool,
+    has_one_kernel: AtomicBool,
     /// When the last question was asked that the head has answered.
     asked: Mutex<Duration>,
     /// When this process was last found to have stood still itself.
@@ -32,15 +33,28 @@ impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
         let has_one_kernel = head.machine.shares_kernel(address::this_machine());
+        let has_one_kernel = AtomicBool::new(has_one_kernel);
         let term = Term { has_one_kernel, asked: Mutex::default(), stood_still: Mutex::default() };
         term.is_known(term.now());
         term
     }
 
+    fn has_one_kernel(&self) -> bool {
+        self.has_one_kernel.load(Ordering::Acquire)
+    }
+
+    /// The head is there now. How long ago its last answer was asked for stays the same, by whatever clock.
+    pub(super) fn is_with(&self, head: &Address) {
+        let mut asked = self.asked.lock();
+        let ago = self.now().0.saturating_sub(*asked);
+        self.has_one_kernel.store(head.machine.shares_kernel(address::this_machine()), Ordering::Release);
+        *asked = self.now().0.saturating_sub(ago);
+    }
+
     /// Now, for a question that is asked next.
     pub(super) fn now(&self) -> Asked {
         // A machine that is suspended stands still with everything on it; others go on meanwhile.
-        let clock = if self.has_one_kernel { ClockId::Monotonic } else { ClockId::Boottime };
+        let clock = if self.has_one_kernel() { ClockId::Monotonic } else { ClockId::Boottime };
         let now = clock_gettime(clock);
         Asked(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
     }
@@ -73,7 +87,7 @@ impl Term {
 
     /// How often the head is asked. Between machines, the questions take the place of probes.
     pub(super) fn question(&self) -> Duration {
-        if self.has_one_kernel { limits().silence / 4 } else { limits().probe }
+        if self.has_one_kernel() { limits().silence / 4 } else { limits().probe }
     }
 
     /// How long the head may take to answer a last question when the term is over. Only of a node that has stood still itself since
@@ -81,7 +95,7 @@ impl Term {
     /// container), and then has not given it up. One that was only cut off has to end at once.
     pub(super) fn last_question(&self) -> Option<Duration> {
         let stood_still = self.stood_still.lock().is_some_and(|at| at > *self.asked.lock());
-        (self.has_one_kernel && stood_still).then(margin)
+        (self.has_one_kernel() && stood_still).then(margin)
     }
 }
 

@@ -3,9 +3,9 @@
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use wingbeat_core::codec;
-use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
+use wingbeat_core::spec::{ActorSpec, Address, JobSpec, PlacementGroupSpec};
 use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::NodeInfo;
+use wingbeat_net::messages::{NodeInfo, Succession};
 
 /// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +30,14 @@ pub enum Fact {
     Node(Box<NodeInfo>, Option<Drained>),
     /// It is lost.
     NodeGone(NodeId),
+    /// Who may take over from the head that has written this.
+    Succession(Box<Succession>),
+    /// Nobody has said who.
+    NoSuccession,
+    /// What lies beside this is the copy that a standby makes of what this head has written.
+    Follows(Box<Address>),
+    /// The standby has taken over.
+    Leads,
 }
 
 /// An actor that is found again when the head was started again.
@@ -89,6 +97,10 @@ pub enum FactKey {
     Actor(ActorId),
     /// A node.
     Node(NodeId),
+    /// Who may take over.
+    Succession,
+    /// Whose copy it is.
+    Follows,
 }
 
 impl Fact {
@@ -104,6 +116,8 @@ impl Fact {
             Fact::Quota(namespace, _) | Fact::QuotaGone(namespace) => FactKey::Quota(namespace.clone()),
             Fact::Node(info, _) => FactKey::Node(info.id),
             Fact::NodeGone(id) => FactKey::Node(*id),
+            Fact::Succession(_) | Fact::NoSuccession => FactKey::Succession,
+            Fact::Follows(_) | Fact::Leads => FactKey::Follows,
         }
     }
 
@@ -111,13 +125,30 @@ impl Fact {
     pub fn is_end(&self) -> bool {
         matches!(
             self,
-            Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_)
+            Fact::JobGone(_)
+                | Fact::ActorGone(_)
+                | Fact::GroupGone(_)
+                | Fact::QuotaGone(_)
+                | Fact::NodeGone(_)
+                | Fact::NoSuccession
+                | Fact::Leads
         )
     }
 }
 
 /// A fact with its key, as they are kept; none where nothing is left to know.
 pub(crate) type Encoded = (Vec<u8>, Option<Vec<u8>>);
+
+impl FactKey {
+    /// What was encoded.
+    ///
+    /// # Errors
+    /// It is no key.
+    #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "for standbys, which keep a journal"))]
+    pub(crate) fn decoded(bytes: Bytes) -> Result<FactKey, String> {
+        codec::decode_message(bytes).map_err(|error| error.to_string())
+    }
+}
 
 impl Fact {
     /// As it is written down, or kept by nodes.

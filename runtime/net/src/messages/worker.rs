@@ -21,6 +21,8 @@ pub struct WorkerStart {
     pub daemon: Address,
     /// Where the head is.
     pub head: Address,
+    /// Where its standby would serve, if it has one.
+    pub standby: Option<Address>,
     /// Capacity of the arena whose descriptor it inherited, in bytes.
     pub arena_bytes: u64,
     /// The driver, where output and panics are shown.
@@ -56,6 +58,8 @@ pub enum WorkerCommand {
     Drain,
     /// End now, in order.
     Exit,
+    /// Where the head may be: the one that leads, and its standby.
+    Heads(Vec<Address>),
 }
 
 /// A line of output of user code.

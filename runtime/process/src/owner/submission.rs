@@ -404,6 +404,7 @@ impl Owner {
             HeadEvent::NodeDied { .. }
             | HeadEvent::Deadlock { .. }
             | HeadEvent::PlacementGroup { .. }
+            | HeadEvent::Standby(_)
             | HeadEvent::Stops => {}
         });
     }

@@ -269,6 +269,8 @@ impl World {
                 queue.work.start_actor(Become { lease, spec, incarnation });
             }
             WorkerCommand::Drain => queue.work.drain(),
+            // Simulated heads are where they were.
+            WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit if is_done => queue.work.end(),
             WorkerCommand::Exit => {
                 let stays = node::Event::Says(to, NodeMessage::Stays);
