@@ -15,6 +15,7 @@ use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
 use wingbeat_net::messages::ClusterState;
 use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::seek;
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessRequest, ProcessResponse};
 use wingbeat_worker::{join, token};
 
@@ -24,7 +25,7 @@ use crate::sizes;
 
 #[derive(Args)]
 pub(crate) struct Where {
-    /// The head, as host:port; this machine's default head if nothing is said.
+    /// The head, as host:port, or several places where it may be; this machine's default head if nothing is said.
     #[arg(long, env = join::ADDRESS_VARIABLE)]
     address: Option<String>,
     /// File with the cluster's token; else as for `wingbeat head`.
@@ -63,7 +64,7 @@ async fn dial(at: &Where) -> Result<(HeadClient, Address)> {
         Some(token) => token,
         None => token::own()?,
     };
-    let (stream, welcome) = address::dial_text(&text, "the head", &token, Hello::of_tool()).await?;
+    let (stream, welcome) = seek::dial_head(&text, "the head", &token, Hello::of_tool()).await?;
     let (_, client, _) =
         mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
     Ok((HeadClient::new(mux::client_config(), client).spawn(), welcome.address))
@@ -119,6 +120,13 @@ fn scoped(name: Option<&ScopedName>) -> String {
 fn show(state: &ClusterState) {
     let cluster = state.cluster.map(|cluster| cluster.to_string()).unwrap_or_default();
     say!("{cluster}, up {} s", state.uptime_secs);
+    if let Some(standby) = &state.standby {
+        let at = standby.address.tcp.map_or_else(|| standby.address.unix.clone(), |tcp| tcp.to_string());
+        match standby.is_current {
+            true => say!("a standby at {at} is up to date, and takes over when this head is gone"),
+            false => say!("a standby at {at} does not have everything yet, and cannot take over"),
+        }
+    }
     let mut nodes = table(&["node", "host", "free / total", "object store", "leases"]);
     for node in &state.nodes {
         let resources: Vec<String> = node

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat_core::{ClusterId, names};
-use wingbeat_head::{Head, HeadConfig};
+use wingbeat_head::{FormerStandby, Head, HeadConfig, HeadHandle, Outcome};
 use wingbeat_net::Token;
 use wingbeat_net::handshake::MAKE_A_TOKEN;
 use wingbeat_net::limits::limits;
@@ -52,12 +52,22 @@ pub(crate) struct HeadArgs {
     /// the cluster learn it from the head.
     #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
     lost_after: Option<std::time::Duration>,
+    /// Be a standby of the head at this address (host:port), which must keep a journal itself: copy its journal to FILE, and take over within
+    /// about 10 s when it is gone or cut off, if a majority of the nodes has not heard it either. Nodes and programs find the standby by
+    /// themselves, at --host and --port, which they must be able to reach. To survive the loss of a machine, give the head, the standby
+    /// and at least one node machines of their own. The head that was taken over from ends; start it again with --standby-of the new one.
+    #[arg(long, value_name = "ADDRESS", requires = "journal")]
+    standby_of: Option<String>,
+    /// Lead although the journal names a standby that may have taken over, and does not answer. Only if it is certain that no other head of
+    /// this cluster runs or will run: two heads would start actors twice.
+    #[arg(long, requires = "journal", conflicts_with = "standby_of")]
+    without_standby: bool,
 }
 
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
 #[derive(Args)]
 pub(crate) struct WorkerArgs {
-    /// The head, as host:port; also --address, as everywhere else.
+    /// The head, as host:port, or several places where it may be, as host:port,host:port; also --address, as everywhere else.
     #[arg(long, alias = "address", env = join::ADDRESS_VARIABLE)]
     head: String,
     /// Address to listen on for other machines; the one on the way to the head if nothing is said.
@@ -139,12 +149,17 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     let patience = Patience::new(args.suspect_after, args.lost_after).context("--suspect-after and --lost-after")?;
     let tcp = Some(SocketAddr::new(args.host, args.port));
     let config = HeadConfig { tcp, token, cluster: ClusterId::random(), patience };
-    let head = match &args.journal {
-        Some(file) => Head::start_with_journal(config, file).await,
-        None => Head::start_to_be_followed(config).await,
+    let mut signals = Signals::of_daemon()?;
+    let standby = if args.without_standby { FormerStandby::IsGone } else { FormerStandby::IsAsked };
+    let head = match (&args.standby_of, &args.journal) {
+        (Some(of), Some(file)) => match stand_by(config, of, file, &mut signals).await? {
+            Some(head) => Ok(head),
+            None => return Ok(()),
+        },
+        (_, Some(file)) => Head::start_with_journal(config, file, standby).await,
+        (_, None) => Head::start_to_be_followed(config).await,
     };
     let head = head.context("cannot start the head")?;
-    let mut signals = Signals::of_daemon()?;
     let address = head.address().tcp.context("the head does not listen")?;
     say_of_daemon!("wingbeat head listening at {address}");
     let address = reachable(address);
@@ -180,6 +195,48 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
     Ok(())
 }
 
+/// Stands by until it leads; none when it ends before.
+async fn stand_by(
+    config: HeadConfig,
+    of: &str,
+    file: &std::path::Path,
+    signals: &mut Signals,
+) -> Result<Option<HeadHandle>> {
+    let mut standby = Head::stand_by(config, of, file).await.context("cannot start the standby")?;
+    let address = standby.address().tcp.context("the standby does not listen")?;
+    if let Some(head) = standby.head().and_then(|head| head.tcp) {
+        say_of_daemon!("wingbeat head standing by at {address} for the head at {head}");
+    }
+    let is_current = standby.is_current();
+    tokio::pin!(is_current);
+    let mut is_told = standby.head().is_none();
+    loop {
+        tokio::select! {
+            outcome = standby.outcome() => return match outcome {
+                Outcome::Leads(head) => {
+                    if standby.head().is_some() {
+                        note!("wingbeat head: the last head is gone; this standby leads now");
+                    }
+                    Ok(Some(head))
+                }
+                Outcome::Stopped => {
+                    note!("wingbeat head: the cluster was stopped");
+                    Ok(None)
+                }
+                Outcome::Failed(error) => Err(error).context("the standby ends"),
+            },
+            () = &mut is_current, if !is_told => {
+                is_told = true;
+                say_of_daemon!("  it has all that the head has written, and takes over when that is gone");
+            }
+            asked = signals.next() => {
+                note!("wingbeat head: {}; the head goes on without this standby", asked.what);
+                return Ok(None);
+            }
+        }
+    }
+}
+
 pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     wingbeat_net::descriptors::raise_limit();
     for (key, value) in &args.labels {
@@ -192,7 +249,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         Some(token) => token,
         None => token::own()?,
     };
-    let join::Found { head, cluster, ip, epoch } =
+    let join::Found { head, others, cluster, ip, epoch } =
         join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
     let ip = args.host.or(ip);
     let token = token_for(ip, args.token_file.as_deref())?;
@@ -205,6 +262,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     let (default_dir, default_limit) = join::default_spill();
     let config = NodeConfig {
         head,
+        others,
         epoch,
         token,
         cluster,

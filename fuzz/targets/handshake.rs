@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
     RUNTIME.block_on(async {
         let (here, mut there) = UnixStream::pair().expect("a pair of sockets");
         let address = Address { process: ProcessId(1), machine: this_machine(), unix: String::new(), tcp: None, steward: None };
-        let welcome = Welcome { address, cluster: ClusterId::random(), epoch: None, patience: None };
+        let welcome = Welcome { address, cluster: ClusterId::random(), epoch: None, patience: None, stands_by: None };
         let _ = there.write_all(&data[..data.len().min(64 << 10)]).await;
         let _ = there.shutdown().await;
         let token = Token::new("secret");

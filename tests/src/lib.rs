@@ -27,6 +27,7 @@ pub struct TestCluster {
     dir: tempfile::TempDir,
     binary: PathBuf,
     head: Option<Daemon>,
+    standby: Option<Standby>,
     nodes: Vec<Option<Daemon>>,
     keeps_journal: bool,
     /// Where the journal is, if not in the cluster's own folder.
@@ -39,13 +40,22 @@ pub struct TestCluster {
     head_args: Vec<String>,
 }
 
-/// A daemon with what it wrote.
-struct Daemon {
+/// A daemon with what it wrote. Dropping it kills it with SIGKILL.
+pub struct Daemon {
     child: Child,
     log: Arc<Log>,
+    errors: Arc<Log>,
+}
+
+/// The standby of a head.
+struct Standby {
+    daemon: Daemon,
+    address: String,
+    journal: PathBuf,
 }
 
 /// Lines of a daemon, and who waits for one.
+
 #[derive(Default)]
 struct Log {
     lines: Mutex<(Vec<String>, bool)>,
@@ -85,7 +95,11 @@ impl Log {
 }
 
 impl Daemon {
-    fn start(command: &mut Command) -> Result<Daemon> {
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(command: &mut Command) -> Result<Daemon> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let log = Arc::new(Log::default());
         let stdout = child.stdout.take().context("no stdout")?;
@@ -94,7 +108,36 @@ impl Daemon {
         log.follow(stdout);
         let errors = Arc::new(Log::default());
         errors.follow(stderr);
-        Ok(Daemon { child, log })
+        Ok(Daemon { child, log, errors })
+    }
+
+    /// Waits for a line of its standard output that contains `text`.
+    ///
+    /// # Errors
+    /// It ends without, or hangs.
+    pub fn wait_for(&self, text: &str) -> Result<String> {
+        self.log.wait_for(text)
+    }
+
+    /// What it has written to its standard error so far.
+    pub fn errors(&self) -> String {
+        self.errors.lines.lock().map(|lines| lines.0.join("\n")).unwrap_or_default()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it has ended by itself. Whether it ended in order.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn wait_for_end(&mut self) -> Result<bool> {
+        if !wait_for_end(self.child.id(), START_LIMIT) {
+            bail!("pid {} does not end; it wrote:\n{}", self.child.id(), self.errors());
+        }
+        Ok(self.child.wait()?.success())
     }
 
     fn terminate(&mut self) -> Result<()> {
@@ -232,6 +275,7 @@ impl TestCluster {
             dir,
             binary,
             head: None,
+            standby: None,
             nodes: Vec::new(),
             keeps_journal,
             journal: None,
@@ -254,6 +298,37 @@ impl TestCluster {
         let line = head.log.wait_for("listening at")?;
         self.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
         self.head = Some(head);
+        Ok(())
+    }
+
+    /// Starts a standby of the head with this journal, and waits until it may take over.
+    pub fn start_standby(&mut self, journal: &str) -> Result<()> {
+        let mut command = self.command()?;
+        let journal = self.dir.path().join(journal);
+        command.args(["head", "--port", "0", "--standby-of", &self.address, "--journal"]).arg(&journal);
+        let daemon = Daemon::start(&mut command)?;
+        let line = daemon.wait_for("standing by at")?;
+        let address = line.split_whitespace().nth(5).unwrap_or_default().to_owned();
+        daemon.wait_for("it has all that the head has written")?;
+        self.standby = Some(Standby { daemon, address, journal });
+        Ok(())
+    }
+
+    /// The process id of the standby.
+    pub fn standby_pid(&self) -> Option<u32> {
+        self.standby.as_ref().map(|standby| standby.daemon.pid())
+    }
+
+    /// Ends the standby with SIGKILL.
+    pub fn kill_standby(&mut self) -> Result<()> {
+        self.standby.take().context("no standby")?.daemon.kill()
+    }
+
+    /// Waits until the standby leads. From now on it is the head, and keeps the journal.
+    pub fn wait_for_takeover(&mut self) -> Result<()> {
+        let Standby { daemon, address, journal } = self.standby.take().context("no standby")?;
+        daemon.wait_for("listening at").with_context(|| daemon.errors())?;
+        (self.address, self.journal, self.head) = (address, Some(journal), Some(daemon));
         Ok(())
     }
 

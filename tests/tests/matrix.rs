@@ -226,6 +226,13 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "WorkerCommand::Patience",
         "suspicion: a_head_that_is_started_again_with_other_times_is_believed_and_keeps_the_promise_of_the_last",
     ),
+    // Of a head with a standby.
+    ("HeadRequest::Follow", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("HeadEvent::Standby", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("NodeRequest::Support", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("NodeRequest::Elect", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("WorkerCommand::Heads", "standby: a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails"),
+    ("StandbyRequest::MayLead", "standby: a_head_that_is_started_again_before_its_standby_has_taken_over_asks_it"),
     // Needs a head that cannot be reached by a worker process, and can by its node.
     (
         "NodeMessage::LostHead",

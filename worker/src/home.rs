@@ -104,13 +104,19 @@ async fn attach_to(joined: &Joined, session: &Session, node: NodeId, daemon: &Ad
 
 /// A driver on a machine without a node brings one of its own, without resources: for its objects alone.
 async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId, Address), Error> {
-    let (head, token, cluster, listen) = (joined.head.clone(), joined.token.clone(), joined.cluster, joined.listen);
-    let epoch = joined.epoch;
+    let (token, cluster, listen) = (joined.token.clone(), joined.cluster, joined.listen);
+    // Another one may lead by now.
+    let known = session.process().heads();
+    let (heads, epoch) = known.unwrap_or_else(|| (vec![joined.head.clone()], joined.epoch));
+    let mut others = heads.into_iter();
+    let head = others.next().unwrap_or_else(|| joined.head.clone());
+    let others = others.collect();
     let spill = join::default_spill();
     let memory = node::MemoryConfig::given(None, None)?;
     let (address, embedded) = embed(async move || {
         let node = node::start(NodeConfig {
             head,
+            others,
             epoch,
             token,
             cluster,

@@ -17,6 +17,7 @@ use wingbeat_net::limits::limits;
 use wingbeat_net::messages::ClusterView;
 use wingbeat_net::mux;
 use wingbeat_net::recording;
+use wingbeat_net::seek;
 use wingbeat_net::services::HeadClient;
 use wingbeat_net::silence::Probing;
 use wingbeat_process::HeadLink;
@@ -31,7 +32,7 @@ use crate::machine;
 use crate::terminal::Terminal;
 use crate::token;
 
-/// Names the head to join, as `host:port`.
+/// Names the head to join, as `host:port`, or several places where it may be, as `host:port,host:port`.
 pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
 
 /// Where a token was given, for messages.
@@ -40,7 +41,7 @@ const TOKEN_OPTION: &str = "init().token(..)";
 /// How a driver joins.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
-    /// The head, as `host:port`; else `WINGBEAT_ADDRESS`; else a private cluster is started.
+    /// The head, as `host:port` or a list of such; else `WINGBEAT_ADDRESS`; else a private cluster is started.
     pub address: Option<String>,
     /// Whether a private cluster is started whatever `WINGBEAT_ADDRESS` says.
     pub private: bool,
@@ -172,6 +173,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         let address = head.address().clone();
         let node = crate::node::start(crate::node::NodeConfig {
             head: address.clone(),
+            others: Vec::new(),
             epoch: None,
             token: head_token,
             cluster,
@@ -188,7 +190,15 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         Ok(((head, address), node))
     })
     .await?;
-    let joined = Joined { token, cluster, head: address, epoch: None, listen: None, node: Probing::default() };
+    let joined = Joined {
+        token,
+        cluster,
+        head: address,
+        others: Vec::new(),
+        epoch: None,
+        listen: None,
+        node: Probing::default(),
+    };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
     let ending = home::end_with(head.stopped(), embedded.node_ended(), session.clone());
@@ -208,34 +218,37 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
             None => token::own()?,
         },
     };
-    let Found { head, cluster, ip, epoch } = find_head(text, &token).await?;
+    let Found { head, others, cluster, ip, epoch } = find_head(text, &token).await?;
     let executable = tokio::task::spawn_blocking(hash_own_executable).await;
     let hash =
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    let joined = Joined { token, cluster, head, epoch, listen, node: Probing::Expects };
+    let joined = Joined { token, cluster, head, others, epoch, listen, node: Probing::Expects };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
     session.process().vital("staying with a node", home::stay_attached(joined, session.clone()));
     Ok(session)
 }
 
-/// Who is at a `host:port` that a person gave.
+/// Who is at a `host:port` that a person gave, or at one of several in a list.
 ///
 /// # Errors
 /// Nobody answers, or refuses.
 pub async fn find_head(text: &str, token: &Token) -> Result<Found, Error> {
-    let (stream, welcome) = address::dial_text(text, "the head", token, Hello::of_tool()).await?;
+    let (stream, welcome) = seek::dial_head(text, "the head", token, Hello::of_tool()).await?;
     let ip = address::local_ip(&stream);
+    let peer = match &stream {
+        Stream::Tcp(tcp) => tcp.peer_addr().ok(),
+        Stream::Unix(_) => None,
+    };
+    let others = seek::others(text, &welcome, peer).await;
     let mut head = welcome.address;
     // The way that worked is the way to take: the head may know itself by another address.
-    if let Stream::Tcp(tcp) = &stream
-        && let Ok(peer) = tcp.peer_addr()
-    {
-        head.tcp = Some(peer);
+    if peer.is_some() {
+        head.tcp = peer;
     }
-    Ok(Found { head, cluster: welcome.cluster, ip, epoch: welcome.epoch })
+    Ok(Found { head, others, cluster: welcome.cluster, ip, epoch: welcome.epoch })
 }
 
 /// A head that was found.
@@ -243,6 +256,8 @@ pub async fn find_head(text: &str, token: &Token) -> Result<Found, Error> {
 pub struct Found {
     /// Where it is.
     pub head: Address,
+    /// Where it may be, too.
+    pub others: Vec<Address>,
     /// Its cluster.
     pub cluster: ClusterId,
     /// This machine's address on the way there, if that is over the network.
@@ -256,6 +271,7 @@ pub(crate) struct Joined {
     pub token: Token,
     pub cluster: ClusterId,
     pub head: Address,
+    pub others: Vec<Address>,
     pub epoch: Option<Epoch>,
     /// Where to listen for other machines.
     pub listen: Option<SocketAddr>,
@@ -281,6 +297,7 @@ impl Joined {
             process.vital("telling of long waits", telling);
         }
         let head = HeadLink::new(self.head.clone());
+        self.others.iter().for_each(|other| head.learn(other.clone()));
         head.found(self.epoch);
         process.set_head(head.clone());
         let entered = self.start_job(&session, &head, spec, terminal).await;

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -29,6 +29,7 @@ use wingbeat_core::ClusterId;
 use wingbeat_core::error::Error;
 use wingbeat_net::handshake::Epoch;
 
+use crate::feed::Feed;
 use crate::service::Durable;
 use crate::state::Fact;
 
@@ -48,6 +49,10 @@ enum Order {
     Owe(Vec<Fact>, Option<oneshot::Sender<Result<(), String>>>),
     /// These are to become true when they are written, and whoever asked waits for that.
     Intend(Vec<Fact>, oneshot::Sender<Result<(), String>>),
+    /// As another head has written them, all or what is new.
+    Copy { changes: Changes, replaces: bool, answer: oneshot::Sender<Result<(), String>> },
+    /// A standby begins to follow.
+    Feed,
     /// The file may grow to so many pages: a disk without room.
     #[cfg(test)]
     Limit(u32),
@@ -59,6 +64,8 @@ pub(crate) struct Journal {
     writer: Option<std::thread::JoinHandle<()>>,
     /// Why it cannot be written, while it cannot.
     fails: watch::Receiver<Option<String>>,
+    /// What a standby is sent.
+    feed: Arc<Feed>,
 }
 
 /// What an earlier head wrote down.
@@ -118,22 +125,38 @@ impl Journal {
         };
         let (count, runtime) = (count.open(path)?, Handle::current());
         let (failing, fails) = watch::channel(None);
-        let mut writer = Writer { file, count, known: None, runtime, owed: BTreeMap::new(), failing };
+        let feed = Arc::new(Feed::default());
+        let (owed, fed) = (BTreeMap::new(), feed.clone());
+        let mut writer = Writer { file, count, known: None, runtime, owed, failing, feed: fed, is_to_feed: false };
         // From now on it is in use, until it is closed in order.
         writer.write(&Changes::new(), Use::Begins).map_err(failed)?;
-        let epoch = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
+        let written = writer.known.as_ref().map_or(0, |known| known.seal.transactions.unsigned_abs());
+        // A standby that has taken over has written less than the head before it.
+        let epoch = written.max(latest_epoch(&facts) + 1);
         let (queue, incoming) = mpsc::sync_channel(QUEUED);
         let thread = std::thread::Builder::new()
             .name("wingbeat-journal".into())
             .spawn(move || writer.run(&incoming))
             .map_err(|error| self::failed(path, error))?;
         let remembered = Remembered { cluster: remembered, facts, epoch: Epoch(epoch) };
-        Ok((Journal { queue: Some(queue), writer: Some(thread), fails }, remembered))
+        Ok((Journal { queue: Some(queue), writer: Some(thread), fails, feed }, remembered))
     }
 
     /// Why it cannot be written, while it cannot.
     pub(crate) fn fails(&self) -> watch::Receiver<Option<String>> {
         self.fails.clone()
+    }
+
+    /// What a standby is sent of it.
+    pub(crate) fn fed(&self) -> Arc<Feed> {
+        self.feed.clone()
+    }
+
+    /// Writes what another head has written: in the place of all that is there, or beside it.
+    pub(crate) fn copy(&self, changes: Changes, replaces: bool) -> BoxFuture<'static, Result<(), Error>> {
+        let (answer, written) = oneshot::channel();
+        self.tell(Order::Copy { changes, replaces, answer });
+        Box::pin(told(written))
     }
 
     fn tell(&self, order: Order) {
@@ -172,6 +195,19 @@ impl Durable for Journal {
         self.tell(Order::Intend(facts, answer));
         Box::pin(told(written))
     }
+
+    fn feed(&self) {
+        self.tell(Order::Feed);
+    }
+}
+
+/// The latest epoch in which somebody has said who may take over.
+fn latest_epoch(facts: &[Fact]) -> u64 {
+    let epochs = facts.iter().filter_map(|fact| match fact {
+        Fact::Succession(succession) => Some(succession.generation.epoch.0),
+        _ => None,
+    });
+    epochs.max().unwrap_or(0)
 }
 
 async fn told(written: oneshot::Receiver<Result<(), String>>) -> Result<(), Error> {
@@ -219,6 +255,12 @@ fn contents(file: &Connection) -> rusqlite::Result<Contents> {
         0 | FORMAT => Contents::Foreign,
         other => Contents::Format(other),
     })
+}
+
+/// All facts, encoded, with their keys.
+fn contents_of(file: &Connection) -> rusqlite::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut rows = file.prepare("SELECT key, fact FROM facts")?;
+    rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
 }
 
 fn make(file: &Connection, cluster: ClusterId) -> rusqlite::Result<()> {
@@ -435,7 +477,7 @@ fn read(file: &Connection, path: &Path, count: &Count) -> Result<(ClusterId, Vec
 }
 
 /// Encoded facts by their keys; none where nothing is left to know.
-type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Whether a head goes on using the file after a transaction.
 #[derive(Clone, Copy, PartialEq)]
@@ -459,6 +501,10 @@ struct Writer {
     owed: Changes,
     /// Why the last attempt failed, if it did: each outage is logged once, and the head grants nothing meanwhile.
     failing: watch::Sender<Option<String>>,
+    /// What was written, for a standby.
+    feed: Arc<Feed>,
+    /// A standby begins to follow, after this transaction.
+    is_to_feed: bool,
 }
 
 impl Writer {
@@ -508,6 +554,17 @@ impl Writer {
                 Err(_) => {}
             }
             self.answer(asked, written);
+            if std::mem::take(&mut self.is_to_feed) {
+                self.feed_all();
+            }
+        }
+    }
+
+    /// Sends a standby all that is there. If it cannot be read, the standby begins again when it has waited for long.
+    fn feed_all(&self) {
+        match contents_of(&self.file) {
+            Ok(all) => self.feed.begin(all),
+            Err(error) => tracing::error!(%error, "cannot read the head's journal for its standby"),
         }
     }
 
@@ -540,6 +597,22 @@ impl Writer {
                 }
                 Err(error) => drop(answer.send(Err(error))),
             },
+            Order::Copy { changes, replaces, answer } => {
+                if replaces {
+                    if self.known.is_none() {
+                        self.known = Known::read(&self.file).ok();
+                    }
+                    if self.known.is_none() {
+                        let _ = answer.send(Err("it cannot be read".into()));
+                        return;
+                    }
+                    let known = self.known.iter().flat_map(|known| known.checksums.keys());
+                    intended.extend(known.map(|key| (key.clone(), None)));
+                }
+                intended.extend(changes);
+                asked.push(answer);
+            }
+            Order::Feed => self.is_to_feed = true,
             #[cfg(test)]
             Order::Limit(pages) => {
                 self.file.pragma_update(None, "max_page_count", pages).unwrap();
@@ -590,6 +663,7 @@ impl Writer {
                 self.owed = owed;
                 return Err(error);
             }
+            self.feed.push(made.iter().map(|change| (change.key, change.fact.map(|(fact, _)| fact))));
             known.take_in(seal, &made);
         }
         self.known = Some(known);

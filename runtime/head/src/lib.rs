@@ -3,17 +3,29 @@
 //! - [`state`]: every decision, in a deterministic state machine without IO.
 //! - `journal`: what must survive it, in a file.
 //! - `programs`: the executables of detached actors.
+//! - `succession`: which of a head and its standby leads, as pure as `state`; `standby`: the shell of a standby, `feed`: what it is sent,
+//!   `permission`: how a head that is started again finds out whether its standby leads.
 //! - `service`: the thin shell: connections in, orders out.
 //!
 //! It ends when [`HeadHandle::shutdown`] is called, or when somebody asked it to stop: every node is told, and
 //! the connections close after what was queued has been written. Nodes and drivers notice the end of their
 //! connection and end in turn.
 
+#[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only what is written down can be sent to a standby"))]
+mod feed;
 #[cfg(feature = "journal")]
 mod journal;
+#[cfg(feature = "journal")]
+mod permission;
 mod programs;
+#[cfg(feature = "journal")]
+mod replicated;
 mod service;
+#[cfg(feature = "journal")]
+mod standby;
 pub mod state;
+#[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only a head with a journal has a standby"))]
+mod succession;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +39,9 @@ use wingbeat_net::handshake::{Epoch, Welcome};
 use wingbeat_net::limits;
 use wingbeat_net::patience::Patience;
 use wingbeat_net::recording::{Machine, Recording};
+
+#[cfg(feature = "journal")]
+pub use standby::{Outcome, StandbyHandle};
 
 use programs::Programs;
 use service::Shell;
@@ -44,6 +59,15 @@ pub struct HeadConfig {
     pub cluster: ClusterId,
     /// How long silence is borne in the cluster. From now on it holds in this process, too.
     pub patience: Patience,
+}
+
+/// What is known of the standby that the file of an earlier head names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FormerStandby {
+    /// It may have taken over: it is asked, or else nodes are.
+    IsAsked,
+    /// It is certain that it has not, and will not.
+    IsGone,
 }
 
 /// The head.
@@ -64,7 +88,7 @@ impl Head {
     pub async fn start(config: HeadConfig) -> Result<HeadHandle, Error> {
         limits::take(config.patience);
         let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
-        let shell = Shell::new(recorded(with), None, Programs::in_memory(), None);
+        let shell = Shell::new(recorded(with), None, Programs::in_memory(), None, None);
         Self::serve(config, shell).await
     }
 
@@ -82,35 +106,86 @@ impl Head {
         }
         let listener = listener.of_process(ProcessId(config.cluster.0));
         let with = Beginning { cluster: config.cluster, first_lease: first_lease(), remembered: None, grace: 0 };
-        let shell = Shell::new(recorded(with), None, Programs::in_memory(), Some(Epoch::by_clock()));
+        let shell = Shell::new(recorded(with), None, Programs::in_memory(), Some(Epoch::by_clock()), None);
         shell.promises(None);
         Ok(Self::serve_at(listener, config, shell))
     }
 
     /// As [`Head::start`], with a file in which it keeps what must survive it: jobs, placement groups, quotas, named and
     /// detached actors. If an earlier head wrote the file, this one goes on with its cluster: nodes, drivers and worker processes
-    /// come back with all that runs, and what has not come back in time is started again or forgotten.
+    /// come back with all that runs, and what has not come back in time is started again or forgotten. Such a head may have a standby
+    /// ([`Head::stand_by`]). If the file names one that may have taken over, that is asked first, unless it is certain that it has not.
     ///
     /// # Errors
-    /// When it cannot listen, or cannot read or write the file.
+    /// When it cannot listen, or cannot read or write the file; when another head leads the cluster, or may.
     #[cfg(feature = "journal")]
-    pub async fn start_with_journal(mut config: HeadConfig, file: &std::path::Path) -> Result<HeadHandle, Error> {
+    pub async fn start_with_journal(
+        mut config: HeadConfig,
+        file: &std::path::Path,
+        standby: FormerStandby,
+    ) -> Result<HeadHandle, Error> {
         limits::take(config.patience);
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
+        config.cluster = remembered.cluster.unwrap_or(config.cluster);
+        for fact in &remembered.facts {
+            match fact {
+                state::Fact::Follows(head) => return Err(standby::is_a_copy(file, head)),
+                state::Fact::Succession(succession) if standby == FormerStandby::IsAsked => {
+                    let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
+                    permission::Asker { token, cluster, epoch }.may_lead(succession).await?;
+                }
+                _ => {}
+            }
+        }
+        let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
+        let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
+        Ok(Self::serve_at(listener, config, shell))
+    }
+
+    /// A standby of the head at `head` (`host:port`, or several): it follows that with a copy of its journal, and takes over when it is gone.
+    ///
+    /// # Errors
+    /// The head does not answer, or refuses; it cannot listen, or cannot read or write the file.
+    #[cfg(feature = "journal")]
+    pub async fn stand_by(config: HeadConfig, head: &str, file: &std::path::Path) -> Result<StandbyHandle, Error> {
+        limits::take(config.patience);
+        standby::start(config, head, file).await
+    }
+
+    /// A head that begins with what lies in a journal. Those whom the last one knew have so much more time to come back than that has
+    /// promised.
+    #[cfg(feature = "journal")]
+    async fn go_on(
+        file: &std::path::Path,
+        journal: journal::Journal,
+        remembered: journal::Remembered,
+        cluster: ClusterId,
+        more: std::time::Duration,
+    ) -> Result<Arc<Shell>, Error> {
+        use service::Durable as _;
+        use wingbeat_net::messages::{Generation, Succession};
+
+        let epoch = remembered.epoch;
+        if remembered.facts.iter().any(|fact| matches!(fact, state::Fact::Succession(_) | state::Fact::Follows(_))) {
+            // Before anybody hears of this head: nobody may take over from it yet, and later ones have a greater epoch.
+            let generation = Generation { epoch, count: 0 };
+            let nobody = Succession { generation, standby: None, voters: Default::default() };
+            journal.intend(vec![state::Fact::Succession(Box::new(nobody)), state::Fact::Leads]).await?;
+        }
         let programs = Programs::beside(file)?;
-        let (cluster, mut facts) = match remembered.cluster {
-            None => (config.cluster, None),
-            Some(cluster) => (cluster, Some(remembered.facts)),
-        };
-        config.cluster = cluster;
-        let earlier = facts.as_mut().map(promise::of_earlier);
+        let mut facts = remembered.cluster.map(|_| remembered.facts);
+        let earlier =
+            facts.as_mut().map(promise::of_earlier).map(|promised| promised + more.as_millis() as state::Millis);
         let grace = earlier.unwrap_or_default();
         let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
         let fails = journal.fails();
-        let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(remembered.epoch));
+        let standby = Arc::new(service::standby::Follower::new(epoch, journal.fed()));
+        let journal = replicated::Replicated { journal, standby: standby.clone() };
+        let shell = Shell::new(recorded(with), Some(Box::new(journal)), programs, Some(epoch), Some(standby));
         shell.promises(earlier);
         shell.vital("hearing of its journal", shell.clone().hear_of_the_journal(fails));
-        Self::serve(config, shell).await
+        shell.vital("looking after its standby", shell.clone().look_after_standby());
+        Ok(shell)
     }
 
     async fn serve(config: HeadConfig, shell: Arc<Shell>) -> Result<HeadHandle, Error> {
@@ -126,6 +201,7 @@ impl Head {
             cluster: config.cluster,
             epoch: shell.epoch(),
             patience: Some(config.patience),
+            stands_by: None,
         };
         let serving = shell.clone();
         let accepting = shell.clone();
@@ -137,9 +213,7 @@ impl Head {
             });
             accepting.until_stopped(listen).await;
         });
-        shell.look_for_the_absent();
-        shell.vital("letting time pass", shell.clone().let_time_pass());
-        HeadHandle { address, cluster: config.cluster, shell }
+        HeadHandle::of(address, config.cluster, shell)
     }
 }
 
@@ -157,6 +231,12 @@ fn first_lease() -> u64 {
 }
 
 impl HeadHandle {
+    fn of(address: Address, cluster: ClusterId, shell: Arc<Shell>) -> HeadHandle {
+        shell.look_for_the_absent();
+        shell.vital("letting time pass", shell.clone().let_time_pass());
+        HeadHandle { address, cluster, shell }
+    }
+
     /// Where it listens.
     pub fn address(&self) -> &Address {
         &self.address

@@ -20,7 +20,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Executable;
 use wingbeat_net::limits::limits;
 use wingbeat_net::mux;
-use wingbeat_net::services::ProcessClient;
+use wingbeat_net::services::{HeadClient, ProcessClient};
 
 /// A piece of a program that a node asks for: large enough that round trips do not matter.
 const CHUNK: usize = 1 << 20;
@@ -42,6 +42,31 @@ struct Kept {
     receiving: Option<Receiving>,
     /// Creations of actors that are under way and will need it, and whoever receives it.
     creations: usize,
+}
+
+/// Who gives a program.
+#[derive(Clone)]
+pub(crate) enum Giver {
+    /// A process that runs it.
+    Process(ProcessClient),
+    /// The head, to its standby.
+    #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "a standby keeps a journal"))]
+    Head(HeadClient),
+}
+
+impl Giver {
+    async fn read(&self, hash: &str, offset: u64) -> Result<Payload, Error> {
+        let limit = mux::within(limits().chunk);
+        match self {
+            Giver::Process(process) => {
+                mux::answered(process.read_executable(limit, offset).await, "the actor's creator")?
+            }
+            Giver::Head(head) => {
+                let read = mux::answered(head.read_program(limit, hash.to_owned(), offset).await, "the head")??;
+                read.ok_or_else(|| failed(hash, "the head has it no more"))
+            }
+        }
+    }
 }
 
 /// A program on its way, for all who wait for it.
@@ -116,11 +141,7 @@ impl Programs {
     ///
     /// # Errors
     /// The process is gone or runs another program, or there is no room.
-    pub(crate) async fn keep(
-        self: &Arc<Self>,
-        program: &Executable,
-        from: Option<ProcessClient>,
-    ) -> Result<Keeping, Error> {
+    pub(crate) async fn keep(self: &Arc<Self>, program: &Executable, from: Option<Giver>) -> Result<Keeping, Error> {
         self.kept.lock().entry(program.hash.clone()).or_default().creations += 1;
         let keeping = Keeping { programs: self.clone(), hash: program.hash.clone() };
         loop {
@@ -152,15 +173,14 @@ impl Programs {
         }
     }
 
-    async fn receive(&self, program: &Executable, from: &ProcessClient) -> Result<Arc<File>, Error> {
+    async fn receive(&self, program: &Executable, from: &Giver) -> Result<Arc<File>, Error> {
         let failed = |why: String| failed(&program.path, why);
         let io = |error: std::io::Error| failed(error.to_string());
         let mut copy = Copy::begin(self.folder.as_deref(), &program.hash).map_err(io)?;
         let mut hash = blake3::Hasher::new();
         let mut offset = 0;
         while offset < program.size {
-            let answer = from.read_executable(mux::within(limits().chunk), offset).await;
-            let Payload(chunk) = mux::answered(answer, "the actor's creator")??;
+            let Payload(chunk) = from.read(&program.hash, offset).await?;
             if chunk.is_empty() {
                 break;
             }
@@ -193,6 +213,13 @@ impl Programs {
         }
     }
 
+    /// Whether a program is here, or on its way.
+    #[cfg(feature = "journal")]
+    pub(crate) fn has(&self, hash: &str) -> bool {
+        let kept = self.kept.lock();
+        kept.get(hash).is_some_and(|kept| kept.file.is_some() || kept.receiving.is_some())
+    }
+
     /// A piece of a program; none if it is not kept.
     ///
     /// # Errors
@@ -216,7 +243,7 @@ impl Programs {
 
 /// A task of its own, which ends with the connection of whoever gives the program: those who wait for it may give up, and the
 /// next then need not begin anew. What nobody needs after all goes when the programs that are needed change.
-fn begin_to_receive(keeping: Keeping, program: Executable, from: ProcessClient) -> Receiving {
+fn begin_to_receive(keeping: Keeping, program: Executable, from: Giver) -> Receiving {
     let receiving = tokio::spawn(async move {
         let received = keeping.programs.receive(&program, &from).await;
         if let Some(entry) = keeping.programs.kept.lock().get_mut(&program.hash) {
@@ -363,13 +390,13 @@ mod tests {
 
     /// A process that gives its program byte by byte, as far as it may.
     #[derive(Clone)]
-    struct Giver {
+    struct Slow {
         program: &'static [u8],
         may_give: Arc<Semaphore>,
         asked: mpsc::UnboundedSender<u64>,
     }
 
-    impl Process for Giver {
+    impl Process for Slow {
         async fn deliver(self, _: Context, _: u64, _: u64, _: Vec<PeerMessage>) {}
         async fn head_events(self, _: Context, _: u64, _: Vec<HeadEvent>) {}
         async fn commands(self, _: Context, _: Vec<WorkerCommand>) {}
@@ -391,10 +418,10 @@ mod tests {
         }
     }
 
-    impl Giver {
-        fn new(program: &'static [u8]) -> (Giver, mpsc::UnboundedReceiver<u64>) {
+    impl Slow {
+        fn new(program: &'static [u8]) -> (Slow, mpsc::UnboundedReceiver<u64>) {
             let (asked, questions) = mpsc::unbounded_channel();
-            (Giver { program, may_give: Arc::new(Semaphore::new(0)), asked }, questions)
+            (Slow { program, may_give: Arc::new(Semaphore::new(0)), asked }, questions)
         }
 
         /// What the head asks it by, and its end of the connection.
@@ -421,11 +448,11 @@ mod tests {
     #[tokio::test]
     async fn a_program_goes_on_arriving_when_nobody_waits_any_more_and_the_next_who_asks_gets_that() {
         let programs = Arc::new(Programs::in_memory());
-        let (giver, mut asked) = Giver::new(b"abc");
+        let (giver, mut asked) = Slow::new(b"abc");
         let (client, _connection) = giver.connect();
         let program = executable(b"abc");
         giver.may_give.add_permits(1);
-        let mut first = Box::pin(programs.keep(&program, Some(client.clone())));
+        let mut first = Box::pin(programs.keep(&program, Some(Giver::Process(client.clone()))));
         tokio::select! {
             _ = &mut first => panic!("it cannot be there"),
             _ = async { while asked.recv().await != Some(1) {} } => {}
@@ -434,7 +461,7 @@ mod tests {
         drop(first);
         programs.keep_only(&BTreeSet::new());
         giver.may_give.add_permits(2);
-        let keeping = programs.keep(&program, Some(client)).await.unwrap();
+        let keeping = programs.keep(&program, Some(Giver::Process(client))).await.unwrap();
         assert_eq!(asked.recv().await, Some(2));
         assert!(asked.try_recv().is_err(), "nothing was asked for twice");
         assert_eq!(read(&programs, &program.hash).unwrap(), b"abc");
@@ -444,17 +471,17 @@ mod tests {
     #[tokio::test]
     async fn a_program_whose_giver_ends_is_given_by_the_next_who_waits_for_it() {
         let programs = Arc::new(Programs::in_memory());
-        let ((one, mut of_one), (other, _of_other)) = (Giver::new(b"abc"), Giver::new(b"abc"));
+        let ((one, mut of_one), (other, _of_other)) = (Slow::new(b"abc"), Slow::new(b"abc"));
         let ((first, ends), (second, _connection)) = (one.connect(), other.connect());
         let program = executable(b"abc");
         other.may_give.add_permits(3);
         let begun = async {
             of_one.recv().await;
-            let second = programs.keep(&program, Some(second));
+            let second = programs.keep(&program, Some(Giver::Process(second)));
             let ends = async { ends.close() };
             tokio::join!(second, ends).0
         };
-        let (first, second) = tokio::join!(programs.keep(&program, Some(first)), begun);
+        let (first, second) = tokio::join!(programs.keep(&program, Some(Giver::Process(first))), begun);
         assert!(first.is_err());
         second.unwrap();
         assert_eq!(read(&programs, &program.hash).unwrap(), b"abc");

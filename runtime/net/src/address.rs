@@ -68,8 +68,17 @@ impl Listener {
 impl Listener {
     /// Accepts until the returned future is dropped. `accepted` is called with every connection that
     /// proved the token; others are refused and logged.
-    pub async fn serve<F>(mut self, token: Token, welcome: Welcome, accepted: F)
+    pub async fn serve<F>(self, token: Token, welcome: Welcome, accepted: F)
     where
+        F: Fn(Stream, Hello) + Clone + Send + 'static,
+    {
+        self.serve_with(token, move || welcome.clone(), accepted).await;
+    }
+
+    /// As [`Listener::serve`], for somebody who says something else of itself with time.
+    pub async fn serve_with<W, F>(mut self, token: Token, welcome: W, accepted: F)
+    where
+        W: Fn() -> Welcome,
         F: Fn(Stream, Hello) + Clone + Send + 'static,
     {
         let mut admission = Admission::default();
@@ -78,7 +87,7 @@ impl Listener {
             let refused = tokio::select! {
                 stream = self.incoming.next() => match stream {
                     Ok((stream, from)) => {
-                        let (token, welcome, accepted) = (token.clone(), welcome.clone(), accepted.clone());
+                        let (token, welcome, accepted) = (token.clone(), welcome(), accepted.clone());
                         admission.admit(from, async move {
                             let limit = match from {
                                 Source::Local => limits().dial,

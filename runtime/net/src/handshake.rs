@@ -38,7 +38,8 @@ pub const PROTOCOL: u32 = {
     let node = fold(head, include_bytes!("messages/node.rs"));
     let peer = fold(node, include_bytes!("messages/peer.rs"));
     let state = fold(peer, include_bytes!("messages/state.rs"));
-    let all = fold(state, include_bytes!("messages/worker.rs"));
+    let succession = fold(state, include_bytes!("messages/succession.rs"));
+    let all = fold(succession, include_bytes!("messages/worker.rs"));
     (all ^ (all >> 32)) as u32 | HAS_RELEASE
 };
 const HAS_RELEASE: u32 = 1 << 31;
@@ -233,10 +234,21 @@ pub struct Welcome {
     pub address: Address,
     /// Its cluster.
     pub cluster: ClusterId,
-    /// Which life of the cluster's head it is, if the head may be started again.
+    /// Which life of the cluster's head it is, if the head may be started again. Of a standby, which head it follows.
     pub epoch: Option<Epoch>,
     /// How long silence is borne in the cluster. The head says so.
     pub patience: Option<Patience>,
+    /// It is not the head: it stands by.
+    pub stands_by: Option<StandsBy>,
+}
+
+/// What a standby says to whoever looks for the head.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StandsBy {
+    /// Where the head is, as far as the standby knows.
+    pub head: Address,
+    /// It asks nodes for their votes, and would lead with this epoch.
+    pub runs_for: Option<Epoch>,
 }
 
 /// Which life of its cluster's head one is. A later one is greater.
@@ -254,7 +266,7 @@ impl Epoch {
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Welcome { welcome: Welcome, proof: [u8; 32] },
+    Welcome { welcome: Box<Welcome>, proof: [u8; 32] },
     Refused(String),
 }
 
@@ -388,7 +400,7 @@ pub async fn accept(mut stream: Stream, token: &Token, welcome: Welcome) -> io::
     }
     let this = welcome.address.process;
     let proof = token.proof("acceptor", &peer_nonce, &nonce);
-    send(&mut stream, &[], &Answer::Welcome { welcome, proof }).await?;
+    send(&mut stream, &[], &Answer::Welcome { welcome: Box::new(welcome), proof }).await?;
     match hello.to {
         // It learns from the welcome that whom it looked for is gone.
         Some(wanted) if wanted != this => Err(io::Error::other(format!("it looked for {wanted}, and this is {this}"))),
@@ -447,7 +459,7 @@ pub(crate) async fn introduce(
             if !bool::from(expected.ct_eq(&proof)) {
                 return Err(refused("it does not know the token of this cluster".into()));
             }
-            Ok((stream, welcome))
+            Ok((stream, *welcome))
         }
     }
 }

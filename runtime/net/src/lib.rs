@@ -38,6 +38,7 @@ mod outbox;
 pub mod panics;
 pub mod patience;
 pub mod recording;
+pub mod seek;
 pub mod sequence;
 pub mod services;
 pub mod silence;

@@ -50,6 +50,11 @@ pub struct Limits {
     /// How long a driver or the head may take to give a megabyte of a program: 30 s, `WINGBEAT_CHUNK_MS`. Over the slowest
     /// links that anybody computes on it takes seconds.
     pub chunk: Duration,
+    /// A head that its standby has not heard for so long is taken over from, if its nodes have not heard it either: 4 s, or a
+    /// quarter of `lost` if that is less, or `WINGBEAT_TAKEOVER_MS`. The head says every quarter of it that it is there.
+    pub takeover: Duration,
+    /// A head that may have a standby, and has heard for so long neither from that nor from enough nodes, ends: half as long again.
+    pub fence: Duration,
     /// How long the objects of a process that has ended are kept for those who hold them and have not said so yet: a quarter longer
     /// than a process is looked for, or `WINGBEAT_ADOPTED_MS`.
     pub adopted: Duration,
@@ -69,6 +74,7 @@ struct Variables {
     head: Option<Duration>,
     chunk: Option<Duration>,
     adopted: Option<Duration>,
+    takeover: Option<Duration>,
 }
 
 impl Variables {
@@ -83,6 +89,7 @@ impl Variables {
             head: of("WINGBEAT_HEAD_MS"),
             chunk: of("WINGBEAT_CHUNK_MS"),
             adopted: of("WINGBEAT_ADOPTED_MS"),
+            takeover: of("WINGBEAT_TAKEOVER_MS"),
         }
     }
 }
@@ -97,6 +104,7 @@ impl Limits {
         let lost = set.lost.or(of_silence).unwrap_or(patience.lost_after());
         let contact = set.contact.unwrap_or(lost + silence);
         let head = set.head.unwrap_or(30 * SECOND);
+        let takeover = set.takeover.unwrap_or((4 * SECOND).min(lost / 4));
         let is_usual = set.lost.or(of_silence).is_none();
         Limits {
             silence,
@@ -109,6 +117,8 @@ impl Limits {
             proof: set.proof.unwrap_or(2 * SECOND),
             head,
             written: head * 2,
+            takeover,
+            fence: takeover * 3 / 2,
             chunk: set.chunk.unwrap_or(30 * SECOND),
             adopted: set.adopted.unwrap_or(contact * 5 / 4),
             unknown: if is_usual { lost.max(Patience::USUAL.lost_after()) } else { lost },

@@ -4,6 +4,7 @@ use wingbeat_core::codec::Payload;
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 
+use crate::handshake::Epoch;
 use crate::messages::*;
 
 /// Served by the head; called by drivers, worker processes, node daemons and the CLI.
@@ -47,6 +48,9 @@ pub trait Head {
     async fn read_program(hash: String, offset: u64) -> Result<Option<Payload>, Error>;
     /// A picture of the cluster.
     async fn state() -> ClusterState;
+    /// A standby follows this head: it has written what it was sent so far, and is sent what is new. The answer comes when there is something
+    /// new, and at the latest after a moment.
+    async fn follow(asks: Follow) -> Result<Followed, Error>;
     /// Ends every job and node, and then the head itself.
     async fn stop();
 }
@@ -79,6 +83,18 @@ pub trait Node {
     async fn fetch(what: Fetch) -> Result<(Located, bool), Error>;
     /// A part of what the node has kept of what the last head knew: what follows this key, or the first. Empty at the end.
     async fn read_kept(after: Option<Payload>) -> Vec<(Payload, Payload)>;
+    /// From the head: whether this node still accepts it, and which standby it has. Asked again and again while there may be one.
+    async fn support(leads: Leadership) -> Support;
+    /// From a standby: whether this node accepts it as the next head.
+    async fn elect(ballot: Ballot) -> Vote;
+}
+
+/// Served by a standby; called by a head that is started again.
+#[tarpc::service]
+pub trait Standby {
+    /// Whether the standby lets a head that is started again with the file of the last one lead with this epoch. Then it does not take over
+    /// by what that had said. No answer while that is not decided.
+    async fn may_lead(epoch: Epoch) -> bool;
 }
 
 /// Served by drivers and worker processes; called by each other, by the head and by node daemons.

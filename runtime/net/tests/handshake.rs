@@ -18,7 +18,7 @@ const OTHER: u32 = PROTOCOL ^ 1;
 async fn listener(cluster: ClusterId) -> Address {
     let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
     let address = listener.address().clone();
-    let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None };
+    let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None, stands_by: None };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     address
 }
@@ -174,7 +174,8 @@ async fn a_stranger_that_says_nothing_is_disconnected() {
     let any = Some("127.0.0.1:0".parse().unwrap());
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
     let here = listener.address().clone();
-    let welcome = Welcome { address: here.clone(), cluster: ClusterId::random(), epoch: None, patience: None };
+    let welcome =
+        Welcome { address: here.clone(), cluster: ClusterId::random(), epoch: None, patience: None, stands_by: None };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     let mut stranger = tokio::net::TcpStream::connect(here.tcp.unwrap()).await.unwrap();
     let mut said = Vec::new();
@@ -191,7 +192,7 @@ async fn half_open_connections_keep_nobody_out() {
     let cluster = ClusterId::random();
     tokio::spawn(listener.serve(
         Token::new("secret"),
-        Welcome { address: here.clone(), cluster, epoch: None, patience: None },
+        Welcome { address: here.clone(), cluster, epoch: None, patience: None, stands_by: None },
         |_, _| {},
     ));
     let tcp = here.tcp.unwrap();
@@ -216,8 +217,13 @@ async fn whoever_does_not_introduce_itself_is_not_waited_for_long() {
     let any = Some("127.0.0.1:0".parse().unwrap());
     let listener = Listener::bind(ProcessId::random(), any).await.unwrap();
     let tcp = listener.address().tcp.unwrap();
-    let welcome =
-        Welcome { address: listener.address().clone(), cluster: ClusterId::random(), epoch: None, patience: None };
+    let welcome = Welcome {
+        address: listener.address().clone(),
+        cluster: ClusterId::random(),
+        epoch: None,
+        patience: None,
+        stands_by: None,
+    };
     tokio::spawn(listener.serve(Token::new("secret"), welcome, |_, _| {}));
     let mut stream = tokio::net::TcpStream::connect(tcp).await.unwrap();
     let mut all = Vec::new();

@@ -262,7 +262,7 @@ async fn a_listener_serves_others_after_every_introduction_that_is_none() {
     let token = Token::new("secret");
     tokio::spawn(listener.serve(
         token.clone(),
-        Welcome { address: here.clone(), cluster, epoch: None, patience: None },
+        Welcome { address: here.clone(), cluster, epoch: None, patience: None, stands_by: None },
         |_, _| {},
     ));
     for _ in 0..rounds(300) {

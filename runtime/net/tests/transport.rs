@@ -127,7 +127,7 @@ async fn whoever_listens_in_a_pretended_network_is_dialled_there_and_is_gone_whe
     let listener = Listener::bind_in(&network, ProcessId(7), None).await.unwrap();
     let here = listener.address().clone();
     let cluster = wingbeat_core::ClusterId::random();
-    let welcome = Welcome { address: here.clone(), cluster, epoch: None, patience: None };
+    let welcome = Welcome { address: here.clone(), cluster, epoch: None, patience: None, stands_by: None };
     let serving = tokio::spawn(listener.serve(token.clone(), welcome, |stream, _| {
         tokio::spawn(async move {
             std::future::pending::<Stream>().await;

@@ -5,12 +5,14 @@
 //! simulator.
 //!
 //! - `stage`: the life of one worker process; `workers`: all of them, and who can take a lease.
+//! - `voter`: which head it supports.
 //! - `state`: what happens to them; `memory`: who is ended when memory is short.
 
 mod clock;
 pub mod memory;
 mod stage;
 mod state;
+pub mod voter;
 mod workers;
 
 pub use self::clock::Millis;

@@ -84,13 +84,17 @@ async fn join(
     );
     let client = NodeClient::new(mux::client_config(), client).spawn();
     let answer = client.register_worker(mux::no_deadline(), prepared.address().clone(), std::process::id()).await;
-    let WorkerStart { cluster, job, namespace, node, daemon, head, arena_bytes, driver, patience } =
+    let WorkerStart { cluster, job, namespace, node, daemon, head, standby, arena_bytes, driver, patience } =
         mux::answered(answer, "the node daemon")??;
     limits::take(patience);
     let mapping = Mapping::open(arena, arena_bytes).map_err(|error| Error::io("mapping the node's store", &error))?;
     let session = prepared.start(&io, job, namespace, cluster);
     let process = session.process();
-    process.set_head(HeadLink::new(head));
+    let head = HeadLink::new(head);
+    if let Some(standby) = standby {
+        head.learn(standby);
+    }
+    process.set_head(head);
     process.know(&driver);
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
     let queue = Arc::new(Queue::new(session.clone(), page));

@@ -346,6 +346,8 @@ impl Executor for Queue {
             }
             WorkerCommand::Drain => self.change(work::Queue::drain),
             WorkerCommand::Patience(patience) => limits::take(patience),
+            // Of the process, which has taken it in.
+            WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit => {
                 // Somebody may still read what this process owns, or run something for it.
                 if self.session.process().is_done() {

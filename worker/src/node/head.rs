@@ -43,6 +43,8 @@ pub(super) struct HeadLink {
     pub link: Link<HeadMessage>,
     /// For questions, while there is a connection.
     client: Mutex<Option<HeadClient>>,
+    /// The present one, or the last.
+    connection: Mutex<Option<Connection>>,
     /// The number of the next batch of what the head says.
     heard: AtomicU64,
     term: Term,
@@ -51,17 +53,26 @@ pub(super) struct HeadLink {
 }
 
 impl HeadLink {
-    pub(super) fn new(address: Address, epoch: Option<Epoch>) -> HeadLink {
+    pub(super) fn new(address: Address, others: Vec<Address>, epoch: Option<Epoch>) -> HeadLink {
         let term = Term::new(&address);
         let way = Way::new(address);
+        others.into_iter().for_each(|other| way.learn(other));
         way.found(epoch);
         HeadLink {
             way,
             link: Link::new(),
             client: Mutex::default(),
+            connection: Mutex::default(),
             heard: AtomicU64::new(0),
             term,
             told: Mutex::new(limits::patience()),
+        }
+    }
+
+    /// Ends the connection, if there is one: another head is looked for.
+    pub(super) fn leave(&self) {
+        if let Some(connection) = &*self.connection.lock() {
+            connection.close();
         }
     }
 
@@ -130,6 +141,7 @@ impl Daemon {
     ) -> Result<(Connection, HeadClient), Error> {
         let hello = Hello { resumes: *resumes, ..self.hello(Purpose::Control) };
         let (stream, met) = self.head.way.dial(&self.who.token, hello).await?;
+        self.has_found_head();
         if let Met::Next(epoch) = met {
             self.note_for(epoch, snapshot);
         }
@@ -153,6 +165,12 @@ impl Daemon {
         Ok((connection, client))
     }
 
+    /// It may be another one, on another machine.
+    fn has_found_head(&self) {
+        self.head.term.is_with(&self.head.way.address());
+        self.tell_workers_of_heads();
+    }
+
     fn leave_connection(&self, connection: &Connection) {
         connection.close();
         self.ending.connections.lock().retain(|other| !other.is(connection));
@@ -165,6 +183,7 @@ impl Daemon {
             Probing::Both,
         );
         self.ending.connections.lock().push(connection.clone());
+        *self.head.connection.lock() = Some(connection.clone());
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let service = NodeService::new(self.clone(), self.head.way.address().process);
         self.vital("hearing the head", mux::serve(server, service.serve()));
@@ -337,7 +356,10 @@ impl Daemon {
             let dialling = self.head.way.dial(&self.who.token, hello);
             // What is lost on the way is not waited for as long as a machine may take to answer.
             match tokio::time::timeout(limits().redial, dialling).await {
-                Ok(Ok(found)) => return Ok(found),
+                Ok(Ok(found)) => {
+                    self.has_found_head();
+                    return Ok(found);
+                }
                 Ok(Err(DialError::Gone(_))) => return Err(Loss::Gone),
                 Ok(Err(DialError::Failed(error))) => tracing::debug!(%error, "cannot reach the head"),
                 Err(_) => {}

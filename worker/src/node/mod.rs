@@ -1,6 +1,6 @@
 //! The node daemon: it starts worker processes for the head's leases, and keeps the node's objects.
 //!
-//! - `head`: the connection to the head, over any number of connections.
+//! - `head`: the connection to the head, over any number of connections; `succession`: which head is supported, where there is a standby.
 //! - `pool`: the worker processes, about which [`wingbeat_node`] decides; `launch`: how they are started by the `guard`;
 //!   `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
@@ -26,6 +26,7 @@ mod owners;
 mod pool;
 mod release;
 mod service;
+mod succession;
 mod term;
 mod transfer;
 mod wire;
@@ -67,6 +68,8 @@ const LAUNCHES: usize = 16;
 pub struct NodeConfig {
     /// Where the head is.
     pub head: Address,
+    /// Where it may be, too.
+    pub others: Vec<Address>,
     /// Which head of its cluster it is, if another will follow.
     pub epoch: Option<Epoch>,
     /// The token of the cluster.
@@ -167,6 +170,8 @@ struct Devices {
 pub(crate) struct Daemon {
     who: Identity,
     head: head::HeadLink,
+    /// Which head it supports.
+    succession: succession::Succession,
     /// What it keeps of what the head knows.
     kept: Mutex<kept::Kept>,
     runtime: tokio::runtime::Handle,
@@ -231,7 +236,8 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     let pool = pool::Pool::new(id, who.cpus);
     let daemon = Arc::new(Daemon {
         who,
-        head: head::HeadLink::new(config.head.clone(), config.epoch),
+        head: head::HeadLink::new(config.head.clone(), config.others.clone(), config.epoch),
+        succession: succession::Succession::default(),
         kept: Mutex::default(),
         runtime: tokio::runtime::Handle::current(),
         store,
@@ -265,8 +271,13 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
     };
     daemon.clone().join(info).await?;
     let accepting = daemon.clone();
-    let welcome =
-        Welcome { address: daemon.who.address.clone(), cluster: daemon.who.cluster, epoch: None, patience: None };
+    let welcome = Welcome {
+        address: daemon.who.address.clone(),
+        cluster: daemon.who.cluster,
+        epoch: None,
+        patience: None,
+        stands_by: None,
+    };
     daemon.vital("taking connections", async move {
         let serving = accepting.clone();
         let listen = listener.serve(accepting.who.token.clone(), welcome, move |stream, hello| {

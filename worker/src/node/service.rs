@@ -11,7 +11,9 @@ use wingbeat_core::{JobId, ObjectId, ProcessId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::limits;
-use wingbeat_net::messages::{Fetch, Located, NodeMessage, ProcessStacks, WorkerStart};
+use wingbeat_net::messages::{
+    Ballot, Fetch, Leadership, Located, NodeMessage, ProcessStacks, Support, Vote, WorkerStart,
+};
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
 use wingbeat_net::silence::Probing;
@@ -174,7 +176,8 @@ impl wingbeat_net::services::Node for NodeService {
             namespace: job.namespace.clone(),
             node: daemon.who.id,
             daemon: daemon.who.address.clone(),
-            head: daemon.head.way.address().clone(),
+            head: daemon.head.way.address(),
+            standby: daemon.succession.standby(),
             arena_bytes: daemon.store.capacity(),
             driver: job.driver.clone(),
             // Other times are said to it from now on.
@@ -214,6 +217,22 @@ impl wingbeat_net::services::Node for NodeService {
         let (extent, new) = self.daemon.read(object, stored, self.peer).await?;
         self.note_owner(object, steward);
         Ok((located(extent), new))
+    }
+
+    async fn support(self, _: Context, said: Leadership) -> Support {
+        if self.peer != self.daemon.head.way.address().process {
+            tracing::warn!(peer = %self.peer, "only the head may ask for support");
+            return std::future::pending().await;
+        }
+        self.daemon.support(&said)
+    }
+
+    async fn elect(self, _: Context, ballot: Ballot) -> Vote {
+        if self.peer != self.daemon.head.way.address().process {
+            tracing::warn!(peer = %self.peer, "only a standby of the cluster may ask for a vote");
+            return std::future::pending().await;
+        }
+        self.daemon.vote(&ballot)
     }
 
     async fn read_kept(self, _: Context, after: Option<Payload>) -> Vec<(Payload, Payload)> {

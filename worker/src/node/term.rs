@@ -7,6 +7,7 @@
 //! question on, and from nothing else. How much time that is, is what the head that answered allows: one that was started again with other
 //! times waits at least as long as the last one had promised.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -31,7 +32,7 @@ struct Answered {
 /// How long the node may go on.
 pub(super) struct Term {
     /// Whether the head stands still when the node's machine does.
-    has_one_kernel: bool,
+    has_one_kernel: AtomicBool,
     /// The last question that the head has answered.
     answered: Mutex<Answered>,
     /// When this process was last found to have stood still itself.
@@ -42,15 +43,28 @@ impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
         let has_one_kernel = head.machine.shares_kernel(address::this_machine());
+        let has_one_kernel = AtomicBool::new(has_one_kernel);
         let term = Term { has_one_kernel, answered: Mutex::default(), stood_still: Mutex::default() };
         term.is_known(term.now());
         term
     }
 
+    fn has_one_kernel(&self) -> bool {
+        self.has_one_kernel.load(Ordering::Acquire)
+    }
+
+    /// The head is there now. How long ago its last answer was asked for stays the same, by whatever clock.
+    pub(super) fn is_with(&self, head: &Address) {
+        let mut last = self.answered.lock();
+        let ago = self.now().0.saturating_sub(last.at);
+        self.has_one_kernel.store(head.machine.shares_kernel(address::this_machine()), Ordering::Release);
+        last.at = self.now().0.saturating_sub(ago);
+    }
+
     /// Now, for a question that is asked next.
     pub(super) fn now(&self) -> Asked {
         // A machine that is suspended stands still with everything on it; others go on meanwhile.
-        let clock = if self.has_one_kernel { ClockId::Monotonic } else { ClockId::Boottime };
+        let clock = if self.has_one_kernel() { ClockId::Monotonic } else { ClockId::Boottime };
         let now = clock_gettime(clock);
         Asked(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
     }
@@ -85,7 +99,7 @@ impl Term {
 
     /// How often the head is asked. Between machines, the questions take the place of probes.
     pub(super) fn question(&self) -> Duration {
-        if self.has_one_kernel { limits().silence / 4 } else { limits().probe }
+        if self.has_one_kernel() { limits().silence / 4 } else { limits().probe }
     }
 
     /// How long the head may take to answer a last question when the term is over. Only of a node that has stood still itself since
@@ -93,7 +107,7 @@ impl Term {
     /// container), and then has not given it up. One that was only cut off has to end at once.
     pub(super) fn last_question(&self) -> Option<Duration> {
         let stood_still = self.stood_still.lock().is_some_and(|at| at > self.answered.lock().at);
-        (self.has_one_kernel && stood_still).then(|| limits().margin)
+        (self.has_one_kernel() && stood_still).then(|| limits().margin)
     }
 }
 

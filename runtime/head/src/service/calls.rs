@@ -10,7 +10,7 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, JobSpec, PlacementGroupSpec, Sco
 use wingbeat_core::{JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::handshake::{Epoch, Role};
 use wingbeat_net::messages::{
-    ClusterState, ClusterView, Explanation, HeadMessage, NodeInfo, ProcessStacks, Running, Subject,
+    ClusterState, ClusterView, Explanation, Follow, Followed, HeadMessage, NodeInfo, ProcessStacks, Running, Subject,
 };
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
@@ -137,6 +137,8 @@ impl wingbeat_net::services::Head for Service {
         // It asks again when it was not told that it has.
         let (id, kept) = (node.id, running.kept);
         self.shell.learn_before(id, kept, self.knew).await;
+        // What runs on a node of which the standby does not know would not be waited for.
+        self.shell.tell_standby_first(&node).await;
         let joined = move |state: &mut State, now| match state.has_node(node.id) {
             true => (Ok(()), Vec::new()),
             false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),
@@ -305,6 +307,9 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn knows_node(self, _: Context, node: NodeId) -> bool {
+        if !self.shell.may_lead() {
+            return false;
+        }
         let inside = self.shell.inside.lock();
         // Others than itself may have found a head that was started again before it has.
         inside.state.has_node(node) || inside.state.is_recovering() && self.role != Role::Node(node)
@@ -321,7 +326,19 @@ impl wingbeat_net::services::Head for Service {
     async fn state(self, _: Context) -> ClusterState {
         let mut state = self.shell.inside.lock().state.picture();
         state.uptime_secs = self.shell.started.elapsed().as_secs();
+        state.standby = self.shell.standby_state();
         state
+    }
+
+    async fn follow(self, _: Context, asks: Follow) -> Result<Followed, Error> {
+        match (&self.shell.standby, self.role) {
+            (Some(standby), Role::Head) => standby.follow(&self.shell, self.process, asks).await,
+            (_, Role::Head) => Err(self.refused(
+                "it keeps no journal, and so has nothing that a standby could follow; start it with --journal FILE"
+                    .into(),
+            )),
+            _ => Err(self.refused("only a standby may follow".into())),
+        }
     }
 
     async fn stop(self, _: Context) {

@@ -8,6 +8,8 @@ mod calls;
 mod copies;
 mod peers;
 pub(crate) mod promise;
+#[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "only a head with a journal has a standby"))]
+pub(crate) mod standby;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -36,8 +38,9 @@ use calls::Service;
 use copies::{Copies, Returns};
 use peers::{Absence, Before, Entered, Peer, Return};
 use promise::Promise;
+use standby::Follower;
 
-use crate::programs::{Keeping, Programs};
+use crate::programs::{Giver, Keeping, Programs};
 use crate::state::{Action, Event, Fact, Millis, State};
 
 /// The next tick is awaited without looking for what may make it come sooner: nothing comes that much sooner.
@@ -68,6 +71,8 @@ pub(crate) trait Durable: Send + Sync {
     /// Writes facts that are to become true, and waits until they, and all before them, are safe. After an error they are
     /// not written, and must not become true.
     fn intend(&self, facts: Vec<Fact>) -> BoxFuture<'static, Result<(), Error>>;
+    /// Has a standby sent what is written, from now on, after all that is there.
+    fn feed(&self);
 }
 
 /// What was made true is being written. Dropped before that is over (the request was given up), it waits for it all the
@@ -125,6 +130,8 @@ pub(crate) struct Shell {
     returns: Option<Returns>,
     /// What an earlier head has promised to those that knew it.
     earlier: Promise,
+    /// Its standby, if it may have one: where it keeps a journal.
+    standby: Option<Arc<Follower>>,
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -195,6 +202,7 @@ impl Shell {
         journal: Option<Box<dyn Durable>>,
         programs: Programs,
         epoch: Option<Epoch>,
+        standby: Option<Arc<Follower>>,
     ) -> Arc<Shell> {
         if journal.is_some() || epoch.is_some() {
             state.keep_facts();
@@ -220,6 +228,7 @@ impl Shell {
             epoch,
             returns: alone.map(|_| Returns::new()),
             earlier: Promise::default(),
+            standby,
         })
     }
 
@@ -306,7 +315,7 @@ impl Shell {
             (inside.state.program_of(job), inside.processes.get(&from).map(|peer| peer.client.clone()))
         };
         match program.filter(Programs::can_keep) {
-            Some(program) => self.programs.keep(&program, client).await.map(Some),
+            Some(program) => self.programs.keep(&program, client.map(Giver::Process)).await.map(Some),
             None => Ok(None),
         }
     }
@@ -422,12 +431,16 @@ impl Shell {
                     None => self.ticks.notified().await,
                     Some(time) if time <= SHORT => {
                         tokio::time::sleep(time).await;
+                        self.until_nobody_else_leads().await;
                         self.change(|state, now| ((), state.step(now, Event::Tick)));
                     }
                     // Something may happen that makes the tick come sooner.
                     Some(time) => match tokio::time::timeout(time, self.ticks.notified()).await {
                         Ok(()) => {}
-                        Err(_) => self.change(|state, now| ((), state.step(now, Event::Tick))),
+                        Err(_) => {
+                            self.until_nobody_else_leads().await;
+                            self.change(|state, now| ((), state.step(now, Event::Tick)));
+                        }
                     },
                 }
             }
@@ -598,7 +611,8 @@ impl Shell {
         }
         let nodes = futures::future::join_all(nodes.iter().map(Link::flushed));
         let processes = futures::future::join_all(processes.iter().map(Link::flushed));
-        let _ = tokio::time::timeout(STOP_LIMIT, futures::future::join(nodes, processes)).await;
+        let standby = self.tell_standby_of_the_stop();
+        let _ = tokio::time::timeout(STOP_LIMIT, futures::future::join3(nodes, processes, standby)).await;
         self.is_ending();
     }
 
@@ -610,6 +624,7 @@ impl Shell {
     pub(crate) async fn serve_connection(self: Arc<Self>, stream: Stream, hello: Hello) {
         let process = hello.address.process;
         self.note_return(&hello);
+        self.note_later_head(&hello);
         match hello.role {
             Role::Node(node) => self.serve_node(stream, node, hello).await,
             Role::Driver(job) => self.serve_process(stream, hello, Some(job)).await,
@@ -620,6 +635,9 @@ impl Shell {
                 drop(client);
                 let service = Service { shell: self.clone(), process, role: hello.role, is_known: false, knew: None };
                 self.run(&connection, mux::serve(server, service.serve()), std::future::pending()).await;
+                if hello.role == Role::Head {
+                    self.standby_left(process);
+                }
             }
         }
     }
@@ -663,6 +681,9 @@ impl Shell {
                 return connection.close();
             }
         };
+        if let Some(standby) = self.standby_address() {
+            link.send(HeadEvent::Standby(Some(standby)));
+        }
         let request = |number, events| ProcessRequest::HeadEvents { number, events };
         let carrying = link.carry(&connection, request, events_of);
         self.run(&connection, mux::serve(server, service.serve()), carrying).await;
@@ -725,7 +746,10 @@ impl Shell {
         let why = match self.returns(&absence, &hello).await {
             Return::Back => return,
             Return::Ended => "its connection to the head ended".to_owned(),
-            Return::TooLate => format!("the head heard nothing from it for {} s", self.lost_after().as_secs_f64()),
+            Return::TooLate => {
+                self.until_nobody_else_leads().await;
+                format!("the head heard nothing from it for {} s", self.lost_after().as_secs_f64())
+            }
         };
         let Some(lost) = peers::lose(&mut self.inside.lock().nodes, &node, &absence) else { return };
         lost.link.broke();

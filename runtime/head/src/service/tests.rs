@@ -25,6 +25,8 @@ struct Disk {
 }
 
 impl Durable for Disk {
+    fn feed(&self) {}
+
     fn write(&self, facts: Vec<Fact>) {
         self.written.lock().extend(facts);
     }
@@ -56,7 +58,7 @@ fn waiting_for_its_disk() -> (Service, Disk, PlacementGroupSpec) {
     let may_write = Arc::new(Semaphore::new(0));
     let disk = Disk { asked: Arc::default(), may_write, is_full: Arc::default(), written: Arc::default() };
     let state = State::new(ClusterId(1), 1);
-    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None);
+    let shell = Shell::new(state, Some(Box::new(disk.clone())), Programs::in_memory(), None, None);
     shell.step(Event::ProcessConnected(DRIVER));
     shell.step(Event::JobJoined(Box::new(JobSpec {
         id: JOB,
@@ -175,7 +177,7 @@ async fn what_cannot_be_written_is_taken_back_also_when_the_request_was_given_up
 
 #[tokio::test]
 async fn a_panic_of_one_of_its_tasks_ends_the_head_with_that_as_the_reason() {
-    let shell = Shell::new(State::new(ClusterId(1), 1), None, Programs::in_memory(), None);
+    let shell = Shell::new(State::new(ClusterId(1), 1), None, Programs::in_memory(), None, None);
     shell.vital("a test", async { panic!("on purpose") });
     let why = shell.stopped().await.unwrap_err();
     assert!(why.contains("a test") && why.contains("on purpose"), "{why}");
@@ -198,7 +200,7 @@ fn node() -> NodeInfo {
 /// A head that was started again for a cluster of which it knows this, and how it takes somebody whose join was not answered, or was.
 fn started_again(facts: Vec<Fact>) -> (Arc<Shell>, impl Fn(Role, Resumes) -> Before) {
     let state = State::recover(ClusterId(1), 1, facts, 1_000);
-    let shell = Shell::new(state, None, Programs::in_memory(), Some(Epoch(2)));
+    let shell = Shell::new(state, None, Programs::in_memory(), Some(Epoch(2)), None);
     let asked = shell.clone();
     let before = move |role, resumes| {
         let hello = Hello { role, resumes, address: address(), epoch: Some(Epoch(1)), ..Hello::of_tool() };

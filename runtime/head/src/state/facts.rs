@@ -3,9 +3,9 @@
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use wingbeat_core::codec;
-use wingbeat_core::spec::{ActorSpec, JobSpec, PlacementGroupSpec};
+use wingbeat_core::spec::{ActorSpec, Address, JobSpec, PlacementGroupSpec};
 use wingbeat_core::{ActorId, Amount, Incarnation, JobId, NodeId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::NodeInfo;
+use wingbeat_net::messages::{NodeInfo, Succession};
 
 /// A durable change, as its result and not as what caused it, so that a later version of the head can read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,6 +32,14 @@ pub enum Fact {
     NodeGone(NodeId),
     /// Whoever knows the head may go on without it for so many milliseconds, and then has ended by itself.
     Promise(u64),
+    /// Who may take over from the head that has written this.
+    Succession(Box<Succession>),
+    /// Nobody has said who.
+    NoSuccession,
+    /// What lies beside this is the copy that a standby makes of what this head has written.
+    Follows(Box<Address>),
+    /// The standby has taken over.
+    Leads,
 }
 
 /// An actor that is found again when the head was started again.
@@ -93,6 +101,10 @@ pub enum FactKey {
     Node(NodeId),
     /// What was promised.
     Promise,
+    /// Who may take over.
+    Succession,
+    /// Whose copy it is.
+    Follows,
 }
 
 impl Fact {
@@ -109,6 +121,8 @@ impl Fact {
             Fact::Node(info, _) => FactKey::Node(info.id),
             Fact::NodeGone(id) => FactKey::Node(*id),
             Fact::Promise(_) => FactKey::Promise,
+            Fact::Succession(_) | Fact::NoSuccession => FactKey::Succession,
+            Fact::Follows(_) | Fact::Leads => FactKey::Follows,
         }
     }
 
@@ -116,13 +130,30 @@ impl Fact {
     pub fn is_end(&self) -> bool {
         matches!(
             self,
-            Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_)
+            Fact::JobGone(_)
+                | Fact::ActorGone(_)
+                | Fact::GroupGone(_)
+                | Fact::QuotaGone(_)
+                | Fact::NodeGone(_)
+                | Fact::NoSuccession
+                | Fact::Leads
         )
     }
 }
 
 /// A fact with its key, as they are kept; none where nothing is left to know.
 pub(crate) type Encoded = (Vec<u8>, Option<Vec<u8>>);
+
+impl FactKey {
+    /// What was encoded.
+    ///
+    /// # Errors
+    /// It is no key.
+    #[cfg_attr(not(feature = "journal"), allow(dead_code, reason = "for standbys, which keep a journal"))]
+    pub(crate) fn decoded(bytes: Bytes) -> Result<FactKey, String> {
+        codec::decode_message(bytes).map_err(|error| error.to_string())
+    }
+}
 
 impl Fact {
     /// As it is written down, or kept by nodes.

@@ -419,6 +419,11 @@ impl State {
         self.nodes.get(node).is_some_and(|node| !node.info.resources.is_empty())
     }
 
+    /// The nodes that offer something for work.
+    pub(crate) fn nodes_for_work(&self) -> impl Iterator<Item = &NodeInfo> {
+        self.nodes.iter().map(|node| &node.info).filter(|info| !info.resources.is_empty())
+    }
+
     /// The machine on which a node is.
     pub fn machine_of(&self, node: NodeId) -> Option<wingbeat_core::spec::MachineId> {
         self.nodes.get(node).map(|node| node.info.address.machine)

@@ -61,6 +61,7 @@ pub(super) fn of(state: &State) -> ClusterState {
     });
     let mut reasons = Reasons { state, by_shape: BTreeMap::new(), groups: 0 };
     ClusterState {
+        standby: None,
         absent,
         cluster: Some(state.cluster),
         uptime_secs: state.now / 1000,

@@ -314,6 +314,8 @@ impl State {
                 }
                 Fact::Promise(until) => self.wait_until(until),
                 Fact::Actor(_) | Fact::Node(..) => {}
+                // Of the head itself, which has looked at them before.
+                Fact::Succession(_) | Fact::NoSuccession | Fact::Follows(_) | Fact::Leads => {}
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }

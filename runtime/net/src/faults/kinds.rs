@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::messages::{HeadEvent, HeadMessage, NodeMessage, PeerMessage, Work, WorkerCommand};
-use crate::services::{HeadRequest, NodeRequest, ProcessRequest};
+use crate::services::{HeadRequest, NodeRequest, ProcessRequest, StandbyRequest};
 
 /// What one side of a connection asks of the other: a request, or a batch of one-way messages.
 pub trait Carries: Serialize + DeserializeOwned + Send + 'static {
@@ -58,7 +58,19 @@ kinds!(HeadMessage {
     Made,
     ActorStarted,
 });
-kinds!(HeadEvent { Granted, Recall, Refused, Nodes, Stops, WorkerDied, NodeDied, Actor, PlacementGroup, Deadlock });
+kinds!(HeadEvent {
+    Granted,
+    Recall,
+    Refused,
+    Nodes,
+    Stops,
+    WorkerDied,
+    NodeDied,
+    Actor,
+    PlacementGroup,
+    Deadlock,
+    Standby
+});
 kinds!(NodeMessage {
     BeginJob,
     StartLease,
@@ -76,7 +88,7 @@ kinds!(NodeMessage {
     LostHead,
     Keep,
 });
-kinds!(WorkerCommand { Lease, StartActor, Drain, Exit, Patience });
+kinds!(WorkerCommand { Lease, StartActor, Drain, Exit, Patience, Heads });
 kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived });
 kinds!(PeerMessage {
     Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost, Shadows,
@@ -102,16 +114,28 @@ macro_rules! requests {
 
 requests!(HeadRequest {
     Resume, JoinNode, JoinJob, CreateActor, FindActor, CreatePlacementGroup, RemovePlacementGroup, FindPlacementGroup, SetQuota,
-    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, Stop,
+    DrainNode, Explain, SettleOutput, KnowsNode, HasEnded, ReadProgram, State, Stacks, Follow, Stop,
 } batches { Deliver { messages } of HeadMessage });
 requests!(NodeRequest {
-    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks, ReadKept,
+    RegisterWorker, Create, Seal, SettleOutput, Fetch, Stacks, ReadKept, Support, Elect,
 } batches { Deliver { messages } of NodeMessage, Orders { messages } of NodeMessage });
 requests!(ProcessRequest {
     Logs, ExplainTask, ReadExecutable, Stacks, Keeps,
 } batches {
     Deliver { messages } of PeerMessage, HeadEvents { events } of HeadEvent, Commands { commands } of WorkerCommand,
 });
+
+impl Carries for StandbyRequest {
+    fn kinds(&self) -> Vec<&'static str> {
+        match self {
+            StandbyRequest::MayLead { .. } => vec![StandbyRequest::KINDS[0]],
+        }
+    }
+}
+
+impl StandbyRequest {
+    const KINDS: &'static [&'static str] = &["StandbyRequest::MayLead"];
+}
 
 /// Every kind that there is.
 pub fn all() -> Vec<&'static str> {
@@ -125,6 +149,7 @@ pub fn all() -> Vec<&'static str> {
         HeadRequest::KINDS,
         NodeRequest::KINDS,
         ProcessRequest::KINDS,
+        StandbyRequest::KINDS,
     ]
     .concat()
 }

@@ -311,6 +311,8 @@ pub enum HeadEvent {
     Nodes(u32),
     /// The cluster is stopped: no other head will follow.
     Stops,
+    /// Where the head's standby would serve, if it has one.
+    Standby(Option<Address>),
     /// A worker process that this process has a lease on is gone.
     WorkerDied(WorkerDeath),
     /// A node is gone with all that was on it.

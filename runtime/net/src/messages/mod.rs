@@ -9,6 +9,7 @@
 //! - `peer`: between processes: tasks, results, objects and who holds them.
 //! - `worker`: between a worker process and its daemon.
 //! - `state`: what people ask of a cluster; `stacks`: and of a process.
+//! - `succession`: between a head, its standby and the nodes that decide which of them leads.
 //! - `weight`: how large they are, roughly.
 
 mod head;
@@ -16,6 +17,7 @@ mod node;
 mod peer;
 mod stacks;
 mod state;
+mod succession;
 mod weight;
 mod worker;
 
@@ -24,5 +26,6 @@ pub use node::*;
 pub use peer::*;
 pub use stacks::*;
 pub use state::*;
+pub use succession::*;
 pub use weight::*;
 pub use worker::*;

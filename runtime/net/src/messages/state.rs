@@ -19,6 +19,8 @@ pub struct ClusterState {
     pub nodes: Vec<NodeState>,
     /// Nodes that are not back since the head was started again, and may still come.
     pub absent: Vec<NodeId>,
+    /// The head's standby, if it has one.
+    pub standby: Option<StandbyState>,
     /// Running jobs.
     pub jobs: Vec<JobState>,
     /// Actors that are not dead.
@@ -29,6 +31,17 @@ pub struct ClusterState {
     pub quotas: Vec<QuotaRow>,
     /// Demands that are not met.
     pub pending: Vec<PendingRow>,
+}
+
+/// The head's standby in [`ClusterState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StandbyState {
+    /// Where it would serve.
+    pub address: Address,
+    /// Whether it has all that it needs, and may take over.
+    pub is_current: bool,
+    /// The nodes of whose votes it needs a majority.
+    pub voters: usize,
 }
 
 /// A node in [`ClusterState`].

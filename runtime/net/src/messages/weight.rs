@@ -172,6 +172,7 @@ impl Weight for HeadEvent {
                 } => error(cause),
                 HeadEvent::Deadlock { cycle, .. } => cycle.iter().map(String::len).sum(),
                 HeadEvent::PlacementGroup { .. } => 8 * FIXED,
+                HeadEvent::Standby(Some(standby)) => address(standby),
                 _ => FIXED,
             }
     }
@@ -206,6 +207,7 @@ impl Weight for WorkerCommand {
     fn weight(&self) -> usize {
         match self {
             WorkerCommand::StartActor { spec, .. } => FIXED + spec.weight(),
+            WorkerCommand::Heads(heads) => FIXED + heads.iter().map(address).sum::<usize>(),
             _ => 2 * FIXED,
         }
     }

@@ -23,6 +23,8 @@ pub struct WorkerStart {
     pub daemon: Address,
     /// Where the head is.
     pub head: Address,
+    /// Where its standby would serve, if it has one.
+    pub standby: Option<Address>,
     /// Capacity of the arena whose descriptor it inherited, in bytes.
     pub arena_bytes: u64,
     /// The driver, where output and panics are shown.
@@ -62,6 +64,8 @@ pub enum WorkerCommand {
     Exit,
     /// The head, which was started again, says so from now on.
     Patience(Patience),
+    /// Where the head may be: the one that leads, and its standby.
+    Heads(Vec<Address>),
 }
 
 /// A line of output of user code.

@@ -419,6 +419,7 @@ impl Owner {
             HeadEvent::NodeDied { .. }
             | HeadEvent::Deadlock { .. }
             | HeadEvent::PlacementGroup { .. }
+            | HeadEvent::Standby(_)
             | HeadEvent::Stops => {}
         });
     }

@@ -270,6 +270,8 @@ impl World {
             }
             WorkerCommand::Drain => queue.work.drain(),
             WorkerCommand::Patience(_) => {}
+            // Simulated heads are where they were.
+            WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit if is_done => queue.work.end(),
             WorkerCommand::Exit => {
                 let stays = node::Event::Says(to, NodeMessage::Stays);

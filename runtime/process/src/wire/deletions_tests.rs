@@ -12,7 +12,7 @@ use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{JobId, ProcessId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
-use wingbeat_net::messages::{Fetch, Located, ProcessStacks, WorkerStart};
+use wingbeat_net::messages::{Ballot, Fetch, Leadership, Located, ProcessStacks, Support, Vote, WorkerStart};
 use wingbeat_net::services::Node;
 
 use super::*;
@@ -59,6 +59,12 @@ impl Node for Deleting {
     ) -> Vec<(wingbeat_core::codec::Payload, wingbeat_core::codec::Payload)> {
         Vec::new()
     }
+    async fn support(self, _: Context, _: Leadership) -> Support {
+        panic!("no head asks")
+    }
+    async fn elect(self, _: Context, _: Ballot) -> Vote {
+        panic!("no standby asks")
+    }
 
     async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {
         Err(Error::NoSession)
@@ -73,7 +79,7 @@ impl Deleting {
         let binding = process.io().spawn(async move {
             let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
             let address = listener.address().clone();
-            let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None };
+            let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None, stands_by: None };
             let connections = Arc::new(AtomicUsize::new(0));
             tokio::spawn(listener.serve(token, welcome, move |stream, _| {
                 if connections.fetch_add(1, Ordering::Relaxed) < breaking {

@@ -13,8 +13,9 @@ use tarpc::client::RpcError;
 use tokio::sync::watch;
 use wingbeat_core::ErrorKind;
 use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
 use wingbeat_net::address::{DialError, Stream};
-use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
 use wingbeat_net::mux::{self, Waiting};
@@ -38,6 +39,18 @@ impl Process {
     /// Queues a message to the head.
     pub fn tell_head(&self, message: HeadMessage) {
         self.wire.tell_head(&self.owner, message);
+    }
+
+    /// The head may be there, too.
+    pub(crate) fn learn_heads(&self, heads: Vec<Address>) {
+        if let Some(head) = self.wire.head.get() {
+            heads.into_iter().for_each(|other| head.learn(other));
+        }
+    }
+
+    /// Where the head may be, and which was joined last.
+    pub fn heads(&self) -> Option<(Vec<Address>, Option<Epoch>)> {
+        self.wire.head.get().map(|head| (head.heads(), head.epoch()))
     }
 
     /// Waits until the head has taken in what was said so far, or is lost.

@@ -95,8 +95,23 @@ impl HeadLink {
     }
 
     /// Where the head is.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> Address {
         self.shared.way.address()
+    }
+
+    /// It may be there, too.
+    pub fn learn(&self, other: Address) {
+        self.shared.way.learn(other);
+    }
+
+    /// Where it may be; where it was found last comes first.
+    pub fn heads(&self) -> Vec<Address> {
+        self.shared.way.heads()
+    }
+
+    /// Which head was joined last, if another will follow.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.shared.way.epoch()
     }
 
     /// Ends the connection.

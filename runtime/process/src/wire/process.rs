@@ -252,7 +252,8 @@ impl Process {
         self.vital("taking connections", async move {
             let mut over = accepting.wire.life.over.subscribe();
             let Identity { token, cluster, .. } = accepting.wire.who.clone();
-            let welcome = Welcome { address: accepting.wire.address(), cluster, epoch: None, patience: None };
+            let welcome =
+                Welcome { address: accepting.wire.address(), cluster, epoch: None, patience: None, stands_by: None };
             let served = accepting.clone();
             let serving = listener.serve(token, welcome, move |stream, hello| {
                 let process = served.clone();
@@ -460,6 +461,11 @@ impl Process {
             HeadEvent::Stops => {
                 if let Some(head) = self.wire.head.get() {
                     head.stops();
+                }
+            }
+            HeadEvent::Standby(standby) => {
+                if let (Some(head), Some(standby)) = (self.wire.head.get(), standby) {
+                    head.learn(standby);
                 }
             }
             HeadEvent::PlacementGroup { group, state } => {

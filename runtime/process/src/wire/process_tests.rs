@@ -198,7 +198,8 @@ impl Listening {
         let binding = async move { Listener::bind_in(&network, ProcessId(9), None).await.unwrap() };
         let listener = session.block_on(process.io().spawn(binding)).unwrap();
         let address = listener.address().clone();
-        let welcome = Welcome { address: address.clone(), cluster, epoch: Some(Epoch(epoch)), patience: None };
+        let welcome =
+            Welcome { address: address.clone(), cluster, epoch: Some(Epoch(epoch)), patience: None, stands_by: None };
         let (finds, found) = std::sync::mpsc::channel();
         // A connection ends with the head.
         let open = Arc::new(Mutex::new(Vec::new()));
@@ -272,7 +273,7 @@ fn a_head_that_is_started_again_before_a_driver_has_reached_it_is_waited_for() {
     let (found, finds) = std::sync::mpsc::channel();
     let next = listens(network.clone());
     let serving = process.io().spawn(async move {
-        let welcome = Welcome { address, cluster, epoch: Some(Epoch(2)), patience: None };
+        let welcome = Welcome { address, cluster, epoch: Some(Epoch(2)), patience: None, stands_by: None };
         let found = move |_, hello: Hello| {
             let _ = found.send(hello.address.process);
         };

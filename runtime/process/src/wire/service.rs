@@ -61,7 +61,10 @@ impl wingbeat_net::services::Process for PeerService {
         let Some(executor) = self.process.executor() else { return };
         self.process.wire.record(|| Event::FromNode(commands.clone()));
         for command in commands {
-            executor.command(command);
+            match command {
+                WorkerCommand::Heads(heads) => self.process.learn_heads(heads),
+                command => executor.command(command),
+            }
         }
     }
 

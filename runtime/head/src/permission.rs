@@ -1,0 +1,135 @@
+//! Whether a head that is started with a file in which a standby is named may lead: that standby may have taken over.
+
+use std::time::{Duration, Instant};
+
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Address, MachineId};
+use wingbeat_core::{ClusterId, ProcessId};
+use wingbeat_net::Token;
+use wingbeat_net::address::{self, DialError};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role};
+use wingbeat_net::limits::limits;
+use wingbeat_net::messages::{Generation, Leadership, Succession, Support};
+use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::services::{
+    HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse, StandbyClient,
+    StandbyRequest, StandbyResponse,
+};
+
+use crate::succession::blocking;
+
+/// How long it may take until the standby or enough nodes have answered: longer than a standby takes over.
+const LIMIT: Duration = Duration::from_secs(15);
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Who asks.
+pub(crate) struct Asker<'a> {
+    pub token: &'a Token,
+    pub cluster: ClusterId,
+    /// With which it would lead.
+    pub epoch: Epoch,
+}
+
+/// What somebody says.
+enum Said {
+    MayLead,
+    /// Another head leads.
+    Superseded,
+    Nothing,
+}
+
+impl Asker<'_> {
+    fn hello(&self) -> Hello {
+        let hello =
+            Hello { role: Role::Head, purpose: Purpose::Control, cluster: Some(self.cluster), ..Hello::of_tool() };
+        Hello { address: Address { process: ProcessId(self.cluster.0), ..hello.address.clone() }, ..hello }
+    }
+
+    /// Waits until it is certain that nobody else leads.
+    ///
+    /// # Errors
+    /// Somebody does, or it cannot be found out.
+    pub(crate) async fn may_lead(&self, by: &Succession) -> Result<(), Error> {
+        let Some(standby) = &by.standby else { return Ok(()) };
+        let at = standby.tcp.map_or_else(|| standby.unix.clone(), |tcp| tcp.to_string());
+        let until = Instant::now() + LIMIT;
+        let refused = |why: String| Error::Refused { who: "the cluster".into(), why };
+        loop {
+            let superseded = || {
+                refused(format!(
+                    "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
+                     --journal FILE`"
+                ))
+            };
+            match self.ask_standby(standby).await {
+                Said::MayLead => return Ok(()),
+                Said::Superseded => return Err(superseded()),
+                Said::Nothing => {}
+            }
+            match self.ask_nodes(by).await {
+                Said::MayLead => return Ok(()),
+                Said::Superseded => return Err(superseded()),
+                Said::Nothing => {}
+            }
+            if Instant::now() > until {
+                return Err(refused(format!(
+                    "the journal names a standby at {at}, which may have taken over, and neither that nor enough nodes answer. Start the \
+                     standby again, or this head with --without-standby if it is certain that no other head of the cluster runs"
+                )));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn ask_standby(&self, standby: &Address) -> Said {
+        // Its next life has another socket, and the same port.
+        let far = Address { machine: MachineId(0), unix: String::new(), ..standby.clone() };
+        let dialled = match address::dial_and_learn(standby, "the standby", self.token, self.hello()).await {
+            Err(DialError::Gone(_)) if far.tcp.is_some() => {
+                address::dial_and_learn(&far, "the standby", self.token, self.hello()).await
+            }
+            dialled => dialled,
+        };
+        let Ok((stream, welcome)) = dialled else { return Said::Nothing };
+        if welcome.stands_by.is_none() {
+            return Said::Superseded;
+        }
+        let (connection, client, _) =
+            mux::connect::<StandbyRequest, StandbyResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        let client = StandbyClient::new(mux::client_config(), client).spawn();
+        let answer = client.may_lead(mux::within(limits().takeover * 2), self.epoch).await;
+        connection.close();
+        match answer {
+            Ok(true) => Said::MayLead,
+            Ok(false) => Said::Superseded,
+            Err(_) => Said::Nothing,
+        }
+    }
+
+    /// So many nodes that the others were no majority for the standby, and from now on are none.
+    async fn ask_nodes(&self, by: &Succession) -> Said {
+        if by.voters.is_empty() {
+            return Said::Nothing;
+        }
+        let answers = futures::future::join_all(by.voters.values().map(|node| self.ask_node(node))).await;
+        let given = answers.iter().filter(|answer| matches!(answer, Some(Support::Given))).count();
+        if answers.iter().flatten().any(|answer| matches!(answer, Support::Joined(_))) {
+            return Said::Superseded;
+        }
+        if given >= blocking(by.voters.len()) { Said::MayLead } else { Said::Nothing }
+    }
+
+    async fn ask_node(&self, node: &Address) -> Option<Support> {
+        let dialled = address::dial(node, "a node", self.token, self.hello());
+        let stream = tokio::time::timeout(limits().takeover, dialled).await.ok()?.ok()?;
+        let (connection, client, _) =
+            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        let client = NodeClient::new(mux::client_config(), client).spawn();
+        let said =
+            Leadership { generation: Generation { epoch: self.epoch, count: 0 }, is_revoked: true, standby: None };
+        let answer = client.support(mux::within(limits().takeover), said).await;
+        connection.close();
+        answer.ok()
+    }
+}

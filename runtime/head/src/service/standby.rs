@@ -1,0 +1,346 @@
+//! The head's standby, as the head sees it: what it is sent, whether it confirms it, and what nodes say. [`Leading`] decides.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::Address;
+use wingbeat_core::{NodeId, ProcessId};
+use wingbeat_net::handshake::{Epoch, Hello};
+use wingbeat_net::limits::limits;
+use wingbeat_net::messages::{Follow, Followed, HeadEvent, NodeInfo, StandbyState};
+use wingbeat_net::mux;
+use wingbeat_net::services::NodeClient;
+
+use super::{Shell, peers};
+use crate::feed::Feed;
+use crate::state::Fact;
+use crate::succession::Millis;
+use crate::succession::leading::{Leading, Order};
+
+/// The standby of this head.
+pub(crate) struct Follower {
+    leading: Mutex<Leading>,
+    feed: Arc<Feed>,
+    session: Mutex<Option<Session>>,
+    /// Up to which position the standby has written, and a count of what changes without that.
+    confirmed: watch::Sender<u64>,
+    began: Instant,
+    /// Something is to be looked at before the next beat.
+    looks: Notify,
+    asks_now: AtomicBool,
+    stops: AtomicBool,
+}
+
+/// A connection of the standby.
+struct Session {
+    /// The name of the connection.
+    process: ProcessId,
+    /// When it was answered last.
+    answered: Millis,
+}
+
+fn millis(duration: Duration) -> Millis {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How often a standby and nodes hear that the head is there: also often enough for [`Shell::until_nobody_else_leads`].
+fn beat() -> Duration {
+    (limits().takeover / 4).min(limits().silence / 10)
+}
+
+impl Follower {
+    /// None yet, of a head of this epoch, whose journal this is.
+    pub(crate) fn new(epoch: Epoch, feed: Arc<Feed>) -> Follower {
+        let leading = Leading::new(epoch, millis(limits().takeover), millis(limits().fence));
+        Follower {
+            leading: Mutex::new(leading),
+            feed,
+            session: Mutex::default(),
+            confirmed: watch::Sender::new(0),
+            began: Instant::now(),
+            looks: Notify::new(),
+            asks_now: AtomicBool::new(false),
+            stops: AtomicBool::new(false),
+        }
+    }
+
+    fn now(&self) -> Millis {
+        millis(self.began.elapsed())
+    }
+
+    /// Waits until what was written so far is written by the standby, too, or that cannot take over.
+    pub(crate) async fn has_confirmed(&self) {
+        let written = self.feed.position();
+        let mut confirmed = self.confirmed.subscribe();
+        while self.leading.lock().waits_for_standby() && *confirmed.borrow_and_update() < written {
+            if confirmed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Answers a standby.
+    pub(super) async fn follow(
+        self: &Arc<Self>,
+        shell: &Arc<Shell>,
+        process: ProcessId,
+        asks: Follow,
+    ) -> Result<Followed, Error> {
+        let refused = |why: String| Error::Refused { who: "the head".into(), why };
+        if asks.written == 0 {
+            self.leading.lock().follows(self.now(), &asks.standby).map_err(refused)?;
+            let before = self.session.lock().replace(Session { process, answered: self.now() });
+            if before.is_none_or(|before| before.process != process) {
+                tracing::info!("a standby follows this head");
+                let voters = shell.voters();
+                let orders = self.leading.lock().nodes_are(self.now(), voters);
+                shell.obey(orders);
+                self.looks.notify_one();
+                self.feed.end();
+                shell.feed_standby();
+            }
+        }
+        let as_of = match &*self.session.lock() {
+            Some(session) if session.process == process => session.answered,
+            _ => return Err(Error::Io { what: "following the head".into(), why: "it was silent; begin again".into() }),
+        };
+        let has_all = self.feed.has_all(asks.written);
+        let orders = self.leading.lock().heard(self.now(), as_of, asks.generation, has_all);
+        self.confirmed.send_modify(|confirmed| *confirmed = (*confirmed).max(asks.written));
+        shell.obey(orders);
+        let answer = self.next_part(asks.written).await;
+        if let Some(session) = self.session.lock().as_mut().filter(|session| session.process == process) {
+            session.answered = self.now();
+        }
+        Ok(answer)
+    }
+
+    async fn next_part(&self, written: u64) -> Followed {
+        let nothing =
+            wingbeat_net::messages::Facts { position: written, begins: false, is_complete: true, changes: Vec::new() };
+        let next = async {
+            loop {
+                let news = self.feed.news();
+                tokio::pin!(news);
+                // From now on none is missed.
+                news.as_mut().enable();
+                if self.stops.load(Ordering::Acquire) {
+                    return Followed::Stops;
+                }
+                if let Some(part) = self.feed.after(written) {
+                    return Followed::Facts(part);
+                }
+                news.await;
+            }
+        };
+        tokio::time::timeout(beat(), next).await.unwrap_or(Followed::Facts(nothing))
+    }
+}
+
+impl Shell {
+    /// Whether no other head can lead.
+    pub(super) fn may_lead(&self) -> bool {
+        self.standby.as_ref().is_none_or(|standby| standby.leading.lock().may_lead(standby.now()))
+    }
+
+    /// Waits until it is certain that a node that was not heard for too long has not joined another head in time: the support of this head is later
+    /// than the end of the node's term would be.
+    pub(super) async fn until_nobody_else_leads(&self) {
+        let Some(standby) = &self.standby else { return };
+        let margin = millis(limits().silence / 5);
+        let waiting = async {
+            while !standby.leading.lock().may_give_up(standby.now(), margin) {
+                tokio::time::sleep(beat() / 8).await;
+            }
+        };
+        self.until_stopped(waiting).await;
+    }
+
+    /// Where the standby would serve, if there is one.
+    pub(super) fn standby_address(&self) -> Option<Address> {
+        let standby = self.standby.as_ref()?;
+        standby.leading.lock().standby().cloned()
+    }
+
+    /// The standby, for people.
+    pub(super) fn standby_state(&self) -> Option<StandbyState> {
+        let standby = self.standby.as_ref()?;
+        let leading = standby.leading.lock();
+        let (address, voters) = (leading.standby()?.clone(), leading.voters());
+        Some(StandbyState { address, is_current: voters.is_some(), voters: voters.unwrap_or(0) })
+    }
+
+    /// Has the standby know of a node before anything runs there.
+    pub(super) async fn tell_standby_first(&self, node: &NodeInfo) {
+        let (Some(standby), Some(journal)) = (&self.standby, &self.journal) else { return };
+        let is_new = !self.inside.lock().state.has_node(node.id);
+        let may_take_over = {
+            let leading = standby.leading.lock();
+            leading.waits_for_standby() || leading.standby().is_some()
+        };
+        if is_new && may_take_over {
+            // Where it cannot be written, nothing is granted.
+            let _ = journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await;
+        }
+    }
+
+    fn feed_standby(&self) {
+        if let Some(journal) = &self.journal {
+            journal.feed();
+        }
+    }
+
+    /// The connection of a standby has ended.
+    pub(super) fn standby_left(self: &Arc<Self>, process: ProcessId) {
+        let Some(standby) = &self.standby else { return };
+        let was = standby.session.lock().take_if(|session| session.process == process);
+        if was.is_some() {
+            standby.feed.end();
+            if !standby.stops.load(Ordering::Acquire) {
+                tracing::warn!("the standby is gone; this head goes on without it");
+            }
+            let orders = standby.leading.lock().standby_gone(standby.now());
+            self.obey(orders);
+            standby.looks.notify_one();
+        }
+    }
+
+    /// Somebody connects who has joined another head.
+    pub(super) fn note_later_head(self: &Arc<Self>, hello: &Hello) {
+        if let (Some(standby), Some(epoch)) = (&self.standby, hello.epoch) {
+            let orders = standby.leading.lock().superseded(epoch);
+            self.obey(orders);
+        }
+    }
+
+    /// The standby is not to take over: the cluster ends.
+    pub(super) async fn tell_standby_of_the_stop(&self) {
+        let Some(standby) = &self.standby else { return };
+        standby.stops.store(true, Ordering::Release);
+        standby.feed.wake();
+        let mut confirmed = standby.confirmed.subscribe();
+        while standby.session.lock().is_some() {
+            // Its end is noted there.
+            if confirmed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Tells the head that was followed until now that this one leads, as long as it may live and not know it.
+    #[cfg(feature = "journal")]
+    pub(crate) async fn tell_last_head(self: Arc<Self>, hello: Hello, token: wingbeat_net::Token, last: Address) {
+        let hello = Hello { epoch: self.epoch(), ..hello };
+        let until = Instant::now() + limits().lost;
+        let telling = async {
+            while Instant::now() < until && !wingbeat_net::address::is_gone(&last).await {
+                // It notices by the greeting.
+                drop(wingbeat_net::address::dial(&last, "the last head", &token, hello.clone()).await);
+                tokio::time::sleep(beat()).await;
+            }
+        };
+        self.until_stopped(telling).await;
+    }
+
+    fn obey(self: &Arc<Self>, orders: Vec<Order>) {
+        let Some(standby) = &self.standby else { return };
+        standby.confirmed.send_modify(|_| {});
+        for order in orders {
+            match order {
+                Order::Write(succession) => self.write(vec![Fact::Succession(Box::new(succession))]),
+                Order::AskNodes => {
+                    standby.asks_now.store(true, Ordering::Release);
+                    standby.looks.notify_one();
+                }
+                Order::GoOnAlone => standby.confirmed.send_modify(|_| {}),
+                Order::End(why) => {
+                    let why = format!(
+                        "this head ends: {why}; to have it back, start it as a standby (`wingbeat head --standby-of <the new head> --journal FILE`)"
+                    );
+                    tracing::error!("{why}");
+                    let _ = self.broken.set(why);
+                    self.stop();
+                }
+            }
+        }
+    }
+
+    /// Sees to it that the standby and the nodes hear this head, and notices when they do not hear it.
+    pub(crate) async fn look_after_standby(self: Arc<Self>) {
+        let Some(standby) = self.standby.clone() else { return };
+        let looking = async {
+            let mut told: Option<Address> = None;
+            let mut asked: Option<Instant> = None;
+            loop {
+                let has_work = standby.leading.lock().asks_nodes() || told.is_some();
+                if has_work {
+                    let _ = tokio::time::timeout(beat() / 2, standby.looks.notified()).await;
+                } else {
+                    standby.looks.notified().await;
+                }
+                let voters = self.voters();
+                let orders = {
+                    let now = standby.now();
+                    let mut leading = standby.leading.lock();
+                    let mut orders = leading.nodes_are(now, voters);
+                    orders.extend(leading.tick(now));
+                    orders
+                };
+                if standby.leading.lock().standby().is_none() && standby.session.lock().take().is_some() {
+                    standby.feed.end();
+                    tracing::warn!("nothing is heard from the standby; this head goes on without it");
+                }
+                self.obey(orders);
+                let address = self.standby_address();
+                if address != told {
+                    told = address;
+                    self.tell_processes(&told);
+                }
+                let is_due = asked.is_none_or(|asked| asked.elapsed() >= beat());
+                if standby.asks_now.swap(false, Ordering::AcqRel) || is_due {
+                    asked = Some(Instant::now());
+                    self.ask_nodes(&standby);
+                }
+            }
+        };
+        self.until_stopped(looking).await;
+    }
+
+    fn voters(&self) -> BTreeMap<NodeId, Address> {
+        let inside = self.inside.lock();
+        inside.state.nodes_for_work().map(|info| (info.id, info.address.clone())).collect()
+    }
+
+    fn tell_processes(&self, standby: &Option<Address>) {
+        for link in peers::links_of_present(&self.inside.lock().processes) {
+            link.send(HeadEvent::Standby(standby.clone()));
+        }
+    }
+
+    fn ask_nodes(self: &Arc<Self>, standby: &Arc<Follower>) {
+        let said = {
+            let leading = standby.leading.lock();
+            if !leading.asks_nodes() {
+                return;
+            }
+            leading.leadership()
+        };
+        let nodes: Vec<(NodeId, NodeClient)> =
+            self.inside.lock().nodes.iter().map(|(node, peer)| (*node, peer.client.clone())).collect();
+        for (node, client) in nodes {
+            let (shell, standby, said) = (self.clone(), standby.clone(), said.clone());
+            self.vital("asking a node for its support", async move {
+                let asked = standby.now();
+                if let Ok(answer) = client.support(mux::within(beat() * 2), said.clone()).await {
+                    let orders = standby.leading.lock().answered(standby.now(), node, asked, &said, answer);
+                    shell.obey(orders);
+                }
+            });
+        }
+    }
+}

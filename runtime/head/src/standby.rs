@@ -1,0 +1,650 @@
+//! A standby: it copies what the head writes, and leads when that is gone and the nodes agree. [`StandingBy`] decides.
+//!
+//! It listens from the beginning where it would serve, and says to whoever connects where the head is. It ends when the cluster is stopped,
+//! when the head refuses it, or when its handle is dropped; a copy that it has made stays in its file, and is made anew when it follows again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tarpc::context::Context;
+use tokio::sync::{mpsc, oneshot, watch};
+use wingbeat_core::codec::Payload;
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Address, Executable};
+use wingbeat_core::{ClusterId, NodeId, ProcessId};
+use wingbeat_net::Token;
+use wingbeat_net::address::{self, DialError, Listener, Stream};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, StandsBy, Welcome};
+use wingbeat_net::limits::{self, limits, patience};
+use wingbeat_net::messages::{Ballot, Facts, Follow, Followed, Succession, Vote};
+use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::seek;
+use wingbeat_net::services::{
+    HeadClient, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse,
+    Standby as _, StandbyRequest, StandbyResponse,
+};
+use wingbeat_net::way::Way;
+
+use crate::journal::{Changes, Journal};
+use crate::programs::{Giver, Programs};
+use crate::service::{Durable as _, Shell};
+use crate::state::{Fact, FactKey};
+use crate::succession::Millis;
+use crate::succession::standing_by::{Order, StandingBy};
+use crate::{FormerStandby, Head, HeadConfig, HeadHandle};
+
+/// How long a ballot may take.
+const VOTE_LIMIT: Duration = Duration::from_secs(1);
+/// The pause before the head is dialled again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The same, where somebody there has refused.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+/// Answers of nodes that wait to be looked at.
+const VOTES: usize = 1024;
+
+/// What has become of a standby.
+pub enum Outcome {
+    /// It leads.
+    Leads(HeadHandle),
+    /// The cluster was stopped.
+    Stopped,
+    /// It cannot go on.
+    Failed(Error),
+}
+
+/// A running standby.
+pub struct StandbyHandle {
+    address: Address,
+    head: Option<Address>,
+    outcome: oneshot::Receiver<Outcome>,
+    is_current: watch::Receiver<bool>,
+    _stop: watch::Sender<()>,
+}
+
+impl StandbyHandle {
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The head that it follows; none if it goes on as a head itself.
+    pub fn head(&self) -> Option<&Address> {
+        self.head.as_ref()
+    }
+
+    /// Waits until it has all that it needs, and may take over.
+    pub fn is_current(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut is_current = self.is_current.clone();
+        async move {
+            if is_current.wait_for(|is_current| *is_current).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Waits until it leads, or ends.
+    pub async fn outcome(&mut self) -> Outcome {
+        let ended =
+            || Error::Io { what: "standing by".into(), why: "a part of the standby has failed; see its log".into() };
+        (&mut self.outcome).await.unwrap_or_else(|_| Outcome::Failed(ended()))
+    }
+}
+
+/// For whoever starts a head with the file of a standby.
+pub(crate) fn is_a_copy(file: &Path, head: &Address) -> Error {
+    let head = head.tcp.map_or_else(|| head.unix.clone(), |tcp| tcp.to_string());
+    Error::InvalidArgument {
+        what: format!(
+            "{} is the copy that a standby makes of the journal of the head at {head}; start it with --standby-of {head}",
+            file.display()
+        ),
+    }
+}
+
+fn millis(duration: Duration) -> Millis {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What a standby's tasks share.
+struct Standby {
+    token: Token,
+    cluster: ClusterId,
+    file: PathBuf,
+    /// Where it would serve.
+    address: Address,
+    way: Way,
+    deciding: Mutex<StandingBy>,
+    /// None when it takes over.
+    journal: Mutex<Option<Arc<Journal>>>,
+    programs: Arc<Programs>,
+    /// Jobs and actors, for the programs that may be needed.
+    known: Mutex<BTreeMap<FactKey, Fact>>,
+    is_current: watch::Sender<bool>,
+    began: Instant,
+    /// Once it leads.
+    leads: OnceLock<Arc<Shell>>,
+}
+
+/// What comes next.
+enum Next {
+    /// It follows the head, or looks for it.
+    Follows,
+    /// It asks nodes for their promises.
+    Runs,
+    Leads(Epoch),
+}
+
+/// See [`Head::stand_by`].
+pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result<StandbyHandle, Error> {
+    let HeadConfig { tcp, token, cluster, patience: own } = config;
+    let hello = Hello { role: Role::Head, purpose: Purpose::Control, ..Hello::of_tool() };
+    let found = seek::dial_head(head, "the head", &token, hello).await;
+    if !file.exists() {
+        // No file is made for a head that is not there.
+        found.as_ref().map_err(Clone::clone)?;
+    }
+    let new = found.as_ref().map_or(cluster, |(_, welcome)| welcome.cluster);
+    let (journal, remembered) = Journal::open(file, new)?;
+    let follows = remembered.facts.iter().find_map(|fact| match fact {
+        Fact::Follows(head) => Some((**head).clone()),
+        _ => None,
+    });
+    let succession = remembered.facts.iter().find_map(|fact| match fact {
+        Fact::Succession(succession) => Some((**succession).clone()),
+        _ => None,
+    });
+    let last = succession.as_ref().map(|succession| succession.generation.epoch);
+    let has_led = !remembered.facts.is_empty() && follows.is_none();
+    let (head, epoch, ip) = match (found, follows) {
+        (Ok((stream, welcome)), _) if !has_led || last <= welcome.epoch => {
+            if remembered.cluster.is_some_and(|cluster| cluster != welcome.cluster) {
+                let what = format!(
+                    "{} is the journal of {}, and the head there is of {}; name another file",
+                    file.display(),
+                    remembered.cluster.unwrap_or(welcome.cluster),
+                    welcome.cluster
+                );
+                return Err(Error::InvalidArgument { what });
+            }
+            if let Some(patience) = welcome.patience {
+                limits::take(patience);
+            }
+            let mut head = welcome.address;
+            if let Stream::Tcp(stream) = &stream
+                && let Ok(peer) = stream.peer_addr()
+            {
+                head.tcp = Some(peer);
+            }
+            (head, welcome.epoch, address::local_ip(&stream))
+        }
+        // It has taken over, was started again with the same words, and the last head is not back as a later one.
+        (_, None) if has_led => {
+            drop(journal);
+            let config = HeadConfig { tcp, token, cluster, patience: own };
+            let head = Head::start_with_journal(config, file, FormerStandby::IsAsked).await?;
+            let (outcome, told) = oneshot::channel();
+            let address = head.address().clone();
+            let _ = outcome.send(Outcome::Leads(head));
+            let (_stop, _) = watch::channel(());
+            let is_current = watch::channel(true).1;
+            return Ok(StandbyHandle { address, head: None, outcome: told, is_current, _stop });
+        }
+        // It was current when it ended, or is not: nodes know.
+        (Err(_), Some(head)) => (head, last, None),
+        (Err(error), None) => return Err(error),
+        (Ok(_), _) => unreachable!("one that has led follows nobody"),
+    };
+    let cluster = remembered.cluster.unwrap_or(new);
+    begin(Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts: remembered.facts, succession }).await
+}
+
+/// With what a standby begins.
+struct Begins<'a> {
+    tcp: Option<std::net::SocketAddr>,
+    token: Token,
+    cluster: ClusterId,
+    head: Address,
+    epoch: Option<Epoch>,
+    /// This machine's address on the way to the head.
+    ip: Option<std::net::IpAddr>,
+    file: &'a Path,
+    journal: Journal,
+    facts: Vec<Fact>,
+    succession: Option<Succession>,
+}
+
+async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
+    let Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts, succession } = with;
+    let listener = Listener::bind(ProcessId(cluster.0), tcp).await?;
+    let mut address = listener.address().clone();
+    if let (Some(tcp), Some(ip)) = (&mut address.tcp, ip)
+        && tcp.ip().is_unspecified()
+    {
+        tcp.set_ip(ip);
+    }
+    journal.intend(vec![Fact::Follows(Box::new(head.clone()))]).await?;
+    let way = Way::new(head.clone());
+    way.found(epoch);
+    let known = facts.into_iter().map(|fact| (fact.key(), fact)).collect();
+    let (stop, mut stopped) = watch::channel(());
+    let began = Instant::now();
+    let standby = Arc::new(Standby {
+        token,
+        cluster,
+        file: file.to_owned(),
+        address: address.clone(),
+        way,
+        deciding: Mutex::new(StandingBy::new(0, millis(limits().takeover), None)),
+        journal: Mutex::new(Some(Arc::new(journal))),
+        programs: Arc::new(Programs::beside(file)?),
+        known: Mutex::new(known),
+        is_current: watch::Sender::new(false),
+        began,
+        leads: OnceLock::new(),
+    });
+    standby.note_succession(succession);
+    let (outcome, told) = oneshot::channel();
+    let is_current = standby.is_current.subscribe();
+    let (listening, serving) = (standby.clone(), standby.clone());
+    let accepted = move |stream: Stream, hello: Hello| {
+        tokio::spawn(serving.clone().accept(stream, hello));
+    };
+    tokio::spawn(async move {
+        let token = standby.token.clone();
+        let ending = standby.clone();
+        let ended = async move {
+            let _ = stopped.changed().await;
+            // When it leads, it listens as long as that.
+            if let Some(shell) = ending.leads.get() {
+                shell.until_stopped(std::future::pending()).await;
+            }
+        };
+        let serve = listener.serve_with(token, move || listening.welcome(), accepted);
+        tokio::select! {
+            () = serve => {}
+            () = ended => {}
+            () = async {
+                let _ = outcome.send(standby.clone().stand_by().await);
+                std::future::pending().await
+            } => {}
+        }
+    });
+    Ok(StandbyHandle { address, head: Some(head), outcome: told, is_current, _stop: stop })
+}
+
+impl Standby {
+    fn now(&self) -> Millis {
+        millis(self.began.elapsed())
+    }
+
+    fn hello(&self, process: ProcessId) -> Hello {
+        let of_tool = Hello::of_tool();
+        let address = Address { process, ..self.address.clone() };
+        Hello { role: Role::Head, purpose: Purpose::Control, cluster: Some(self.cluster), address, ..of_tool }
+    }
+
+    fn welcome(&self) -> Welcome {
+        let (address, cluster) = (self.address.clone(), self.cluster);
+        match self.leads.get() {
+            Some(shell) => {
+                let patience = Some(patience());
+                Welcome { address, cluster, epoch: shell.epoch(), patience, stands_by: None }
+            }
+            None => {
+                let runs_for = self.deciding.lock().runs_for();
+                let stands_by = Some(StandsBy { head: self.way.address(), runs_for });
+                Welcome { address, cluster, epoch: self.way.epoch(), patience: None, stands_by }
+            }
+        }
+    }
+
+    async fn accept(self: Arc<Self>, stream: Stream, hello: Hello) {
+        if let Some(shell) = self.leads.get() {
+            return shell.clone().serve_connection(stream, hello).await;
+        }
+        // Others have learned from the welcome where the head is.
+        if hello.role == Role::Head {
+            let (connection, _, server) =
+                mux::connect::<HeadRequest, HeadResponse, StandbyRequest, StandbyResponse>(stream, Waiting::Asleep);
+            mux::serve(server, Asked(self).serve()).await;
+            connection.close();
+        }
+    }
+
+    /// Who may take over was written: by what this standby has, if it is meant.
+    fn note_succession(&self, succession: Option<Succession>) {
+        let succession = succession.map(|mut succession| {
+            // In an earlier life it had another socket.
+            let is_meant = |at: &Address| *at == self.address || at.tcp.is_some() && at.tcp == self.address.tcp;
+            succession.standby = succession.standby.filter(is_meant).map(|_| self.address.clone());
+            succession
+        });
+        let is_current = succession.as_ref().is_some_and(|succession| succession.standby.is_some());
+        self.deciding.lock().wrote(succession);
+        self.is_current.send_if_modified(|current| std::mem::replace(current, is_current) != is_current);
+    }
+
+    async fn stand_by(self: Arc<Self>) -> Outcome {
+        let (votes, mut incoming) = mpsc::channel(VOTES);
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = self.decide(&votes, &mut incoming) => next,
+                ended = self.follow() => return ended,
+            };
+            // From here on nobody is followed, and so nobody supported.
+            let next = match next {
+                Next::Runs => {
+                    tracing::warn!(
+                        "a majority of the nodes would accept this standby; it asks them for their promises"
+                    );
+                    self.decide(&votes, &mut incoming).await
+                }
+                next => next,
+            };
+            match next {
+                Next::Leads(epoch) => {
+                    return match self.lead(epoch).await {
+                        Ok(head) => Outcome::Leads(head),
+                        Err(error) => Outcome::Failed(error),
+                    };
+                }
+                Next::Follows | Next::Runs => {}
+            }
+        }
+    }
+
+    /// Decides until something else comes next.
+    async fn decide(
+        self: &Arc<Self>,
+        votes: &mpsc::Sender<(NodeId, Ballot, Vote)>,
+        incoming: &mut mpsc::Receiver<(NodeId, Ballot, Vote)>,
+    ) -> Next {
+        let followed = self.deciding.lock().may_follow();
+        let mut beat = tokio::time::interval(limits().takeover / 16);
+        loop {
+            let orders = tokio::select! {
+                _ = beat.tick() => self.deciding.lock().tick(self.now()),
+                vote = incoming.recv() => match vote {
+                    Some((node, ballot, vote)) => self.deciding.lock().voted(self.now(), node, &ballot, vote),
+                    None => Vec::new(),
+                },
+            };
+            for order in orders {
+                match order {
+                    Order::Lead(epoch) => return Next::Leads(epoch),
+                    Order::Ask(ballot, nodes) => {
+                        for (node, address) in nodes {
+                            let (standby, ballot, votes) = (self.clone(), ballot.clone(), votes.clone());
+                            // It ends within a second.
+                            tokio::spawn(async move {
+                                let asking = standby.ask(&address, &ballot);
+                                if let Ok(Some(vote)) = tokio::time::timeout(VOTE_LIMIT, asking).await {
+                                    tracing::debug!(%node, ?ballot, ?vote, "a node has voted");
+                                    let _ = votes.send((node, ballot, vote)).await;
+                                }
+                            });
+                        }
+                    }
+                }
+            }
+            let may_follow = self.deciding.lock().may_follow();
+            if may_follow != followed {
+                return if may_follow { Next::Follows } else { Next::Runs };
+            }
+        }
+    }
+
+    async fn ask(&self, node: &Address, ballot: &Ballot) -> Option<Vote> {
+        let hello = self.hello(ProcessId(self.cluster.0));
+        let stream = address::dial(node, "a node", &self.token, hello).await.ok()?;
+        let (connection, client, _) =
+            mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        let client = NodeClient::new(mux::client_config(), client).spawn();
+        let vote = client.elect(mux::within(VOTE_LIMIT), ballot.clone()).await;
+        connection.close();
+        vote.ok()
+    }
+
+    /// Follows the head over one connection after the other.
+    async fn follow(self: &Arc<Self>) -> Outcome {
+        loop {
+            // Each connection has its own name: it begins anew.
+            let hello = self.hello(ProcessId::random());
+            match tokio::time::timeout(limits().takeover, self.way.dial(&self.token, hello)).await {
+                Ok(Ok((stream, _))) => {
+                    if let Some(ended) = self.follow_over(stream).await {
+                        return ended;
+                    }
+                    tracing::warn!("the connection to the head has ended; looking for it");
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "cannot reach the head");
+                    if matches!(error, DialError::Failed(Error::Refused { .. })) {
+                        // It would refuse the next one, too.
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                        continue;
+                    }
+                    if matches!(error, DialError::Gone(_)) || self.is_gone().await {
+                        self.deciding.lock().head_is_gone();
+                    }
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Whether nobody listens where the head did, by whatever way.
+    async fn is_gone(&self) -> bool {
+        let head = self.way.address();
+        let far = Address { machine: wingbeat_core::spec::MachineId(0), unix: String::new(), ..head.clone() };
+        address::is_gone(&head).await && (far.tcp.is_none() || address::is_gone(&far).await)
+    }
+
+    /// Follows over one connection. None when that has ended, and another may go on.
+    async fn follow_over(self: &Arc<Self>, stream: Stream) -> Option<Outcome> {
+        let (connection, client, _) =
+            mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        let client = HeadClient::new(mux::client_config(), client).spawn();
+        let epoch = self.way.epoch().unwrap_or(Epoch(0));
+        let mut copying = Copying::default();
+        let mut written = 0;
+        let ended = loop {
+            let generation = self.written_generation();
+            let asks = Follow { standby: self.address.clone(), written, generation };
+            let asked = self.now();
+            let answer = client.follow(mux::within(limits().takeover), asks).await;
+            match answer {
+                Err(_) => break None,
+                Ok(Err(error @ Error::Refused { .. })) => break Some(Outcome::Failed(error)),
+                Ok(Err(_)) => break None,
+                Ok(Ok(Followed::Stops)) => break Some(Outcome::Stopped),
+                Ok(Ok(Followed::Facts(facts))) => {
+                    self.deciding.lock().heard(self.now(), asked, epoch);
+                    let position = facts.position;
+                    match self.write(facts, &mut copying).await {
+                        Ok(()) => written = position,
+                        Err(error) => {
+                            tracing::error!(%error, "cannot write what the head has written; it goes on without this standby until it can");
+                            break None;
+                        }
+                    }
+                    self.fetch_programs(&client);
+                }
+            }
+        };
+        connection.close();
+        ended
+    }
+
+    fn written_generation(&self) -> Option<wingbeat_net::messages::Generation> {
+        match self.known.lock().get(&FactKey::Succession) {
+            Some(Fact::Succession(succession)) => Some(succession.generation),
+            _ => None,
+        }
+    }
+
+    async fn write(&self, facts: Facts, copying: &mut Copying) -> Result<(), Error> {
+        let Some((changes, replaces)) = copying.take_in(facts) else { return Ok(()) };
+        if changes.is_empty() && !replaces {
+            return Ok(());
+        }
+        let unreadable = |why: String| Error::Io { what: "reading what the head has written".into(), why };
+        let mut facts = Vec::new();
+        for (key, fact) in &changes {
+            let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
+            let fact = fact.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
+            facts.push((key, fact));
+        }
+        let mut changes = changes;
+        if replaces {
+            let follows = Fact::Follows(Box::new(self.way.address())).encoded().map_err(unreadable)?;
+            changes.insert(follows.0, follows.1);
+        }
+        let journal = self.journal.lock().clone();
+        let ended = || Error::Io { what: "standing by".into(), why: "it has ended".into() };
+        journal.ok_or_else(ended)?.copy(changes, replaces).await?;
+        let mut said = None;
+        {
+            let mut known = self.known.lock();
+            if replaces {
+                known.clear();
+                said = Some(None);
+            }
+            for (key, fact) in facts {
+                if key == FactKey::Succession {
+                    said = Some(match &fact {
+                        Some(Fact::Succession(succession)) => Some((**succession).clone()),
+                        _ => None,
+                    });
+                }
+                match fact {
+                    Some(fact) => known.insert(key, fact),
+                    None => known.remove(&key),
+                };
+            }
+        }
+        if let Some(said) = said {
+            self.note_succession(said);
+        }
+        Ok(())
+    }
+
+    /// Has the programs of detached actors here, as far as the head gives them in time.
+    fn fetch_programs(&self, head: &HeadClient) {
+        let needed: BTreeMap<String, Executable> = {
+            let known = self.known.lock();
+            let detached = known.values().filter_map(|fact| match fact {
+                Fact::Actor(actor) if actor.spec.detached => Some(actor.spec.job),
+                _ => None,
+            });
+            let jobs: BTreeSet<_> = detached.collect();
+            let programs = jobs.into_iter().filter_map(|job| match known.get(&FactKey::Job(job)) {
+                Some(Fact::Job(spec, _)) => Some(spec.executable.clone()),
+                _ => None,
+            });
+            programs.filter(Programs::can_keep).map(|program| (program.hash.clone(), program)).collect()
+        };
+        self.programs.keep_only(&needed.keys().cloned().collect());
+        for program in needed.into_values().filter(|program| !self.programs.has(&program.hash)) {
+            let (programs, from) = (self.programs.clone(), Giver::Head(head.clone()));
+            // It ends with the connection.
+            tokio::spawn(async move {
+                if let Err(error) = programs.keep(&program, Some(from)).await {
+                    tracing::warn!(%error, "the standby lacks a program; nodes that have it can start its actors");
+                }
+            });
+        }
+    }
+
+    /// Goes on as the head.
+    async fn lead(self: &Arc<Self>, epoch: Epoch) -> Result<HeadHandle, Error> {
+        tracing::warn!("the standby takes over");
+        let before = self.way.address();
+        // The file is opened again as that of a head.
+        let mut journal = self.journal.lock().take();
+        while let Some(shared) = journal {
+            match Arc::try_unwrap(shared) {
+                Ok(last) => {
+                    let _ = tokio::task::spawn_blocking(move || drop(last)).await;
+                    break;
+                }
+                // Something is being written.
+                Err(shared) => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    journal = Some(shared);
+                }
+            }
+        }
+        let (journal, mut remembered) = Journal::open(&self.file, self.cluster)?;
+        remembered.epoch = remembered.epoch.max(epoch);
+        // The last head may lead until it notices that nobody supports it, and nodes that only it reaches go on as long after that.
+        let more = limits().fence;
+        let shell = Head::go_on(&self.file, journal, remembered, self.cluster, more).await?;
+        let _ = self.leads.set(shell.clone());
+        shell.vital(
+            "telling the last head",
+            shell.clone().tell_last_head(self.hello(ProcessId::random()), self.token.clone(), before),
+        );
+        Ok(HeadHandle::of(self.address.clone(), self.cluster, shell))
+    }
+}
+
+/// A copy of everything, until it is complete.
+#[derive(Default)]
+struct Copying(Option<Changes>);
+
+impl Copying {
+    /// What is to be written with this, and whether it replaces all that is there.
+    fn take_in(&mut self, facts: Facts) -> Option<(Changes, bool)> {
+        let Facts { begins, is_complete, changes, .. } = facts;
+        let bytes = |payload: Payload| payload.0.to_vec();
+        let changes = changes.into_iter().map(|(key, fact)| (bytes(key), fact.map(bytes)));
+        if begins {
+            self.0 = Some(Changes::new());
+        }
+        match self.0.take() {
+            None => Some((changes.collect(), false)),
+            Some(mut copy) => {
+                copy.extend(changes);
+                if is_complete {
+                    return Some((copy, true));
+                }
+                self.0 = Some(copy);
+                None
+            }
+        }
+    }
+}
+
+/// What a head that is started again asks.
+#[derive(Clone)]
+struct Asked(Arc<Standby>);
+
+impl wingbeat_net::services::Standby for Asked {
+    async fn may_lead(self, _: Context, epoch: Epoch) -> bool {
+        let standby = self.0;
+        loop {
+            let decided = standby.deciding.lock().lets_lead(standby.now(), epoch);
+            match decided {
+                None => tokio::time::sleep(PAUSE).await,
+                Some(false) => return false,
+                Some(true) => break,
+            }
+        }
+        // Also in its next life.
+        let journal = standby.journal.lock().clone();
+        match journal {
+            Some(journal) if journal.intend(vec![Fact::NoSuccession]).await.is_ok() => {
+                standby.known.lock().remove(&FactKey::Succession);
+                standby.is_current.send_replace(false);
+                true
+            }
+            _ => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What a standby decides.
+//!
+//! It follows the head. When that is gone, or silent for long, it asks the nodes what they would do, and when a majority would accept it, it
+//! runs: from then on it follows nobody, and has nodes promise themselves to it. With a majority of promises it leads.
+
+use std::collections::BTreeSet;
+
+use wingbeat_core::NodeId;
+use wingbeat_core::spec::Address;
+use wingbeat_net::handshake::Epoch;
+use wingbeat_net::messages::{Ballot, Succession, Vote};
+
+use super::{Millis, majority};
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    /// Ask these nodes.
+    Ask(Ballot, Vec<(NodeId, Address)>),
+    /// Lead with this epoch, or a later one.
+    Lead(Epoch),
+}
+
+enum Phase {
+    /// The head is there, as far as is known.
+    Follows,
+    /// It may be gone.
+    Asks {
+        would_accept: BTreeSet<NodeId>,
+    },
+    /// It runs for this epoch.
+    Runs {
+        epoch: Epoch,
+        since: Millis,
+        promised: BTreeSet<NodeId>,
+    },
+    Leads,
+}
+
+/// The side of the standby.
+pub(crate) struct StandingBy {
+    /// How long the head may be silent.
+    takeover: Millis,
+    /// By which it may take over: as it was written here, after all that came before.
+    succession: Option<Succession>,
+    /// When the head has answered last.
+    heard: Millis,
+    /// When that question was asked: the head has heard it later.
+    asked: Option<Millis>,
+    /// Whether nobody listens where the head did.
+    is_gone: bool,
+    /// The latest epoch that was in use: of the head, and those for which it ran in vain.
+    used: Epoch,
+    phase: Phase,
+}
+
+impl StandingBy {
+    /// One that has written this so far.
+    pub(crate) fn new(now: Millis, takeover: Millis, succession: Option<Succession>) -> StandingBy {
+        let mut standby = StandingBy {
+            takeover,
+            succession: None,
+            heard: now,
+            asked: None,
+            is_gone: false,
+            used: Epoch(0),
+            phase: Phase::Follows,
+        };
+        standby.wrote(succession);
+        standby
+    }
+
+    /// What it has written last of who may take over.
+    pub(crate) fn wrote(&mut self, succession: Option<Succession>) {
+        if let Some(succession) = &succession {
+            self.used = self.used.max(succession.generation.epoch);
+        }
+        self.succession = succession;
+    }
+
+    /// Whether it may ask the head for more facts: whoever does, supports it.
+    pub(crate) fn may_follow(&self) -> bool {
+        matches!(self.phase, Phase::Follows | Phase::Asks { .. })
+    }
+
+    /// The epoch for which it runs.
+    pub(crate) fn runs_for(&self) -> Option<Epoch> {
+        match &self.phase {
+            Phase::Runs { epoch, .. } => Some(*epoch),
+            _ => None,
+        }
+    }
+
+    /// A head of this epoch has answered what was asked then.
+    pub(crate) fn heard(&mut self, now: Millis, asked: Millis, epoch: Epoch) {
+        if self.may_follow() {
+            self.asked = self.asked.max(Some(asked));
+            (self.heard, self.is_gone) = (now, false);
+            self.used = self.used.max(epoch);
+            self.phase = Phase::Follows;
+        }
+    }
+
+    /// Nobody listens where the head did.
+    pub(crate) fn head_is_gone(&mut self) {
+        self.is_gone = true;
+    }
+
+    /// A head that is started again with the file of the last one asks whether it may lead with this epoch. None while that is not decided.
+    pub(crate) fn lets_lead(&mut self, now: Millis, epoch: Epoch) -> Option<bool> {
+        match self.phase {
+            Phase::Follows | Phase::Asks { .. } => {
+                // By what the last head said it does not take over any more; the next one says something else.
+                self.succession = None;
+                self.heard(now, now, epoch);
+                Some(true)
+            }
+            Phase::Runs { .. } => None,
+            Phase::Leads => Some(false),
+        }
+    }
+
+    /// A node has answered a ballot.
+    pub(crate) fn voted(&mut self, now: Millis, node: NodeId, ballot: &Ballot, vote: Vote) -> Vec<Order> {
+        let Some(succession) = &self.succession else { return Vec::new() };
+        if ballot.generation != succession.generation || !succession.voters.contains_key(&node) {
+            return Vec::new();
+        }
+        if let Vote::Later(epoch) = vote {
+            // It need not be of this node's head: other standbys have run.
+            self.used = self.used.max(epoch);
+        }
+        let needed = majority(succession.voters.len());
+        match &mut self.phase {
+            Phase::Asks { would_accept } => {
+                match vote {
+                    Vote::Yes => would_accept.insert(node),
+                    _ => would_accept.remove(&node),
+                };
+                if would_accept.len() < needed {
+                    return Vec::new();
+                }
+                let epoch = Epoch(self.used.0 + 1);
+                self.used = epoch;
+                self.phase = Phase::Runs { epoch, since: now, promised: BTreeSet::new() };
+                self.ask()
+            }
+            Phase::Runs { epoch, promised, .. } if ballot.is_binding && ballot.epoch == *epoch => {
+                if vote == Vote::Yes {
+                    promised.insert(node);
+                }
+                if promised.len() < needed {
+                    return Vec::new();
+                }
+                let epoch = *epoch;
+                self.phase = Phase::Leads;
+                vec![Order::Lead(epoch)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self, now: Millis) -> Vec<Order> {
+        let Some(succession) = self.succession.as_ref().filter(|known| known.standby.is_some()) else {
+            return Vec::new();
+        };
+        match &self.phase {
+            Phase::Follows => {
+                if !self.is_gone && now <= self.heard + self.takeover {
+                    return Vec::new();
+                }
+                if succession.voters.is_empty() {
+                    // Nobody else could say that it is gone, or has gone on alone, which it does when this standby was silent for longer.
+                    if !self.is_gone || self.asked.is_none_or(|asked| now > asked + self.takeover) {
+                        return Vec::new();
+                    }
+                    self.phase = Phase::Leads;
+                    return vec![Order::Lead(Epoch(self.used.0 + 1))];
+                }
+                self.phase = Phase::Asks { would_accept: BTreeSet::new() };
+                self.ask()
+            }
+            Phase::Runs { since, .. } if now > since + self.takeover => {
+                // Nodes hear the head again. What was promised for this epoch is void: it is never used.
+                self.phase = Phase::Follows;
+                Vec::new()
+            }
+            Phase::Asks { .. } | Phase::Runs { .. } => self.ask(),
+            Phase::Leads => Vec::new(),
+        }
+    }
+
+    fn ask(&self) -> Vec<Order> {
+        let Some(Succession { generation, standby: Some(standby), voters }) = &self.succession else {
+            return Vec::new();
+        };
+        let (epoch, has_promised) = match &self.phase {
+            Phase::Runs { epoch, promised, .. } => (*epoch, Some(promised)),
+            _ => (Epoch(self.used.0 + 1), None),
+        };
+        let is_open = |node: &NodeId| has_promised.is_none_or(|promised| !promised.contains(node));
+        let asked = voters.iter().filter(|(node, _)| is_open(node));
+        let asked = asked.map(|(node, address)| (*node, address.clone())).collect();
+        let (generation, standby, is_binding) = (*generation, standby.clone(), has_promised.is_some());
+        vec![Order::Ask(Ballot { generation, epoch, standby, is_binding }, asked)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use wingbeat_core::ProcessId;
+    use wingbeat_core::spec::MachineId;
+    use wingbeat_net::messages::Generation;
+
+    use super::*;
+
+    fn address(process: u64) -> Address {
+        Address {
+            process: ProcessId(process),
+            machine: MachineId(process),
+            unix: String::new(),
+            tcp: None,
+            steward: None,
+        }
+    }
+
+    fn by(voters: u64) -> Option<Succession> {
+        let voters: BTreeMap<_, _> = (1..=voters).map(|node| (NodeId(node), address(node))).collect();
+        let generation = Generation { epoch: Epoch(3), count: 1 };
+        Some(Succession { generation, standby: Some(address(99)), voters })
+    }
+
+    fn ballot(orders: &[Order]) -> Ballot {
+        match orders {
+            [Order::Ask(ballot, _)] => ballot.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn it_leads_with_a_majority_of_promises_and_no_sooner() {
+        let mut standby = StandingBy::new(0, 4, by(3));
+        assert!(standby.tick(4).is_empty());
+        let asks = ballot(&standby.tick(5));
+        assert!(!asks.is_binding && standby.may_follow());
+        assert!(standby.voted(5, NodeId(1), &asks, Vote::Yes).is_empty());
+        assert!(standby.voted(5, NodeId(2), &asks, Vote::HearsHead).is_empty());
+        let runs = ballot(&standby.voted(5, NodeId(3), &asks, Vote::Yes));
+        assert!(runs.is_binding && runs.epoch == Epoch(4) && !standby.may_follow());
+        assert!(standby.voted(5, NodeId(1), &asks, Vote::Yes).is_empty(), "that was no promise");
+        assert!(standby.voted(6, NodeId(1), &runs, Vote::Yes).is_empty());
+        assert!(standby.voted(6, NodeId(7), &runs, Vote::Yes).is_empty(), "it has no vote");
+        assert_eq!(standby.lets_lead(6, Epoch(9)), None);
+        let leads = standby.voted(6, NodeId(3), &runs, Vote::Yes);
+        assert!(matches!(leads[..], [Order::Lead(Epoch(4))]));
+        assert_eq!(standby.lets_lead(7, Epoch(9)), Some(false));
+    }
+
+    #[test]
+    fn a_head_that_is_heard_again_goes_on_and_an_epoch_is_run_for_once() {
+        let mut standby = StandingBy::new(0, 4, by(1));
+        let asks = ballot(&standby.tick(5));
+        standby.heard(5, 5, Epoch(3));
+        assert!(standby.voted(5, NodeId(1), &asks, Vote::Yes).is_empty());
+        let asks = ballot(&standby.tick(10));
+        let runs = ballot(&standby.voted(10, NodeId(1), &asks, Vote::Yes));
+        standby.heard(11, 11, Epoch(3));
+        assert_eq!(standby.runs_for(), Some(Epoch(4)), "it has promises, and does not go back for this");
+        assert!(standby.tick(15).is_empty() && standby.may_follow());
+        assert!(standby.voted(15, NodeId(1), &runs, Vote::Yes).is_empty(), "a promise that comes too late");
+        let asks = ballot(&standby.tick(15));
+        assert_eq!(asks.epoch, Epoch(5));
+    }
+
+    #[test]
+    fn without_nodes_it_leads_only_when_the_head_is_gone_that_it_has_followed_to_the_end() {
+        let mut standby = StandingBy::new(0, 4, by(0));
+        standby.heard(2, 1, Epoch(3));
+        assert!(standby.tick(100).is_empty());
+        standby.head_is_gone();
+        assert!(standby.tick(6).is_empty(), "the head may have gone on alone before it ended");
+        assert!(matches!(standby.tick(5)[..], [Order::Lead(Epoch(4))]));
+    }
+
+    #[test]
+    fn one_that_lacks_something_or_was_revoked_never_leads() {
+        let mut standby = StandingBy::new(0, 4, None);
+        standby.head_is_gone();
+        assert!(standby.tick(100).is_empty());
+        standby.wrote(by(1));
+        assert_eq!(standby.lets_lead(100, Epoch(8)), Some(true));
+        assert!(standby.tick(200).is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! Looking for the head at several addresses: where it was, and where its standby would serve.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use wingbeat_core::error::Error;
+use wingbeat_core::spec::{Address, MachineId};
+
+use crate::address::{Stream, dial_text};
+use crate::handshake::{Hello, StandsBy, Token, Welcome};
+
+/// How long one address has before the next one is tried, too: longer than a head takes to answer, and short beside the silence of a
+/// machine that is gone.
+const STAGGER: Duration = Duration::from_millis(200);
+
+/// Tries one after the other, each while those before it have not answered yet. The first that succeeds counts, and else all errors are
+/// returned, in the order of the attempts.
+pub(crate) async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
+    attempts: impl IntoIterator<Item = F>,
+) -> Result<T, Vec<E>> {
+    let mut left = attempts.into_iter().enumerate();
+    let (mut under_way, mut failed) = (FuturesUnordered::new(), Vec::new());
+    let mut has_more = true;
+    loop {
+        match left.next() {
+            Some((number, attempt)) => under_way.push(async move { (number, attempt.await) }),
+            None => has_more = false,
+        }
+        loop {
+            tokio::select! {
+                biased;
+                ended = under_way.next() => match ended {
+                    Some((_, Ok(done))) => return Ok(done),
+                    Some((number, Err(error))) => {
+                        failed.push((number, error));
+                        if has_more {
+                            break;
+                        }
+                    }
+                    None if has_more => break,
+                    None => {
+                        failed.sort_by_key(|(number, _)| *number);
+                        return Err(failed.into_iter().map(|(_, error)| error).collect());
+                    }
+                },
+                () = tokio::time::sleep(STAGGER), if has_more => break,
+            }
+        }
+    }
+}
+
+/// The addresses in a list such as `a:6420,b:6420`.
+pub fn in_list(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|one| !one.is_empty())
+}
+
+/// The error for whoever has found only a standby.
+pub(crate) fn only_a_standby(what: &str, at: &str, standby: &StandsBy) -> Error {
+    let head = standby.head.tcp.map_or_else(|| "on its own machine".to_owned(), |tcp| format!("at {tcp}"));
+    let why = match standby.runs_for {
+        None => format!("a standby listens at {at}; the head is {head}, as far as that knows"),
+        Some(_) => format!("a standby listens at {at}, and is about to take over from the head {head}"),
+    };
+    Error::Refused { who: what.to_owned(), why }
+}
+
+/// Connects to the head at one of the addresses that a person gave, as `host:port` or `host:port,host:port`. A standby says where the head is.
+///
+/// # Errors
+/// None of them is the head, or refuses; or nobody answers.
+pub async fn dial_head(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
+    let attempts: Vec<BoxFuture<'_, _>> =
+        in_list(text).map(|one| dial_one_of(text, one, what, token, hello.clone()).boxed()).collect();
+    let nobody = || Error::Unreachable {
+        what: what.into(),
+        address: text.into(),
+        why: "no address is given; an address is host:port".into(),
+    };
+    first_of(attempts).await.map_err(|errors| most_telling(errors).unwrap_or_else(nobody))
+}
+
+async fn dial_one_of(
+    list: &str,
+    one: &str,
+    what: &str,
+    token: &Token,
+    hello: Hello,
+) -> Result<(Stream, Welcome), Error> {
+    let (stream, welcome) = dial_text(one, what, token, hello.clone()).await?;
+    let Some(standby) = &welcome.stands_by else { return Ok((stream, welcome)) };
+    let is_listed = |tcp: &SocketAddr| in_list(list).any(|listed| listed == tcp.to_string());
+    if let Some(head) = standby.head.tcp.filter(|tcp| !is_listed(tcp))
+        && let Ok((stream, welcome)) = dial_text(&head.to_string(), what, token, hello).await
+        && welcome.stands_by.is_none()
+    {
+        return Ok((stream, welcome));
+    }
+    Err(only_a_standby(what, one, standby))
+}
+
+/// Of several errors the one that says most: somebody who answers has said why not.
+fn most_telling(errors: Vec<Error>) -> Option<Error> {
+    let at = errors.iter().position(|error| matches!(error, Error::Refused { .. })).unwrap_or(0);
+    errors.into_iter().nth(at)
+}
+
+/// Where a head would be that is reached at one of these addresses, but for those that were reached already.
+pub async fn others(text: &str, reached: &Welcome, at: Option<SocketAddr>) -> Vec<Address> {
+    let mut others = Vec::new();
+    for one in in_list(text) {
+        let Ok(found) = tokio::net::lookup_host(one).await else { continue };
+        let new = |tcp: &SocketAddr| Some(*tcp) != at && reached.address.tcp != Some(*tcp);
+        others.extend(found.filter(new).map(|tcp| Address {
+            process: reached.address.process,
+            machine: MachineId(0),
+            unix: String::new(),
+            tcp: Some(tcp),
+            steward: None,
+        }));
+    }
+    others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_is_tried_when_one_fails_or_is_silent_and_the_first_that_succeeds_counts() {
+        let silent = |number: u32| async move {
+            match number {
+                0 => std::future::pending().await,
+                1 => Err("refused"),
+                _ => Ok(number),
+            }
+        };
+        assert_eq!(first_of((0..4).map(silent)).await, Ok(2));
+        let fails = |number: u32| async move {
+            tokio::time::sleep(Duration::from_secs(u64::from(3 - number))).await;
+            Err::<(), _>(number)
+        };
+        assert_eq!(first_of((0..3).map(fails)).await, Err(vec![0, 1, 2]));
+        assert_eq!(first_of(std::iter::empty::<std::future::Ready<Result<(), ()>>>()).await, Err(vec![]));
+    }
+}

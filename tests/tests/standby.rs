@@ -1,0 +1,204 @@
+//! A head with a standby: when it is killed or cut off, the standby takes over, and whoever runs notices nothing. There is one head at a time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+#[path = "standby/cut_off.rs"]
+mod cut_off;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::Local;
+use serde::{Deserialize, Serialize};
+use wingbeat::{Bundle, get_all_blocking, placement_group};
+use wingbeat_tests::{TestCluster, wait_for_end};
+
+#[wingbeat::remote]
+fn double(number: u64) -> u64 {
+    2 * number
+}
+
+#[derive(Serialize, Deserialize)]
+struct Counter {
+    count: u64,
+}
+
+#[wingbeat::actor]
+impl Counter {
+    fn new() -> Counter {
+        Counter { count: 0 }
+    }
+
+    fn add(&mut self) -> u64 {
+        self.count += 1;
+        self.count
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+fn join(cluster: &TestCluster) -> Local {
+    Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()).namespace("standby"))
+}
+
+/// Waits until the head says so of its standby.
+fn until_standby(cluster: &TestCluster, is: impl Fn(&serde_json::Value) -> bool) {
+    let begun = Instant::now();
+    loop {
+        let state = cluster.state().unwrap();
+        if is(&state["standby"]) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "{state:#}");
+    }
+}
+
+/// Tasks and calls, one batch after the other, until it is dropped.
+struct Load {
+    ends: Arc<AtomicBool>,
+    batches: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<u64>>,
+}
+
+impl Load {
+    fn start(driver: &Local, counter: CounterHandle) -> Load {
+        let (ends, batches) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (session, stops, done) = (driver.session.clone(), ends.clone(), batches.clone());
+        let thread = std::thread::spawn(move || {
+            let _entered = session.enter();
+            let mut calls = 0;
+            while !stops.load(Ordering::Relaxed) {
+                let batch = done.load(Ordering::Relaxed);
+                // Another shape now and then, for which nobody has a lease.
+                let cpus = [1.0, 0.5, 0.25][(batch % 3) as usize];
+                let tasks: Vec<_> = (0..50).map(|number| double::options().num_cpus(cpus).remote(number)).collect();
+                let adds: Vec<_> = (0..10).map(|_| counter.add()).collect();
+                assert_eq!(get_all_blocking(&tasks).unwrap()[49], 98);
+                calls += adds.len() as u64;
+                assert_eq!(*get_all_blocking(&adds).unwrap().last().unwrap(), calls, "every call ran once");
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            calls
+        });
+        Load { ends, batches, thread: Some(thread) }
+    }
+
+    /// Waits for so many more batches.
+    fn goes_on(&self, batches: u64) {
+        let until = self.batches.load(Ordering::Relaxed) + batches;
+        let begun = Instant::now();
+        while self.batches.load(Ordering::Relaxed) < until {
+            assert!(!self.thread.as_ref().unwrap().is_finished(), "something has failed");
+            assert!(begun.elapsed() < Duration::from_secs(120), "nothing is done any more");
+            std::thread::yield_now();
+        }
+    }
+
+    /// How many calls were made.
+    fn end(mut self) -> u64 {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+#[test]
+fn a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails() {
+    let mut cluster = TestCluster::with_journal(2, 2).unwrap();
+    cluster.start_standby("second").unwrap();
+    let first = (cluster.address().to_owned(), cluster.journal());
+    let driver = join(&cluster);
+    let counter = wingbeat::block_on(Counter::options().name("counter").detached().get_or_create()).unwrap();
+    let pid = counter.pid().get_blocking().unwrap();
+    let group = placement_group([Bundle::new().num_cpus(0.5)]).create_blocking().unwrap();
+    let places = group.ready().get_blocking().unwrap();
+    let load = Load::start(&driver, counter.clone());
+    load.goes_on(3);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    load.goes_on(10);
+    assert_eq!(counter.pid().get_blocking().unwrap(), pid, "it is the same life");
+    assert_eq!(group.ready().get_blocking().unwrap(), places);
+    let found = wingbeat::block_on(Counter::named("counter")).unwrap();
+    assert_eq!(found.pid().get_blocking().unwrap(), pid);
+    // The last head is refused with its journal, and says what to do.
+    let port = first.0.rsplit(':').next().unwrap();
+    let mut again = cluster.command().unwrap();
+    let again = again.args(["head", "--port", port, "--journal"]).arg(&first.1).output().unwrap();
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(!again.status.success() && said.contains(&format!("--standby-of {}", cluster.address())), "{said}");
+    load.goes_on(3);
+    // It becomes the standby of the one that has taken over, and takes over in its turn.
+    cluster.start_standby("journal").unwrap();
+    load.goes_on(3);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    load.goes_on(10);
+    assert_eq!(counter.pid().get_blocking().unwrap(), pid);
+    let calls = load.end();
+    assert_eq!(counter.add().get_blocking().unwrap(), calls + 1);
+}
+
+#[test]
+fn a_head_whose_standby_is_killed_goes_on_and_says_so_and_the_next_standby_knows_everything() {
+    let mut cluster = TestCluster::with_journal(1, 2).unwrap();
+    cluster.start_standby("second").unwrap();
+    until_standby(&cluster, |standby| standby["is_current"] == true);
+    let _driver = join(&cluster);
+    cluster.kill_standby().unwrap();
+    // It is written down by the head alone.
+    let counter = wingbeat::block_on(Counter::options().name("meanwhile").detached().get_or_create()).unwrap();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    until_standby(&cluster, serde_json::Value::is_null);
+    cluster.start_standby("second").unwrap();
+    until_standby(&cluster, |standby| standby["is_current"] == true);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    let found = wingbeat::block_on(Counter::named("meanwhile")).unwrap();
+    assert_eq!(found.add().get_blocking().unwrap(), 2, "the same life");
+}
+
+#[test]
+fn a_head_that_is_started_again_before_its_standby_has_taken_over_asks_it() {
+    // The standby does not even notice.
+    let slow = [("WINGBEAT_TAKEOVER_MS", "60000")];
+    let mut cluster = TestCluster::with_journal_and_env(1, 1, &slow).unwrap();
+    cluster.start_standby("second").unwrap();
+    let _driver = join(&cluster);
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    // Whoever of the two is the head then, there is one.
+    cluster.kill_head().unwrap();
+    let leads = cluster.start_head().is_ok();
+    if !leads {
+        cluster.wait_for_takeover().unwrap();
+    }
+    assert_eq!(double::options().num_cpus(0.5).remote(5).get_blocking().unwrap(), 10);
+}
+
+#[test]
+fn a_cluster_that_is_stopped_ends_with_its_standby() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let standby = cluster.standby_pid().unwrap();
+    cluster.stop().unwrap();
+    assert!(wait_for_end(standby, Duration::from_secs(60)));
+}
+
+#[test]
+fn a_head_without_a_journal_and_one_that_is_not_there_have_no_standby() {
+    let cluster = TestCluster::start(0, 0).unwrap();
+    let stand_by = |of: &str, file: &str| {
+        let mut command = cluster.command().unwrap();
+        command.args(["head", "--port", "0", "--standby-of", of, "--journal"]).arg(cluster.folder().join(file));
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = stand_by(cluster.address(), "one");
+    assert!(said.contains("keeps no journal") && said.contains("--journal FILE"), "{said}");
+    let said = stand_by("127.0.0.1:1", "other");
+    assert!(said.contains("is the head running"), "{said}");
+}
