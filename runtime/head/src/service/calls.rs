@@ -324,7 +324,8 @@ impl wingbeat_net::services::Head for Service {
     }
 
     async fn state(self, _: Context) -> ClusterState {
-        let mut state = self.shell.inside.lock().state.picture();
+        let now = self.shell.now();
+        let mut state = self.shell.inside.lock().state.picture_at(now);
         state.uptime_secs = self.shell.started.elapsed().as_secs();
         state.standby = self.shell.standby_state();
         state

@@ -404,9 +404,14 @@ impl State {
         ClusterView { cluster: self.cluster, nodes: self.nodes.infos().into_iter().chain(absent.cloned()).collect() }
     }
 
-    /// Everything, for people.
+    /// Everything, for people, as of when something has happened last.
     pub fn picture(&self) -> ClusterState {
-        picture::of(self)
+        self.picture_at(self.now)
+    }
+
+    /// The same as of now: nothing may have happened for long.
+    pub fn picture_at(&self, now: Millis) -> ClusterState {
+        picture::of(self, now.max(self.now))
     }
 
     /// Every living node.

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use wingbeat_core::{JobId, ResourceSet};
 use wingbeat_net::messages::{ActorRow, ClusterState, JobState, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
 
-use super::State;
 use super::queue::Waiter;
 use super::shapes::ShapeId;
+use super::{Millis, State};
 
 /// Shapes and groups of which one picture says what each node lacks: the others say how to ask. Looking at the nodes
 /// for each of thousands would take as long as others may wait for the head.
 const EXPLAINED: usize = 64;
 
-pub(super) fn of(state: &State) -> ClusterState {
+pub(super) fn of(state: &State, now: Millis) -> ClusterState {
     let nodes = state.nodes.iter().map(|node| NodeState {
         info: node.info.clone(),
         available: node.pool.available.clone(),
         leases: node.leases.len() as u32,
         draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
-        suspect_secs: node.suspect.map(|since| state.now.saturating_sub(since) / 1_000),
+        suspect_secs: node.suspect.map(|since| now.saturating_sub(since) / 1_000),
         held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
     });
     let absent = state.recovering.iter().flat_map(|recovering| recovering.infos()).map(|info| info.id).collect();
@@ -64,7 +64,7 @@ pub(super) fn of(state: &State) -> ClusterState {
         standby: None,
         absent,
         cluster: Some(state.cluster),
-        uptime_secs: state.now / 1000,
+        uptime_secs: now / 1000,
         nodes: nodes.collect(),
         jobs: jobs.collect(),
         actors: actors.collect(),
