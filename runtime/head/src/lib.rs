@@ -174,8 +174,7 @@ impl Head {
         }
         let programs = Programs::beside(file)?;
         let mut facts = remembered.cluster.map(|_| remembered.facts);
-        let earlier =
-            facts.as_mut().map(promise::of_earlier).map(|promised| promised + more.as_millis() as state::Millis);
+        let earlier = facts.as_mut().map(|facts| promise::of_earlier(facts, more));
         let grace = earlier.unwrap_or_default();
         let with = Beginning { cluster, first_lease: first_lease(), remembered: facts, grace };
         let fails = journal.fails();

@@ -112,7 +112,9 @@ impl Asker<'_> {
         if by.voters.is_empty() {
             return Said::Nothing;
         }
-        let answers = futures::future::join_all(by.voters.values().map(|node| self.ask_node(node))).await;
+        // As the head that the standby followed: whoever has joined the standby since, or promised to, does not support that.
+        let generation = Generation { epoch: by.generation.epoch, count: u64::MAX };
+        let answers = futures::future::join_all(by.voters.values().map(|node| self.ask_node(node, generation))).await;
         let given = answers.iter().filter(|answer| matches!(answer, Some(Support::Given))).count();
         if answers.iter().flatten().any(|answer| matches!(answer, Support::Joined(_))) {
             return Said::Superseded;
@@ -120,14 +122,13 @@ impl Asker<'_> {
         if given >= blocking(by.voters.len()) { Said::MayLead } else { Said::Nothing }
     }
 
-    async fn ask_node(&self, node: &Address) -> Option<Support> {
+    async fn ask_node(&self, node: &Address, generation: Generation) -> Option<Support> {
         let dialled = address::dial(node, "a node", self.token, self.hello());
         let stream = tokio::time::timeout(limits().takeover, dialled).await.ok()?.ok()?;
         let (connection, client, _) =
             mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
         let client = NodeClient::new(mux::client_config(), client).spawn();
-        let said =
-            Leadership { generation: Generation { epoch: self.epoch, count: 0 }, is_revoked: true, standby: None };
+        let said = Leadership { generation, is_revoked: true, standby: None };
         let answer = client.support(mux::within(limits().takeover), said).await;
         connection.close();
         answer.ok()

@@ -193,12 +193,18 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
             return Ok(StandbyHandle { address, head: None, outcome: told, is_current, _stop });
         }
         // It was current when it ended, or is not: nodes know.
-        (Err(_), Some(head)) => (head, last, None),
+        (Err(_), Some(head)) => (head, last, own_ip(succession.as_ref(), tcp)),
         (Err(error), None) => return Err(error),
         (Ok(_), _) => unreachable!("one that has led follows nobody"),
     };
     let cluster = remembered.cluster.unwrap_or(new);
     begin(Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts: remembered.facts, succession }).await
+}
+
+/// This machine's address, by which the last head knew this standby.
+fn own_ip(succession: Option<&Succession>, listens: Option<std::net::SocketAddr>) -> Option<std::net::IpAddr> {
+    let known = succession?.standby.as_ref()?.tcp?;
+    (Some(known.port()) == listens.map(|listens| listens.port())).then(|| known.ip())
 }
 
 /// With what a standby begins.

@@ -51,7 +51,7 @@ pub struct Limits {
     /// links that anybody computes on it takes seconds.
     pub chunk: Duration,
     /// A head that its standby has not heard for so long is taken over from, if its nodes have not heard it either: 4 s, or a
-    /// quarter of `lost` if that is less, or `WINGBEAT_TAKEOVER_MS`. The head says every quarter of it that it is there.
+    /// quarter of `lost` if that is less, 2 s at least, or `WINGBEAT_TAKEOVER_MS`. The head says every quarter of it that it is there.
     pub takeover: Duration,
     /// A head that may have a standby, and has heard for so long neither from that nor from enough nodes, ends: half as long again.
     pub fence: Duration,
@@ -104,7 +104,7 @@ impl Limits {
         let lost = set.lost.or(of_silence).unwrap_or(patience.lost_after());
         let contact = set.contact.unwrap_or(lost + silence);
         let head = set.head.unwrap_or(30 * SECOND);
-        let takeover = set.takeover.unwrap_or((4 * SECOND).min(lost / 4));
+        let takeover = set.takeover.unwrap_or((4 * SECOND).min(lost / 4).max(2 * SECOND));
         let is_usual = set.lost.or(of_silence).is_none();
         Limits {
             silence,

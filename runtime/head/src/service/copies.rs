@@ -242,7 +242,7 @@ impl Shell {
     }
 
     fn learn(self: &Arc<Self>, mut facts: Vec<Fact>) {
-        let promised = promise::of_earlier(&mut facts);
+        let promised = promise::of_earlier(&mut facts, Duration::ZERO);
         self.take_in_earlier(facts);
         self.promises(Some(promised));
         self.note_time();

@@ -22,15 +22,15 @@ fn own() -> Millis {
 }
 
 /// Until when those that an earlier head knew may come back, by what it wrote down. Whoever has not by then has ended by itself: it has
-/// waited as long, from before this head began. Nor may they have less time than this head gives them.
-/// The facts say the same from now on.
-pub(crate) fn of_earlier(facts: &mut Vec<Fact>) -> Millis {
+/// waited as long, from before this head began; or from so much later, where the last one may have led for that long beside it. Nor may
+/// they have less time than this head gives them. The facts say the same from now on.
+pub(crate) fn of_earlier(facts: &mut Vec<Fact>, later: Duration) -> Millis {
     let promised = facts.iter().filter_map(|fact| match fact {
         Fact::Promise(promised) => Some(*promised),
         _ => None,
     });
     // There is one, as one fact is kept under a key.
-    let until = promised.max().map_or(unknown(), |promised| promised.max(own()));
+    let until = promised.max().map_or(unknown(), |promised| promised.max(own())) + later.as_millis() as Millis;
     facts.retain(|fact| !matches!(fact, Fact::Promise(_)));
     facts.push(Fact::Promise(until));
     until
@@ -79,5 +79,18 @@ impl Shell {
         let mut inside = self.inside.lock();
         inside.keep(std::slice::from_ref(&fact));
         self.write(vec![fact]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_have_led_for_longer_has_promised_more() {
+        let (promised, later) = (own() + 1_000, Duration::from_secs(6));
+        let mut facts = vec![Fact::Promise(promised)];
+        assert_eq!(of_earlier(&mut facts, later), promised + 6_000);
+        assert!(matches!(facts[..], [Fact::Promise(until)] if until == promised + 6_000), "the state waits as long");
     }
 }

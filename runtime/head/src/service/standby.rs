@@ -11,7 +11,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_net::handshake::{Epoch, Hello};
-use wingbeat_net::limits::limits;
+use wingbeat_net::limits::{limits, patience};
 use wingbeat_net::messages::{Follow, Followed, HeadEvent, NodeInfo, StandbyState};
 use wingbeat_net::mux;
 use wingbeat_net::services::NodeClient;
@@ -47,6 +47,9 @@ struct Session {
 fn millis(duration: Duration) -> Millis {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// A head with a shorter `--lost-after` has no standby.
+const SHORTEST: Duration = Duration::from_secs(8);
 
 /// How often a standby and nodes hear that the head is there: also often enough for [`Shell::until_nobody_else_leads`].
 fn beat() -> Duration {
@@ -92,6 +95,18 @@ impl Follower {
         asks: Follow,
     ) -> Result<Followed, Error> {
         let refused = |why: String| Error::Refused { who: "the head".into(), why };
+        if self.leading.lock().is_about_to_go_on_alone() {
+            let why = "it was silent, and the head is about to go on without it; begin again".into();
+            return Err(Error::Io { what: "following the head".into(), why });
+        }
+        if patience().lost_after() < SHORTEST {
+            let why = format!(
+                "its --lost-after is {} s: nodes would end before a standby could take over. With {} s it can have one",
+                patience().lost_after().as_secs_f64(),
+                SHORTEST.as_secs_f64()
+            );
+            return Err(refused(why));
+        }
         if asks.written == 0 {
             self.leading.lock().follows(self.now(), &asks.standby).map_err(refused)?;
             let before = self.session.lock().replace(Session { process, answered: self.now() });
@@ -111,7 +126,10 @@ impl Follower {
         };
         let has_all = self.feed.has_all(asks.written);
         let orders = self.leading.lock().heard(self.now(), as_of, asks.generation, has_all);
-        self.confirmed.send_modify(|confirmed| *confirmed = (*confirmed).max(asks.written));
+        // A part of a copy is of no use alone.
+        if has_all {
+            self.confirmed.send_modify(|confirmed| *confirmed = (*confirmed).max(asks.written));
+        }
         shell.obey(orders);
         let answer = self.next_part(asks.written).await;
         if let Some(session) = self.session.lock().as_mut().filter(|session| session.process == process) {

@@ -61,6 +61,10 @@ pub(crate) struct Leading {
     voters: BTreeMap<NodeId, Address>,
     /// As of when each node has supported the head.
     supports: BTreeMap<NodeId, Millis>,
+    /// When time passed last.
+    ticked: Millis,
+    /// The head itself has stood still: until then it may hear that it is supported still. It does not lead before it has.
+    waits_until: Millis,
     has_ended: bool,
 }
 
@@ -81,6 +85,8 @@ impl Leading {
             revoked_by: BTreeSet::new(),
             voters: BTreeMap::new(),
             supports: BTreeMap::new(),
+            ticked: 0,
+            waits_until: 0,
             has_ended: false,
         }
     }
@@ -101,6 +107,11 @@ impl Leading {
     /// Whether what is acknowledged must be written by the standby first.
     pub(crate) fn waits_for_standby(&self) -> bool {
         !self.open.is_empty()
+    }
+
+    /// Whether the standby that was there is not to be heard any more: without nodes, it may take over until it has heard nothing for long enough.
+    pub(crate) fn is_about_to_go_on_alone(&self) -> bool {
+        self.is_revoking && self.open.iter().any(|succession| succession.voters.is_empty())
     }
 
     /// Whether nodes are to be asked for their support.
@@ -225,7 +236,14 @@ impl Leading {
         if self.has_ended {
             return Vec::new();
         }
+        if now > self.ticked + self.takeover / 2 {
+            self.waits_until = now + self.takeover;
+        }
+        self.ticked = now;
         if !self.may_lead(now) {
+            if now < self.waits_until {
+                return vec![Order::AskNodes];
+            }
             let why = format!(
                 "for {:?} it has heard neither from its standby nor from enough nodes, so the standby may lead by now",
                 std::time::Duration::from_millis(self.fence)
@@ -360,10 +378,26 @@ mod tests {
     #[test]
     fn without_standby_and_nodes_it_ends_in_time() {
         let mut head = with_standby(3);
+        assert!((1..5).all(|time| head.tick(time).is_empty()));
         assert_eq!(head.tick(5), [Order::AskNodes], "the standby is silent");
         assert!(head.may_lead(6) && !head.may_lead(7));
         assert!(matches!(head.tick(7)[..], [Order::End(_)]));
         assert!(!head.may_lead(7) && head.tick(8).is_empty());
+    }
+
+    #[test]
+    fn one_that_has_stood_still_itself_leads_again_only_when_it_has_heard_that_it_may() {
+        let mut head = with_standby(3);
+        assert!((1..4).all(|time| head.tick(time).is_empty()));
+        assert_eq!(head.tick(20), [Order::AskNodes], "it is late itself");
+        assert!(!head.may_lead(20));
+        head.answered(21, NodeId(1), 20, &head.leadership(), Support::Given);
+        head.answered(21, NodeId(2), 20, &head.leadership(), Support::Given);
+        assert!(head.may_lead(21) && !head.tick(22).iter().any(|order| matches!(order, Order::End(_))));
+        let mut unsupported = with_standby(3);
+        assert!(!unsupported.tick(20).iter().any(|order| matches!(order, Order::End(_))));
+        assert!((21..24).all(|time| !unsupported.tick(time).iter().any(|order| matches!(order, Order::End(_)))));
+        assert!(matches!(unsupported.tick(24)[..], [Order::End(_)]));
     }
 
     #[test]
@@ -414,6 +448,17 @@ mod tests {
         assert!(head.may_lead(1_000_000));
         assert!(!head.standby_gone(1).contains(&Order::GoOnAlone) && head.tick(6).is_empty());
         assert!(head.tick(7).contains(&Order::GoOnAlone) && !head.waits_for_standby());
+    }
+
+    #[test]
+    fn without_nodes_a_standby_that_is_back_is_heard_when_the_last_one_cannot_take_over_any_more() {
+        let mut head = with_standby(0);
+        head.standby_gone(1);
+        assert!(head.is_about_to_go_on_alone());
+        assert!(head.tick(3).is_empty() && head.tick(6).is_empty());
+        assert!(head.tick(7).contains(&Order::GoOnAlone) && !head.is_about_to_go_on_alone());
+        head.follows(8, &address(99)).unwrap();
+        assert!(written(&head.heard(8, 8, None, true)).is_some(), "it may take over again");
     }
 
     #[test]
