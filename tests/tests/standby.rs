@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Local;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use wingbeat::{Bundle, get_all_blocking, placement_group};
 use wingbeat_tests::{TestCluster, wait_for_end};
@@ -176,6 +177,28 @@ fn a_head_that_is_started_again_before_its_standby_has_taken_over_asks_it() {
         cluster.wait_for_takeover().unwrap();
     }
     assert_eq!(double::options().num_cpus(0.5).remote(5).get_blocking().unwrap(), 10);
+}
+
+#[test]
+fn the_last_head_is_refused_also_where_the_one_that_has_taken_over_does_not_answer() {
+    let mut cluster = TestCluster::with_journal(2, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    let (address, journal) = (cluster.address().to_owned(), cluster.journal());
+    let _driver = join(&cluster);
+    let counter = Counter::remote();
+    assert_eq!(counter.add().get_blocking().unwrap(), 1);
+    cluster.kill_head().unwrap();
+    cluster.wait_for_takeover().unwrap();
+    assert_eq!(counter.add().get_blocking().unwrap(), 2);
+    let leader = Pid::from_raw(cluster.head_pid().unwrap() as i32).unwrap();
+    kill_process(leader, Signal::STOP).unwrap();
+    let port = address.rsplit(':').next().unwrap();
+    // Its file has more transactions than that of the other, and is older.
+    let mut again = cluster.command().unwrap();
+    let again = again.args(["head", "--port", port, "--journal"]).arg(&journal).output().unwrap();
+    kill_process(leader, Signal::CONT).unwrap();
+    assert!(!again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    assert_eq!(counter.add().get_blocking().unwrap(), 3);
 }
 
 #[test]
