@@ -53,8 +53,9 @@ fn is_guard(pid: u32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"wingbeat-guard"))
 }
 
-/// The worker processes of these daemons, oldest ids first. What other daemons have started below one of them is not theirs.
-pub fn worker_processes(roots: &[u32]) -> Vec<u32> {
+/// The keepers of the worker processes of these daemons, oldest ids first. What other daemons have started below one of them is
+/// not theirs.
+pub fn keepers(roots: &[u32]) -> Vec<u32> {
     let parents = parents();
     let parent = |pid: u32| parents.get(&pid).map_or(0, |(parent, _)| *parent);
     // The guard is two processes, one below the other, and a keeper for each worker process below those.
@@ -62,8 +63,17 @@ pub fn worker_processes(roots: &[u32]) -> Vec<u32> {
         let above = [pid, parent(pid), parent(parent(pid))];
         above.into_iter().all(is_guard) && roots.contains(&parent(above[2]))
     };
-    let living = parents.iter().filter(|(_, (_, zombie))| !zombie).map(|(pid, _)| *pid);
-    living.filter(|pid| is_keeper(parent(*pid)) && !is_guard(*pid)).collect()
+    parents.keys().copied().filter(|pid| is_keeper(*pid)).collect()
+}
+
+/// The worker processes of these daemons, in the order of their keepers.
+pub fn worker_processes(roots: &[u32]) -> Vec<u32> {
+    let parents = parents();
+    let living = |keeper: u32| {
+        let children = parents.iter().filter(move |(_, (parent, zombie))| *parent == keeper && !zombie);
+        children.map(|(pid, _)| *pid).filter(|pid| !is_guard(*pid))
+    };
+    keepers(roots).into_iter().flat_map(living).collect()
 }
 
 /// Processes below these daemons that have ended and that nobody has waited for.
@@ -71,9 +81,11 @@ pub fn zombies(roots: &[u32]) -> usize {
     descendants(roots).into_iter().filter(|(_, zombie)| *zombie).count()
 }
 
-/// The guards below these daemons.
+/// The guards of these daemons: two each, one below the other.
 pub fn guards(roots: &[u32]) -> Vec<u32> {
-    descendants(roots).into_iter().map(|(pid, _)| pid).filter(|pid| is_guard(*pid)).collect()
+    let keepers = keepers(roots);
+    let below = descendants(roots).into_iter().map(|(pid, _)| pid);
+    below.filter(|pid| is_guard(*pid) && !keepers.contains(pid)).collect()
 }
 
 /// Ends a process with SIGKILL.

@@ -59,7 +59,8 @@ impl Sample {
         let mut processes = BTreeMap::new();
         let daemons = roots.iter().map(|pid| ("daemon", *pid));
         let guards = usage::guards(&roots).into_iter().map(|pid| ("guard", pid));
-        for (what, pid) in daemons.chain(guards) {
+        let keepers = usage::keepers(&roots).into_iter().map(|pid| ("keeper", pid));
+        for (what, pid) in daemons.chain(guards).chain(keepers) {
             let usage = usage::of(pid).with_context(|| format!("{what} {pid} is gone"))?;
             processes.insert((what, pid), usage);
         }
@@ -74,6 +75,16 @@ impl Sample {
         })
     }
 
+    /// The most that a process of a kind holds: one that began later, such as the keeper of a new worker process, may hold as much.
+    fn largest(&self, what: &str) -> Usage {
+        let of_kind = self.processes.iter().filter(|((kind, _), _)| *kind == what).map(|(_, usage)| *usage);
+        of_kind.fold(Usage::default(), |most, usage| Usage {
+            private: most.private.max(usage.private),
+            descriptors: most.descriptors.max(usage.descriptors),
+            threads: most.threads.max(usage.threads),
+        })
+    }
+
     /// What is more here than `before`.
     fn more_than(&self, before: &Sample) -> Vec<String> {
         let mut more = Vec::new();
@@ -83,7 +94,7 @@ impl Sample {
             }
         };
         for (key @ (what, pid), now) in &self.processes {
-            let before = before.processes.get(key).copied().unwrap_or_default();
+            let before = before.processes.get(key).copied().unwrap_or_else(|| before.largest(what));
             let who = format!("{what} {pid}");
             compare(format!("{who}, bytes of memory"), now.private, before.private + before.private / 4 + SLACK);
             compare(format!("{who}, descriptors"), now.descriptors as u64, before.descriptors as u64 + DESCRIPTORS);
