@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use tarpc::{ClientMessage, Response};
 use wingbeat_core::codec::decode_message;
 use wingbeat_net::handshake::{Hello, Welcome};
-use wingbeat_net::services::{HeadRequest, HeadResponse, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
+use wingbeat_net::services::{
+    HeadRequest, HeadResponse, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse, StandbyRequest, StandbyResponse,
+};
 
 fuzz_target!(|data: &[u8]| {
     let answer = Bytes::copy_from_slice(data);
@@ -18,9 +20,11 @@ fuzz_target!(|data: &[u8]| {
     let request = Bytes::from(request);
     let _ = decode_message::<ClientMessage<HeadRequest>>(request.clone());
     let _ = decode_message::<ClientMessage<NodeRequest>>(request.clone());
+    let _ = decode_message::<ClientMessage<StandbyRequest>>(request.clone());
     let _ = decode_message::<ClientMessage<ProcessRequest>>(request);
     let _ = decode_message::<Response<HeadResponse>>(answer.clone());
     let _ = decode_message::<Response<NodeResponse>>(answer.clone());
+    let _ = decode_message::<Response<StandbyResponse>>(answer.clone());
     let _ = decode_message::<Response<ProcessResponse>>(answer.clone());
     let _ = decode_message::<Hello>(answer.clone());
     let _ = decode_message::<Welcome>(answer);

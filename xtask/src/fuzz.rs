@@ -14,7 +14,7 @@ use crate::steps::{cargo, root, step};
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
-const TARGETS: [&str; 3] = ["handshake", "messages", "values"];
+const TARGETS: [&str; 4] = ["files", "handshake", "messages", "values"];
 /// More memory than this for one input is a finding.
 const MEMORY_MIB: u32 = 2048;
 

@@ -8,6 +8,7 @@ mod launch;
 mod mixed;
 mod objects;
 mod payloads;
+mod restart;
 pub(crate) mod scheduler;
 mod start;
 mod tasks;
@@ -82,6 +83,7 @@ rows! {
     alone placement_group_create_remove = scheduler::placement_group_create_remove;
     alone decisions_100_nodes = scheduler::decisions_100_nodes;
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
+    alone head_restart_under_load = restart::head_restart_under_load;
     alone node_to_node = cluster::node_to_node, limit_tcp;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
     alone limit_gloo = collective::limit_gloo;

@@ -26,7 +26,7 @@ impl Client {
     }
 }
 
-async fn all_right(count: u64) -> Result<bool> {
+pub(super) async fn all_right(count: u64) -> Result<bool> {
     let refs: Vec<_> = (0..count).map(nop::remote).collect();
     let values = get_all(&refs).await?;
     Ok(values.len() as u64 == count && values.iter().enumerate().all(|(i, value)| i as u64 == *value))

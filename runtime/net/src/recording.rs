@@ -478,4 +478,35 @@ mod tests {
         let (_, mut damaged) = played(folder.path());
         assert!(std::iter::from_fn(|| damaged.next_step().transpose()).any(|step| step.is_err()));
     }
+
+    #[test]
+    fn a_recording_with_a_changed_byte_is_refused_or_cut_where_that_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writing = recording(folder.path(), 1 << 20);
+        for now in 0..3 {
+            writing.record(now, Word("word".into()), &[]);
+        }
+        drop(writing);
+        let path = folder.path().join("head-1").with_extension(EXTENSION);
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            for change in [1, 0x80, 0xff] {
+                let mut damaged = whole.clone();
+                damaged[at] ^= change;
+                std::fs::write(&path, damaged).unwrap();
+                let Ok((with, mut played)) = Played::<Word, Word>::open(&path) else { continue };
+                assert_eq!(with, Word("begin".into()));
+                let mut steps = 0;
+                let is_noticed = loop {
+                    match played.next_step() {
+                        Ok(Some(step)) => assert_eq!((step.now, step.input), (steps, Word("word".into()))),
+                        Ok(None) => break played.is_cut,
+                        Err(_) => break true,
+                    }
+                    steps += 1;
+                };
+                assert!(is_noticed && steps < 3, "byte {at}, after {steps} steps");
+            }
+        }
+    }
 }

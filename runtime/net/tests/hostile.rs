@@ -24,7 +24,8 @@ use wingbeat_net::handshake::{Hello, Token, Welcome};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, PeerMessage, Registration, Work, WorkerCommand};
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{
-    HeadRequest, HeadResponse, NodeRequest, NodeResponse, Process, ProcessRequest, ProcessResponse,
+    HeadRequest, HeadResponse, NodeRequest, NodeResponse, Process, ProcessRequest, ProcessResponse, StandbyRequest,
+    StandbyResponse,
 };
 
 fn rounds(usual: usize) -> usize {
@@ -196,9 +197,11 @@ fn no_decoder_panics_whatever_it_is_given() {
         let _ = codec::decode_message::<ClientMessage<ProcessRequest>>(limited(&bytes));
         let _ = codec::decode_message::<ClientMessage<HeadRequest>>(limited(&bytes));
         let _ = codec::decode_message::<ClientMessage<NodeRequest>>(limited(&bytes));
+        let _ = codec::decode_message::<ClientMessage<StandbyRequest>>(limited(&bytes));
         let _ = codec::decode_message::<Response<ProcessResponse>>(bytes.clone());
         let _ = codec::decode_message::<Response<HeadResponse>>(bytes.clone());
         let _ = codec::decode_message::<Response<NodeResponse>>(bytes.clone());
+        let _ = codec::decode_message::<Response<StandbyResponse>>(bytes.clone());
         let _ = codec::decode_message::<Hello>(bytes.clone());
         let _ = codec::decode_message::<Welcome>(bytes.clone());
         let _ = codec::decode_value::<Vec<String>>(&bytes);

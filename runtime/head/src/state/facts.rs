@@ -178,3 +178,58 @@ impl Fact {
         codec::decode_message(bytes).map_err(|error| error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use wingbeat_core::spec::{Address, MachineId};
+    use wingbeat_core::{Amount, ProcessId, ResourceSet};
+
+    use super::*;
+
+    fn honest() -> Vec<Fact> {
+        let tcp = Some("10.0.0.1:6420".parse().unwrap());
+        let address = Address { process: ProcessId(1), machine: MachineId(1), unix: "name".into(), tcp, steward: None };
+        let node = NodeInfo {
+            id: NodeId(1),
+            address: address.clone(),
+            hostname: "host".into(),
+            resources: ResourceSet::cpus(Amount::whole(3)),
+            devices: Vec::new(),
+            labels: [("zone".into(), "a".into())].into(),
+            store_bytes: 7,
+        };
+        vec![
+            Fact::Quota("namespace".into(), ResourceSet::cpus(Amount::ONE)),
+            Fact::Node(Box::new(node), None),
+            Fact::Follows(Box::new(address)),
+            Fact::JobGone(JobId(7)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_lies_in_a_file_is_a_fact_or_refused(
+            which in 0..4usize,
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+            cut in any::<Option<prop::sample::Index>>(),
+        ) {
+            let fact = &honest()[which];
+            let (key, content) = fact.encoded().unwrap();
+            for mut bytes in [Some(key), content].into_iter().flatten() {
+                for (at, byte) in &changes {
+                    let at = at.index(bytes.len());
+                    bytes[at] = *byte;
+                }
+                if let Some(cut) = &cut {
+                    bytes.truncate(cut.index(bytes.len()));
+                }
+                let bytes = Bytes::from(bytes);
+                let _ = FactKey::decoded(bytes.clone());
+                if let Ok(fact) = Fact::decoded(bytes) {
+                    prop_assert!(fact.encoded().is_ok());
+                }
+            }
+        }
+    }
+}
