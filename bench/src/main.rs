@@ -11,6 +11,7 @@ mod measure;
 mod memory;
 mod performance;
 mod plot;
+mod pretended;
 mod report;
 mod rows;
 

@@ -427,6 +427,11 @@ impl TestCluster {
         self.head.as_ref().map(|daemon| daemon.child.id())
     }
 
+    /// What the head has written to its standard error so far.
+    pub fn head_errors(&self) -> String {
+        self.head.as_ref().map(Daemon::errors).unwrap_or_default()
+    }
+
     /// The process ids of all daemons.
     pub fn pids(&self) -> Vec<u32> {
         self.nodes.iter().chain(std::iter::once(&self.head)).flatten().map(|daemon| daemon.child.id()).collect()

@@ -2,14 +2,19 @@
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use wingbeat::{block_on, init_at, shutdown_blocking};
+use wingbeat_core::JobId;
+use wingbeat_net::Token;
 use wingbeat_tests::TestCluster;
 
 use super::Figures;
 use super::tasks::{all_right, nop};
+use crate::pretended::{Cluster, PretendedDriver, PretendedNode};
 use crate::report::{Figure, Must};
 
 /// From kill -9 of the head, which is started again at once with its journal, to the result of a task that needs a lease of the next
@@ -51,4 +56,50 @@ fn restarted(cluster: &mut TestCluster, number: u32) -> Result<f64> {
     let placed = nop::options().num_cpus(0.001 * f64::from(1 + number));
     ensure!(placed.remote(1).get_blocking()? == 1);
     Ok(begun.elapsed().as_secs_f64())
+}
+
+/// From the start of a head with a journal of 100,000 named actors, after kill -9 of the last one, until it knows all of them to live
+/// where they did: 100 nodes come back, each with 1,000 of them. Nodes and the driver are pretended, so no actor has a process.
+pub(super) fn head_restart_100k_actors() -> Figures {
+    const NODES: u64 = 100;
+    const ACTORS: u64 = 100_000;
+    const TIMES: usize = 3;
+    let mut real = TestCluster::with_journal(0, 0)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let job = JobId(1);
+    let mut driver = runtime.block_on(PretendedDriver::new(job))?;
+    let mut nodes = runtime.block_on(try_join_all((1..=NODES).map(PretendedNode::new)))?;
+    let mut cluster = Cluster { address: real.address().to_owned(), token: Token::new(&real.token()?) };
+    runtime.block_on(async {
+        driver.join(&cluster).await?;
+        for node in &mut nodes {
+            node.join(&cluster, job).await?;
+        }
+        stream::iter(0..ACTORS).map(Ok).try_for_each_concurrent(1_000, |number| driver.make(number)).await
+    })?;
+    let mut seconds = Vec::new();
+    for _ in 0..TIMES {
+        real.kill_head()?;
+        driver.leave();
+        nodes.iter_mut().for_each(PretendedNode::leave);
+        let begun = Instant::now();
+        real.start_head()?;
+        cluster.address = real.address().to_owned();
+        runtime.block_on(async {
+            let client = driver.join(&cluster).await?;
+            try_join_all(nodes.iter_mut().map(|node| node.join(&cluster, job))).await?;
+            loop {
+                let state = cluster.state(&client).await?;
+                let living = state.actors.iter().filter(|actor| actor.state == "alive").count() as u64;
+                if living == ACTORS {
+                    return anyhow::Ok(());
+                }
+                ensure!(begun.elapsed() < Duration::from_secs(60), "{living} of {ACTORS} are back");
+            }
+        })?;
+        seconds.push(begun.elapsed().as_secs_f64());
+    }
+    runtime.shutdown_background();
+    real.stop()?;
+    Ok(vec![Figure::of("head_restart_100k_actors", "s", true, seconds, Must::Reach(5.0))])
 }

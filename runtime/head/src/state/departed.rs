@@ -43,9 +43,17 @@ impl State {
 
     /// Whether a process ended before the head was started again: whoever lives has come back, or its node has said that it is there.
     fn ended_before(&self, process: ProcessId) -> bool {
+        self.was_recovered && self.recovering.is_none() && !self.is_there(process)
+    }
+
+    /// Whether a process is a driver, a worker process or the steward of a node that this head knows to be there.
+    fn is_there(&self, process: ProcessId) -> bool {
         let is_steward = self.nodes.get(NodeId(process.0)).is_some_and(|node| node.info.id.steward() == process);
-        let is_there = is_steward || self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process);
-        self.was_recovered && self.recovering.is_none() && !is_there
+        is_steward || self.worker_jobs.contains_key(&process) || self.drivers.contains_key(&process)
+    }
+
+    fn may_live(&self, process: ProcessId) -> bool {
+        self.is_there(process) || self.connected.contains(&process)
     }
 
     /// A node has objects of these processes in its store, made for these jobs.
@@ -54,14 +62,18 @@ impl State {
             // Jobs are still coming back.
             return;
         }
-        let (mut gone, mut over) = (Vec::new(), Vec::new());
+        let (mut gone, mut over) = (BTreeSet::new(), BTreeSet::new());
         for (job, owners) in owners {
             match self.jobs.contains_key(&job) {
                 true => gone.extend(owners.into_iter().filter(|process| self.has_ended(*process))),
-                false => over.extend(owners),
+                // One of another job, which has passed a value here, lives on.
+                false => over.extend(owners.into_iter().filter(|process| !self.may_live(*process))),
             }
         }
+        // Somebody of a job that goes on may be about to say that he refers to what such an owner had.
+        let over: BTreeSet<ProcessId> = over.difference(&gone).copied().collect();
         for (owners, are_jobs_over) in [(gone, false), (over, true)] {
+            let owners: Vec<ProcessId> = owners.into_iter().collect();
             if !owners.is_empty() {
                 self.order(node, NodeMessage::OwnersGone { owners, are_jobs_over });
             }

@@ -60,7 +60,9 @@ pub(super) struct Index {
     asked: u64,
     /// Requirements that nobody has, and that are kept.
     unused: usize,
-    /// Those that became so, with the count of questions then; some of them somebody has again.
+    /// How often one became so.
+    unused_times: u64,
+    /// Those that became so, with that count then; some of them somebody has again.
     unused_order: VecDeque<(u64, RequirementId)>,
     /// Those whose nodes are kept.
     built: Vec<RequirementId>,
@@ -69,7 +71,7 @@ pub(super) struct Index {
 struct Known {
     requirement: Requirement,
     uses: u32,
-    /// By the count of questions.
+    /// By the count of those that became so: no two entries of the order are for the same time.
     unused_since: u64,
     built: Option<Built>,
 }
@@ -146,9 +148,10 @@ impl Index {
         if known.uses > 0 {
             return;
         }
-        known.unused_since = self.asked;
+        self.unused_times += 1;
+        known.unused_since = self.unused_times;
         self.unused += 1;
-        self.unused_order.push_back((self.asked, id));
+        self.unused_order.push_back((self.unused_times, id));
         let is_unused = |known: &BTreeMap<RequirementId, Known>, (since, id): (u64, RequirementId)| {
             known.get(&id).is_some_and(|known| known.uses == 0 && known.unused_since == since)
         };
@@ -260,3 +263,28 @@ impl Index {
 
 /// Where a node is; only looked up.
 pub(super) type Slots = BTreeMap<NodeId, Slot>;
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::Amount;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_and_goes_without_a_question_is_not_counted_again_and_again() {
+        let mut index = Index::default();
+        let asked = |cpus| Requirement {
+            resources: ResourceSet::cpus(Amount::whole(cpus)),
+            gpu_memory: 0,
+            selector: None,
+            order: Order::Pack,
+            is_sum: false,
+        };
+        for turn in 0..100 * KEPT {
+            let id = index.add(asked(1 + turn as u32 % 2));
+            index.remove(id);
+            assert!(index.unused_order.len() <= 16 * KEPT, "after {turn} times");
+        }
+        assert_eq!((index.unused, index.known.len()), (2, 2));
+    }
+}

@@ -303,6 +303,9 @@ impl State {
                     self.facts.push(Fact::ActorGone(spec.id));
                 }
                 Fact::Actor(KeptActor { spec, life, moves, ends }) if !self.actors.knows(spec.id) => {
+                    if !spec.detached {
+                        owners.insert(spec.owner.process);
+                    }
                     let spec: Arc<ActorSpec> = Arc::from(spec);
                     actors.insert(spec.id, Absent { spec, life, moves, place: None, ends, earlier: None });
                 }

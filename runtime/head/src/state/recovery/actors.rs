@@ -149,18 +149,20 @@ impl State {
             if said.life > self.actors.latest_life_of(id) {
                 self.has_later_life(said);
             }
-        } else if self.jobs.contains_key(&said.spec.job) {
-            match &mut self.recovering {
-                Some(recovering) => {
-                    let known = recovering.actors.entry(id).or_insert_with(|| said.clone());
-                    if known.life <= said.life {
-                        let (ends, earlier) = (known.ends.take(), known.earlier);
-                        *known = Absent { moves: known.moves.max(said.moves), ends, earlier, ..said };
-                    }
+            return;
+        }
+        match &mut self.recovering {
+            // Also where nobody has told of its job yet.
+            Some(recovering) => {
+                let known = recovering.actors.entry(id).or_insert_with(|| said.clone());
+                if known.life <= said.life {
+                    let (ends, earlier) = (known.ends.take(), known.earlier);
+                    *known = Absent { moves: known.moves.max(said.moves), ends, earlier, ..said };
                 }
-                // It was not waited for, since nothing of it was known.
-                None => self.lives_again(said, &BTreeMap::new()),
             }
+            // It was not waited for, since nothing of it was known.
+            None if self.jobs.contains_key(&said.spec.job) => self.lives_again(said, &BTreeMap::new()),
+            None => {}
         }
     }
 

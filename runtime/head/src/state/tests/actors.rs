@@ -148,6 +148,27 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
 }
 
 #[test]
+fn who_has_passed_values_to_a_job_that_is_over_lives_on() {
+    let mut bench = Bench::new(cpus(4.0));
+    let (worker, idle, over) = (ProcessId(54), ProcessId(55), JobId(99));
+    for process in [worker, idle] {
+        bench.state.worker_known(process, JobId(DRIVER.0), NodeId(1));
+    }
+    bench.says(NodeId(1), HeadMessage::Owners(BTreeMap::from([(over, [DRIVER, worker].into())])));
+    assert!(bench.ordered.is_empty(), "they are of another job, and live: {:?}", bench.ordered);
+    let death =
+        WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3, is_moved: false };
+    bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+    let owners = BTreeMap::from([(over, [idle].into()), (JobId(DRIVER.0), [idle].into())]);
+    bench.says(NodeId(1), HeadMessage::Owners(owners));
+    let said = bench.ordered.iter().filter_map(|(_, message)| match message {
+        NodeMessage::OwnersGone { owners, are_jobs_over } => Some((owners.clone(), *are_jobs_over)),
+        _ => None,
+    });
+    assert_eq!(said.collect::<Vec<_>>(), [(vec![idle], false)], "its own job may still refer to what it had");
+}
+
+#[test]
 fn a_constructor_that_fails_is_not_tried_again() {
     let mut bench = Bench::new(cpus(4.0));
     bench.create(ActorSpec { max_restarts: 5, ..actor_of(DRIVER, 5) }, false).unwrap();

@@ -602,3 +602,42 @@ fn the_end_of_an_actor_while_the_head_was_away_says_how_and_where_it_ended() {
     let unknown = cause_of(&|bench| bench.comes_back(2, Vec::new(), Vec::new()));
     assert!(unknown.contains("on node-000000000002 while the head was away"), "{unknown}");
 }
+
+#[test]
+fn an_actor_of_which_its_maker_tells_before_anybody_tells_of_its_job_begins() {
+    let mut bench = Bench::empty();
+    bench.state.keep_facts();
+    let actions = bench.state.somebody_returns(0, GRACE);
+    bench.take_in(actions);
+    bench.comes_back(1, Vec::new(), vec![(WORKER, JobId(DRIVER.0))]);
+    bench.step(Event::ProcessConnected(WORKER));
+    bench.says(WORKER, made());
+    bench.holds(WORKER, Vec::new(), vec![ActorId(5)]);
+    bench.driver(DRIVER);
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    bench.holds(DRIVER, Vec::new(), Vec::new());
+    let actions = bench.state.remember(LOOKS, vec![job(DRIVER)]);
+    bench.take_in(actions);
+    bench.tick(GRACE);
+    bench.start_actor(ActorId(5), 0);
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Alive { .. })));
+    bench.state.audit_all().unwrap();
+}
+
+#[test]
+fn a_named_actor_is_not_buried_with_a_maker_that_is_on_its_way_back() {
+    let spec = ActorSpec { job: JobId(DRIVER.0), ..named(actor_of(WORKER, 5), "made") };
+    let facts = vec![job(DRIVER), Fact::Node(Box::new(node(1)), None), Fact::Actor(KeptActor::new(spec))];
+    let mut bench = recovered(facts);
+    bench.driver(DRIVER);
+    bench.comes_back(1, Vec::new(), vec![(WORKER, JobId(DRIVER.0))]);
+    bench.says(DRIVER, HeadMessage::WatchActor(ActorId(5)));
+    bench.holds(DRIVER, Vec::new(), Vec::new());
+    bench.tick(LOOKS);
+    assert!(bench.state.is_recovering(), "its maker lives, and has not said what it has");
+    bench.step(Event::ProcessConnected(WORKER));
+    bench.holds(WORKER, Vec::new(), vec![ActorId(5)]);
+    bench.tick(LOOKS);
+    bench.start_actor(ActorId(5), 0);
+    assert!(matches!(bench.actor_states(DRIVER, 5).last(), Some(ActorState::Alive { .. })));
+}
