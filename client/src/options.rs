@@ -65,15 +65,15 @@ impl<Signature> TaskOptions<Signature> {
         self
     }
 
-    /// Whether all of the function's own errors and panics are tried again too, at once and within
-    /// [`max_retries`](Self::max_retries). Of a stream, an error among its items is an item: only a panic is tried again.
+    /// Whether all of the function's own errors and panics are tried again too, within
+    /// [`max_retries`](Self::max_retries): the first time at once, and then after a pause of 10 ms to 1 s. Of a stream, an error among its items is an item: only a panic is tried again.
     pub fn retry_errors(mut self, retry: bool) -> Self {
         self.options.retry_on = Some(if retry { RetryOn::Everything } else { RetryOn::Nothing });
         self
     }
 
-    /// Tries the function's own errors of the type `E` again too, at once and within [`max_retries`](Self::max_retries). May be
-    /// said of several types. It takes the place of what the function's attribute says of errors.
+    /// Tries the function's own errors of the type `E` again too, within [`max_retries`](Self::max_retries): the first time
+    /// at once, and then after a pause of 10 ms to 1 s. May be said of several types. It takes the place of what the function's attribute says of errors.
     ///
     /// ```no_run
     /// # use serde::{Serialize, Deserialize};

@@ -111,6 +111,11 @@ impl Adoptions {
         });
     }
 
+    /// Whether an owner has said what it has, and has not ended as far as is known here.
+    fn has_shadows_of(&self, owner: ProcessId) -> bool {
+        matches!(self.estates.lock().get(&owner), Some(Estate::Shadowed { .. }))
+    }
+
     /// Those about whose objects somebody has said something, and who have not ended as far as is known here.
     fn awaited(&self) -> Vec<ProcessId> {
         let is_awaited = |estate: &Estate| matches!(estate, Estate::Shadowed { early, .. } if !early.is_empty());
@@ -265,7 +270,11 @@ impl Owner {
 
     /// Somebody says that owners have ended of which it is not known here: they are spoken to, so that it shows.
     pub(super) fn look_after_owners(self: &Arc<Self>) {
-        for owner in self.adoptions.awaited() {
+        self.look_after(self.adoptions.awaited());
+    }
+
+    fn look_after(self: &Arc<Self>, owners: Vec<ProcessId>) {
+        for owner in owners {
             if !self.send_to(owner, PeerMessage::Borrow(Vec::new())) {
                 self.adopt(owner);
             }
@@ -321,11 +330,13 @@ impl Owner {
         self.adoptions.values_shadowed_of(owner)
     }
 
-    /// Of these objects of others, those for which this process answers, or is about to. If the jobs of their owners are over,
+    /// Of these objects of others who have ended, those for which this process answers, or is about to. If the jobs of their owners are over,
     /// nobody is left who could say yet that he refers to them.
     pub(crate) fn keeps(self: &Arc<Self>, ids: Vec<ObjectId>, are_jobs_over: bool) -> Vec<ObjectId> {
+        let owners: BTreeSet<ProcessId> = ids.iter().map(|id| id.owner()).collect();
+        // What this process has missed.
+        self.look_after(owners.iter().copied().filter(|owner| self.adoptions.has_shadows_of(*owner)).collect());
         if are_jobs_over {
-            let owners: BTreeSet<ProcessId> = ids.iter().map(|id| id.owner()).collect();
             owners.into_iter().for_each(|owner| self.let_go_of(owner));
         }
         let keeps = |id: &ObjectId| {

@@ -51,6 +51,9 @@ impl Outside for World {
         }
         reaches
     }
+    fn has_head(&self) -> bool {
+        true
+    }
     fn has_steward(&self, _: ProcessId) -> bool {
         false
     }

@@ -470,6 +470,22 @@ impl Calls {
         }
     }
 
+    /// Whether it waits for the cause of a lost connection.
+    pub(crate) fn waits_for_causes(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Nobody could have told why contact with these was lost, or will: the time for that begins anew.
+    pub(crate) fn no_cause_is_told(&mut self, of: impl Fn(ProcessId) -> bool, now_ms: u64) {
+        for actor in &self.lost {
+            if let Some(Target { phase: Phase::Lost { address, since_ms, .. }, .. }) = self.targets.get_mut(actor)
+                && of(address.process)
+            {
+                *since_ms = now_ms;
+            }
+        }
+    }
+
     /// Time passes. Answers in how many milliseconds it wants to be called again.
     pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
         if self.lost.is_empty() {

@@ -335,6 +335,23 @@ fn alive_with(calls: &[(u64, u32)]) -> Bench {
 }
 
 #[test]
+fn calls_are_not_given_up_while_nobody_could_say_that_their_process_has_ended() {
+    let mut bench = alive_with(&[(1, 0)]);
+    let worker = address(0).process;
+    bench.with(|calls, out| calls.connection_lost(worker, 0, out));
+    let (limit, mut out) = (contact_limit_ms(), Vec::new());
+    for turn in 1..4 {
+        bench.calls.no_cause_is_told(|process| process == worker, turn * limit);
+        bench.calls.tick(turn * limit, &mut out);
+    }
+    assert!(out.is_empty() && bench.calls.waits_for_causes());
+    bench.calls.no_cause_is_told(|_| false, 4 * limit);
+    bench.calls.tick(4 * limit, &mut out);
+    let is_given_up = out.iter().any(|action| matches!(action, Action::Fail { .. }));
+    assert!(is_given_up, "contact is lost, and somebody would have said more");
+}
+
+#[test]
 fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reached_by_what_comes_later() {
     let mut bench = alive_with(&[(1, 0), (2, 1)]);
     assert_eq!(bench.running, [1, 2]);

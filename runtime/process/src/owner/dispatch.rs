@@ -143,6 +143,11 @@ enum After {
 
 impl Task {
     /// It is tried again after this.
+    /// Whether it may not begin a second time, whatever becomes of the first.
+    fn runs_at_most_once(&self) -> bool {
+        self.retries == 0 && self.spec.attempt == 0
+    }
+
     fn costs(&mut self, after: After) {
         if after != After::Nothing {
             let spec = Arc::make_mut(&mut self.spec);
@@ -768,8 +773,9 @@ impl Dispatch {
                 out.push(Action::Fail { task, error });
                 continue;
             }
-            if self.session_over.is_none() && (seq >= started || is_moved) {
-                self.again(task, if seq < started { After::Move } else { After::Nothing });
+            let has_begun = seq < started;
+            if self.session_over.is_none() && (!has_begun || is_moved && !task.runs_at_most_once()) {
+                self.again(task, if has_begun { After::Move } else { After::Nothing });
                 continue;
             }
             let error = match &death {
@@ -806,6 +812,20 @@ impl Dispatch {
                 } else {
                     out.push(Action::Fail { task, error });
                 }
+            }
+        }
+    }
+
+    /// Whether it waits for the cause of a lost connection.
+    pub(crate) fn waits_for_causes(&self) -> bool {
+        self.leases.values().any(|lease| matches!(lease.phase, Phase::Lost { .. }))
+    }
+
+    /// There is no head that could have told a cause: the time for that begins anew.
+    pub(crate) fn no_cause_is_told(&mut self, now_ms: u64) {
+        for lease in self.leases.values_mut() {
+            if let Phase::Lost { since_ms } = &mut lease.phase {
+                *since_ms = now_ms;
             }
         }
     }

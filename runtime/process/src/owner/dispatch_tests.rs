@@ -348,10 +348,7 @@ fn a_task_that_is_moved_begins_again_at_no_cost_as_another_attempt_and_leaves_no
 
 #[test]
 fn a_task_that_was_moved_has_not_failed_where_its_node_is_gone_before_its_connection_is() {
-    let mut dispatch = Dispatch::default();
-    let mut only = task(0);
-    only.retries = 0;
-    dispatch.submit(only, &mut Vec::new());
+    let mut dispatch = submitted(1);
     dispatch.granted(grant(1), 0, &mut Vec::new());
     settle(&mut dispatch, 0);
     let mut out = Vec::new();
@@ -360,6 +357,23 @@ fn a_task_that_was_moved_has_not_failed_where_its_node_is_gone_before_its_connec
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
     assert!(said(out).failed.is_empty());
     assert_eq!(dispatch.queues.values().next().unwrap().ready.len(), 1);
+}
+
+#[test]
+fn a_task_that_may_run_once_is_moved_only_before_it_has_begun() {
+    for started in [0, 1] {
+        let mut dispatch = Dispatch::default();
+        let mut only = task(0);
+        only.retries = 0;
+        dispatch.submit(only, &mut Vec::new());
+        dispatch.granted(grant(1), 0, &mut Vec::new());
+        settle(&mut dispatch, 0);
+        let mut out = Vec::new();
+        dispatch.connection_lost(ProcessId(101), 1, &mut out);
+        dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, started) }, 0, &mut out);
+        let is_moved = dispatch.queues.values().any(|queue| queue.ready.len() == 1);
+        assert_eq!((is_moved, said(out).failed.len()), if started == 0 { (true, 0) } else { (false, 1) });
+    }
 }
 
 #[test]
@@ -544,6 +558,22 @@ fn a_loss_that_nobody_explains_is_settled_after_a_while() {
         "task failed: lost contact with worker process 1 on node-000000000001: no exit was reported within 5 s. Check the network between the two machines"
     );
     assert_eq!((said.abandoned, said.returned), (vec![1], vec![]));
+}
+
+#[test]
+fn a_loss_is_not_settled_while_nobody_could_explain_it() {
+    let mut dispatch = submitted(1);
+    dispatch.granted(grant(1), 0, &mut Vec::new());
+    settle(&mut dispatch, 0);
+    let mut out = Vec::new();
+    dispatch.connection_lost(ProcessId(101), 0, &mut out);
+    assert!(dispatch.waits_for_causes());
+    dispatch.no_cause_is_told(3 * CAUSE_LIMIT_MS);
+    dispatch.tick(4 * CAUSE_LIMIT_MS - 1, &mut out);
+    dispatch.worker_died(death(1, 0), 4 * CAUSE_LIMIT_MS - 1, &mut out);
+    let again = &dispatch.queues.values().next().unwrap().ready[0];
+    assert_eq!((again.retries, again.spec.attempt), (3, 0), "it had not begun");
+    assert!(!dispatch.waits_for_causes());
 }
 
 #[test]

@@ -98,6 +98,8 @@ pub(crate) trait Outside: Any + Send + Sync {
     /// Has [`Owner::registered`] called when a process has taken in all that was said to it so far. False when there is no
     /// contact with it.
     fn when_taken_in(&self, owner: &Arc<Owner>, by: ProcessId, number: Registration) -> bool;
+    /// Whether there is contact with the head now.
+    fn has_head(&self) -> bool;
     /// Says something to the head.
     fn tell_head(&self, owner: &Arc<Owner>, message: HeadMessage);
     /// Has a node delete its copy of an object.

@@ -60,6 +60,18 @@ pub struct Chosen {
     predicates: Vec<Predicate>,
 }
 
+impl Drop for Chosen {
+    /// What predicates have captured is dropped with them, and may do anything, on a thread of its own: this one may be the one that all
+    /// others wait for.
+    fn drop(&mut self) {
+        self.predicates.retain(|predicate| size_of_val(&**predicate) > 0);
+        let predicates = std::mem::take(&mut self.predicates);
+        if !predicates.is_empty() {
+            let _ = std::thread::Builder::new().name("wingbeat-drop".into()).spawn(move || drop(predicates));
+        }
+    }
+}
+
 /// What is known of an error without running user code.
 pub(crate) enum Verdict {
     Retry,

@@ -38,11 +38,14 @@ impl Owner {
 
     /// Contact with the steward was lost: it may not have heard all.
     pub(crate) fn shadow_anew(self: &Arc<Self>) {
-        // Before they are looked up: what is freed meanwhile is said after it.
+        // Before they are looked up: what is freed meanwhile is said after it, and again after all.
         self.tell_steward(vec![Shadow::Again]);
         let shadowed = self.objects.shadowed();
         self.tell_of(shadowed.iter().map(|object| &**object));
-        self.tell_steward(vec![Shadow::AllSaid]);
+        let is_freed = |object: &&Arc<Object>| !self.objects.has(object);
+        let mut last: Vec<Shadow> = shadowed.iter().filter(is_freed).map(|object| Shadow::Freed(object.id())).collect();
+        last.push(Shadow::AllSaid);
+        self.tell_steward(last);
     }
 
     /// Gets into contact with the steward.

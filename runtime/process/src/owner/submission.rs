@@ -292,6 +292,9 @@ impl Owner {
             }
         }
         core.cancel(cancels, unresolved, &mut todo);
+        if core.dispatch.waits_for_causes() || core.calls.waits_for_causes() {
+            self.hold_clocks(&mut core, now_ms);
+        }
         let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
         if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
             next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
@@ -300,6 +303,16 @@ impl Owner {
         drop(core);
         self.perform(todo);
         next_tick
+    }
+
+    /// What follows when the head tells no cause of a lost connection does not follow while there is no head. It will tell of an actor's
+    /// process that is known to be gone.
+    fn hold_clocks(&self, core: &mut Core, now_ms: u64) {
+        let has_head = self.outside.has_head();
+        if !has_head {
+            core.dispatch.no_cause_is_told(now_ms);
+        }
+        core.calls.no_cause_is_told(|process| !has_head || self.outside.is_gone(process), now_ms);
     }
 
     fn perform(self: &Arc<Self>, todo: Todo) {

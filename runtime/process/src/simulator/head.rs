@@ -113,7 +113,7 @@ impl World {
 
     /// A process dials the head when it first has something to say.
     pub(super) fn connect(&mut self, process: &Process) {
-        if process.standing.replace(Standing::Here) != Standing::Here {
+        if process.stands(Standing::Here) != Standing::Here {
             self.send_to_head(Speaker::Process(process.id), Event::ProcessConnected(process.id));
         }
     }
@@ -121,7 +121,7 @@ impl World {
     /// A driver enters the cluster.
     pub(super) fn driver_joins(&mut self, process: &Rc<Process>) {
         if self.is_head_away {
-            process.standing.set(Standing::Away);
+            process.stands(Standing::Away);
             let life = self.shared.report.borrow().restarts;
             let (id, after) = (process.id, self.shared.below(10));
             return self.schedule(2_000 + after, Happening::FindsHead(Finder::Process(id), life));

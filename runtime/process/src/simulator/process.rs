@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -95,6 +96,12 @@ impl Process {
             standing: Cell::default(),
             unsaid: RefCell::default(),
         })
+    }
+
+    /// How it stands with the head from now on. Answers with how it stood.
+    pub(super) fn stands(&self, standing: Standing) -> Standing {
+        self.side.has_head.store(standing != Standing::Away, Ordering::Relaxed);
+        self.standing.replace(standing)
     }
 
     pub(super) fn is_worker(&self) -> bool {

@@ -64,7 +64,7 @@ impl World {
         self.schedule(back_after, Happening::HeadBegins);
         for process in self.processes.values().cloned().collect::<Vec<_>>() {
             if process.standing.get() == Standing::Here {
-                process.standing.set(Standing::Away);
+                process.stands(Standing::Away);
             }
             self.looks_for_head(Finder::Process(process.id), back_after);
         }

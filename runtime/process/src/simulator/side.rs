@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use wingbeat_core::spec::{Address, MachineId};
@@ -92,6 +92,7 @@ pub(super) struct Side {
     clock: Arc<AtomicU64>,
     said: Said,
     known: Mutex<Known>,
+    pub has_head: AtomicBool,
 }
 
 /// Where a process is.
@@ -101,7 +102,7 @@ pub(super) fn address(process: ProcessId) -> Address {
 
 impl Side {
     pub(super) fn new(id: ProcessId, stewards: Stewards, clock: Arc<AtomicU64>, said: Said) -> Side {
-        Side { id, stewards, clock, said, known: Mutex::default() }
+        Side { id, stewards, clock, said, known: Mutex::default(), has_head: AtomicBool::new(true) }
     }
 
     pub(super) fn steward(&self) -> Option<ProcessId> {
@@ -328,6 +329,10 @@ impl Outside for Side {
     fn when_taken_in(&self, _: &Arc<Owner>, by: ProcessId, number: Registration) -> bool {
         let awaited = || Awaited::Registered(by, number);
         self.await_all(by, awaited()) || self.steward_of(by).is_some_and(|steward| self.await_all(steward, awaited()))
+    }
+
+    fn has_head(&self) -> bool {
+        self.has_head.load(Ordering::Relaxed)
     }
 
     fn has_steward(&self, gone: ProcessId) -> bool {

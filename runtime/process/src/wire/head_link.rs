@@ -114,6 +114,11 @@ impl HeadLink {
         self.shared.way.epoch()
     }
 
+    /// Whether there is a connection now.
+    pub(super) fn is_here(&self) -> bool {
+        matches!(&*self.shared.client.borrow(), Standing::Here(_))
+    }
+
     /// Ends the connection.
     pub(super) fn close(&self) {
         if let Some(connection) = &*self.shared.connection.lock() {

@@ -11,6 +11,7 @@ use wingbeat_net::messages::{HeadMessage, PeerMessage, Registration, Work};
 
 use crate::owner::{Outside, Owner};
 use crate::recorded::Event;
+use crate::wire::head_link::HeadLink;
 use crate::wire::process::{Process, Wire};
 
 impl Outside for Wire {
@@ -31,6 +32,10 @@ impl Outside for Wire {
 
     fn is_gone(&self, process: ProcessId) -> bool {
         self.peers.is_gone(process)
+    }
+
+    fn has_head(&self) -> bool {
+        self.head.get().is_some_and(HeadLink::is_here)
     }
 
     fn has_steward(&self, gone: ProcessId) -> bool {

@@ -27,8 +27,8 @@ use wingbeat_net::messages::{HeadEvent, LogLine};
 use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
 
-use crate::owner::Owner;
 use crate::owner::table::Released;
+use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
 use crate::wire::executor::{Executor, Interrupt};
 use crate::wire::head_link::HeadLink;
@@ -336,7 +336,7 @@ impl Process {
     }
 
     pub(crate) fn address_of(&self, process: ProcessId) -> Option<Address> {
-        if process == self.owner.id { Some(self.address().clone()) } else { self.wire.peers.address(process) }
+        Outside::address_of(&*self.wire, process)
     }
 
     pub(crate) fn cluster(&self) -> ClusterId {
