@@ -127,12 +127,13 @@ fn a_task_goes_to_its_data() {
 
 #[test]
 fn a_drained_node_gives_its_work_to_others_and_ends() {
-    let mut cluster = TestCluster::start(1, 2).unwrap();
+    let mut cluster = TestCluster::start(1, 3).unwrap();
     let _joined = join(&cluster);
-    let started = Started::new();
-    // No retries: being moved is no failure.
-    let task = stay_once::options().max_retries(0).remote(started.path());
+    let (started, once_started) = (Started::new(), Started::new());
+    let task = stay_once::options().max_retries(1).remote(started.path());
+    let once = stay_once::options().max_retries(0).remote(once_started.path());
     started.wait();
+    once_started.wait();
     let tally = Tally::options().max_restarts(1).remote();
     let drained = tally.node().get_timeout_blocking(LIMIT).unwrap();
     cluster.add_node(&["--num-cpus", "2"]).unwrap();
@@ -140,6 +141,8 @@ fn a_drained_node_gives_its_work_to_others_and_ends() {
     let (ok, text) = wingbeat(&cluster, &["drain", &drained, "--within", "0s", "--reason", "new kernel", "--stop"]);
     assert!(ok && text.contains("takes no new work"), "{text}");
     assert_eq!(task.get_timeout_blocking(LIMIT).unwrap(), other);
+    let ended = once.get_timeout_blocking(LIMIT).unwrap_err().to_string();
+    assert!(ended.contains("new kernel"), "it may not begin twice, and hears why: {ended}");
     let again = loop {
         // A call that was on its way fails with the life that it was sent to.
         if let Ok(node) = tally.node().get_timeout_blocking(LIMIT) {
