@@ -262,3 +262,50 @@ fn a_detached_actor_reads_what_its_killed_driver_had_put() {
     assert_eq!(keeper.lengths().get_timeout_blocking(LIMIT).unwrap(), SIZES);
     keeper.actor().kill();
 }
+
+type Lent = (u32, Vec<ObjectRef<Bytes>>, Vec<ObjectRef<Vec<ObjectRef<Bytes>>>>);
+
+/// Its process, values of its own, and one in which it passes on what it was lent. Several of these run in as many processes.
+#[wingbeat::remote]
+fn lends_when(begun: PathBuf, go_on: PathBuf, lent: Vec<ObjectRef<Bytes>>) -> Lent {
+    std::fs::write(begun, "").unwrap();
+    while !go_on.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let own = SIZES.map(|len| put(&vec![len as u8; len]).unwrap()).to_vec();
+    (std::process::id(), own, vec![put(&lent).unwrap()])
+}
+
+#[test]
+fn a_worker_process_that_is_not_needed_any_more_ends_and_what_it_owned_is_read() {
+    const PROCESSES: usize = 4;
+    let env = [ENV, &[("WINGBEAT_IDLE_MS", "50")]].concat();
+    let mut cluster = TestCluster::with_env(0, 0, &env).unwrap();
+    cluster.add_node(&["--num-cpus", "1", "--object-store-memory", "64MiB"]).unwrap();
+    let init = wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap());
+    let _driver = Local::from(init.log_to_driver(false));
+    let go_on = Started::new();
+    let lent = put(&vec![7u8; 50 << 10]).unwrap();
+    let begun: Vec<Started> = (0..PROCESSES).map(|_| Started::new()).collect();
+    let tasks: Vec<_> = begun
+        .iter()
+        .map(|begun| lends_when::options().num_cpus(0.25).remote(begun.path(), go_on.path(), vec![lent.clone()]))
+        .collect();
+    begun.iter().for_each(Started::wait);
+    std::fs::write(go_on.path(), "").unwrap();
+    let made: Vec<Lent> = tasks.iter().map(|task| task.get_timeout_blocking(LIMIT).unwrap()).collect();
+    drop((tasks, lent));
+    let begun = Instant::now();
+    let is_alive = |(pid, _, _): &&Lent| std::fs::exists(format!("/proc/{pid}")).unwrap();
+    while made.iter().filter(is_alive).count() > 1 {
+        assert!(begun.elapsed() < LIMIT, "of more processes than CPUs, the others own something and stay");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for (_, own, lends) in &made {
+        for (one, len) in own.iter().zip(SIZES) {
+            assert_eq!(one.get_timeout_blocking(LIMIT).unwrap(), vec![len as u8; len]);
+        }
+        let lent = lends[0].get_timeout_blocking(LIMIT).unwrap();
+        assert_eq!(lent[0].get_timeout_blocking(LIMIT).unwrap(), vec![7; 50 << 10]);
+    }
+}

@@ -152,6 +152,7 @@ const ROWS: &[Program] = &[
             "NodeMessage::Stop",
             "NodeMessage::Stays",
             "WorkerCommand::Exit",
+            "Work::MayLeave",
             "HeadRequest::DrainNode",
         ],
     },

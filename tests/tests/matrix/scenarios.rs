@@ -184,11 +184,17 @@ fn makes_refs(count: u64) -> Vec<ObjectRef<u64>> {
     (0..count).map(|number| put(&number).unwrap()).collect()
 }
 
+type RefsOrActors = (Vec<ObjectRef<u64>>, Vec<CounterHandle>);
+
+/// Refs of this process, or an actor of it.
 #[wingbeat::remote(max_retries = 0)]
-fn makes_refs_when(began: PathBuf, go_on: PathBuf) -> Vec<ObjectRef<u64>> {
+fn makes_when(began: PathBuf, go_on: PathBuf, refs: bool) -> RefsOrActors {
     std::fs::write(began, "").unwrap();
     exists(&go_on);
-    makes_refs(3)
+    match refs {
+        true => (makes_refs(3), Vec::new()),
+        false => (Vec::new(), vec![Counter::options().num_cpus(0.0).remote()]),
+    }
 }
 
 /// Whether each of the lines is there once.
@@ -627,25 +633,29 @@ pub(crate) fn drain(world: &mut World) {
     world.right(waiting.get_blocking(), 4);
     command(world, &["drain", &id, "--within", "0s", "--reason", "to be rid of it", "--stop"]);
     assert!(world.cluster.wait_for_node_end(node).unwrap(), "it did not end in order");
-    // Processes that own something stay, though there are more of them than CPUs.
+    // There are more processes than CPUs: those that own values leave them, and those that have made an actor stay.
     let go_on = world.file("go on");
-    let owners: Vec<_> = (0..4)
+    let owners: Vec<_> = (0..6)
         .map(|number| {
             let began = world.file(&format!("began {number}"));
-            let owner =
-                makes_refs_when::options().num_cpus(0.25).resource("home", 1.0).remote(began.clone(), go_on.clone());
+            let options = makes_when::options().num_cpus(0.1).resource("home", 1.0);
+            let owner = options.remote(began.clone(), go_on.clone(), number % 2 == 0);
             exists(&began);
             owner
         })
         .collect();
     std::fs::write(&go_on, "").unwrap();
     let made: Vec<_> = owners.iter().filter_map(|owner| owner.get_blocking().ok()).collect();
-    assert!(made.len() == 4 || world.ends_process);
+    assert!(made.len() == 6 || world.ends_process);
     wait_for("no process is asked whether it can end", || {
-        world.has_come("NodeMessage::Stays") && world.has_come("WorkerCommand::Exit")
+        let kinds = ["NodeMessage::Stays", "WorkerCommand::Exit", "Work::MayLeave"];
+        kinds.into_iter().all(|kind| world.has_come(kind))
     });
-    for made in made {
-        world.right(get_all_blocking(&made), vec![0, 1, 2]);
+    for (refs, actors) in made {
+        world.right(get_all_blocking(&refs), (0..refs.len() as u64).collect::<Vec<_>>());
+        for actor in actors {
+            world.right(actor.add().get_blocking(), 1);
+        }
     }
 }
 

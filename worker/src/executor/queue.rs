@@ -183,6 +183,12 @@ impl Queue {
         self.change(work::Queue::end);
     }
 
+    /// It was asked to end, and does not.
+    fn stays(&self) {
+        self.state.lock().work.stays();
+        self.session.process().tell_node(NodeMessage::Stays);
+    }
+
     /// Sends a result; refs in it live until the owner has registered them.
     pub(crate) fn answer(&self, spec: &TaskSpec, outcome: Outcome, ran_nanos: u64, mut held: Vec<Handle>) {
         let process = self.session.process();
@@ -320,6 +326,15 @@ impl Executor for Queue {
             }
             Work::ItemReceived(item) => self.held.item_received(item),
             Work::Received(tasks) => self.held.results_received(tasks),
+            Work::MayLeave => {
+                if !self.state.lock().work.stays() {
+                    return;
+                }
+                match self.session.process().may_leave() {
+                    true => self.end(),
+                    false => self.stays(),
+                }
+            }
         }
     }
 
@@ -349,11 +364,14 @@ impl Executor for Queue {
             // Of the process, which has taken it in.
             WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit => {
+                let process = self.session.process();
                 // Somebody may still read what this process owns, or run something for it.
-                if self.session.process().is_done() {
+                if process.is_done() {
                     self.end();
+                } else if process.may_leave() && process.asks_to_leave() {
+                    self.state.lock().work.would_leave();
                 } else {
-                    self.session.process().tell_node(NodeMessage::Stays);
+                    self.stays();
                 }
             }
         }

@@ -89,7 +89,7 @@ kinds!(NodeMessage {
     Keep,
 });
 kinds!(WorkerCommand { Lease, StartActor, Drain, Exit, Patience, Heads });
-kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived });
+kinds!(Work { Tasks, Calls, TakeBack, Cancel, StreamTaken, Received, ItemReceived, MayLeave });
 kinds!(PeerMessage {
     Results, GaveBack, Ready, CancelObject, StreamItem, Subscribe, Resolved, Borrow, Release, Copied, Lost, Shadows,
 } carries { PeerMessage::Work(work) => work.kind() });

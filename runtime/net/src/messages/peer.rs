@@ -80,6 +80,8 @@ pub enum Shadow {
     Again,
     /// All was said again. What was not among it is freed.
     AllSaid,
+    /// Its owner has nothing to do any more, and would end. It waits for [`Work::MayLeave`].
+    Leaves,
 }
 
 /// What an owner, a caller or a consumer says to the worker process that runs something for it.
@@ -128,6 +130,8 @@ pub enum Work {
     Received(Vec<TaskId>),
     /// This item of a stream arrived, and the refs in it are registered.
     ItemReceived(ObjectId),
+    /// From the steward: it holds all refs in what it has heard of. With the end of this process nothing is lost.
+    MayLeave,
 }
 
 impl PeerMessage {

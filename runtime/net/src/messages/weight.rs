@@ -100,7 +100,7 @@ impl Weight for Shadow {
     fn weight(&self) -> usize {
         24 + match self {
             Shadow::Kept(_, value) => value.as_ref().map_or(0, Weight::weight),
-            Shadow::Freed(_) | Shadow::Again | Shadow::AllSaid => 0,
+            Shadow::Freed(_) | Shadow::Again | Shadow::AllSaid | Shadow::Leaves => 0,
         }
     }
 }
@@ -122,7 +122,11 @@ impl Weight for PeerMessage {
                 PeerMessage::Lost { at, why, .. } => at.len() * 8 + why.len(),
                 PeerMessage::Shadows(shadows) => shadows.iter().map(Weight::weight).sum(),
                 PeerMessage::Work(
-                    Work::TakeBack { .. } | Work::Cancel { .. } | Work::StreamTaken { .. } | Work::ItemReceived(_),
+                    Work::TakeBack { .. }
+                    | Work::Cancel { .. }
+                    | Work::StreamTaken { .. }
+                    | Work::ItemReceived(_)
+                    | Work::MayLeave,
                 )
                 | PeerMessage::Ready(_)
                 | PeerMessage::CancelObject { .. } => 0,

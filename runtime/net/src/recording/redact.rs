@@ -111,7 +111,8 @@ impl Redact for Work {
             | Work::Cancel { .. }
             | Work::StreamTaken { .. }
             | Work::Received(_)
-            | Work::ItemReceived(_) => {}
+            | Work::ItemReceived(_)
+            | Work::MayLeave => {}
         }
     }
 }
@@ -310,6 +311,7 @@ mod tests {
             Work::StreamTaken { task: TASK, count: 1 }.into(),
             Work::Received(vec![TASK]).into(),
             Work::ItemReceived(OBJECT).into(),
+            Work::MayLeave.into(),
             PeerMessage::Results(results()),
             PeerMessage::GaveBack { lease, tasks: vec![TASK], waiting: false },
             PeerMessage::Ready(lease),
@@ -334,18 +336,19 @@ mod tests {
             PeerMessage::Work(Work::StreamTaken { .. }) => 4,
             PeerMessage::Work(Work::Received(_)) => 5,
             PeerMessage::Work(Work::ItemReceived(_)) => 6,
-            PeerMessage::Results(_) => 7,
-            PeerMessage::GaveBack { .. } => 8,
-            PeerMessage::Ready(_) => 9,
-            PeerMessage::CancelObject { .. } => 10,
-            PeerMessage::StreamItem { .. } => 11,
-            PeerMessage::Subscribe(_) => 12,
-            PeerMessage::Resolved(_) => 13,
-            PeerMessage::Borrow(_) => 14,
-            PeerMessage::Release(_) => 15,
-            PeerMessage::Copied { .. } => 16,
-            PeerMessage::Lost { .. } => 17,
-            PeerMessage::Shadows(_) => 18,
+            PeerMessage::Work(Work::MayLeave) => 7,
+            PeerMessage::Results(_) => 8,
+            PeerMessage::GaveBack { .. } => 9,
+            PeerMessage::Ready(_) => 10,
+            PeerMessage::CancelObject { .. } => 11,
+            PeerMessage::StreamItem { .. } => 12,
+            PeerMessage::Subscribe(_) => 13,
+            PeerMessage::Resolved(_) => 14,
+            PeerMessage::Borrow(_) => 15,
+            PeerMessage::Release(_) => 16,
+            PeerMessage::Copied { .. } => 17,
+            PeerMessage::Lost { .. } => 18,
+            PeerMessage::Shadows(_) => 19,
         }
     }
 

@@ -69,6 +69,11 @@ impl Actors {
         }
     }
 
+    /// Whether none was made here that may live.
+    pub(super) fn makes_none(&self) -> bool {
+        self.made.is_empty()
+    }
+
     /// Those that were made here and somebody may hold, and of those the ones that are not known to be dead.
     pub(super) fn all_made(&self, by: impl Fn(ObjectId) -> bool) -> (Vec<ActorId>, Vec<Made>) {
         // In this order: whoever is made meanwhile is held before.

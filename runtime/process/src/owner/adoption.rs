@@ -28,7 +28,7 @@ use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, Packed, Refs};
 use wingbeat_core::{ObjectId, ProcessId};
-use wingbeat_net::messages::{PeerMessage, Registration, Shadow};
+use wingbeat_net::messages::{PeerMessage, Registration, Shadow, Work};
 
 use crate::owner::Owner;
 use crate::owner::object::{Handle, drop_all};
@@ -114,6 +114,16 @@ impl Adoptions {
     /// Whether an owner has said what it has, and has not ended as far as is known here.
     fn has_shadows_of(&self, owner: ProcessId) -> bool {
         matches!(self.estates.lock().get(&owner), Some(Estate::Shadowed { .. }))
+    }
+
+    /// The refs in an owner's values that are of others.
+    fn foreign_refs_of(&self, owner: ProcessId) -> Vec<ObjectId> {
+        match self.estates.lock().get(&owner) {
+            Some(Estate::Shadowed { objects, .. }) => {
+                objects.values().flat_map(|shadowed| shadowed.contained.iter().map(Handle::id)).collect()
+            }
+            Some(Estate::Adopting(_) | Estate::Adopted(_)) | None => Vec::new(),
+        }
     }
 
     /// Those about whose objects somebody has said something, and who have not ended as far as is known here.
@@ -248,6 +258,7 @@ impl Owner {
                         self.forget_shadow(from, id);
                     }
                 }
+                Shadow::Leaves => self.may_leave_its_objects(from),
                 Shadow::Kept(id, _) => tracing::warn!(%from, object = %id, "only its owner may say this"),
             }
         }
@@ -256,6 +267,11 @@ impl Owner {
     fn forget_shadow(&self, owner: ProcessId, id: ObjectId) {
         let forgotten = self.adoptions.forget(owner, id);
         drop_all(forgotten.map(|shadowed| shadowed.contained).unwrap_or_default());
+    }
+
+    /// An owner would end in order. What it refers to must not be freed with it.
+    fn may_leave_its_objects(self: &Arc<Self>, from: ProcessId) {
+        self.confirm(from, &self.adoptions.foreign_refs_of(from), Work::MayLeave.into());
     }
 
     /// Of the refs in a value, those that its owner does not own: it holds them now, and will not when it has ended.

@@ -319,7 +319,7 @@ fn an_owner_says_what_others_may_refer_to_and_nothing_else() {
         .map(|shadow| match shadow {
             Shadow::Kept(id, value) => (*id, Some(value.is_some())),
             Shadow::Freed(id) => (*id, None),
-            Shadow::Again | Shadow::AllSaid => panic!("no contact was lost: {shadow:?}"),
+            Shadow::Again | Shadow::AllSaid | Shadow::Leaves => panic!("no contact was lost: {shadow:?}"),
         })
         .collect();
     assert_eq!(kinds, [(lent, Some(false)), (lent, Some(true)), (lent, None)]);

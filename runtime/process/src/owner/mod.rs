@@ -14,7 +14,7 @@
 //!   `dispatch`, `calls` (the decisions), `retrying` (which errors are tried again), `results`; `recipe`, `lineage` (making lost objects again);
 //!   `streams`, `items`; `locality` (tasks go to their data); `resting` (tasks that were ended for want of memory).
 //! - `shadows`: what the steward of the node is told of objects that others refer to; `adoption`: how a steward answers for them when
-//!   their owner is no more.
+//!   their owner is no more; `leaving`: an owner that ends in order.
 //! - `messages`: what other processes say; `rejoining`: what a head that was started again is told; `standing`: what a task waits for.
 
 use std::any::Any;
@@ -46,6 +46,7 @@ mod call_queue;
 pub(crate) mod calls;
 pub(crate) mod dispatch;
 mod items;
+mod leaving;
 mod leftovers;
 mod lineage;
 pub(crate) mod locality;

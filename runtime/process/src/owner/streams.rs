@@ -136,6 +136,11 @@ impl Streams {
         self.cells.iter().map(|cell| format!("the stream of {}", cell.key())).collect()
     }
 
+    /// Whether nobody here consumes one.
+    pub(super) fn are_over(&self) -> bool {
+        self.cells.is_empty()
+    }
+
     /// Looks at a stream without waking its consumer.
     pub(super) fn look(&self, task: TaskId, look: impl FnOnce(&mut State)) {
         if let Some(cell) = self.cells.get(&task).map(|cell| cell.clone()) {

@@ -231,6 +231,11 @@ impl ObjectTable {
         self.objects.iter().filter(|entry| !entry.is_ready()).map(|entry| entry.value().clone()).collect()
     }
 
+    /// Whether this holds of all objects.
+    pub(super) fn all(&self, holds: impl Fn(&Object) -> bool) -> bool {
+        self.objects.iter().all(|entry| holds(&entry))
+    }
+
     /// Number of objects that somebody holds.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()

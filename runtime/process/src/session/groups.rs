@@ -97,6 +97,11 @@ impl Session {
         let (answer, unclaimed) = made.await?;
         // The head has made it, or has not.
         unclaimed.is_claimed.store(true, Ordering::Relaxed);
+        if let Ok(made) = answer.as_ref()
+            && !made.detached
+        {
+            self.process().wire.own_groups.insert(made.id);
+        }
         answer
     }
 
@@ -114,6 +119,7 @@ impl Session {
     /// The head is gone.
     pub async fn remove_placement_group(&self, id: PlacementGroupId) -> Result<(), Error> {
         self.process().wire.record(|| Event::RemoveGroup(id));
+        self.process().wire.own_groups.remove(&id);
         self.ask_head(move |head| async move { head.remove_placement_group(mux::within(limits().written), id).await })
             .await?
     }

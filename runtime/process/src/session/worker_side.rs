@@ -159,7 +159,18 @@ impl Process {
 
     /// Whether the process can end without anybody's loss.
     pub fn is_done(&self) -> bool {
-        self.owner.is_done()
+        self.wire.own_groups.is_empty() && self.owner.is_done()
+    }
+
+    /// Whether it can end once the steward of its node answers for what it owns.
+    pub fn may_leave(&self) -> bool {
+        let steward = self.wire.steward();
+        self.wire.own_groups.is_empty() && steward.is_some_and(|steward| self.owner.may_leave(steward.process))
+    }
+
+    /// Asks the steward for [`Work::MayLeave`]. False if there is none.
+    pub fn asks_to_leave(&self) -> bool {
+        self.owner.asks_to_leave()
     }
 
     /// Sends an item of a stream to its consumer.

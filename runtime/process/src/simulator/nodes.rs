@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    fn on_machine(&mut self, id: NodeId, after: u64, what: Machine) {
+    pub(super) fn on_machine(&mut self, id: NodeId, after: u64, what: Machine) {
         self.schedule(after, Happening::Machine(id, what));
     }
 
@@ -273,7 +273,9 @@ impl World {
             // Simulated heads are where they were.
             WorkerCommand::Heads(_) => {}
             WorkerCommand::Exit if is_done => queue.work.end(),
+            WorkerCommand::Exit if process.may_leave() && process.owner.asks_to_leave() => queue.work.would_leave(),
             WorkerCommand::Exit => {
+                queue.work.stays();
                 let stays = node::Event::Says(to, NodeMessage::Stays);
                 self.on_machine(id, 1, Machine::Node(Box::new(stays)));
             }

@@ -101,6 +101,24 @@ impl Process {
             }
             Work::ItemReceived(item) => self.held.item_received(item),
             Work::Received(tasks) => self.held.results_received(tasks),
+            Work::MayLeave => self.leaves(),
+        }
+    }
+
+    /// Whether the steward of its node can answer for all that it owns.
+    pub(super) fn may_leave(&self) -> bool {
+        self.side.steward().is_some_and(|steward| self.owner.may_leave(steward))
+    }
+
+    /// The steward says that it can.
+    fn leaves(&self) {
+        let mut queue = self.queue.borrow_mut();
+        if !queue.work.stays() {
+            return;
+        }
+        match self.may_leave() {
+            true => queue.work.end(),
+            false => self.side.stays(),
         }
     }
 

@@ -27,6 +27,8 @@ pub(super) enum Word {
     InVain(ProcessId),
     /// The objects of a process that is gone are kept for some time.
     KeepsForAWhile(ProcessId),
+    /// It was asked to end, and does not.
+    Stays,
 }
 
 /// The connection between two processes.
@@ -107,6 +109,10 @@ impl Side {
 
     pub(super) fn steward(&self) -> Option<ProcessId> {
         self.stewards.lock().get(&self.id).copied()
+    }
+
+    pub(super) fn stays(&self) {
+        self.say(Word::Stays);
     }
 
     /// Who answers for the objects of a process that is gone.

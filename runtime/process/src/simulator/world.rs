@@ -536,6 +536,12 @@ impl World {
                 let after = self.shared.below(5);
                 self.schedule(after, Happening::Delete { by, node: at.node, object });
             }
+            Word::Stays => {
+                if let Some(process) = self.alive(by) {
+                    let stays = wingbeat_node::Event::Says(by, NodeMessage::Stays);
+                    self.on_machine(process.node.get(), 1, Machine::Node(Box::new(stays)));
+                }
+            }
             Word::KeepsForAWhile(of) => self.schedule(ADOPTED, Happening::LetGo { at: by, of }),
             Word::InVain(peer) => self.schedule(1, Happening::InVain { at: by, peer }),
         }

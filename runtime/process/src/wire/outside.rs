@@ -14,6 +14,13 @@ use crate::recorded::Event;
 use crate::wire::head_link::HeadLink;
 use crate::wire::process::{Process, Wire};
 
+impl Wire {
+    /// Who answers for the objects of this process when it is no more, once it has a node.
+    pub(crate) fn steward(&self) -> Option<&Address> {
+        self.steward.get()
+    }
+}
+
 impl Outside for Wire {
     fn now_ms(&self) -> u64 {
         self.io.now_ms()

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
@@ -103,6 +103,8 @@ pub(crate) struct Wire {
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Placement groups that somebody here waits for, until they are gone.
     pub groups: Watched,
+    /// Placement groups that were made here and end with this process, until they are removed here.
+    pub own_groups: DashSet<PlacementGroupId>,
     pub assigned: Assigned,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
@@ -191,6 +193,7 @@ impl Prepared {
             executor: OnceLock::new(),
             waits: DashMap::new(),
             groups: Watched::default(),
+            own_groups: DashSet::new(),
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),

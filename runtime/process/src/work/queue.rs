@@ -106,6 +106,8 @@ pub struct Queue<R> {
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,
+    /// It ends when its steward agrees.
+    leaves: bool,
 }
 
 /// How far the process is.
@@ -135,6 +137,7 @@ impl<R> Default for Queue<R> {
             waiting: 0,
             phase: Phase::Open,
             is_held: false,
+            leaves: false,
         }
     }
 }
@@ -300,12 +303,23 @@ impl<R: Clone> Queue<R> {
 
     /// Has tasks of a lease from now on.
     pub fn lease(&mut self, lease: LeaseId) {
+        self.leaves = false;
         self.lease = Some(lease);
+    }
+
+    /// The process ends when its steward agrees, unless it is leased before.
+    pub fn would_leave(&mut self) {
+        self.leaves = true;
+    }
+
+    /// It does not. Whether it would have.
+    pub fn stays(&mut self) -> bool {
+        std::mem::take(&mut self.leaves)
     }
 
     /// Is an actor from now on. Calls that come while it is made wait.
     pub fn start_actor(&mut self, actor: Become) {
-        self.lease = Some(actor.lease);
+        (self.lease, self.leaves) = (Some(actor.lease), false);
         self.actor = Some(Actor { id: actor.spec.id, incarnation: actor.incarnation });
         for group in [DEFAULT_GROUP].into_iter().chain(actor.spec.groups.keys().map(String::as_str)) {
             self.calls.insert(group.to_owned(), VecDeque::new());
