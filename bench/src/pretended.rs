@@ -141,7 +141,7 @@ impl Node for NodeService {
         for message in messages {
             let NodeMessage::StartLease(start) = message else { continue };
             let LeaseHolder::Actor(spec, incarnation, _) = start.holder.clone() else { continue };
-            let (lease, worker) = (start.lease, address(1 << 40 | spec.id.0 as u64));
+            let (lease, worker) = (start.lease, address(1 << 40 | spec.id.0));
             let started = Some(Ok(()));
             let worker_here = Some((worker.clone(), 1));
             let running =
@@ -286,7 +286,7 @@ impl PretendedDriver {
 }
 
 fn actor(number: u64) -> ActorId {
-    ActorId((number + 1).into())
+    ActorId(number + 1)
 }
 
 #[derive(Clone)]
