@@ -55,6 +55,7 @@ mod matrix;
 mod meeting;
 mod memory;
 mod mesh;
+mod phase;
 mod ring;
 mod shared;
 

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mm::munmap;
 
 use crate::header::Header;
+use crate::phase::Phase;
 
 /// What every member tells the others.
 #[repr(C, align(128))]
 pub(crate) struct Control {
-    pub phase: AtomicU32,
-    /// How many sleep until `phase` changes.
-    pub sleepers: AtomicU32,
+    pub phase: Phase,
     /// How often something has moved between this member and another machine.
     pub moves: AtomicU32,
     /// What is called, by the half that the first part is in.

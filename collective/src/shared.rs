@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
@@ -17,7 +17,6 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
-use rustix::thread::futex;
 
 use crate::element::{Element, Op, bytes_of};
 use crate::error::{CollectiveError, Result};
@@ -127,12 +126,7 @@ impl Shared {
     /// Goes into the next phase, and waits until all are in it.
     fn advance(&mut self, mesh: &Mesh) -> Result<()> {
         self.phase = self.phase.wrapping_add(1);
-        let own = self.control(self.rank);
-        own.phase.store(self.phase, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if own.sleepers.load(Ordering::SeqCst) > 0 {
-            let _ = futex::wake(&own.phase, futex::Flags::empty(), u32::MAX >> 1);
-        }
+        self.control(self.rank).phase.enter(self.phase);
         for rank in (0..self.members).filter(|rank| *rank != self.rank) {
             self.wait_for(rank, mesh)?;
         }
@@ -140,7 +134,7 @@ impl Shared {
     }
 
     fn is_in_phase(&self, rank: usize) -> bool {
-        self.control(rank).phase.load(Ordering::Acquire).wrapping_sub(self.phase) as i32 >= 0
+        self.control(rank).phase.is_in(self.phase)
     }
 
     fn wait_for(&self, rank: usize, mesh: &Mesh) -> Result<()> {
@@ -151,20 +145,13 @@ impl Shared {
             std::hint::spin_loop();
         }
         let theirs = self.control(rank);
-        let nap = futex::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
         let (mut since, mut moves) = (Instant::now(), theirs.moves.load(Ordering::Relaxed));
         loop {
-            theirs.sleepers.fetch_add(1, Ordering::SeqCst);
-            let seen = theirs.phase.load(Ordering::SeqCst);
-            let waited = match seen.wrapping_sub(self.phase) as i32 >= 0 {
-                true => Ok(()),
-                false => futex::wait(&theirs.phase, futex::Flags::empty(), seen, Some(&nap)),
-            };
-            theirs.sleepers.fetch_sub(1, Ordering::SeqCst);
+            let is_late = theirs.phase.sleep_before(self.phase, NAP);
             if self.is_in_phase(rank) {
                 return Ok(());
             }
-            if waited == Err(Errno::TIMEDOUT) {
+            if is_late {
                 // Whoever has not come so far waits for nobody here: it computes, hears from another machine, or is stuck.
                 let moved = theirs.moves.load(Ordering::Relaxed);
                 if moved != moves {

@@ -4,6 +4,7 @@ mod bench;
 mod chaos;
 mod demo;
 mod fuzz;
+mod loom;
 mod matrix;
 mod miri;
 mod python;
@@ -41,6 +42,8 @@ enum Command {
     Chaos(chaos::Chaos),
     /// Clusters of real processes in which each kind of message is lost, repeated, late, or the last of its connection.
     Matrix(matrix::Matrix),
+    /// What members of a group share without a lock, in every order in which they may see each other's writes.
+    Loom(loom::Loom),
     /// The pure parts of the store under Miri.
     Miri(miri::Miri),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
+        Command::Loom(loom) => loom::run(&loom),
         Command::Matrix(matrix) => matrix::run(&matrix),
         Command::Miri(miri) => miri::run(&miri),
         Command::Simulate(simulate) => simulate::run(&simulate),
