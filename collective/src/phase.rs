@@ -64,6 +64,7 @@ mod sync {
 
 /// The kernel's futex as it is documented: it compares under a lock, and whoever wakes takes the same lock. No limit is ever over.
 #[cfg(feature = "loom")]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod sync {
     use std::time::Duration;
 

@@ -51,6 +51,8 @@ fn run(value: &str) -> std::io::Result<()> {
     match (kind, fds.as_slice()) {
         ("guard", [socket]) => guard::main(start::inherited(*socket)?),
         ("worker", [start, arena, page]) => {
+            // It was started from a descriptor, by whose number it would be called in `top`.
+            let _ = rustix::thread::set_name(c"wingbeat-worker");
             let info = start::from_memfd(start::inherited(*start)?)?;
             executor::main(info, start::inherited(*arena)?, start::inherited(*page)?)
         }

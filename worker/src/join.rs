@@ -293,7 +293,7 @@ impl Joined {
         if let Some(terminal) = terminal.clone() {
             let shown = terminal.clone();
             process.set_log_sink(Box::new(move |lines| shown.show(lines)));
-            let telling = long_waits::tell(session.clone(), move |text| terminal.say(text));
+            let telling = long_waits::tell(session.clone(), self.head.tcp.is_none(), move |text| terminal.say(text));
             process.vital("telling of long waits", telling);
         }
         let head = HeadLink::new(self.head.clone());

@@ -33,8 +33,12 @@ impl Seen {
     }
 }
 
-/// Tells of long waits until the session is over.
-pub(crate) async fn tell(session: Session, show: impl Fn(&str)) {
+/// Of a private cluster.
+const NOBODY_ASKS: &str = "the cluster is this program's own, which no command can ask; in one that is started with `wingbeat head`, \
+                           `wingbeat status`, `why` and `stack` show more";
+
+/// Tells of long waits until the session is over. Of the commands that help, none reaches a private cluster.
+pub(crate) async fn tell(session: Session, is_private: bool, show: impl Fn(&str)) {
     let after = limit("WINGBEAT_WAIT_TOLD_MS", Duration::from_secs(60));
     let mut seen = Seen::default();
     let telling = async {
@@ -46,7 +50,13 @@ pub(crate) async fn tell(session: Session, show: impl Fn(&str)) {
             let (long, more) = seen.look(awaited);
             for id in long {
                 let why = match tokio::time::timeout(WHY, session.why(id)).await {
-                    Ok(Ok(why)) => why.to_string(),
+                    Ok(Ok(mut why)) => {
+                        if is_private {
+                            why.help.retain(|help| !help.contains("`wingbeat "));
+                            why.help.push(NOBODY_ASKS.into());
+                        }
+                        why.to_string()
+                    }
                     Ok(Err(error)) => format!("{id}; why, is not known: {error}"),
                     Err(_) => format!("{id}; why, is not known: the head did not answer within {WHY:?}"),
                 };

@@ -224,7 +224,10 @@ pub enum Error {
         why: String,
     },
     /// The worker's executable has no such function.
-    #[error("{function} is not in the executable of the worker process; it has: {known}")]
+    #[error(
+        "{function} is not in the executable of the worker process, which is of another build: its functions may have other \
+         arguments or results. It has: {known}"
+    )]
     FunctionNotFound {
         /// The function.
         function: String,

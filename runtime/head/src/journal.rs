@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use wingbeat_core::ClusterId;
@@ -80,6 +80,19 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::Io { what: format!("the head's journal {}", path.display()), why: why.to_string() }
 }
 
+/// What SQLite says, and what to do about it.
+fn explained(why: &rusqlite::Error) -> String {
+    match why.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            format!("{why}: another head uses it. Stop that first, or name another file")
+        }
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            format!("{why}: it is no journal, or damaged. Name another file, or a copy of it")
+        }
+        _ => why.to_string(),
+    }
+}
+
 fn not_written(why: impl std::fmt::Display) -> Error {
     Error::Io { what: "writing the head's journal".into(), why: why.to_string() }
 }
@@ -91,7 +104,7 @@ impl Journal {
     /// It cannot be read or written, belongs to somebody else, another head uses it, it is damaged, or it is no journal of
     /// this version.
     pub(crate) fn open(path: &Path, cluster: ClusterId) -> Result<(Journal, Remembered), Error> {
-        let failed = |why: rusqlite::Error| failed(path, why);
+        let failed = |why: rusqlite::Error| failed(path, explained(&why));
         make_private(path)?;
         let count = Count::of(path)?;
         let file = Connection::open(path).map_err(failed)?;

@@ -498,7 +498,7 @@ impl State {
     fn explain_places(&self, waiter: Waiter, shape: &Shape, explanation: &mut Explanation) -> Vec<&Node> {
         explanation.reasons.push(format!("asks for {shape}"));
         if self.nodes.offer_nothing() {
-            explanation.reasons.push("no node has joined yet".into());
+            explanation.reasons.push("no node is there".into());
         }
         let nodes: Vec<&Node> = match &shape.strategy {
             Strategy::Node { node, soft: false } => {

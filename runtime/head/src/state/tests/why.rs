@@ -28,7 +28,7 @@ fn there_is_no_node() {
     let mut bench = Bench::empty();
     bench.driver(DRIVER);
     bench.demand(DRIVER, cpus(1.0), 1);
-    assert_says(&why_process(&mut bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["no node is there", "wingbeat worker --head"]);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn there_are_only_nodes_of_drivers() {
     bench.driver(OTHER);
     bench.node(1, ResourceSet::new());
     bench.demand(DRIVER, cpus(1.0), 1);
-    assert_says(&why_process(&mut bench, DRIVER), &["no node has joined yet", "wingbeat worker --head"]);
+    assert_says(&why_process(&mut bench, DRIVER), &["no node is there", "wingbeat worker --head"]);
     // It waits for the first node that offers something, and is told only then that it asks for too much.
     bench.demand(OTHER, cpus(64.0), 1);
     assert!(bench.told_to(OTHER, |event| matches!(event, HeadEvent::Refused { .. }).then_some(())).is_empty());
