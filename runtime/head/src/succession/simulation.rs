@@ -103,7 +103,10 @@ struct World {
     asks: Option<Millis>,
     written: usize,
     nodes: BTreeMap<u64, Node>,
+    /// When the standby has won, and its epoch.
     leads: Option<(Millis, Epoch)>,
+    /// From when on it says so: its file is opened again before.
+    says_so: Millis,
 }
 
 fn address(process: u64) -> Address {
@@ -136,6 +139,7 @@ impl World {
             written: 0,
             nodes: (1..=nodes).map(|node| (node, Node { joined: Some(Epoch(3)), ..Node::default() })).collect(),
             leads: None,
+            says_so: 0,
         }
     }
 
@@ -199,6 +203,7 @@ impl World {
                 }
                 standing_by::Order::Lead(epoch) => {
                     self.leads = Some((self.now, epoch));
+                    self.says_so = self.now + self.random.random_range(0..TAKEOVER);
                     let has = |change: &u64| {
                         self.copy.iter().any(|entry| matches!(entry, Entry::Change(had) if had == change))
                     };
@@ -273,7 +278,8 @@ impl World {
                 }
             }
             (Who::Standby, Message::Looks(asked)) => {
-                let (runs_for, leads) = (self.standby.runs_for(), self.leads.map(|(_, epoch)| epoch));
+                let leads = self.leads.filter(|_| self.now >= self.says_so).map(|(_, epoch)| epoch);
+                let runs_for = self.standby.runs_for();
                 self.send(Who::Standby, from, Message::Stands { asked, runs_for, leads });
             }
             (Who::Node(number), message) => {

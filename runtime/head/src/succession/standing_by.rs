@@ -34,7 +34,8 @@ enum Phase {
         since: Millis,
         promised: BTreeSet<NodeId>,
     },
-    Leads,
+    /// It has won with this epoch.
+    Leads(Epoch),
 }
 
 /// The side of the standby.
@@ -83,11 +84,11 @@ impl StandingBy {
         matches!(self.phase, Phase::Follows | Phase::Asks { .. })
     }
 
-    /// The epoch for which it runs.
+    /// The epoch for which it runs, or has run: one that has won needs the promises until it serves as a head.
     pub(crate) fn runs_for(&self) -> Option<Epoch> {
         match &self.phase {
-            Phase::Runs { epoch, .. } => Some(*epoch),
-            _ => None,
+            Phase::Runs { epoch, .. } | Phase::Leads(epoch) => Some(*epoch),
+            Phase::Follows | Phase::Asks { .. } => None,
         }
     }
 
@@ -116,7 +117,7 @@ impl StandingBy {
                 Some(true)
             }
             Phase::Runs { .. } => None,
-            Phase::Leads => Some(false),
+            Phase::Leads(_) => Some(false),
         }
     }
 
@@ -153,7 +154,7 @@ impl StandingBy {
                     return Vec::new();
                 }
                 let epoch = *epoch;
-                self.phase = Phase::Leads;
+                self.phase = Phase::Leads(epoch);
                 vec![Order::Lead(epoch)]
             }
             _ => Vec::new(),
@@ -175,8 +176,9 @@ impl StandingBy {
                     if !self.is_gone || self.asked.is_none_or(|asked| now > asked + self.takeover) {
                         return Vec::new();
                     }
-                    self.phase = Phase::Leads;
-                    return vec![Order::Lead(Epoch(self.used.0 + 1))];
+                    let epoch = Epoch(self.used.0 + 1);
+                    self.phase = Phase::Leads(epoch);
+                    return vec![Order::Lead(epoch)];
                 }
                 self.phase = Phase::Asks { would_accept: BTreeSet::new() };
                 self.ask()
@@ -187,7 +189,7 @@ impl StandingBy {
                 Vec::new()
             }
             Phase::Asks { .. } | Phase::Runs { .. } => self.ask(),
-            Phase::Leads => Vec::new(),
+            Phase::Leads(_) => Vec::new(),
         }
     }
 
@@ -257,6 +259,7 @@ mod tests {
         let leads = standby.voted(6, NodeId(3), &runs, Vote::Yes);
         assert!(matches!(leads[..], [Order::Lead(Epoch(4))]));
         assert_eq!(standby.lets_lead(7, Epoch(9)), Some(false));
+        assert_eq!(standby.runs_for(), Some(Epoch(4)), "a node that asks now keeps its promise");
     }
 
     #[test]
