@@ -127,14 +127,18 @@ impl Head {
         limits::take(config.patience);
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
         config.cluster = remembered.cluster.unwrap_or(config.cluster);
+        // Before anybody is asked: nodes that have heard a head which is none would not vote for the standby any more.
         for fact in &remembered.facts {
-            match fact {
-                state::Fact::Follows(head) => return Err(standby::is_a_copy(file, head)),
-                state::Fact::Succession(succession) if standby == FormerStandby::IsAsked => {
-                    let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
-                    permission::Asker { token, cluster, epoch }.may_lead(succession).await?;
-                }
-                _ => {}
+            if let state::Fact::Follows(head) = fact {
+                return Err(standby::is_a_copy(file, head));
+            }
+        }
+        for fact in &remembered.facts {
+            if let state::Fact::Succession(succession) = fact
+                && standby == FormerStandby::IsAsked
+            {
+                let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
+                permission::Asker { token, cluster, epoch }.may_lead(succession).await?;
             }
         }
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;

@@ -134,3 +134,47 @@ impl Asker<'_> {
         answer.ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    use wingbeat_core::NodeId;
+    use wingbeat_net::patience::Patience;
+
+    use super::*;
+    use crate::journal::Journal;
+    use crate::service::Durable as _;
+    use crate::state::Fact;
+    use crate::{FormerStandby, Head, HeadConfig};
+
+    /// Somebody on another machine, who would be heard here.
+    fn far() -> (TcpListener, Address) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let tcp = Some(listener.local_addr().unwrap());
+        let address = Address { process: ProcessId(7), machine: MachineId(0), unix: String::new(), tcp, steward: None };
+        (listener, address)
+    }
+
+    #[tokio::test]
+    async fn a_head_with_the_copy_of_a_standby_asks_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("copy");
+        let ((at_standby, standby), (at_node, node)) = (far(), far());
+        let voters = BTreeMap::from([(NodeId(1), node)]);
+        let generation = Generation { epoch: Epoch(1), count: 1 };
+        let succession = Succession { generation, standby: Some(standby.clone()), voters };
+        let facts = vec![Fact::Succession(Box::new(succession)), Fact::Follows(Box::new(standby))];
+        Journal::open(&file, ClusterId(7)).unwrap().0.intend(facts).await.unwrap();
+        let (token, cluster, patience) = (Token::random(), ClusterId(7), Patience::USUAL);
+        let config = HeadConfig { tcp: None, token, cluster, patience };
+        let refused = Head::start_with_journal(config, &file, FormerStandby::IsAsked).await.err().unwrap();
+        assert!(refused.to_string().contains("start it with --standby-of"), "{refused}");
+        for listener in [at_standby, at_node] {
+            assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody was asked");
+        }
+    }
+}
