@@ -328,8 +328,11 @@ impl Standby {
             succession.standby = succession.standby.filter(is_meant).map(|_| self.address.clone());
             succession
         });
-        let is_current = succession.as_ref().is_some_and(|succession| succession.standby.is_some());
         self.deciding.lock().wrote(succession);
+    }
+
+    /// Whether it has all that the head has written, and may take over.
+    fn note_whether_current(&self, is_current: bool) {
         self.is_current.send_if_modified(|current| std::mem::replace(current, is_current) != is_current);
     }
 
@@ -458,7 +461,9 @@ impl Standby {
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let epoch = self.way.epoch().unwrap_or(Epoch(0));
         let mut copying = Copying::default();
-        let mut written = 0;
+        let (mut written, mut has_all) = (0, false);
+        // What it may have from earlier is not what the head has now.
+        self.note_whether_current(false);
         let ended = loop {
             let generation = self.written_generation();
             let asks = Follow { standby: self.address.clone(), written, generation };
@@ -470,10 +475,14 @@ impl Standby {
                 Ok(Err(_)) => break None,
                 Ok(Ok(Followed::Stops)) => break Some(Outcome::Stopped),
                 Ok(Ok(Followed::Facts(facts))) => {
-                    self.deciding.lock().heard(self.now(), asked, epoch);
+                    self.deciding.lock().heard(self.now(), has_all.then_some(asked), epoch);
                     let position = facts.position;
                     match self.write(facts, &mut copying).await {
-                        Ok(()) => written = position,
+                        Ok(()) => {
+                            written = position;
+                            has_all |= copying.is_over();
+                            self.note_whether_current(has_all && self.deciding.lock().may_take_over());
+                        }
                         Err(error) => {
                             tracing::error!(%error, "cannot write what the head has written; it goes on without this standby until it can");
                             break None;
@@ -500,12 +509,6 @@ impl Standby {
             return Ok(());
         }
         let unreadable = |why: String| Error::Io { what: "reading what the head has written".into(), why };
-        let mut facts = Vec::new();
-        for (key, fact) in &changes {
-            let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
-            let fact = fact.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
-            facts.push((key, fact));
-        }
         let mut changes = changes;
         if replaces {
             let follows = Fact::Follows(Box::new(self.way.address())).encoded().map_err(unreadable)?;
@@ -513,7 +516,23 @@ impl Standby {
         }
         let journal = self.journal.lock().clone();
         let ended = || Error::Io { what: "standing by".into(), why: "it has ended".into() };
-        journal.ok_or_else(ended)?.copy(changes, replaces).await?;
+        let journal = journal.ok_or_else(ended)?;
+        let mut facts = Vec::new();
+        let written = {
+            // Until it is queued, no other head is let lead: what this one says of who may take over is void from then on.
+            let deciding = self.deciding.lock();
+            for (key, content) in &mut changes {
+                let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
+                let mut fact =
+                    content.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
+                if matches!(&fact, Some(Fact::Succession(by)) if deciding.is_void(by)) {
+                    (fact, *content) = (None, None);
+                }
+                facts.push((key, fact));
+            }
+            journal.copy(changes, replaces)
+        };
+        written.await?;
         let mut said = None;
         {
             let mut known = self.known.lock();
@@ -605,6 +624,10 @@ impl Standby {
 struct Copying(Option<Changes>);
 
 impl Copying {
+    fn is_over(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// What is to be written with this, and whether it replaces all that is there.
     fn take_in(&mut self, facts: Facts) -> Option<(Changes, bool)> {
         let Facts { begins, is_complete, changes, .. } = facts;

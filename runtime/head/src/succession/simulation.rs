@@ -256,7 +256,8 @@ impl World {
                 if session != self.copy_session || !self.standby.may_follow() || self.leads.is_some() {
                     return;
                 }
-                self.standby.heard(self.now, self.asks.unwrap_or(0), Epoch(3));
+                let asked = self.asks.filter(|_| self.written > 0);
+                self.standby.heard(self.now, asked, Epoch(3));
                 if from == 0 {
                     self.copy.clear();
                 }
