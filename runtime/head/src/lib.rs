@@ -133,13 +133,10 @@ impl Head {
                 return Err(standby::is_a_copy(file, head));
             }
         }
-        for fact in &remembered.facts {
-            if let state::Fact::Succession(succession) = fact
-                && standby == FormerStandby::IsAsked
-            {
-                let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
-                permission::Asker { token, cluster, epoch }.may_lead(succession).await?;
-            }
+        if standby == FormerStandby::IsAsked {
+            let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
+            let open = permission::open_among(&remembered.facts);
+            permission::Asker { token, cluster, epoch }.may_lead(&open).await?;
         }
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
@@ -174,7 +171,8 @@ impl Head {
             // Before anybody hears of this head: nobody may take over from it yet, and later ones have a greater epoch.
             let generation = Generation { epoch, count: 0 };
             let nobody = Succession { generation, standby: None, voters: Default::default() };
-            journal.intend(vec![state::Fact::Succession(Box::new(nobody)), state::Fact::Leads]).await?;
+            let nobody = state::Fact::Succession(Box::new(nobody));
+            journal.intend(vec![nobody, state::Fact::NoEarlierSuccession, state::Fact::Leads]).await?;
         }
         let programs = Programs::beside(file)?;
         let mut facts = remembered.cluster.map(|_| remembered.facts);

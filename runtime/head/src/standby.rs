@@ -525,7 +525,7 @@ impl Standby {
                 let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
                 let mut fact =
                     content.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
-                if matches!(&fact, Some(Fact::Succession(by)) if deciding.is_void(by)) {
+                if matches!(&fact, Some(Fact::Succession(by) | Fact::EarlierSuccession(by)) if deciding.is_void(by)) {
                     (fact, *content) = (None, None);
                 }
                 facts.push((key, fact));
@@ -668,7 +668,7 @@ impl wingbeat_net::services::Standby for Asked {
         // Also in its next life.
         let journal = standby.journal.lock().clone();
         match journal {
-            Some(journal) if journal.intend(vec![Fact::NoSuccession]).await.is_ok() => {
+            Some(journal) if journal.intend(vec![Fact::NoSuccession, Fact::NoEarlierSuccession]).await.is_ok() => {
                 standby.known.lock().remove(&FactKey::Succession);
                 standby.is_current.send_replace(false);
                 true

@@ -270,7 +270,12 @@ impl Shell {
         standby.confirmed.send_modify(|_| {});
         for order in orders {
             match order {
-                Order::Write(succession) => self.write(vec![Fact::Succession(Box::new(succession))]),
+                Order::Write { latest, earlier } => {
+                    let earlier = earlier.map(|earlier| Fact::EarlierSuccession(Box::new(earlier)));
+                    let earlier = earlier.unwrap_or(Fact::NoEarlierSuccession);
+                    self.write(vec![earlier, Fact::Succession(Box::new(latest))]);
+                }
+                Order::ForgetEarlier => self.write(vec![Fact::NoEarlierSuccession]),
                 Order::AskNodes => {
                     standby.asks_now.store(true, Ordering::Release);
                     standby.looks.notify_one();

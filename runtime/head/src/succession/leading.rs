@@ -17,8 +17,11 @@ use super::{Millis, blocking};
 /// What is to be done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
-    /// Write this down, which the standby hears after all that was written before.
-    Write(Succession),
+    /// Write down by what the standby may take over, which it hears after all that was written before. A head that is started again must
+    /// know of each, so they are written together.
+    Write { latest: Succession, earlier: Option<Succession> },
+    /// The standby has the latest, and will not use the earlier one.
+    ForgetEarlier,
     /// Ask the nodes for their support now.
     AskNodes,
     /// Nobody waits for the standby any more.
@@ -174,13 +177,18 @@ impl Leading {
             return Vec::new();
         }
         self.standby_supports = self.standby_supports.max(as_of);
+        let mut orders = Vec::new();
         if let Some(latest) = self.open.last().map(|latest| latest.generation)
             && has == Some(latest)
         {
+            if self.open.len() > 1 {
+                orders.push(Order::ForgetEarlier);
+            }
             self.open.retain(|succession| succession.generation == latest);
             self.is_confirmed = true;
         }
-        self.propose(now)
+        orders.extend(self.propose(now));
+        orders
     }
 
     /// The standby's connection has ended.
@@ -282,9 +290,10 @@ impl Leading {
             // It cannot use it before now.
             self.standby_supports = now;
         }
+        let earlier = self.open.last().cloned();
         self.open.push(next.clone());
         self.is_confirmed = false;
-        vec![Order::Write(next), Order::AskNodes]
+        vec![Order::Write { latest: next, earlier }, Order::AskNodes]
     }
 
     fn revoke(&mut self, now: Millis) -> Vec<Order> {
@@ -313,7 +322,7 @@ impl Leading {
         self.open.clear();
         let generation = Generation { epoch: self.epoch, count: self.count };
         let nobody = Succession { generation, standby: None, voters: BTreeMap::new() };
-        let mut orders = vec![Order::Write(nobody), Order::GoOnAlone];
+        let mut orders = vec![Order::Write { latest: nobody, earlier: None }, Order::GoOnAlone];
         orders.extend(self.propose(now));
         orders
     }
@@ -342,7 +351,7 @@ mod tests {
 
     fn written(orders: &[Order]) -> Option<Generation> {
         orders.iter().find_map(|order| match order {
-            Order::Write(succession) => Some(succession.generation),
+            Order::Write { latest, .. } => Some(latest.generation),
             _ => None,
         })
     }
@@ -431,6 +440,7 @@ mod tests {
         let mut head = with_standby(1);
         let orders = head.nodes_are(1, nodes(3));
         assert!(written(&orders).is_some() && head.voters().is_none());
+        assert!(matches!(&orders[0], Order::Write { earlier: Some(earlier), .. } if earlier.voters == nodes(1)));
         assert!(head.nodes_are(1, nodes(4)).is_empty(), "one change at a time");
         for time in 2..=8 {
             head.answered(time, NodeId(1), time, &head.leadership(), Support::Given);
@@ -440,6 +450,7 @@ mod tests {
         assert!(head.may_lead(8));
         let next = head.heard(8, 8, written(&orders), true);
         assert!(written(&next) > written(&orders), "the next change follows");
+        assert_eq!(next[0], Order::ForgetEarlier);
     }
 
     #[test]
@@ -470,7 +481,7 @@ mod tests {
         assert!(head.heard(1, 1, None, true).is_empty(), "before it was revoked");
         let orders = head.answered(2, NodeId(1), 2, &head.leadership(), Support::Given);
         let last = orders.iter().rev().find_map(|order| match order {
-            Order::Write(succession) => succession.standby.clone(),
+            Order::Write { latest, .. } => latest.standby.clone(),
             _ => None,
         });
         assert_eq!(last, Some(address(98)));
