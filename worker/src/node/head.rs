@@ -151,7 +151,6 @@ impl Daemon {
             Some(snapshot) => snapshot.running.clone(),
             None => self.pool.lock().state.running(),
         };
-        let asked = self.head.term.now();
         let joining = client.join_node(mux::within(limits().written), info.clone(), running);
         let answer = self.and_ask(&client, joining).await;
         let joined = mux::answered(answer, "the head").and_then(|joined| joined);
@@ -159,8 +158,8 @@ impl Daemon {
             self.leave_connection(&connection);
             return Err(error);
         }
+        // That it may go on is said in answer to its next question alone: a head that may not lead any more takes nodes in, too.
         self.head.way.joined(met);
-        self.head.term.is_known(asked);
         self.tell_of_patience();
         Ok((connection, client))
     }
@@ -208,11 +207,9 @@ impl Daemon {
                 self.note_for(epoch, &mut snapshot);
             }
             (connection, client) = self.serve_head(stream);
-            let asked = self.head.term.now();
             match self.come_back(&client, &info, met, snapshot.as_ref()).await {
                 Ok(true) => {
                     self.head.way.joined(met);
-                    self.head.term.is_known(asked);
                     self.tell_of_patience();
                     tracing::info!("the head is back");
                     self.talk(&connection, &client).await;
