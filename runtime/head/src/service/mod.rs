@@ -548,10 +548,15 @@ impl Shell {
         let shell = self.clone();
         tokio::spawn(async move {
             if let Err(said) = panics::caught(running).await {
-                let _ = shell.broken.set(panics::defect("the head", part, &said));
-                shell.stop();
+                shell.is_defect(part, &said);
             }
         });
+    }
+
+    /// A part without which something here would never happen has panicked.
+    pub(crate) fn is_defect(&self, part: &'static str, said: &str) {
+        let _ = self.broken.set(panics::defect("the head", part, said));
+        self.stop();
     }
 
     pub(crate) fn stop(&self) {

@@ -16,6 +16,7 @@ use super::{Millis, blocking};
 
 /// What is to be done.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::large_enum_variant, reason = "few at a time")]
 pub(crate) enum Order {
     /// Write down by what the standby may take over, which it hears after all that was written before. A head that is started again must
     /// know of each, so they are written together.

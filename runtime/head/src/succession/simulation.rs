@@ -36,6 +36,7 @@ enum Who {
 
 /// What was written: who may take over, or something that somebody waits for.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "in a test")]
 enum Entry {
     Succession { latest: Succession, earlier: Option<Succession> },
     NoEarlier,

@@ -77,6 +77,11 @@ impl StandingBy {
         self.succession = succession;
     }
 
+    /// The head may be silent for so long from now on.
+    pub(crate) fn bears(&mut self, takeover: Millis) {
+        self.takeover = takeover;
+    }
+
     /// Whether it has given this up by letting a later head lead.
     pub(crate) fn is_void(&self, succession: &Succession) -> bool {
         Some(succession.generation.epoch) < self.let_lead
