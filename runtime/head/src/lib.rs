@@ -133,12 +133,13 @@ impl Head {
                 return Err(standby::is_a_copy(file, head));
             }
         }
+        // A port that somebody else has is found before anybody gives up something for this head.
+        let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         if standby == FormerStandby::IsAsked {
             let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
             let open = permission::open_among(&remembered.facts);
             permission::Asker { token, cluster, epoch }.may_lead(&open).await?;
         }
-        let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))
     }

@@ -35,8 +35,8 @@ use crate::journal::{Changes, Journal};
 use crate::programs::{Giver, Programs};
 use crate::service::{Durable as _, Shell};
 use crate::state::{Fact, FactKey};
-use crate::succession::Millis;
 use crate::succession::standing_by::{Order, StandingBy};
+use crate::succession::{Clock, Millis, millis};
 use crate::{FormerStandby, Head, HeadConfig, HeadHandle};
 
 /// How long a ballot may take.
@@ -111,10 +111,6 @@ pub(crate) fn is_a_copy(file: &Path, head: &Address) -> Error {
     }
 }
 
-fn millis(duration: Duration) -> Millis {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// What a standby's tasks share.
 struct Standby {
     token: Token,
@@ -134,7 +130,7 @@ struct Standby {
     cannot_write: Mutex<Option<Duration>>,
     /// When programs were tried last that the head did not give.
     lacks: Arc<Mutex<BTreeMap<String, Instant>>>,
-    began: Instant,
+    clock: Clock,
     /// Once it leads.
     leads: OnceLock<Arc<Shell>>,
 }
@@ -271,7 +267,6 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
     way.found(epoch);
     let known = facts.into_iter().map(|fact| (fact.key(), fact)).collect();
     let (stop, mut stopped) = watch::channel(());
-    let began = Instant::now();
     let standby = Arc::new(Standby {
         token,
         cluster,
@@ -285,7 +280,7 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
         is_current: watch::Sender::new(false),
         cannot_write: Mutex::default(),
         lacks: Arc::default(),
-        began,
+        clock: Clock::start(),
         leads: OnceLock::new(),
     });
     standby.note_succession(succession);
@@ -335,7 +330,7 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
 
 impl Standby {
     fn now(&self) -> Millis {
-        millis(self.began.elapsed())
+        self.clock.now()
     }
 
     fn hello(&self, process: ProcessId) -> Hello {

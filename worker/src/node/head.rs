@@ -81,6 +81,12 @@ impl HeadLink {
         self.client.lock().clone()
     }
 
+    /// The head may be there, too.
+    pub(super) fn learn(&self, other: Address) {
+        self.way.learn(other);
+        self.term.is_with(&self.way.heads());
+    }
+
     /// Whether a batch of what the head says is to be taken in, and has not come before.
     pub(super) fn hears(&self, number: u64) -> bool {
         self.heard.fetch_max(number + 1, Ordering::AcqRel) <= number
@@ -166,7 +172,7 @@ impl Daemon {
 
     /// It may be another one, on another machine.
     fn has_found_head(&self) {
-        self.head.term.is_with(&self.head.way.address());
+        self.head.term.is_with(&self.head.way.heads());
         self.tell_workers_of_heads();
     }
 

@@ -565,7 +565,12 @@ impl Shell {
 
     /// Ends this head alone: from now on, who is gone has not ended. What it knows is written.
     pub(crate) async fn leave(&self) {
+        // As long as its standby is connected, which has what it takes over with.
+        self.settle_journal().await;
         self.advance(Stage::Left);
+        if let Some(standby) = &self.standby {
+            standby.is_done_with();
+        }
         self.settle_journal().await;
     }
 
@@ -660,8 +665,14 @@ impl Shell {
     }
 
     async fn serve_process(self: Arc<Self>, stream: Stream, hello: Hello, job: Option<JobId>) {
-        let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        // A driver looks for the next head when this one stands still.
+        let probing = if job.is_some() && self.epoch.is_some() { Probing::Sends } else { Probing::default() };
+        let (connection, client, server) = mux::connect_probing::<
+            ProcessRequest,
+            ProcessResponse,
+            HeadRequest,
+            HeadResponse,
+        >(stream, Waiting::Asleep, probing);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let process = hello.address.process;
         let role = job.map_or(Role::Worker, Role::Driver);

@@ -158,13 +158,19 @@ impl Leading {
     ///
     /// # Errors
     /// There is another one.
-    pub(crate) fn follows(&mut self, now: Millis, standby: &Address) -> Result<(), String> {
+    pub(crate) fn follows(&mut self, now: Millis, standby: &Address) -> Result<Vec<Order>, String> {
+        let mut orders = Vec::new();
         if let Some(known) = self.follower.as_ref().filter(|known| known.address != *standby) {
-            let at = known.address.tcp.map_or_else(|| known.address.unix.clone(), |tcp| tcp.to_string());
-            return Err(format!("the head has a standby already, at {at}; end that one first"));
+            // Two do not listen at one port: it was started again, before the end of the last one was noticed.
+            let is_next_life = standby.tcp.is_some() && known.address.tcp == standby.tcp;
+            if !is_next_life {
+                let at = known.address.tcp.map_or_else(|| known.address.unix.clone(), |tcp| tcp.to_string());
+                return Err(format!("the head has a standby already, at {at}; end that one first"));
+            }
+            orders = self.standby_gone(now);
         }
         self.follower = Some(Follower { address: standby.clone(), heard: now, has_all: false });
-        Ok(())
+        Ok(orders)
     }
 
     /// The standby follows as of then. The latest succession that it has written is this; and whether it has written all that there was when
@@ -474,9 +480,25 @@ mod tests {
     }
 
     #[test]
+    fn a_standby_that_was_started_again_is_no_other_and_takes_over_by_nothing_of_its_last_life() {
+        let at = |life: u64| Address { tcp: Some("10.0.0.1:6420".parse().unwrap()), ..address(life) };
+        let mut head = Leading::new(Epoch(3), 4, 6);
+        head.nodes_are(0, nodes(1));
+        head.follows(0, &at(1)).unwrap();
+        let orders = head.heard(0, 0, None, true);
+        head.heard(0, 0, written(&orders), true);
+        assert_eq!(head.follows(1, &at(2)), Ok(vec![Order::AskNodes]), "the end of the last one was not noticed");
+        assert!(head.standby() == Some(&at(2)) && head.leadership().is_revoked);
+        let orders = head.answered(2, NodeId(1), 2, &head.leadership(), Support::Given);
+        assert!(written(&orders).is_some() && written(&head.heard(3, 3, None, true)).is_some());
+    }
+
+    #[test]
     fn a_second_standby_is_refused_and_one_that_is_back_gets_the_next_number() {
         let mut head = with_standby(1);
         assert!(head.follows(1, &address(98)).is_err());
+        let port = Some("10.0.0.1:6420".parse().unwrap());
+        assert!(head.follows(1, &Address { tcp: port, ..address(99) }).is_err());
         head.standby_gone(1);
         head.follows(1, &address(98)).unwrap();
         assert!(head.heard(1, 1, None, true).is_empty(), "before it was revoked");

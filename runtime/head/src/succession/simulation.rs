@@ -73,8 +73,6 @@ enum Life {
 enum Message {
     Follow {
         session: u64,
-        /// When its connection was made.
-        since: Millis,
         written: usize,
         has: Option<Generation>,
     },
@@ -145,7 +143,6 @@ struct World {
     /// Its file.
     copy: Vec<Entry>,
     copy_session: u64,
-    copy_since: Millis,
     /// Whether something is being written there.
     writes: bool,
     /// Whether the standby waits for an answer, and since when.
@@ -186,7 +183,6 @@ impl World {
             standby: StandingBy::new(first, TAKEOVER, None),
             copy: Vec::new(),
             copy_session: 0,
-            copy_since: first,
             writes: false,
             asks: None,
             written: 0,
@@ -318,7 +314,8 @@ impl World {
                 true => self.is_let_lead(),
                 false => self.life = Life::Dead,
             },
-            (Who::Node(node), Message::Support { answer, .. }) => {
+            // What an earlier one has asked is answered over connections that have ended with it.
+            (Who::Node(node), Message::Support { said, answer, .. }) if said.generation.count == u64::MAX => {
                 match answer {
                     Support::Given => given.insert(NodeId(node)),
                     Support::Promised(_) => false,
@@ -338,7 +335,7 @@ impl World {
 
     fn head_hears(&mut self, message: Message) {
         match message {
-            Message::Follow { session, since, written, has } => {
+            Message::Follow { session, written, has } => {
                 if self.session.is_some_and(|(known, _)| known > session) {
                     return;
                 }
@@ -346,7 +343,7 @@ impl World {
                     if written > 0 || self.head.follows(self.now, &address(STANDBY)).is_err() {
                         return;
                     }
-                    self.session = Some((session, since));
+                    self.session = Some((session, 0));
                     self.confirmed = 0;
                 }
                 let as_of = self.session.map_or(0, |(_, answered)| answered);
@@ -367,6 +364,9 @@ impl World {
             (Who::Head, message) if !self.leads() => self.hears_of_permission(from, message),
             (Who::Head, Message::Support { said, asked, answer }) => {
                 let Who::Node(node) = from else { return };
+                if said.generation.epoch != self.epoch {
+                    return;
+                }
                 let orders = self.head.answered(self.now, NodeId(node), asked, &said, answer);
                 self.obey(orders);
             }
@@ -485,14 +485,14 @@ impl World {
             if self.asks.is_some_and(|since| self.now > since + TAKEOVER) {
                 // Another connection.
                 (self.asks, self.written, self.writes) = (None, 0, false);
-                (self.copy_session, self.copy_since) = (self.copy_session + 1, self.now);
+                self.copy_session += 1;
             }
             // While it writes, it says now and then that it is there.
             if self.asks.is_none() && (!self.writes || self.random.random_range(0..20) == 0) {
                 self.asks = Some(self.now);
                 let has = successions(&self.copy).0.map(|latest| latest.generation);
-                let (session, since, written) = (self.copy_session, self.copy_since, self.written);
-                let follow = Message::Follow { session, since, written, has };
+                let (session, written) = (self.copy_session, self.written);
+                let follow = Message::Follow { session, written, has };
                 self.send(Who::Standby, Who::Head, follow);
             }
         }
