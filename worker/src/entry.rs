@@ -51,6 +51,7 @@ fn run(value: &str) -> std::io::Result<()> {
     match (kind, fds.as_slice()) {
         ("guard", [socket]) => guard::main(start::inherited(*socket)?),
         ("worker", [start, arena, page]) => {
+            wingbeat_process::memory_is(|| crate::machine::HERE.memory());
             let info = start::from_memfd(start::inherited(*start)?)?;
             executor::main(info, start::inherited(*arena)?, start::inherited(*page)?)
         }
