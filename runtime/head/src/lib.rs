@@ -249,6 +249,11 @@ impl HeadHandle {
         self.cluster
     }
 
+    /// Where the standby listens that takes over when this head leaves, if there is one.
+    pub fn standby(&self) -> Option<SocketAddr> {
+        self.shell.standby_that_is_current()?.tcp
+    }
+
     /// Waits until the head was asked to stop, and every node was told.
     ///
     /// # Errors

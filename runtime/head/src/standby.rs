@@ -536,7 +536,7 @@ impl Standby {
                 return Ended::CannotWrite(error);
             }
             written = position;
-            has_all |= copying.is_over();
+            has_all = copying.is_complete;
             if has_all {
                 self.can_write();
             }
@@ -713,31 +713,33 @@ impl Standby {
     }
 }
 
-/// A copy of everything, until it is complete.
+/// A copy of everything that comes over one connection.
 #[derive(Default)]
-struct Copying(Option<Changes>);
+struct Copying {
+    /// What has come of it, until it is complete.
+    parts: Option<Changes>,
+    /// Whether it is.
+    is_complete: bool,
+}
 
 impl Copying {
-    fn is_over(&self) -> bool {
-        self.0.is_none()
-    }
-
     /// What is to be written with this, and whether it replaces all that is there.
     fn take_in(&mut self, facts: Facts) -> Option<(Changes, bool)> {
         let Facts { begins, is_complete, changes, .. } = facts;
         let bytes = |payload: Payload| payload.0.to_vec();
         let changes = changes.into_iter().map(|(key, fact)| (bytes(key), fact.map(bytes)));
         if begins {
-            self.0 = Some(Changes::new());
+            self.parts = Some(Changes::new());
         }
-        match self.0.take() {
+        match self.parts.take() {
             None => Some((changes.collect(), false)),
             Some(mut copy) => {
                 copy.extend(changes);
                 if is_complete {
+                    self.is_complete = true;
                     return Some((copy, true));
                 }
-                self.0 = Some(copy);
+                self.parts = Some(copy);
                 None
             }
         }
@@ -775,6 +777,19 @@ impl wingbeat_net::services::Standby for Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_is_complete_with_its_last_part_and_not_before_it_has_begun() {
+        let facts = |position, begins, is_complete| Facts { position, begins, is_complete, changes: Vec::new() };
+        let mut copying = Copying::default();
+        assert!(
+            copying.take_in(facts(0, false, true)).is_some() && !copying.is_complete,
+            "the head had nothing to say"
+        );
+        assert!(copying.take_in(facts(1, true, false)).is_none() && !copying.is_complete);
+        assert!(matches!(copying.take_in(facts(2, false, true)), Some((_, true))) && copying.is_complete);
+        assert!(matches!(copying.take_in(facts(3, false, true)), Some((_, false))) && copying.is_complete);
+    }
 
     #[test]
     fn a_standby_of_a_head_that_other_machines_reach_does_not_listen_where_they_do_not() {

@@ -565,8 +565,10 @@ impl Shell {
 
     /// Ends this head alone: from now on, who is gone has not ended. What it knows is written.
     pub(crate) async fn leave(&self) {
-        // As long as its standby is connected, which has what it takes over with.
-        self.settle_journal().await;
+        if self.standby_that_is_current().is_some() {
+            // As long as it is connected: it takes over with this.
+            self.settle_journal().await;
+        }
         self.advance(Stage::Left);
         if let Some(standby) = &self.standby {
             standby.is_done_with();

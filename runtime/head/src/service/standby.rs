@@ -234,6 +234,12 @@ impl Shell {
         standby.leading.lock().standby().cloned()
     }
 
+    /// The same, if it has all that it needs.
+    pub(crate) fn standby_that_is_current(&self) -> Option<Address> {
+        let leading = self.standby.as_ref()?.leading.lock();
+        leading.voters().and(leading.standby().cloned())
+    }
+
     /// The standby, for people.
     pub(super) fn standby_state(&self) -> Option<StandbyState> {
         let standby = self.standby.as_ref()?;

@@ -248,11 +248,6 @@ impl Process {
             tokio::select! {
                 () = carrying => true,
                 never = asking => never,
-            }
-        };
-        let talking = async {
-            tokio::select! {
-                is_known = talking => is_known,
                 () = until_another_may_lead(head, &connection) => {
                     tracing::warn!("the head says nothing; looking for it, and for its standby");
                     true
