@@ -52,10 +52,11 @@ pub(crate) struct HeadArgs {
     /// the cluster learn it from the head.
     #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
     lost_after: Option<std::time::Duration>,
-    /// Be a standby of the head at this address (host:port), which must keep a journal itself: copy its journal to FILE, and take over within
-    /// about 10 s when it is gone or cut off, if a majority of the nodes has not heard it either. Nodes and programs find the standby by
-    /// themselves, at --host and --port, which they must be able to reach. To survive the loss of a machine, give the head, the standby
-    /// and at least one node machines of their own. The head that was taken over from ends; start it again with --standby-of the new one.
+    /// Be a standby of the head at this address (host:port), which must keep a journal itself: copy its journal to FILE, and take over at
+    /// once when it is gone, and within about 4 s (a quarter of --lost-after if that is less) when it is cut off, if a majority of the nodes
+    /// has not heard it either. Nodes and programs find the standby by themselves, at --host and --port, which they must be able to reach. To
+    /// survive the loss of a machine, give the head, the standby and at least one node machines of their own. The head that was taken over
+    /// from ends; start it again with --standby-of the new one.
     #[arg(long, value_name = "ADDRESS", requires = "journal")]
     standby_of: Option<String>,
     /// Lead although the journal names a standby that may have taken over, and does not answer. Only if it is certain that no other head of
@@ -175,12 +176,14 @@ pub(crate) async fn head(args: HeadArgs) -> Result<()> {
         asked = signals.next() => {
             // As supervisors stop what they are about to start again.
             if args.journal.is_some() && asked.what == TERMINATED {
-                note!(
-                    "wingbeat head: {}; nodes and programs wait for about {} s for a head with this journal (`wingbeat stop` would have \
-                     ended them)",
-                    asked.what,
-                    limits().lost.as_secs()
-                );
+                let next = match head.standby() {
+                    Some(standby) => format!("its standby at {standby} takes over"),
+                    None => format!(
+                        "nodes and programs wait for about {} s for a head with this journal",
+                        limits().lost.as_secs()
+                    ),
+                };
+                note!("wingbeat head: {}; {next} (`wingbeat stop` would have ended them)", asked.what);
                 head.leave().await;
                 return Ok(());
             }

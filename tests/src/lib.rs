@@ -319,6 +319,16 @@ impl TestCluster {
         self.standby.as_ref().map(|standby| standby.daemon.pid())
     }
 
+    /// Where the standby listens.
+    pub fn standby_address(&self) -> Option<&str> {
+        self.standby.as_ref().map(|standby| standby.address.as_str())
+    }
+
+    /// The process of the head, which ends when this is dropped, and not when the standby has taken over.
+    pub fn take_head(&mut self) -> Option<Daemon> {
+        self.head.take()
+    }
+
     /// Ends the standby with SIGKILL.
     pub fn kill_standby(&mut self) -> Result<()> {
         self.standby.take().context("no standby")?.daemon.kill()

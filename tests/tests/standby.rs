@@ -144,6 +144,42 @@ fn a_head_that_is_killed_under_load_is_taken_over_from_and_nothing_fails() {
 }
 
 #[test]
+fn a_head_that_stands_still_is_taken_over_from_and_what_runs_on_its_machine_goes_on() {
+    let mut cluster = TestCluster::with_journal(2, 2).unwrap();
+    cluster.start_standby("second").unwrap();
+    let driver = join(&cluster);
+    let counter = wingbeat::block_on(Counter::options().name("counter").detached().get_or_create()).unwrap();
+    let pid = counter.pid().get_blocking().unwrap();
+    let load = Load::start(&driver, counter.clone());
+    load.goes_on(3);
+    let last = cluster.take_head().unwrap();
+    let stopped = Pid::from_raw(last.pid() as i32).unwrap();
+    kill_process(stopped, Signal::STOP).unwrap();
+    cluster.wait_for_takeover().unwrap();
+    load.goes_on(10);
+    assert_eq!(counter.pid().get_blocking().unwrap(), pid, "it is the same life");
+    // It notices that it leads no more, and nobody goes back to it.
+    kill_process(stopped, Signal::CONT).unwrap();
+    assert!(wait_for_end(last.pid(), Duration::from_secs(60)));
+    load.goes_on(3);
+    let calls = load.end();
+    assert_eq!(counter.add().get_blocking().unwrap(), calls + 1);
+}
+
+#[test]
+fn a_driver_that_begins_in_the_moment_of_a_takeover_waits_for_it() {
+    let mut cluster = TestCluster::with_journal(1, 1).unwrap();
+    cluster.start_standby("second").unwrap();
+    until_standby(&cluster, |standby| standby["voters"] == 1);
+    let both = format!("{},{}", cluster.address(), cluster.standby_address().unwrap());
+    cluster.kill_head().unwrap();
+    let token = cluster.token().unwrap();
+    let _driver = Local::from(wingbeat::init_at(&both).token(&token).namespace("standby"));
+    assert_eq!(double::remote(4).get_blocking().unwrap(), 8);
+    cluster.wait_for_takeover().unwrap();
+}
+
+#[test]
 fn a_head_whose_standby_is_killed_goes_on_and_says_so_and_the_next_standby_knows_everything() {
     let mut cluster = TestCluster::with_journal(1, 2).unwrap();
     cluster.start_standby("second").unwrap();

@@ -53,6 +53,7 @@ fn run(value: &str) -> std::io::Result<()> {
         ("worker", [start, arena, page]) => {
             // It was started from a descriptor, by whose number it would be called in `top`.
             let _ = rustix::thread::set_name(c"wingbeat-worker");
+            wingbeat_process::memory_is(|| crate::machine::HERE.memory());
             let info = start::from_memfd(start::inherited(*start)?)?;
             executor::main(info, start::inherited(*arena)?, start::inherited(*page)?)
         }

@@ -102,6 +102,7 @@ impl Default for InitOptions {
 /// Nobody answers at the address, or refuses; the options make no sense; the process has a session already.
 pub async fn init(options: InitOptions) -> Result<Session, Error> {
     crate::entry::linked();
+    wingbeat_process::memory_is(|| machine::HERE.memory());
     if options.global && matches!(Session::current(), Ok(session) if !session.process().is_over()) {
         return Err(Error::InvalidArgument {
             what: "this process has joined a cluster already; call shutdown() first, or join with global(false)".into(),

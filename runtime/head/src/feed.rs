@@ -72,6 +72,11 @@ impl Feed {
         self.inside.lock().parts = None;
     }
 
+    /// Whether there is nothing for a standby, not even that there is nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inside.lock().parts.is_none()
+    }
+
     /// The position of what was written last.
     pub(crate) fn position(&self) -> u64 {
         self.inside.lock().position

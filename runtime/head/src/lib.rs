@@ -127,17 +127,19 @@ impl Head {
         limits::take(config.patience);
         let (journal, remembered) = journal::Journal::open(file, config.cluster)?;
         config.cluster = remembered.cluster.unwrap_or(config.cluster);
+        // Before anybody is asked: nodes that have heard a head which is none would not vote for the standby any more.
         for fact in &remembered.facts {
-            match fact {
-                state::Fact::Follows(head) => return Err(standby::is_a_copy(file, head)),
-                state::Fact::Succession(succession) if standby == FormerStandby::IsAsked => {
-                    let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
-                    permission::Asker { token, cluster, epoch }.may_lead(succession).await?;
-                }
-                _ => {}
+            if let state::Fact::Follows(head) = fact {
+                return Err(standby::is_a_copy(file, head));
             }
         }
+        // A port that somebody else has is found before anybody gives up something for this head.
         let listener = Listener::bind(ProcessId(config.cluster.0), config.tcp).await?;
+        if standby == FormerStandby::IsAsked {
+            let (token, cluster, epoch) = (&config.token, config.cluster, remembered.epoch);
+            let open = permission::open_among(&remembered.facts);
+            permission::Asker { token, cluster, epoch }.may_lead(&open).await?;
+        }
         let shell = Self::go_on(file, journal, remembered, config.cluster, std::time::Duration::ZERO).await?;
         Ok(Self::serve_at(listener, config, shell))
     }
@@ -170,7 +172,8 @@ impl Head {
             // Before anybody hears of this head: nobody may take over from it yet, and later ones have a greater epoch.
             let generation = Generation { epoch, count: 0 };
             let nobody = Succession { generation, standby: None, voters: Default::default() };
-            journal.intend(vec![state::Fact::Succession(Box::new(nobody)), state::Fact::Leads]).await?;
+            let nobody = state::Fact::Succession(Box::new(nobody));
+            journal.intend(vec![nobody, state::Fact::NoEarlierSuccession, state::Fact::Leads]).await?;
         }
         let programs = Programs::beside(file)?;
         let mut facts = remembered.cluster.map(|_| remembered.facts);
@@ -244,6 +247,11 @@ impl HeadHandle {
     /// The cluster.
     pub fn cluster(&self) -> ClusterId {
         self.cluster
+    }
+
+    /// Where the standby listens that takes over when this head leaves, if there is one.
+    pub fn standby(&self) -> Option<SocketAddr> {
+        self.shell.standby_that_is_current()?.tcp
     }
 
     /// Waits until the head was asked to stop, and every node was told.

@@ -1,13 +1,14 @@
 //! Whether a head that is started with a file in which a standby is named may lead: that standby may have taken over.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, MachineId};
-use wingbeat_core::{ClusterId, ProcessId};
+use wingbeat_core::{ClusterId, NodeId, ProcessId};
 use wingbeat_net::Token;
-use wingbeat_net::address::{self, DialError};
-use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role};
+use wingbeat_net::address::{self, DialError, Stream};
+use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, Welcome};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{Generation, Leadership, Succession, Support};
 use wingbeat_net::mux::{self, Waiting};
@@ -16,6 +17,7 @@ use wingbeat_net::services::{
     StandbyRequest, StandbyResponse,
 };
 
+use crate::state::Fact;
 use crate::succession::blocking;
 
 /// How long it may take until the standby or enough nodes have answered: longer than a standby takes over.
@@ -32,11 +34,11 @@ pub(crate) struct Asker<'a> {
 }
 
 /// What somebody says.
+#[derive(PartialEq, Eq, Debug)]
 enum Said {
     MayLead,
     /// Another head leads.
     Superseded,
-    Nothing,
 }
 
 impl Asker<'_> {
@@ -46,80 +48,72 @@ impl Asker<'_> {
         Hello { address: Address { process: ProcessId(self.cluster.0), ..hello.address.clone() }, ..hello }
     }
 
-    /// Waits until it is certain that nobody else leads.
+    /// Waits until it is certain that nobody else leads, by any of the successions that the standby may use.
     ///
     /// # Errors
     /// Somebody does, or it cannot be found out.
-    pub(crate) async fn may_lead(&self, by: &Succession) -> Result<(), Error> {
-        let Some(standby) = &by.standby else { return Ok(()) };
+    pub(crate) async fn may_lead(&self, open: &[Succession]) -> Result<(), Error> {
+        // Both name the same one.
+        let Some(standby) = open.iter().find_map(|by| by.standby.as_ref()) else { return Ok(()) };
         let at = standby.tcp.map_or_else(|| standby.unix.clone(), |tcp| tcp.to_string());
-        let until = Instant::now() + LIMIT;
         let refused = |why: String| Error::Refused { who: "the cluster".into(), why };
-        loop {
-            let superseded = || {
-                refused(format!(
-                    "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
-                     --journal FILE`"
-                ))
-            };
-            match self.ask_standby(standby).await {
-                Said::MayLead => return Ok(()),
-                Said::Superseded => return Err(superseded()),
-                Said::Nothing => {}
+        // At once: a machine that is gone is silent for longer than nodes wait for the next head.
+        let asking = async {
+            tokio::select! {
+                said = until_said(|| self.ask_standby(standby)) => said,
+                said = until_said(|| self.ask_nodes(open)) => said,
             }
-            match self.ask_nodes(by).await {
-                Said::MayLead => return Ok(()),
-                Said::Superseded => return Err(superseded()),
-                Said::Nothing => {}
-            }
-            if Instant::now() > until {
-                return Err(refused(format!(
-                    "the journal names a standby at {at}, which may have taken over, and neither that nor enough nodes answer. Start the \
-                     standby again, or this head with --without-standby if it is certain that no other head of the cluster runs"
-                )));
-            }
-            tokio::time::sleep(PAUSE).await;
+        };
+        match tokio::time::timeout(LIMIT, asking).await {
+            Ok(Said::MayLead) => Ok(()),
+            Ok(Said::Superseded) => Err(refused(format!(
+                "its standby at {at} has taken over, and leads it; start this head as its standby: `wingbeat head --standby-of {at} \
+                 --journal FILE`"
+            ))),
+            Err(_) => Err(refused(format!(
+                "the journal names a standby at {at}, which may have taken over, and neither that nor enough nodes answer. Start the \
+                 standby again, or this head with --without-standby if it is certain that no other head of the cluster runs"
+            ))),
         }
     }
 
-    async fn ask_standby(&self, standby: &Address) -> Said {
+    async fn ask_standby(&self, standby: &Address) -> Option<Said> {
+        let dialled = tokio::time::timeout(limits().takeover, self.dial_standby(standby)).await.ok()?;
+        let (stream, welcome) = dialled.ok()?;
+        if welcome.stands_by.is_none() {
+            return Some(Said::Superseded);
+        }
+        let (connection, client, _) =
+            mux::connect::<StandbyRequest, StandbyResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        let _closes = connection.closes();
+        let client = StandbyClient::new(mux::client_config(), client).spawn();
+        match client.may_lead(mux::within(limits().takeover * 2), self.epoch).await.ok()? {
+            true => Some(Said::MayLead),
+            false => Some(Said::Superseded),
+        }
+    }
+
+    async fn dial_standby(&self, standby: &Address) -> Result<(Stream, Welcome), DialError> {
         // Its next life has another socket, and the same port.
         let far = Address { machine: MachineId(0), unix: String::new(), ..standby.clone() };
-        let dialled = match address::dial_and_learn(standby, "the standby", self.token, self.hello()).await {
+        match address::dial_and_learn(standby, "the standby", self.token, self.hello()).await {
             Err(DialError::Gone(_)) if far.tcp.is_some() => {
                 address::dial_and_learn(&far, "the standby", self.token, self.hello()).await
             }
             dialled => dialled,
-        };
-        let Ok((stream, welcome)) = dialled else { return Said::Nothing };
-        if welcome.stands_by.is_none() {
-            return Said::Superseded;
-        }
-        let (connection, client, _) =
-            mux::connect::<StandbyRequest, StandbyResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
-        let client = StandbyClient::new(mux::client_config(), client).spawn();
-        let answer = client.may_lead(mux::within(limits().takeover * 2), self.epoch).await;
-        connection.close();
-        match answer {
-            Ok(true) => Said::MayLead,
-            Ok(false) => Said::Superseded,
-            Err(_) => Said::Nothing,
         }
     }
 
-    /// So many nodes that the others were no majority for the standby, and from now on are none.
-    async fn ask_nodes(&self, by: &Succession) -> Said {
-        if by.voters.is_empty() {
-            return Said::Nothing;
-        }
+    /// By each succession so many nodes that the others were no majority for the standby, and from now on are none.
+    async fn ask_nodes(&self, open: &[Succession]) -> Option<Said> {
         // As the head that the standby followed: whoever has joined the standby since, or promised to, does not support that.
-        let generation = Generation { epoch: by.generation.epoch, count: u64::MAX };
-        let answers = futures::future::join_all(by.voters.values().map(|node| self.ask_node(node, generation))).await;
-        let given = answers.iter().filter(|answer| matches!(answer, Some(Support::Given))).count();
-        if answers.iter().flatten().any(|answer| matches!(answer, Support::Joined(_))) {
-            return Said::Superseded;
-        }
-        if given >= blocking(by.voters.len()) { Said::MayLead } else { Said::Nothing }
+        let epoch = open.iter().map(|by| by.generation.epoch).max()?;
+        let generation = Generation { epoch, count: u64::MAX };
+        let voters: BTreeMap<NodeId, &Address> =
+            open.iter().flat_map(|by| by.voters.iter().map(|(node, address)| (*node, address))).collect();
+        let asking = voters.into_iter().map(async |(node, address)| (node, self.ask_node(address, generation).await));
+        let answers: BTreeMap<NodeId, Option<Support>> = futures::future::join_all(asking).await.into_iter().collect();
+        said_by_nodes(open, &answers)
     }
 
     async fn ask_node(&self, node: &Address, generation: Generation) -> Option<Support> {
@@ -129,8 +123,101 @@ impl Asker<'_> {
             mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
         let client = NodeClient::new(mux::client_config(), client).spawn();
         let said = Leadership { generation, is_revoked: true, standby: None };
-        let answer = client.support(mux::within(limits().takeover), said).await;
-        connection.close();
-        answer.ok()
+        let _closes = connection.closes();
+        client.support(mux::within(limits().takeover), said).await.ok()
+    }
+}
+
+/// The successions in a file that somebody may use.
+pub(crate) fn open_among(facts: &[Fact]) -> Vec<Succession> {
+    let named = facts.iter().filter_map(|fact| match fact {
+        Fact::Succession(succession) | Fact::EarlierSuccession(succession) => Some((**succession).clone()),
+        _ => None,
+    });
+    named.filter(|succession| succession.standby.is_some()).collect()
+}
+
+/// What follows from the answers of nodes; none while they are too few.
+fn said_by_nodes(open: &[Succession], answers: &BTreeMap<NodeId, Option<Support>>) -> Option<Said> {
+    if answers.values().flatten().any(|answer| matches!(answer, Support::Joined(_))) {
+        return Some(Said::Superseded);
+    }
+    let is_given = |node: &&NodeId| answers.get(*node) == Some(&Some(Support::Given));
+    let is_enough = |by: &Succession| {
+        !by.voters.is_empty() && by.voters.keys().filter(is_given).count() >= blocking(by.voters.len())
+    };
+    open.iter().all(is_enough).then_some(Said::MayLead)
+}
+
+/// Asks again and again until something is said.
+async fn until_said<F: Future<Output = Option<Said>>>(ask: impl Fn() -> F) -> Said {
+    loop {
+        if let Some(said) = ask().await {
+            return said;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    use wingbeat_net::patience::Patience;
+
+    use super::*;
+    use crate::journal::Journal;
+    use crate::service::Durable as _;
+    use crate::{FormerStandby, Head, HeadConfig};
+
+    /// Somebody on another machine, who would be heard here.
+    fn far() -> (TcpListener, Address) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let tcp = Some(listener.local_addr().unwrap());
+        let address = Address { process: ProcessId(7), machine: MachineId(0), unix: String::new(), tcp, steward: None };
+        (listener, address)
+    }
+
+    #[test]
+    fn so_many_nodes_let_lead_that_by_no_open_succession_there_is_a_majority_for_the_standby() {
+        let by = |count, voters: &[u64]| {
+            let (_, address) = far();
+            let voters = voters.iter().map(|node| (NodeId(*node), address.clone())).collect();
+            Succession { generation: Generation { epoch: Epoch(1), count }, standby: Some(address), voters }
+        };
+        let said = |open: &[Succession], given: &[u64]| {
+            let answers = given.iter().map(|node| (NodeId(*node), Some(Support::Given)));
+            said_by_nodes(open, &answers.chain([(NodeId(9), None)]).collect())
+        };
+        let (earlier, latest) = (by(1, &[1]), by(2, &[1, 2, 3]));
+        assert_eq!(said(std::slice::from_ref(&latest), &[2, 3]), Some(Said::MayLead));
+        let open = [latest, earlier];
+        assert_eq!(said(&open, &[2, 3]), None, "the standby may have only the one before, by which one node elects it");
+        assert_eq!(said(&open, &[1]), None);
+        assert_eq!(said(&open, &[1, 3]), Some(Said::MayLead));
+        assert_eq!(said(&[by(1, &[])], &[]), None, "without nodes the standby alone knows");
+        let joined = [(NodeId(1), Some(Support::Joined(Epoch(2)))), (NodeId(2), Some(Support::Given))].into();
+        assert_eq!(said_by_nodes(&[by(1, &[1, 2])], &joined), Some(Said::Superseded));
+    }
+
+    #[tokio::test]
+    async fn a_head_with_the_copy_of_a_standby_asks_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("copy");
+        let ((at_standby, standby), (at_node, node)) = (far(), far());
+        let voters = BTreeMap::from([(NodeId(1), node)]);
+        let generation = Generation { epoch: Epoch(1), count: 1 };
+        let succession = Succession { generation, standby: Some(standby.clone()), voters };
+        let facts = vec![Fact::Succession(Box::new(succession)), Fact::Follows(Box::new(standby))];
+        Journal::open(&file, ClusterId(7)).unwrap().0.intend(facts).await.unwrap();
+        let (token, cluster, patience) = (Token::random(), ClusterId(7), Patience::USUAL);
+        let config = HeadConfig { tcp: None, token, cluster, patience };
+        let refused = Head::start_with_journal(config, &file, FormerStandby::IsAsked).await.err().unwrap();
+        assert!(refused.to_string().contains("start it with --standby-of"), "{refused}");
+        for listener in [at_standby, at_node] {
+            assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody was asked");
+        }
     }
 }

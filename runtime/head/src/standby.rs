@@ -4,6 +4,8 @@
 //! when the head refuses it, or when its handle is dropped; a copy that it has made stays in its file, and is made anew when it follows again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -21,6 +23,7 @@ use wingbeat_net::handshake::{Epoch, Hello, Purpose, Role, StandsBy, Welcome};
 use wingbeat_net::limits::{self, limits, patience};
 use wingbeat_net::messages::{Ballot, Facts, Follow, Followed, Succession, Vote};
 use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::panics;
 use wingbeat_net::seek;
 use wingbeat_net::services::{
     HeadClient, HeadRequest, HeadResponse, NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse,
@@ -32,8 +35,8 @@ use crate::journal::{Changes, Journal};
 use crate::programs::{Giver, Programs};
 use crate::service::{Durable as _, Shell};
 use crate::state::{Fact, FactKey};
-use crate::succession::Millis;
 use crate::succession::standing_by::{Order, StandingBy};
+use crate::succession::{Clock, Millis, millis};
 use crate::{FormerStandby, Head, HeadConfig, HeadHandle};
 
 /// How long a ballot may take.
@@ -42,6 +45,10 @@ const VOTE_LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same, where somebody there has refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+/// The first pause after the file could not be written, and the longest.
+const FULL_PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// The pause before a program is fetched again.
+const PROGRAM_PAUSE: Duration = Duration::from_secs(10);
 /// Answers of nodes that wait to be looked at.
 const VOTES: usize = 1024;
 
@@ -104,10 +111,6 @@ pub(crate) fn is_a_copy(file: &Path, head: &Address) -> Error {
     }
 }
 
-fn millis(duration: Duration) -> Millis {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// What a standby's tasks share.
 struct Standby {
     token: Token,
@@ -123,9 +126,23 @@ struct Standby {
     /// Jobs and actors, for the programs that may be needed.
     known: Mutex<BTreeMap<FactKey, Fact>>,
     is_current: watch::Sender<bool>,
-    began: Instant,
+    /// How long it was paused last since the file cannot be written; none while it can.
+    cannot_write: Mutex<Option<Duration>>,
+    /// When programs were tried last that the head did not give.
+    lacks: Arc<Mutex<BTreeMap<String, Instant>>>,
+    clock: Clock,
     /// Once it leads.
     leads: OnceLock<Arc<Shell>>,
+}
+
+/// How following over one connection has ended.
+enum Ended {
+    /// With the standby.
+    Standby(Outcome),
+    /// Another connection may go on.
+    Connection,
+    /// The file cannot be written.
+    CannotWrite(Error),
 }
 
 /// What comes next.
@@ -202,20 +219,33 @@ pub(crate) async fn start(config: HeadConfig, head: &str, file: &Path) -> Result
 }
 
 /// This machine's address, by which the last head knew this standby.
-fn own_ip(succession: Option<&Succession>, listens: Option<std::net::SocketAddr>) -> Option<std::net::IpAddr> {
+fn own_ip(succession: Option<&Succession>, listens: Option<SocketAddr>) -> Option<IpAddr> {
     let known = succession?.standby.as_ref()?.tcp?;
     (Some(known.port()) == listens.map(|listens| listens.port())).then(|| known.ip())
 }
 
+/// Whoever reaches the head from other machines must reach its standby, too.
+fn can_be_reached(listens: Option<SocketAddr>, on_the_way: Option<IpAddr>) -> Result<(), Error> {
+    match (listens, on_the_way) {
+        (Some(listens), Some(ip)) if listens.ip().is_loopback() && !ip.is_loopback() => Err(Error::InvalidArgument {
+            what: format!(
+                "a standby at {listens} cannot be reached from other machines, and the head that it follows can: the cluster would be lost \
+                 when it takes over. Give --host {ip}"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// With what a standby begins.
 struct Begins<'a> {
-    tcp: Option<std::net::SocketAddr>,
+    tcp: Option<SocketAddr>,
     token: Token,
     cluster: ClusterId,
     head: Address,
     epoch: Option<Epoch>,
     /// This machine's address on the way to the head.
-    ip: Option<std::net::IpAddr>,
+    ip: Option<IpAddr>,
     file: &'a Path,
     journal: Journal,
     facts: Vec<Fact>,
@@ -224,6 +254,7 @@ struct Begins<'a> {
 
 async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
     let Begins { tcp, token, cluster, head, epoch, ip, file, journal, facts, succession } = with;
+    can_be_reached(tcp, ip)?;
     let listener = Listener::bind(ProcessId(cluster.0), tcp).await?;
     let mut address = listener.address().clone();
     if let (Some(tcp), Some(ip)) = (&mut address.tcp, ip)
@@ -236,7 +267,6 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
     way.found(epoch);
     let known = facts.into_iter().map(|fact| (fact.key(), fact)).collect();
     let (stop, mut stopped) = watch::channel(());
-    let began = Instant::now();
     let standby = Arc::new(Standby {
         token,
         cluster,
@@ -248,17 +278,26 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
         programs: Arc::new(Programs::beside(file)?),
         known: Mutex::new(known),
         is_current: watch::Sender::new(false),
-        began,
+        cannot_write: Mutex::default(),
+        lacks: Arc::default(),
+        clock: Clock::start(),
         leads: OnceLock::new(),
     });
     standby.note_succession(succession);
     let (outcome, told) = oneshot::channel();
     let is_current = standby.is_current.subscribe();
     let (listening, serving) = (standby.clone(), standby.clone());
-    let accepted = move |stream: Stream, hello: Hello| {
-        tokio::spawn(serving.clone().accept(stream, hello));
+    let accepted = move |stream: Stream, hello: Hello| match serving.leads.get() {
+        Some(shell) => {
+            let shell = shell.clone();
+            shell.clone().vital("serving a connection", async move { shell.serve_connection(stream, hello).await });
+        }
+        None => {
+            tokio::spawn(serving.clone().answer(stream, hello));
+        }
     };
-    tokio::spawn(async move {
+    let running = standby.clone();
+    let taking_part = async move {
         let token = standby.token.clone();
         let ending = standby.clone();
         let ended = async move {
@@ -277,13 +316,21 @@ async fn begin(with: Begins<'_>) -> Result<StandbyHandle, Error> {
                 std::future::pending().await
             } => {}
         }
+    };
+    tokio::spawn(async move {
+        // Before it leads, whoever waits for its outcome is told.
+        if let Err(said) = panics::caught(taking_part).await
+            && let Some(shell) = running.leads.get()
+        {
+            shell.is_defect("taking connections", &said);
+        }
     });
     Ok(StandbyHandle { address, head: Some(head), outcome: told, is_current, _stop: stop })
 }
 
 impl Standby {
     fn now(&self) -> Millis {
-        millis(self.began.elapsed())
+        self.clock.now()
     }
 
     fn hello(&self, process: ProcessId) -> Hello {
@@ -307,10 +354,8 @@ impl Standby {
         }
     }
 
-    async fn accept(self: Arc<Self>, stream: Stream, hello: Hello) {
-        if let Some(shell) = self.leads.get() {
-            return shell.clone().serve_connection(stream, hello).await;
-        }
+    /// Before it leads.
+    async fn answer(self: Arc<Self>, stream: Stream, hello: Hello) {
         // Others have learned from the welcome where the head is.
         if hello.role == Role::Head {
             let (connection, _, server) =
@@ -328,8 +373,11 @@ impl Standby {
             succession.standby = succession.standby.filter(is_meant).map(|_| self.address.clone());
             succession
         });
-        let is_current = succession.as_ref().is_some_and(|succession| succession.standby.is_some());
         self.deciding.lock().wrote(succession);
+    }
+
+    /// Whether it has all that the head has written, and may take over.
+    fn note_whether_current(&self, is_current: bool) {
         self.is_current.send_if_modified(|current| std::mem::replace(current, is_current) != is_current);
     }
 
@@ -409,10 +457,9 @@ impl Standby {
         let stream = address::dial(node, "a node", &self.token, hello).await.ok()?;
         let (connection, client, _) =
             mux::connect::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        let _closes = connection.closes();
         let client = NodeClient::new(mux::client_config(), client).spawn();
-        let vote = client.elect(mux::within(VOTE_LIMIT), ballot.clone()).await;
-        connection.close();
-        vote.ok()
+        client.elect(mux::within(VOTE_LIMIT), ballot.clone()).await.ok()
     }
 
     /// Follows the head over one connection after the other.
@@ -422,10 +469,13 @@ impl Standby {
             let hello = self.hello(ProcessId::random());
             match tokio::time::timeout(limits().takeover, self.way.dial(&self.token, hello)).await {
                 Ok(Ok((stream, _))) => {
-                    if let Some(ended) = self.follow_over(stream).await {
-                        return ended;
+                    // A head that was started again may have other times, which it has said.
+                    self.deciding.lock().bears(millis(limits().takeover));
+                    match self.follow_over(stream).await {
+                        Ended::Standby(outcome) => return outcome,
+                        Ended::Connection => tracing::warn!("the connection to the head has ended; looking for it"),
+                        Ended::CannotWrite(error) => tokio::time::sleep(self.pause_after(&error)).await,
                     }
-                    tracing::warn!("the connection to the head has ended; looking for it");
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "cannot reach the head");
@@ -451,40 +501,82 @@ impl Standby {
         address::is_gone(&head).await && (far.tcp.is_none() || address::is_gone(&far).await)
     }
 
-    /// Follows over one connection. None when that has ended, and another may go on.
-    async fn follow_over(self: &Arc<Self>, stream: Stream) -> Option<Outcome> {
+    /// Follows over one connection.
+    async fn follow_over(self: &Arc<Self>, stream: Stream) -> Ended {
         let (connection, client, _) =
             mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        // Also when it runs meanwhile.
+        let _closes = connection.closes();
         let client = HeadClient::new(mux::client_config(), client).spawn();
         let epoch = self.way.epoch().unwrap_or(Epoch(0));
         let mut copying = Copying::default();
-        let mut written = 0;
-        let ended = loop {
+        let (mut written, mut has_all) = (0, false);
+        // What it may have from earlier is not what the head has now.
+        self.note_whether_current(false);
+        loop {
             let generation = self.written_generation();
             let asks = Follow { standby: self.address.clone(), written, generation };
             let asked = self.now();
-            let answer = client.follow(mux::within(limits().takeover), asks).await;
-            match answer {
-                Err(_) => break None,
-                Ok(Err(error @ Error::Refused { .. })) => break Some(Outcome::Failed(error)),
-                Ok(Err(_)) => break None,
-                Ok(Ok(Followed::Stops)) => break Some(Outcome::Stopped),
-                Ok(Ok(Followed::Facts(facts))) => {
-                    self.deciding.lock().heard(self.now(), asked, epoch);
-                    let position = facts.position;
-                    match self.write(facts, &mut copying).await {
-                        Ok(()) => written = position,
-                        Err(error) => {
-                            tracing::error!(%error, "cannot write what the head has written; it goes on without this standby until it can");
-                            break None;
-                        }
-                    }
-                    self.fetch_programs(&client);
-                }
+            let answer = client.follow(mux::within(limits().takeover), asks.clone()).await;
+            let facts = match answer {
+                Err(_) => return Ended::Connection,
+                Ok(Err(error @ Error::Refused { .. })) => return Ended::Standby(Outcome::Failed(error)),
+                Ok(Err(_)) => return Ended::Connection,
+                Ok(Ok(Followed::Stops)) => return Ended::Standby(Outcome::Stopped),
+                Ok(Ok(Followed::Facts(facts))) => facts,
+            };
+            self.deciding.lock().heard(self.now(), has_all.then_some(asked), epoch);
+            let position = facts.position;
+            let written_now = tokio::select! {
+                biased;
+                written = self.write(facts, &mut copying) => written,
+                never = self.say_that_it_writes(&client, asks, epoch, has_all) => match never {},
+            };
+            if let Err(error) = written_now {
+                return Ended::CannotWrite(error);
             }
+            written = position;
+            has_all = copying.is_complete;
+            if has_all {
+                self.can_write();
+            }
+            self.note_whether_current(has_all && self.deciding.lock().may_take_over());
+            self.fetch_programs(&client);
+        }
+    }
+
+    /// Follows as before while something is being written, which may take longer than a standby may be silent.
+    async fn say_that_it_writes(&self, head: &HeadClient, asks: Follow, epoch: Epoch, has_all: bool) -> Infallible {
+        loop {
+            tokio::time::sleep(limits().takeover / 4).await;
+            let asked = self.now();
+            // What it is sent, it is being sent again; and the end of the connection is found when it has written.
+            let answer = head.follow(mux::within(limits().takeover), asks.clone()).await;
+            if let Ok(Ok(Followed::Facts(_))) = answer {
+                self.deciding.lock().heard(self.now(), has_all.then_some(asked), epoch);
+            }
+        }
+    }
+
+    /// How long the head is left alone after what it has written could not be written here. Each attempt has it read all that it knows.
+    fn pause_after(&self, error: &Error) -> Duration {
+        let (first, longest) = FULL_PAUSES;
+        let mut pause = self.cannot_write.lock();
+        let next = match *pause {
+            None => {
+                tracing::error!(%error, "cannot write what the head has written; it goes on without this standby until it can");
+                first
+            }
+            Some(last) => (last * 2).min(longest),
         };
-        connection.close();
-        ended
+        *pause = Some(next);
+        next
+    }
+
+    fn can_write(&self) {
+        if self.cannot_write.lock().take().is_some() {
+            tracing::info!("what the head has written is written here again");
+        }
     }
 
     fn written_generation(&self) -> Option<wingbeat_net::messages::Generation> {
@@ -500,12 +592,6 @@ impl Standby {
             return Ok(());
         }
         let unreadable = |why: String| Error::Io { what: "reading what the head has written".into(), why };
-        let mut facts = Vec::new();
-        for (key, fact) in &changes {
-            let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
-            let fact = fact.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
-            facts.push((key, fact));
-        }
         let mut changes = changes;
         if replaces {
             let follows = Fact::Follows(Box::new(self.way.address())).encoded().map_err(unreadable)?;
@@ -513,7 +599,23 @@ impl Standby {
         }
         let journal = self.journal.lock().clone();
         let ended = || Error::Io { what: "standing by".into(), why: "it has ended".into() };
-        journal.ok_or_else(ended)?.copy(changes, replaces).await?;
+        let journal = journal.ok_or_else(ended)?;
+        let mut facts = Vec::new();
+        let written = {
+            // Until it is queued, no other head is let lead: what this one says of who may take over is void from then on.
+            let deciding = self.deciding.lock();
+            for (key, content) in &mut changes {
+                let key = FactKey::decoded(key.clone().into()).map_err(unreadable)?;
+                let mut fact =
+                    content.clone().map(|fact| Fact::decoded(fact.into())).transpose().map_err(unreadable)?;
+                if matches!(&fact, Some(Fact::Succession(by) | Fact::EarlierSuccession(by)) if deciding.is_void(by)) {
+                    (fact, *content) = (None, None);
+                }
+                facts.push((key, fact));
+            }
+            journal.copy(changes, replaces)
+        };
+        written.await?;
         let mut said = None;
         {
             let mut known = self.known.lock();
@@ -556,11 +658,22 @@ impl Standby {
             programs.filter(Programs::can_keep).map(|program| (program.hash.clone(), program)).collect()
         };
         self.programs.keep_only(&needed.keys().cloned().collect());
-        for program in needed.into_values().filter(|program| !self.programs.has(&program.hash)) {
-            let (programs, from) = (self.programs.clone(), Giver::Head(head.clone()));
+        let missing: Vec<Executable> = {
+            let mut lacks = self.lacks.lock();
+            lacks.retain(|hash, _| needed.contains_key(hash));
+            let is_due = |hash: &String| lacks.get(hash).is_none_or(|tried| tried.elapsed() > PROGRAM_PAUSE);
+            let missing = needed.into_values().filter(|program| !self.programs.has(&program.hash));
+            missing.filter(|program| is_due(&program.hash)).collect()
+        };
+        for program in missing {
+            let (programs, from, lacks) = (self.programs.clone(), Giver::Head(head.clone()), self.lacks.clone());
             // It ends with the connection.
             tokio::spawn(async move {
-                if let Err(error) = programs.keep(&program, Some(from)).await {
+                let Err(error) = programs.keep(&program, Some(from)).await else {
+                    lacks.lock().remove(&program.hash);
+                    return;
+                };
+                if lacks.lock().insert(program.hash.clone(), Instant::now()).is_none() {
                     tracing::warn!(%error, "the standby lacks a program; nodes that have it can start its actors");
                 }
             });
@@ -600,9 +713,14 @@ impl Standby {
     }
 }
 
-/// A copy of everything, until it is complete.
+/// A copy of everything that comes over one connection.
 #[derive(Default)]
-struct Copying(Option<Changes>);
+struct Copying {
+    /// What has come of it, until it is complete.
+    parts: Option<Changes>,
+    /// Whether it is.
+    is_complete: bool,
+}
 
 impl Copying {
     /// What is to be written with this, and whether it replaces all that is there.
@@ -611,16 +729,17 @@ impl Copying {
         let bytes = |payload: Payload| payload.0.to_vec();
         let changes = changes.into_iter().map(|(key, fact)| (bytes(key), fact.map(bytes)));
         if begins {
-            self.0 = Some(Changes::new());
+            self.parts = Some(Changes::new());
         }
-        match self.0.take() {
+        match self.parts.take() {
             None => Some((changes.collect(), false)),
             Some(mut copy) => {
                 copy.extend(changes);
                 if is_complete {
+                    self.is_complete = true;
                     return Some((copy, true));
                 }
-                self.0 = Some(copy);
+                self.parts = Some(copy);
                 None
             }
         }
@@ -645,12 +764,40 @@ impl wingbeat_net::services::Standby for Asked {
         // Also in its next life.
         let journal = standby.journal.lock().clone();
         match journal {
-            Some(journal) if journal.intend(vec![Fact::NoSuccession]).await.is_ok() => {
+            Some(journal) if journal.intend(vec![Fact::NoSuccession, Fact::NoEarlierSuccession]).await.is_ok() => {
                 standby.known.lock().remove(&FactKey::Succession);
                 standby.is_current.send_replace(false);
                 true
             }
             _ => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_complete_with_its_last_part_and_not_before_it_has_begun() {
+        let facts = |position, begins, is_complete| Facts { position, begins, is_complete, changes: Vec::new() };
+        let mut copying = Copying::default();
+        assert!(
+            copying.take_in(facts(0, false, true)).is_some() && !copying.is_complete,
+            "the head had nothing to say"
+        );
+        assert!(copying.take_in(facts(1, true, false)).is_none() && !copying.is_complete);
+        assert!(matches!(copying.take_in(facts(2, false, true)), Some((_, true))) && copying.is_complete);
+        assert!(matches!(copying.take_in(facts(3, false, true)), Some((_, false))) && copying.is_complete);
+    }
+
+    #[test]
+    fn a_standby_of_a_head_that_other_machines_reach_does_not_listen_where_they_do_not() {
+        let of = |listens: &str, ip: &str| can_be_reached(Some(listens.parse().unwrap()), Some(ip.parse().unwrap()));
+        let refused = of("127.0.0.1:6420", "10.0.0.2").unwrap_err().to_string();
+        assert!(refused.contains("--host 10.0.0.2"), "{refused}");
+        assert!(of("127.0.0.1:6420", "127.0.0.1").is_ok(), "all on one machine");
+        assert!(of("0.0.0.0:6420", "10.0.0.2").is_ok() && of("10.0.0.2:6420", "10.0.0.2").is_ok());
+        assert!(can_be_reached(Some("127.0.0.1:6420".parse().unwrap()), None).is_ok());
     }
 }

@@ -197,6 +197,11 @@ impl Connection {
         self.outbox.close();
     }
 
+    /// Ends it as [`Connection::close`] does when what is returned is dropped, also with a future that is given up.
+    pub fn closes(&self) -> Closes {
+        Closes(self.clone())
+    }
+
     /// Whether this is the same connection.
     pub fn is(&self, other: &Connection) -> bool {
         Arc::ptr_eq(&self.outbox, &other.outbox)
@@ -218,6 +223,16 @@ impl Connection {
     pub async fn closed(&self) {
         let mut ended = self.ended.clone();
         let _ = ended.wait_for(|ended| *ended).await;
+    }
+}
+
+/// See [`Connection::closes`].
+#[must_use = "the connection ends when this is dropped"]
+pub struct Closes(Connection);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

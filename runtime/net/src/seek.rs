@@ -1,7 +1,7 @@
 //! Looking for the head at several addresses: where it was, and where its standby would serve.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -11,6 +11,7 @@ use wingbeat_core::spec::{Address, MachineId};
 
 use crate::address::{Stream, dial_text};
 use crate::handshake::{Hello, StandsBy, Token, Welcome};
+use crate::limits::limits;
 
 /// How long one address has before the next one is tried, too: longer than a head takes to answer, and short beside the silence of a
 /// machine that is gone.
@@ -64,22 +65,49 @@ pub(crate) fn only_a_standby(what: &str, at: &str, standby: &StandsBy) -> Error 
         None => format!("a standby listens at {at}; the head is {head}, as far as that knows"),
         Some(_) => format!("a standby listens at {at}, and is about to take over from the head {head}"),
     };
-    Error::Refused { who: what.to_owned(), why }
+    // The next attempt may find it as the head.
+    Error::Unreachable { what: what.to_owned(), address: at.to_owned(), why }
 }
 
 /// Connects to the head at one of the addresses that a person gave, as `host:port` or `host:port,host:port`. A standby says where the head is.
 ///
+/// While only a standby answers, it is waited for as long as that may take to lead.
+///
 /// # Errors
 /// None of them is the head, or refuses; or nobody answers.
 pub async fn dial_head(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
-    let attempts: Vec<BoxFuture<'_, _>> =
-        in_list(text).map(|one| dial_one_of(text, one, what, token, hello.clone()).boxed()).collect();
-    let nobody = || Error::Unreachable {
-        what: what.into(),
-        address: text.into(),
-        why: "no address is given; an address is host:port".into(),
-    };
-    first_of(attempts).await.map_err(|errors| most_telling(errors).unwrap_or_else(nobody))
+    let until = Instant::now() + limits().takeover * 2;
+    loop {
+        let attempts: Vec<BoxFuture<'_, _>> =
+            in_list(text).map(|one| dial_one_of(text, one, what, token, hello.clone()).boxed()).collect();
+        let errors = match first_of(attempts).await {
+            Ok(found) => return Ok(found),
+            Err(errors) => errors,
+        };
+        let may_lead_soon = errors.iter().any(|missed| missed.is_standby);
+        if !may_lead_soon || Instant::now() > until {
+            let nobody = || Error::Unreachable {
+                what: what.into(),
+                address: text.into(),
+                why: "no address is given; an address is host:port".into(),
+            };
+            return Err(most_telling(errors).unwrap_or_else(nobody));
+        }
+        tokio::time::sleep(STAGGER).await;
+    }
+}
+
+/// Why the head was not found at one address.
+struct Missed {
+    error: Error,
+    /// A standby is there.
+    is_standby: bool,
+}
+
+impl From<Error> for Missed {
+    fn from(error: Error) -> Missed {
+        Missed { error, is_standby: false }
+    }
 }
 
 async fn dial_one_of(
@@ -88,7 +116,7 @@ async fn dial_one_of(
     what: &str,
     token: &Token,
     hello: Hello,
-) -> Result<(Stream, Welcome), Error> {
+) -> Result<(Stream, Welcome), Missed> {
     let (stream, welcome) = dial_text(one, what, token, hello.clone()).await?;
     let Some(standby) = &welcome.stands_by else { return Ok((stream, welcome)) };
     let is_listed = |tcp: &SocketAddr| in_list(list).any(|listed| listed == tcp.to_string());
@@ -98,13 +126,14 @@ async fn dial_one_of(
     {
         return Ok((stream, welcome));
     }
-    Err(only_a_standby(what, one, standby))
+    Err(Missed { error: only_a_standby(what, one, standby), is_standby: true })
 }
 
 /// Of several errors the one that says most: somebody who answers has said why not.
-fn most_telling(errors: Vec<Error>) -> Option<Error> {
-    let at = errors.iter().position(|error| matches!(error, Error::Refused { .. })).unwrap_or(0);
-    errors.into_iter().nth(at)
+fn most_telling(errors: Vec<Missed>) -> Option<Error> {
+    let says_why = |missed: &Missed| missed.is_standby || matches!(missed.error, Error::Refused { .. });
+    let at = errors.iter().position(says_why).unwrap_or(0);
+    errors.into_iter().nth(at).map(|missed| missed.error)
 }
 
 /// Where a head would be that is reached at one of these addresses, but for those that were reached already.

@@ -80,6 +80,11 @@ impl Way {
         self.heads.lock().clone()
     }
 
+    /// Whether the head was found there last.
+    pub fn is_with(&self, head: &Address) -> bool {
+        is_same(&self.heads.lock()[0], head)
+    }
+
     /// The standby to which this node has promised itself.
     pub fn promise(&self) -> Option<Promise> {
         self.promise.lock().clone()

@@ -22,6 +22,7 @@ pub use session::actor::ActorHandle;
 pub use session::arguments::{Arguments, CallArgs};
 pub use session::blocking::block_on;
 pub use session::get::{Value, ValueFuture};
+pub use session::pressure::memory_is;
 pub use session::session::{Entered, Session};
 pub use session::stream::StreamHandle;
 pub use session::submit::Submitted;

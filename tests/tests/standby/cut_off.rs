@@ -156,7 +156,8 @@ fn a_head_that_is_cut_off_with_a_node_ends_itself_and_no_actor_lives_twice() {
         assert!(world.hosts.cut_between(one, other));
     }
     world.says("cut");
-    world.standby.wait_for("listening at").unwrap();
+    let takes_over = world.standby.wait_for("listening at");
+    takes_over.unwrap_or_else(|error| panic!("{error}\n{}\n{}", world.standby.errors(), world.head.errors()));
     assert!(!world.head.wait_for_end().unwrap());
     let said = world.head.errors();
     assert!(said.contains("neither from its standby nor from enough nodes") && said.contains("--standby-of"), "{said}");

@@ -81,6 +81,12 @@ impl HeadLink {
         self.client.lock().clone()
     }
 
+    /// The head may be there, too.
+    pub(super) fn learn(&self, other: Address) {
+        self.way.learn(other);
+        self.term.is_with(&self.way.heads());
+    }
+
     /// Whether a batch of what the head says is to be taken in, and has not come before.
     pub(super) fn hears(&self, number: u64) -> bool {
         self.heard.fetch_max(number + 1, Ordering::AcqRel) <= number
@@ -151,7 +157,6 @@ impl Daemon {
             Some(snapshot) => snapshot.running.clone(),
             None => self.pool.lock().state.running(),
         };
-        let asked = self.head.term.now();
         let joining = client.join_node(mux::within(limits().written), info.clone(), running);
         let answer = self.and_ask(&client, joining).await;
         let joined = mux::answered(answer, "the head").and_then(|joined| joined);
@@ -159,15 +164,15 @@ impl Daemon {
             self.leave_connection(&connection);
             return Err(error);
         }
+        // That it may go on is said in answer to its next question alone: a head that may not lead any more takes nodes in, too.
         self.head.way.joined(met);
-        self.head.term.is_known(asked);
         self.tell_of_patience();
         Ok((connection, client))
     }
 
     /// It may be another one, on another machine.
     fn has_found_head(&self) {
-        self.head.term.is_with(&self.head.way.address());
+        self.head.term.is_with(&self.head.way.heads());
         self.tell_workers_of_heads();
     }
 
@@ -208,11 +213,9 @@ impl Daemon {
                 self.note_for(epoch, &mut snapshot);
             }
             (connection, client) = self.serve_head(stream);
-            let asked = self.head.term.now();
             match self.come_back(&client, &info, met, snapshot.as_ref()).await {
                 Ok(true) => {
                     self.head.way.joined(met);
-                    self.head.term.is_known(asked);
                     self.tell_of_patience();
                     tracing::info!("the head is back");
                     self.talk(&connection, &client).await;

@@ -42,7 +42,7 @@ impl Daemon {
             };
             if is_new {
                 if let Some(standby) = &said.standby {
-                    self.head.way.learn(standby.clone());
+                    self.head.learn(standby.clone());
                 }
                 self.tell_workers_of_heads();
             }

@@ -33,6 +33,8 @@ struct Answered {
 pub(super) struct Term {
     /// Whether the head stands still when the node's machine does.
     has_one_kernel: AtomicBool,
+    /// Whether everybody does who may lead: a standby elsewhere goes on while this machine is suspended.
+    all_stand_still: AtomicBool,
     /// The last question that the head has answered.
     answered: Mutex<Answered>,
     /// When this process was last found to have stood still itself.
@@ -43,8 +45,9 @@ impl Term {
     /// With this head, from now on.
     pub(super) fn new(head: &Address) -> Term {
         let has_one_kernel = head.machine.shares_kernel(address::this_machine());
+        let all_stand_still = AtomicBool::new(has_one_kernel);
         let has_one_kernel = AtomicBool::new(has_one_kernel);
-        let term = Term { has_one_kernel, answered: Mutex::default(), stood_still: Mutex::default() };
+        let term = Term { has_one_kernel, all_stand_still, answered: Mutex::default(), stood_still: Mutex::default() };
         term.is_known(term.now());
         term
     }
@@ -53,18 +56,22 @@ impl Term {
         self.has_one_kernel.load(Ordering::Acquire)
     }
 
-    /// The head is there now. How long ago its last answer was asked for stays the same, by whatever clock.
-    pub(super) fn is_with(&self, head: &Address) {
+    /// The head is at the first of these now, and the next one may be at any. How long ago its last answer was asked for stays the same, by
+    /// whatever clock.
+    pub(super) fn is_with(&self, heads: &[Address]) {
         let mut last = self.answered.lock();
         let ago = self.now().0.saturating_sub(last.at);
-        self.has_one_kernel.store(head.machine.shares_kernel(address::this_machine()), Ordering::Release);
+        let is_here = |head: &Address| head.machine.shares_kernel(address::this_machine());
+        self.has_one_kernel.store(heads.first().is_some_and(is_here), Ordering::Release);
+        self.all_stand_still.store(heads.iter().all(is_here), Ordering::Release);
         last.at = self.now().0.saturating_sub(ago);
     }
 
     /// Now, for a question that is asked next.
     pub(super) fn now(&self) -> Asked {
         // A machine that is suspended stands still with everything on it; others go on meanwhile.
-        let clock = if self.has_one_kernel() { ClockId::Monotonic } else { ClockId::Boottime };
+        let all_stand_still = self.all_stand_still.load(Ordering::Acquire);
+        let clock = if all_stand_still { ClockId::Monotonic } else { ClockId::Boottime };
         let now = clock_gettime(clock);
         Asked(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32))
     }

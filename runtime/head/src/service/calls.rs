@@ -138,7 +138,7 @@ impl wingbeat_net::services::Head for Service {
         let (id, kept) = (node.id, running.kept);
         self.shell.learn_before(id, kept, self.knew).await;
         // What runs on a node of which the standby does not know would not be waited for.
-        self.shell.tell_standby_first(&node).await;
+        let _joining = self.shell.tell_standby_first(&node).await;
         let joined = move |state: &mut State, now| match state.has_node(node.id) {
             true => (Ok(()), Vec::new()),
             false => (Ok(()), state.step(now, Event::NodeJoined(Box::new(node), running))),

@@ -548,10 +548,15 @@ impl Shell {
         let shell = self.clone();
         tokio::spawn(async move {
             if let Err(said) = panics::caught(running).await {
-                let _ = shell.broken.set(panics::defect("the head", part, &said));
-                shell.stop();
+                shell.is_defect(part, &said);
             }
         });
+    }
+
+    /// A part without which something here would never happen has panicked.
+    pub(crate) fn is_defect(&self, part: &'static str, said: &str) {
+        let _ = self.broken.set(panics::defect("the head", part, said));
+        self.stop();
     }
 
     pub(crate) fn stop(&self) {
@@ -560,7 +565,14 @@ impl Shell {
 
     /// Ends this head alone: from now on, who is gone has not ended. What it knows is written.
     pub(crate) async fn leave(&self) {
+        if self.standby_that_is_current().is_some() {
+            // As long as it is connected: it takes over with this.
+            self.settle_journal().await;
+        }
         self.advance(Stage::Left);
+        if let Some(standby) = &self.standby {
+            standby.is_done_with();
+        }
         self.settle_journal().await;
     }
 
@@ -655,8 +667,14 @@ impl Shell {
     }
 
     async fn serve_process(self: Arc<Self>, stream: Stream, hello: Hello, job: Option<JobId>) {
-        let (connection, client, server) =
-            mux::connect::<ProcessRequest, ProcessResponse, HeadRequest, HeadResponse>(stream, Waiting::Asleep);
+        // A driver looks for the next head when this one stands still.
+        let probing = if job.is_some() && self.epoch.is_some() { Probing::Sends } else { Probing::default() };
+        let (connection, client, server) = mux::connect_probing::<
+            ProcessRequest,
+            ProcessResponse,
+            HeadRequest,
+            HeadResponse,
+        >(stream, Waiting::Asleep, probing);
         let client = ProcessClient::new(mux::client_config(), client).spawn();
         let process = hello.address.process;
         let role = job.map_or(Role::Worker, Role::Driver);

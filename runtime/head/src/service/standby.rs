@@ -19,8 +19,8 @@ use wingbeat_net::services::NodeClient;
 use super::{Shell, peers};
 use crate::feed::Feed;
 use crate::state::Fact;
-use crate::succession::Millis;
 use crate::succession::leading::{Leading, Order};
+use crate::succession::{Clock, Millis, millis};
 
 /// The standby of this head.
 pub(crate) struct Follower {
@@ -29,23 +29,40 @@ pub(crate) struct Follower {
     session: Mutex<Option<Session>>,
     /// Up to which position the standby has written, and a count of what changes without that.
     confirmed: watch::Sender<u64>,
-    began: Instant,
+    clock: Clock,
     /// Something is to be looked at before the next beat.
     looks: Notify,
     asks_now: AtomicBool,
     stops: AtomicBool,
+    /// What is still written is not waited for there: the standby has ended with the cluster, or its connection with this head.
+    is_done_with: AtomicBool,
 }
 
 /// A connection of the standby.
 struct Session {
     /// The name of the connection.
     process: ProcessId,
-    /// When it was answered last.
-    answered: Millis,
+    /// When it was answered last. None before that: until then it supports nobody, since its question may be old.
+    answered: Option<Millis>,
+    /// When the journal was last to be read for it.
+    fed: Millis,
 }
 
-fn millis(duration: Duration) -> Millis {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+/// A node that is written down, and has not joined yet. Its join may be given up at any time: the next head would wait for it.
+#[must_use = "the node is forgotten when this is dropped before it has joined"]
+pub(super) struct Joining {
+    shell: Arc<Shell>,
+    node: NodeId,
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        let inside = self.shell.inside.lock();
+        if !inside.state.has_node(self.node) && !inside.state.is_awaited(self.node) {
+            // Under the lock, and so before whatever becomes true of it later.
+            self.shell.write(vec![Fact::NodeGone(self.node)]);
+        }
+    }
 }
 
 /// A head with a shorter `--lost-after` has no standby.
@@ -65,26 +82,44 @@ impl Follower {
             feed,
             session: Mutex::default(),
             confirmed: watch::Sender::new(0),
-            began: Instant::now(),
+            clock: Clock::start(),
             looks: Notify::new(),
             asks_now: AtomicBool::new(false),
             stops: AtomicBool::new(false),
+            is_done_with: AtomicBool::new(false),
         }
     }
 
     fn now(&self) -> Millis {
-        millis(self.began.elapsed())
+        self.clock.now()
     }
 
     /// Waits until what was written so far is written by the standby, too, or that cannot take over.
     pub(crate) async fn has_confirmed(&self) {
         let written = self.feed.position();
         let mut confirmed = self.confirmed.subscribe();
-        while self.leading.lock().waits_for_standby() && *confirmed.borrow_and_update() < written {
+        let waits = || self.leading.lock().waits_for_standby() && !self.is_done_with.load(Ordering::Acquire);
+        while *confirmed.borrow_and_update() < written && waits() {
             if confirmed.changed().await.is_err() {
                 return;
             }
         }
+    }
+
+    /// Whether a standby is still to be sent everything, for so long that the journal could not be read. It is read again.
+    fn waits_in_vain(&self) -> bool {
+        let (now, mut session) = (self.now(), self.session.lock());
+        let Some(session) = session.as_mut().filter(|session| now > session.fed + millis(limits().takeover)) else {
+            return false;
+        };
+        session.fed = now;
+        self.feed.is_empty()
+    }
+
+    /// From now on nobody waits for the standby.
+    pub(super) fn is_done_with(&self) {
+        self.is_done_with.store(true, Ordering::Release);
+        self.confirmed.send_modify(|_| {});
     }
 
     /// Answers a standby.
@@ -108,20 +143,27 @@ impl Follower {
             return Err(refused(why));
         }
         if asks.written == 0 {
-            self.leading.lock().follows(self.now(), &asks.standby).map_err(refused)?;
-            let before = self.session.lock().replace(Session { process, answered: self.now() });
-            if before.is_none_or(|before| before.process != process) {
-                tracing::info!("a standby follows this head");
+            let is_new = self.session.lock().as_ref().is_none_or(|session| session.process != process);
+            if is_new {
                 let voters = shell.voters();
-                let orders = self.leading.lock().nodes_are(self.now(), voters);
+                let orders = {
+                    let mut leading = self.leading.lock();
+                    let mut orders = leading.follows(self.now(), &asks.standby).map_err(refused)?;
+                    orders.extend(leading.nodes_are(self.now(), voters));
+                    orders
+                };
+                *self.session.lock() = Some(Session { process, answered: None, fed: self.now() });
+                tracing::info!("a standby follows this head");
                 shell.obey(orders);
                 self.looks.notify_one();
                 self.feed.end();
                 shell.feed_standby();
+            } else if self.waits_in_vain() {
+                shell.feed_standby();
             }
         }
         let as_of = match &*self.session.lock() {
-            Some(session) if session.process == process => session.answered,
+            Some(session) if session.process == process => session.answered.unwrap_or(0),
             _ => return Err(Error::Io { what: "following the head".into(), why: "it was silent; begin again".into() }),
         };
         let has_all = self.feed.has_all(asks.written);
@@ -133,7 +175,7 @@ impl Follower {
         shell.obey(orders);
         let answer = self.next_part(asks.written).await;
         if let Some(session) = self.session.lock().as_mut().filter(|session| session.process == process) {
-            session.answered = self.now();
+            session.answered = Some(self.now());
         }
         Ok(answer)
     }
@@ -170,9 +212,16 @@ impl Shell {
     /// than the end of the node's term would be.
     pub(super) async fn until_nobody_else_leads(&self) {
         let Some(standby) = &self.standby else { return };
-        let margin = millis(limits().silence / 5);
+        // A quarter is for clocks.
+        let margin = limits().margin * 3 / 4;
         let waiting = async {
-            while !standby.leading.lock().may_give_up(standby.now(), margin) {
+            let (began, mut is_told) = (standby.now(), false);
+            while !standby.leading.lock().may_give_up(standby.now(), millis(margin)) {
+                if standby.now() > began + millis(margin) && !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(
+                        "a node is not given up yet: neither the standby nor enough nodes have said within {margin:?} that no other head leads"
+                    );
+                }
                 tokio::time::sleep(beat() / 8).await;
             }
         };
@@ -185,6 +234,12 @@ impl Shell {
         standby.leading.lock().standby().cloned()
     }
 
+    /// The same, if it has all that it needs.
+    pub(crate) fn standby_that_is_current(&self) -> Option<Address> {
+        let leading = self.standby.as_ref()?.leading.lock();
+        leading.voters().and(leading.standby().cloned())
+    }
+
     /// The standby, for people.
     pub(super) fn standby_state(&self) -> Option<StandbyState> {
         let standby = self.standby.as_ref()?;
@@ -193,18 +248,21 @@ impl Shell {
         Some(StandbyState { address, is_current: voters.is_some(), voters: voters.unwrap_or(0) })
     }
 
-    /// Has the standby know of a node before anything runs there.
-    pub(super) async fn tell_standby_first(&self, node: &NodeInfo) {
-        let (Some(standby), Some(journal)) = (&self.standby, &self.journal) else { return };
+    /// Has the standby know of a node before anything runs there. What is returned is kept until it has joined: else it is forgotten.
+    pub(super) async fn tell_standby_first(self: &Arc<Self>, node: &NodeInfo) -> Option<Joining> {
+        let (Some(standby), Some(journal)) = (&self.standby, &self.journal) else { return None };
         let is_new = !self.inside.lock().state.has_node(node.id);
         let may_take_over = {
             let leading = standby.leading.lock();
             leading.waits_for_standby() || leading.standby().is_some()
         };
-        if is_new && may_take_over {
-            // Where it cannot be written, nothing is granted.
-            let _ = journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await;
+        if !is_new || !may_take_over {
+            return None;
         }
+        let joining = Joining { shell: self.clone(), node: node.id };
+        // Where it cannot be written, nothing is granted.
+        let _ = journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await;
+        Some(joining)
     }
 
     fn feed_standby(&self) {
@@ -241,6 +299,7 @@ impl Shell {
         let Some(standby) = &self.standby else { return };
         standby.stops.store(true, Ordering::Release);
         standby.feed.wake();
+        standby.is_done_with();
         let mut confirmed = standby.confirmed.subscribe();
         while standby.session.lock().is_some() {
             // Its end is noted there.
@@ -270,7 +329,12 @@ impl Shell {
         standby.confirmed.send_modify(|_| {});
         for order in orders {
             match order {
-                Order::Write(succession) => self.write(vec![Fact::Succession(Box::new(succession))]),
+                Order::Write { latest, earlier } => {
+                    let earlier = earlier.map(|earlier| Fact::EarlierSuccession(Box::new(earlier)));
+                    let earlier = earlier.unwrap_or(Fact::NoEarlierSuccession);
+                    self.write(vec![earlier, Fact::Succession(Box::new(latest))]);
+                }
+                Order::ForgetEarlier => self.write(vec![Fact::NoEarlierSuccession]),
                 Order::AskNodes => {
                     standby.asks_now.store(true, Ordering::Release);
                     standby.looks.notify_one();

@@ -40,6 +40,10 @@ pub enum Fact {
     Follows(Box<Address>),
     /// The standby has taken over.
     Leads,
+    /// By which the standby may take over, too, as long as it has not confirmed the latest.
+    EarlierSuccession(Box<Succession>),
+    /// It cannot any more.
+    NoEarlierSuccession,
 }
 
 /// An actor that is found again when the head was started again.
@@ -105,6 +109,8 @@ pub enum FactKey {
     Succession,
     /// Whose copy it is.
     Follows,
+    /// Who may take over by what was said before.
+    EarlierSuccession,
 }
 
 impl Fact {
@@ -123,6 +129,7 @@ impl Fact {
             Fact::Promise(_) => FactKey::Promise,
             Fact::Succession(_) | Fact::NoSuccession => FactKey::Succession,
             Fact::Follows(_) | Fact::Leads => FactKey::Follows,
+            Fact::EarlierSuccession(_) | Fact::NoEarlierSuccession => FactKey::EarlierSuccession,
         }
     }
 
@@ -137,6 +144,7 @@ impl Fact {
                 | Fact::NodeGone(_)
                 | Fact::NoSuccession
                 | Fact::Leads
+                | Fact::NoEarlierSuccession
         )
     }
 }

@@ -319,6 +319,7 @@ impl State {
                 Fact::Actor(_) | Fact::Node(..) => {}
                 // Of the head itself, which has looked at them before.
                 Fact::Succession(_) | Fact::NoSuccession | Fact::Follows(_) | Fact::Leads => {}
+                Fact::EarlierSuccession(_) | Fact::NoEarlierSuccession => {}
                 Fact::JobGone(_) | Fact::ActorGone(_) | Fact::GroupGone(_) | Fact::QuotaGone(_) | Fact::NodeGone(_) => {
                 }
             }

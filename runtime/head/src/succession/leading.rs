@@ -16,9 +16,13 @@ use super::{Millis, blocking};
 
 /// What is to be done.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(clippy::large_enum_variant, reason = "few at a time")]
 pub(crate) enum Order {
-    /// Write this down, which the standby hears after all that was written before.
-    Write(Succession),
+    /// Write down by what the standby may take over, which it hears after all that was written before. A head that is started again must
+    /// know of each, so they are written together.
+    Write { latest: Succession, earlier: Option<Succession> },
+    /// The standby has the latest, and will not use the earlier one.
+    ForgetEarlier,
     /// Ask the nodes for their support now.
     AskNodes,
     /// Nobody waits for the standby any more.
@@ -154,13 +158,19 @@ impl Leading {
     ///
     /// # Errors
     /// There is another one.
-    pub(crate) fn follows(&mut self, now: Millis, standby: &Address) -> Result<(), String> {
+    pub(crate) fn follows(&mut self, now: Millis, standby: &Address) -> Result<Vec<Order>, String> {
+        let mut orders = Vec::new();
         if let Some(known) = self.follower.as_ref().filter(|known| known.address != *standby) {
-            let at = known.address.tcp.map_or_else(|| known.address.unix.clone(), |tcp| tcp.to_string());
-            return Err(format!("the head has a standby already, at {at}; end that one first"));
+            // Two do not listen at one port: it was started again, before the end of the last one was noticed.
+            let is_next_life = standby.tcp.is_some() && known.address.tcp == standby.tcp;
+            if !is_next_life {
+                let at = known.address.tcp.map_or_else(|| known.address.unix.clone(), |tcp| tcp.to_string());
+                return Err(format!("the head has a standby already, at {at}; end that one first"));
+            }
+            orders = self.standby_gone(now);
         }
         self.follower = Some(Follower { address: standby.clone(), heard: now, has_all: false });
-        Ok(())
+        Ok(orders)
     }
 
     /// The standby follows as of then. The latest succession that it has written is this; and whether it has written all that there was when
@@ -174,13 +184,18 @@ impl Leading {
             return Vec::new();
         }
         self.standby_supports = self.standby_supports.max(as_of);
+        let mut orders = Vec::new();
         if let Some(latest) = self.open.last().map(|latest| latest.generation)
             && has == Some(latest)
         {
+            if self.open.len() > 1 {
+                orders.push(Order::ForgetEarlier);
+            }
             self.open.retain(|succession| succession.generation == latest);
             self.is_confirmed = true;
         }
-        self.propose(now)
+        orders.extend(self.propose(now));
+        orders
     }
 
     /// The standby's connection has ended.
@@ -282,9 +297,10 @@ impl Leading {
             // It cannot use it before now.
             self.standby_supports = now;
         }
+        let earlier = self.open.last().cloned();
         self.open.push(next.clone());
         self.is_confirmed = false;
-        vec![Order::Write(next), Order::AskNodes]
+        vec![Order::Write { latest: next, earlier }, Order::AskNodes]
     }
 
     fn revoke(&mut self, now: Millis) -> Vec<Order> {
@@ -313,7 +329,7 @@ impl Leading {
         self.open.clear();
         let generation = Generation { epoch: self.epoch, count: self.count };
         let nobody = Succession { generation, standby: None, voters: BTreeMap::new() };
-        let mut orders = vec![Order::Write(nobody), Order::GoOnAlone];
+        let mut orders = vec![Order::Write { latest: nobody, earlier: None }, Order::GoOnAlone];
         orders.extend(self.propose(now));
         orders
     }
@@ -342,7 +358,7 @@ mod tests {
 
     fn written(orders: &[Order]) -> Option<Generation> {
         orders.iter().find_map(|order| match order {
-            Order::Write(succession) => Some(succession.generation),
+            Order::Write { latest, .. } => Some(latest.generation),
             _ => None,
         })
     }
@@ -431,6 +447,7 @@ mod tests {
         let mut head = with_standby(1);
         let orders = head.nodes_are(1, nodes(3));
         assert!(written(&orders).is_some() && head.voters().is_none());
+        assert!(matches!(&orders[0], Order::Write { earlier: Some(earlier), .. } if earlier.voters == nodes(1)));
         assert!(head.nodes_are(1, nodes(4)).is_empty(), "one change at a time");
         for time in 2..=8 {
             head.answered(time, NodeId(1), time, &head.leadership(), Support::Given);
@@ -440,6 +457,7 @@ mod tests {
         assert!(head.may_lead(8));
         let next = head.heard(8, 8, written(&orders), true);
         assert!(written(&next) > written(&orders), "the next change follows");
+        assert_eq!(next[0], Order::ForgetEarlier);
     }
 
     #[test]
@@ -462,15 +480,31 @@ mod tests {
     }
 
     #[test]
+    fn a_standby_that_was_started_again_is_no_other_and_takes_over_by_nothing_of_its_last_life() {
+        let at = |life: u64| Address { tcp: Some("10.0.0.1:6420".parse().unwrap()), ..address(life) };
+        let mut head = Leading::new(Epoch(3), 4, 6);
+        head.nodes_are(0, nodes(1));
+        head.follows(0, &at(1)).unwrap();
+        let orders = head.heard(0, 0, None, true);
+        head.heard(0, 0, written(&orders), true);
+        assert_eq!(head.follows(1, &at(2)), Ok(vec![Order::AskNodes]), "the end of the last one was not noticed");
+        assert!(head.standby() == Some(&at(2)) && head.leadership().is_revoked);
+        let orders = head.answered(2, NodeId(1), 2, &head.leadership(), Support::Given);
+        assert!(written(&orders).is_some() && written(&head.heard(3, 3, None, true)).is_some());
+    }
+
+    #[test]
     fn a_second_standby_is_refused_and_one_that_is_back_gets_the_next_number() {
         let mut head = with_standby(1);
         assert!(head.follows(1, &address(98)).is_err());
+        let port = Some("10.0.0.1:6420".parse().unwrap());
+        assert!(head.follows(1, &Address { tcp: port, ..address(99) }).is_err());
         head.standby_gone(1);
         head.follows(1, &address(98)).unwrap();
         assert!(head.heard(1, 1, None, true).is_empty(), "before it was revoked");
         let orders = head.answered(2, NodeId(1), 2, &head.leadership(), Support::Given);
         let last = orders.iter().rev().find_map(|order| match order {
-            Order::Write(succession) => succession.standby.clone(),
+            Order::Write { latest, .. } => latest.standby.clone(),
             _ => None,
         });
         assert_eq!(last, Some(address(98)));

@@ -1,7 +1,8 @@
-//! A head, its standby and nodes, with messages that are late or lost and links that are cut, chosen by a seed.
+//! A head, its standby and nodes, with messages that are late or lost and links that are cut, chosen by a seed. The head is killed, and
+//! started again with its file.
 //!
 //! What must hold: when the standby leads, it has all that the head has acknowledged, the head acknowledges nothing more, and it leads no
-//! longer than it may without support.
+//! longer than it may without support; and none is let lead afterwards.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -35,9 +36,37 @@ enum Who {
 
 /// What was written: who may take over, or something that somebody waits for.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "in a test")]
 enum Entry {
-    Succession(Succession),
+    Succession { latest: Succession, earlier: Option<Succession> },
+    NoEarlier,
     Change(u64),
+}
+
+/// The latest succession in a file, and the one before it that is open, too.
+fn successions(file: &[Entry]) -> (Option<Succession>, Option<Succession>) {
+    let (mut found, mut found_earlier) = (None, None);
+    for entry in file {
+        match entry {
+            Entry::Succession { latest, earlier } => (found, found_earlier) = (Some(latest.clone()), earlier.clone()),
+            Entry::NoEarlier => found_earlier = None,
+            Entry::Change(_) => {}
+        }
+    }
+    (found, found_earlier)
+}
+
+/// What becomes of the head.
+enum Life {
+    Leads,
+    /// It was started again with its file, and asks whether it may lead.
+    Asks {
+        epoch: Epoch,
+        /// By what is open in its file.
+        open: Vec<Succession>,
+        given: BTreeSet<NodeId>,
+    },
+    Dead,
 }
 
 #[derive(Clone, Debug)]
@@ -49,9 +78,18 @@ enum Message {
     },
     Facts {
         session: u64,
+        epoch: Epoch,
         from: usize,
         entries: Vec<Entry>,
     },
+    /// The standby has them in its file.
+    Written {
+        session: u64,
+        from: usize,
+        entries: Vec<Entry>,
+    },
+    MayLead(Epoch),
+    LetsLead(Epoch, bool),
     Leadership {
         said: Leadership,
         asked: Millis,
@@ -85,10 +123,15 @@ struct World {
     now: Millis,
     number: u64,
     queue: BinaryHeap<Reverse<(Millis, u64)>>,
-    messages: BTreeMap<u64, (Who, Who, Message)>,
+    /// Each with the life of the head in which it was sent.
+    messages: BTreeMap<u64, (Who, Who, u64, Message)>,
     cut: BTreeSet<(Who, Who)>,
     head: Leading,
-    head_lives: bool,
+    epoch: Epoch,
+    life: Life,
+    /// How often the head was started: a connection ends with it.
+    lives: u64,
+    /// Its file.
     log: Vec<Entry>,
     /// Changes that wait, with the position after them.
     waiting: Vec<(u64, usize)>,
@@ -97,13 +140,19 @@ struct World {
     session: Option<(u64, Millis)>,
     asked_nodes: Millis,
     standby: StandingBy,
+    /// Its file.
     copy: Vec<Entry>,
     copy_session: u64,
+    /// Whether something is being written there.
+    writes: bool,
     /// Whether the standby waits for an answer, and since when.
     asks: Option<Millis>,
     written: usize,
     nodes: BTreeMap<u64, Node>,
+    /// When the standby has won, and its epoch.
     leads: Option<(Millis, Epoch)>,
+    /// From when on it says so: its file is opened again before.
+    says_so: Millis,
 }
 
 fn address(process: u64) -> Address {
@@ -122,7 +171,9 @@ impl World {
             messages: BTreeMap::new(),
             cut: BTreeSet::new(),
             head: Leading::new(Epoch(3), TAKEOVER, FENCE),
-            head_lives: true,
+            epoch: Epoch(3),
+            life: Life::Leads,
+            lives: 0,
             log: vec![Entry::Change(0)],
             waiting: Vec::new(),
             acknowledged: BTreeSet::new(),
@@ -132,10 +183,12 @@ impl World {
             standby: StandingBy::new(first, TAKEOVER, None),
             copy: Vec::new(),
             copy_session: 0,
+            writes: false,
             asks: None,
             written: 0,
             nodes: (1..=nodes).map(|node| (node, Node { joined: Some(Epoch(3)), ..Node::default() })).collect(),
             leads: None,
+            says_so: 0,
         }
     }
 
@@ -147,7 +200,11 @@ impl World {
         };
         self.number += 1;
         self.queue.push(Reverse((self.now + late, self.number)));
-        self.messages.insert(self.number, (from, to, message));
+        self.messages.insert(self.number, (from, to, self.lives, message));
+    }
+
+    fn leads(&self) -> bool {
+        matches!(self.life, Life::Leads)
     }
 
     fn is_cut(&self, from: Who, to: Who) -> bool {
@@ -157,10 +214,11 @@ impl World {
     fn obey(&mut self, orders: Vec<leading::Order>) {
         for order in orders {
             match order {
-                leading::Order::Write(succession) => self.log.push(Entry::Succession(succession)),
+                leading::Order::Write { latest, earlier } => self.log.push(Entry::Succession { latest, earlier }),
+                leading::Order::ForgetEarlier => self.log.push(Entry::NoEarlier),
                 leading::Order::AskNodes => self.ask_nodes(),
                 leading::Order::GoOnAlone => {}
-                leading::Order::End(_) => self.head_lives = false,
+                leading::Order::End(_) => self.life = Life::Dead,
             }
         }
         self.acknowledge();
@@ -199,6 +257,7 @@ impl World {
                 }
                 standing_by::Order::Lead(epoch) => {
                     self.leads = Some((self.now, epoch));
+                    self.says_so = self.now + self.random.random_range(0..TAKEOVER);
                     let has = |change: &u64| {
                         self.copy.iter().any(|entry| matches!(entry, Entry::Change(had) if had == change))
                     };
@@ -209,10 +268,72 @@ impl World {
         }
     }
 
-    fn head_hears(&mut self, message: Message) {
-        if !self.head_lives {
-            return;
+    /// The head is started again with its file.
+    fn start_again(&mut self) {
+        self.lives += 1;
+        let (latest, earlier) = successions(&self.log);
+        let written = latest.as_ref().map_or(0, |latest| latest.generation.epoch.0);
+        let epoch = Epoch(self.epoch.0.max(written) + self.random.random_range(1..3));
+        let open: Vec<Succession> = [latest, earlier].into_iter().flatten().filter(|by| by.standby.is_some()).collect();
+        self.life = Life::Asks { epoch, open, given: BTreeSet::new() };
+        self.epoch = epoch;
+        self.ask_whether_it_may_lead();
+    }
+
+    fn ask_whether_it_may_lead(&mut self) {
+        let Life::Asks { epoch, open, .. } = &self.life else { return };
+        let (epoch, open) = (*epoch, open.clone());
+        let Some(last) = open.iter().map(|by| by.generation.epoch).max() else { return self.is_let_lead() };
+        let said =
+            Leadership { generation: Generation { epoch: last, count: u64::MAX }, is_revoked: true, standby: None };
+        let voters: BTreeSet<u64> = open.iter().flat_map(|by| by.voters.keys().map(|node| node.0)).collect();
+        self.send(Who::Head, Who::Standby, Message::MayLead(epoch));
+        for node in voters {
+            self.send(Who::Head, Who::Node(node), Message::Leadership { said: said.clone(), asked: self.now });
         }
+    }
+
+    fn is_let_lead(&mut self) {
+        assert!(self.leads.is_none(), "a head is let lead at {}, and the standby leads: {:?}", self.now, self.leads);
+        self.life = Life::Leads;
+        self.head = Leading::new(self.epoch, TAKEOVER, FENCE);
+        let generation = Generation { epoch: self.epoch, count: 0 };
+        let nobody = Succession { generation, standby: None, voters: BTreeMap::new() };
+        self.log.push(Entry::Succession { latest: nobody, earlier: None });
+        self.waiting.clear();
+        (self.session, self.confirmed, self.asked_nodes) = (None, 0, self.now);
+        let voters = self.nodes.keys().map(|node| (NodeId(*node), address(*node))).collect();
+        let orders = self.head.nodes_are(self.now, voters);
+        self.obey(orders);
+    }
+
+    fn hears_of_permission(&mut self, from: Who, message: Message) {
+        let Life::Asks { epoch, open, given } = &mut self.life else { return };
+        match (from, message) {
+            (_, Message::LetsLead(asked, lets)) if asked == *epoch => match lets {
+                true => self.is_let_lead(),
+                false => self.life = Life::Dead,
+            },
+            // What an earlier one has asked is answered over connections that have ended with it.
+            (Who::Node(node), Message::Support { said, answer, .. }) if said.generation.count == u64::MAX => {
+                match answer {
+                    Support::Given => given.insert(NodeId(node)),
+                    Support::Promised(_) => false,
+                    Support::Joined(_) => return self.life = Life::Dead,
+                };
+                let is_enough = |by: &Succession| {
+                    let by_nodes = by.voters.keys().filter(|node| given.contains(*node)).count();
+                    !by.voters.is_empty() && by_nodes >= super::blocking(by.voters.len())
+                };
+                if open.iter().all(is_enough) {
+                    self.is_let_lead();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn head_hears(&mut self, message: Message) {
         match message {
             Message::Follow { session, written, has } => {
                 if self.session.is_some_and(|(known, _)| known > session) {
@@ -222,7 +343,7 @@ impl World {
                     if written > 0 || self.head.follows(self.now, &address(STANDBY)).is_err() {
                         return;
                     }
-                    self.session = Some((session, self.now));
+                    self.session = Some((session, 0));
                     self.confirmed = 0;
                 }
                 let as_of = self.session.map_or(0, |(_, answered)| answered);
@@ -230,7 +351,8 @@ impl World {
                 let orders = self.head.heard(self.now, as_of, has, written > 0);
                 self.obey(orders);
                 self.session = Some((session, self.now));
-                let facts = Message::Facts { session, from: written, entries: self.log[written..].to_vec() };
+                let (epoch, entries) = (self.epoch, self.log[written..].to_vec());
+                let facts = Message::Facts { session, epoch, from: written, entries };
                 self.send(Who::Head, Who::Standby, facts);
             }
             other => panic!("{other:?}"),
@@ -239,31 +361,45 @@ impl World {
 
     fn hears(&mut self, from: Who, to: Who, message: Message) {
         match (to, message) {
+            (Who::Head, message) if !self.leads() => self.hears_of_permission(from, message),
             (Who::Head, Message::Support { said, asked, answer }) => {
                 let Who::Node(node) = from else { return };
-                if self.head_lives {
-                    let orders = self.head.answered(self.now, NodeId(node), asked, &said, answer);
-                    self.obey(orders);
+                if said.generation.epoch != self.epoch {
+                    return;
                 }
+                let orders = self.head.answered(self.now, NodeId(node), asked, &said, answer);
+                self.obey(orders);
             }
+            (Who::Head, Message::LetsLead(..)) => {}
             (Who::Head, message) => self.head_hears(message),
-            (Who::Standby, Message::Facts { session, from, entries }) => {
+            (Who::Standby, Message::Facts { session, epoch, from, entries }) => {
                 if session != self.copy_session || !self.standby.may_follow() || self.leads.is_some() {
                     return;
                 }
-                self.standby.heard(self.now, self.asks.unwrap_or(0), Epoch(3));
-                if from == 0 {
-                    self.copy.clear();
+                let asked = self.asks.filter(|_| self.written > 0);
+                self.standby.heard(self.now, asked, epoch);
+                self.asks = None;
+                if !std::mem::replace(&mut self.writes, true) {
+                    self.send(Who::Standby, Who::Standby, Message::Written { session, from, entries });
                 }
+            }
+            (Who::Standby, Message::Written { session, from, entries }) => {
+                if session != self.copy_session || !self.standby.may_follow() || self.leads.is_some() {
+                    return;
+                }
+                self.writes = false;
                 self.copy.truncate(from);
+                let (said, _) = successions(&entries);
                 self.copy.extend(entries);
                 self.written = self.copy.len();
-                let said = self.copy.iter().rev().find_map(|entry| match entry {
-                    Entry::Succession(succession) => Some(succession.clone()),
-                    Entry::Change(_) => None,
-                });
-                self.standby.wrote(said);
-                self.asks = None;
+                if from == 0 || said.is_some() {
+                    self.standby.wrote(said);
+                }
+            }
+            (Who::Standby, Message::MayLead(epoch)) => {
+                if let Some(lets) = self.standby.lets_lead(self.now, epoch) {
+                    self.send(Who::Standby, Who::Head, Message::LetsLead(epoch, lets));
+                }
             }
             (Who::Standby, Message::Vote(ballot, vote)) => {
                 let Who::Node(node) = from else { return };
@@ -273,14 +409,21 @@ impl World {
                 }
             }
             (Who::Standby, Message::Looks(asked)) => {
-                let (runs_for, leads) = (self.standby.runs_for(), self.leads.map(|(_, epoch)| epoch));
+                let leads = self.leads.filter(|_| self.now >= self.says_so).map(|(_, epoch)| epoch);
+                let runs_for = self.standby.runs_for();
                 self.send(Who::Standby, from, Message::Stands { asked, runs_for, leads });
             }
             (Who::Node(number), message) => {
-                let hears_head = !self.is_cut(Who::Head, to) && self.head_lives;
+                let hears_head = !self.is_cut(Who::Head, to) && self.leads();
                 let Some(node) = self.nodes.get_mut(&number) else { return };
                 let answer = match message {
                     Message::Leadership { said, asked } => {
+                        // It has dialled a head that leads, and joined it.
+                        let (epoch, asks) = (said.generation.epoch, said.generation.count == u64::MAX);
+                        if !asks && node.promise.as_ref().is_none_or(|promise| promise.epoch <= epoch) {
+                            node.joined = node.joined.max(Some(epoch));
+                            node.promise = None;
+                        }
                         let answer = node.voter.support(node.joined, node.promise.as_ref(), &said);
                         if answer == Support::Given {
                             node.heard = Some(self.now);
@@ -315,7 +458,7 @@ impl World {
     }
 
     fn beat(&mut self) {
-        if self.head_lives {
+        if self.leads() {
             let orders = self.head.tick(self.now);
             self.obey(orders);
             if self.head.standby().is_none() {
@@ -324,10 +467,13 @@ impl World {
             if self.head.asks_nodes() && self.now >= self.asked_nodes + BEAT {
                 self.ask_nodes();
             }
+        } else if self.now >= self.asked_nodes + BEAT {
+            self.asked_nodes = self.now;
+            self.ask_whether_it_may_lead();
         }
         if let Some((at, _)) = self.leads {
             assert!(
-                self.now <= at + FENCE || !self.head_lives || !self.head.may_lead(self.now),
+                self.now <= at + FENCE || !self.leads() || !self.head.may_lead(self.now),
                 "the head leads at {}, and the standby since {at}",
                 self.now
             );
@@ -338,16 +484,15 @@ impl World {
         if self.leads.is_none() && self.standby.may_follow() {
             if self.asks.is_some_and(|since| self.now > since + TAKEOVER) {
                 // Another connection.
-                (self.asks, self.written) = (None, 0);
+                (self.asks, self.written, self.writes) = (None, 0, false);
                 self.copy_session += 1;
             }
-            if self.asks.is_none() {
+            // While it writes, it says now and then that it is there.
+            if self.asks.is_none() && (!self.writes || self.random.random_range(0..20) == 0) {
                 self.asks = Some(self.now);
-                let has = self.copy.iter().rev().find_map(|entry| match entry {
-                    Entry::Succession(succession) => Some(succession.generation),
-                    Entry::Change(_) => None,
-                });
-                let follow = Message::Follow { session: self.copy_session, written: self.written, has };
+                let has = successions(&self.copy).0.map(|latest| latest.generation);
+                let (session, written) = (self.copy_session, self.written);
+                let follow = Message::Follow { session, written, has };
                 self.send(Who::Standby, Who::Head, follow);
             }
         }
@@ -376,9 +521,10 @@ impl World {
                 self.obey(orders);
             }
             6 if self.random.random_range(0..4) == 0 => {
-                self.head_lives = false;
+                self.life = Life::Dead;
                 self.standby.head_is_gone();
             }
+            7 if matches!(self.life, Life::Dead) => self.start_again(),
             _ => {}
         }
     }
@@ -395,13 +541,10 @@ impl World {
                     break;
                 }
                 self.queue.pop();
-                let Some((from, to, message)) = self.messages.remove(&number) else { continue };
-                if !self.is_cut(from, to) {
-                    self.hears(from, to, message);
-                }
+                self.arrives(number);
             }
             self.beat();
-            if self.head_lives && self.random.random_range(0..10) == 0 {
+            if self.leads() && self.random.random_range(0..10) == 0 {
                 change += 1;
                 self.log.push(Entry::Change(change));
                 self.waiting.push((change, self.log.len()));
@@ -432,7 +575,7 @@ fn a_head_that_dies_is_taken_over_from() {
             world.step_quietly();
         }
         assert!(world.head.voters().is_some(), "{nodes}");
-        world.head_lives = false;
+        world.life = Life::Dead;
         world.standby.head_is_gone();
         for _ in 0..1_000 {
             world.now += 5;
@@ -449,11 +592,16 @@ impl World {
                 break;
             }
             self.queue.pop();
-            if let Some((from, to, message)) = self.messages.remove(&number) {
-                self.hears(from, to, message);
-            }
+            self.arrives(number);
         }
         self.beat();
+    }
+
+    fn arrives(&mut self, number: u64) {
+        let Some((from, to, life, message)) = self.messages.remove(&number) else { return };
+        if !self.is_cut(from, to) && (to != Who::Head || life == self.lives) {
+            self.hears(from, to, message);
+        }
     }
 }
 

@@ -25,16 +25,11 @@ enum Phase {
     /// The head is there, as far as is known.
     Follows,
     /// It may be gone.
-    Asks {
-        would_accept: BTreeSet<NodeId>,
-    },
+    Asks { would_accept: BTreeSet<NodeId> },
     /// It runs for this epoch.
-    Runs {
-        epoch: Epoch,
-        since: Millis,
-        promised: BTreeSet<NodeId>,
-    },
-    Leads,
+    Runs { epoch: Epoch, since: Millis, promised: BTreeSet<NodeId> },
+    /// It has won with this epoch.
+    Leads(Epoch),
 }
 
 /// The side of the standby.
@@ -45,12 +40,14 @@ pub(crate) struct StandingBy {
     succession: Option<Succession>,
     /// When the head has answered last.
     heard: Millis,
-    /// When that question was asked: the head has heard it later.
+    /// When the last question was asked that the head has answered to one that has all that it had written before: it has heard it later.
     asked: Option<Millis>,
     /// Whether nobody listens where the head did.
     is_gone: bool,
     /// The latest epoch that was in use: of the head, and those for which it ran in vain.
     used: Epoch,
+    /// The latest head that it has let lead: what earlier ones have said of who may take over is void, however late it is written.
+    let_lead: Option<Epoch>,
     phase: Phase,
 }
 
@@ -64,6 +61,7 @@ impl StandingBy {
             asked: None,
             is_gone: false,
             used: Epoch(0),
+            let_lead: None,
             phase: Phase::Follows,
         };
         standby.wrote(succession);
@@ -72,10 +70,26 @@ impl StandingBy {
 
     /// What it has written last of who may take over.
     pub(crate) fn wrote(&mut self, succession: Option<Succession>) {
+        let succession = succession.filter(|succession| !self.is_void(succession));
         if let Some(succession) = &succession {
             self.used = self.used.max(succession.generation.epoch);
         }
         self.succession = succession;
+    }
+
+    /// The head may be silent for so long from now on.
+    pub(crate) fn bears(&mut self, takeover: Millis) {
+        self.takeover = takeover;
+    }
+
+    /// Whether it has given this up by letting a later head lead.
+    pub(crate) fn is_void(&self, succession: &Succession) -> bool {
+        Some(succession.generation.epoch) < self.let_lead
+    }
+
+    /// Whether it has something by which it may take over.
+    pub(crate) fn may_take_over(&self) -> bool {
+        self.succession.as_ref().is_some_and(|succession| succession.standby.is_some())
     }
 
     /// Whether it may ask the head for more facts: whoever does, supports it.
@@ -83,18 +97,19 @@ impl StandingBy {
         matches!(self.phase, Phase::Follows | Phase::Asks { .. })
     }
 
-    /// The epoch for which it runs.
+    /// The epoch for which it runs, or has run: one that has won needs the promises until it serves as a head.
     pub(crate) fn runs_for(&self) -> Option<Epoch> {
         match &self.phase {
-            Phase::Runs { epoch, .. } => Some(*epoch),
-            _ => None,
+            Phase::Runs { epoch, .. } | Phase::Leads(epoch) => Some(*epoch),
+            Phase::Follows | Phase::Asks { .. } => None,
         }
     }
 
-    /// A head of this epoch has answered what was asked then.
-    pub(crate) fn heard(&mut self, now: Millis, asked: Millis, epoch: Epoch) {
+    /// A head of this epoch has answered: what was asked then, by one that had a complete copy. Before it has, the head waits for it with
+    /// nothing.
+    pub(crate) fn heard(&mut self, now: Millis, asked: Option<Millis>, epoch: Epoch) {
         if self.may_follow() {
-            self.asked = self.asked.max(Some(asked));
+            self.asked = self.asked.max(asked);
             (self.heard, self.is_gone) = (now, false);
             self.used = self.used.max(epoch);
             self.phase = Phase::Follows;
@@ -112,11 +127,12 @@ impl StandingBy {
             Phase::Follows | Phase::Asks { .. } => {
                 // By what the last head said it does not take over any more; the next one says something else.
                 self.succession = None;
-                self.heard(now, now, epoch);
+                self.let_lead = self.let_lead.max(Some(epoch));
+                self.heard(now, None, epoch);
                 Some(true)
             }
             Phase::Runs { .. } => None,
-            Phase::Leads => Some(false),
+            Phase::Leads(_) => Some(false),
         }
     }
 
@@ -153,7 +169,7 @@ impl StandingBy {
                     return Vec::new();
                 }
                 let epoch = *epoch;
-                self.phase = Phase::Leads;
+                self.phase = Phase::Leads(epoch);
                 vec![Order::Lead(epoch)]
             }
             _ => Vec::new(),
@@ -175,8 +191,9 @@ impl StandingBy {
                     if !self.is_gone || self.asked.is_none_or(|asked| now > asked + self.takeover) {
                         return Vec::new();
                     }
-                    self.phase = Phase::Leads;
-                    return vec![Order::Lead(Epoch(self.used.0 + 1))];
+                    let epoch = Epoch(self.used.0 + 1);
+                    self.phase = Phase::Leads(epoch);
+                    return vec![Order::Lead(epoch)];
                 }
                 self.phase = Phase::Asks { would_accept: BTreeSet::new() };
                 self.ask()
@@ -187,7 +204,7 @@ impl StandingBy {
                 Vec::new()
             }
             Phase::Asks { .. } | Phase::Runs { .. } => self.ask(),
-            Phase::Leads => Vec::new(),
+            Phase::Leads(_) => Vec::new(),
         }
     }
 
@@ -257,17 +274,18 @@ mod tests {
         let leads = standby.voted(6, NodeId(3), &runs, Vote::Yes);
         assert!(matches!(leads[..], [Order::Lead(Epoch(4))]));
         assert_eq!(standby.lets_lead(7, Epoch(9)), Some(false));
+        assert_eq!(standby.runs_for(), Some(Epoch(4)), "a node that asks now keeps its promise");
     }
 
     #[test]
     fn a_head_that_is_heard_again_goes_on_and_an_epoch_is_run_for_once() {
         let mut standby = StandingBy::new(0, 4, by(1));
         let asks = ballot(&standby.tick(5));
-        standby.heard(5, 5, Epoch(3));
+        standby.heard(5, Some(5), Epoch(3));
         assert!(standby.voted(5, NodeId(1), &asks, Vote::Yes).is_empty());
         let asks = ballot(&standby.tick(10));
         let runs = ballot(&standby.voted(10, NodeId(1), &asks, Vote::Yes));
-        standby.heard(11, 11, Epoch(3));
+        standby.heard(11, Some(11), Epoch(3));
         assert_eq!(standby.runs_for(), Some(Epoch(4)), "it has promises, and does not go back for this");
         assert!(standby.tick(15).is_empty() && standby.may_follow());
         assert!(standby.voted(15, NodeId(1), &runs, Vote::Yes).is_empty(), "a promise that comes too late");
@@ -278,10 +296,11 @@ mod tests {
     #[test]
     fn without_nodes_it_leads_only_when_the_head_is_gone_that_it_has_followed_to_the_end() {
         let mut standby = StandingBy::new(0, 4, by(0));
-        standby.heard(2, 1, Epoch(3));
+        standby.heard(2, Some(1), Epoch(3));
+        standby.heard(3, None, Epoch(3));
         assert!(standby.tick(100).is_empty());
         standby.head_is_gone();
-        assert!(standby.tick(6).is_empty(), "the head may have gone on alone before it ended");
+        assert!(standby.tick(6).is_empty(), "the head may have gone on alone before it ended, and be copied anew");
         assert!(matches!(standby.tick(5)[..], [Order::Lead(Epoch(4))]));
     }
 
@@ -293,5 +312,8 @@ mod tests {
         standby.wrote(by(1));
         assert_eq!(standby.lets_lead(100, Epoch(8)), Some(true));
         assert!(standby.tick(200).is_empty());
+        standby.wrote(by(1));
+        standby.head_is_gone();
+        assert!(standby.tick(300).is_empty(), "a copy of the last head's file that was being written");
     }
 }

@@ -13,6 +13,7 @@ use wingbeat_core::{ActorId, Incarnation, ProcessId, TaskId};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::Weight;
 
+use crate::owner::argument_bytes::ArgumentBytes;
 use crate::owner::call_queue::CallQueue;
 use crate::owner::dispatch::{CAUSE_LIMIT_MS, too_large};
 use crate::owner::name::Name;
@@ -44,6 +45,8 @@ pub(crate) struct Call {
     pub cancelled: bool,
     /// Arguments and the actor's own handle, held until the call is done.
     pub held: Held,
+    #[expect(dead_code, reason = "they count until this is dropped")]
+    pub bytes: ArgumentBytes,
 }
 
 /// What is to be done.

@@ -75,6 +75,7 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         limit: None,
         cancelled: false,
         held: Held::new(),
+        bytes: Default::default(),
     }
 }
 

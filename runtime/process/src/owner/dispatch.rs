@@ -21,6 +21,7 @@ use wingbeat_core::value::StoreNode;
 use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
 
+use crate::owner::argument_bytes::ArgumentBytes;
 use crate::owner::memory_retries::MemoryRetries;
 use crate::owner::name::Name;
 use crate::owner::object::Held;
@@ -69,6 +70,8 @@ pub(crate) struct Task {
     pub cancelled: bool,
     /// Handles of argument objects and of refs inside arguments: they live until the task is done.
     pub held: Held,
+    #[expect(dead_code, reason = "they count until this is dropped")]
+    pub bytes: ArgumentBytes,
     /// Set when lost outputs are made again.
     pub remaking: Option<Remaking>,
 }

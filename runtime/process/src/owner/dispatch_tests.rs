@@ -36,6 +36,7 @@ fn task(seq: u64) -> Task {
         cancelled: false,
         remaking: None,
         held: Default::default(),
+        bytes: Default::default(),
     }
 }
 

@@ -13,6 +13,7 @@ use wingbeat_core::{NodeId, ObjectId};
 use wingbeat_net::messages::{PeerMessage, Registration};
 
 use crate::owner::Owner;
+use crate::owner::argument_bytes::ArgumentBytes;
 use crate::owner::dispatch::Task;
 use crate::owner::object::{Handle, Loss};
 use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
@@ -162,6 +163,7 @@ impl Owner {
             retry_on: recipe.retry_on.clone(),
             cancelled: false,
             held: holds(&args),
+            bytes: ArgumentBytes::of(&args),
             remaking: Some(remaking),
         };
         let (id, parent, name) = (task.spec.id, task.spec.parent, task.name.clone());

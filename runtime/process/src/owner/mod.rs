@@ -40,6 +40,7 @@ use crate::owner::table::{ObjectTable, Released};
 
 mod actors;
 mod adoption;
+pub(crate) mod argument_bytes;
 mod borrowing;
 pub(crate) mod borrows;
 mod call_queue;

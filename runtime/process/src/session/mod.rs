@@ -16,7 +16,7 @@ pub(crate) mod get;
 pub mod groups;
 pub mod options;
 mod outgoing;
-mod pressure;
+pub(crate) mod pressure;
 pub mod registry;
 #[allow(clippy::module_inception, reason = "it is the session")]
 pub(crate) mod session;

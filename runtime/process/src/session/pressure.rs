@@ -4,11 +4,13 @@
 //! and a program that submits all it has before it does what its tasks wait for goes on, slowly.
 
 use std::cell::Cell;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::owner::outbound::{Content, Outbound};
+use parking_lot::Mutex;
+
+use crate::owner::argument_bytes::{self, ArgumentBytes};
+use crate::owner::outbound::Outbound;
 use crate::session::session::Session;
 
 /// So many tasks and calls may wait in a process: 1,000,000, `WINGBEAT_PENDING`.
@@ -16,21 +18,34 @@ static LIMIT: LazyLock<usize> = LazyLock::new(|| {
     let said = std::env::var("WINGBEAT_PENDING").ok().and_then(|text| text.trim().parse().ok());
     said.filter(|limit| *limit > 0).unwrap_or(1_000_000)
 });
-/// So much memory they may take: a quarter of the machine's.
+/// So much memory they may take: a quarter of what this process may use.
 static BYTES_LIMIT: LazyLock<usize> = LazyLock::new(|| {
-    let (pages, page) = (rustix::param::page_size(), rustix::system::sysinfo());
-    let whole = usize::try_from(page.totalram).unwrap_or(usize::MAX).saturating_mul(page.mem_unit.max(1) as usize);
-    (whole / 4).max(pages)
+    let whole = MEMORY.get().map_or_else(of_the_machine, |memory| usize::try_from(memory()).unwrap_or(usize::MAX));
+    (whole / 4).max(1)
 });
-/// What one takes beside its arguments.
+static MEMORY: OnceLock<fn() -> u64> = OnceLock::new();
+
+/// How many bytes of memory this process may use: of whoever knows control groups. Asked once, when something is submitted.
+pub fn memory_is(said_by: fn() -> u64) {
+    let _ = MEMORY.set(said_by);
+}
+
+fn of_the_machine() -> usize {
+    let info = rustix::system::sysinfo();
+    usize::try_from(info.totalram).unwrap_or(usize::MAX).saturating_mul(info.mem_unit.max(1) as usize)
+}
+
+/// What one takes beside its arguments, or with small ones.
 const EACH: usize = 750;
 /// A thread looks after so many submissions, or so many bytes of arguments.
 const LOOK_AT_MOST: usize = 1_024;
 const LOOK_BYTES: usize = 16 << 20;
 /// How long a thread pauses at most, at the limit; at twice as much, twice as long.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How often it is looked meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How soon it is looked again meanwhile, and how often later: counting what waits holds up who works on it.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// A pause is said again when there was none for so long.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 thread_local! {
     /// What this thread has submitted since it looked last, and how many bytes of arguments that had.
@@ -42,59 +57,58 @@ fn look_after(limit: usize) -> usize {
     (limit / 8).clamp(1, LOOK_AT_MOST)
 }
 
-/// How many times the limit waits, where each has so many bytes of arguments.
-fn excess(pending: usize, bytes_each: usize, limit: usize, bytes_limit: usize) -> f64 {
-    let bytes = pending.saturating_mul(bytes_each.saturating_add(EACH));
+/// How many times the limit waits, with so many bytes of arguments.
+fn excess(pending: usize, bytes: usize, limit: usize, bytes_limit: usize) -> f64 {
+    let bytes = pending.saturating_mul(EACH).saturating_add(bytes);
     (pending as f64 / limit as f64).max(bytes as f64 / bytes_limit as f64)
 }
 
-/// The inline bytes of these arguments.
-fn bytes_of(args: &[Outbound]) -> usize {
-    let inline = args.iter().map(|arg| match arg {
-        Outbound::Value(packed) => match &packed.content {
-            Content::Inline(bytes) => bytes.len(),
-            Content::Stored(_) => 0,
-        },
-        Outbound::Object(_) => 0,
-    });
-    inline.sum()
-}
-
 impl Session {
-    /// Something with these arguments is about to be submitted.
-    pub(super) fn submits(&self, args: &[Outbound]) {
+    /// Something with these arguments is about to be submitted. What is returned goes with it.
+    pub(super) fn submits(&self, args: &[Outbound]) -> ArgumentBytes {
+        let arguments = ArgumentBytes::of(args);
         let (count, bytes) = SINCE.get();
-        let (count, bytes) = (count + 1, bytes + bytes_of(args));
+        let (count, bytes) = (count + 1, bytes + arguments.bytes());
         SINCE.set((count, bytes));
         if count >= LOOK_AT_MOST || bytes >= LOOK_BYTES || count >= look_after(*LIMIT) {
             SINCE.set((0, 0));
-            self.pause_if_too_much_waits(bytes / count);
+            self.pause_if_too_much_waits();
         }
+        arguments
     }
 
     #[cold]
-    fn pause_if_too_much_waits(&self, bytes_each: usize) {
-        let began = Instant::now();
+    fn pause_if_too_much_waits(&self) {
+        let (began, mut pause) = (Instant::now(), LOOK_AGAIN.0);
         loop {
             let pending = self.owner().submission.pending();
-            let excess = excess(pending, bytes_each, *LIMIT, *BYTES_LIMIT);
+            let excess = excess(pending, argument_bytes::waiting(), *LIMIT, *BYTES_LIMIT);
             if excess < 1.0 || began.elapsed() >= PAUSE.mul_f64(excess.min(60.0)) || self.process().ended().is_some() {
                 return;
             }
-            say_once(pending);
-            std::thread::sleep(LOOK_AGAIN);
+            if is_news(&mut LAST.lock(), Instant::now()) {
+                say(pending);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK_AGAIN.1);
         }
     }
 }
 
-fn say_once(pending: usize) {
-    static WAS_SAID: AtomicBool = AtomicBool::new(false);
-    if !WAS_SAID.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            "{pending} tasks and calls of this process wait, and their arguments take memory: it submits more slowly now. Wait for \
-             results while you submit"
-        );
-    }
+/// When a thread paused last.
+static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Whether a pause is said, after that one.
+fn is_news(last: &mut Option<Instant>, now: Instant) -> bool {
+    let before = last.replace(now);
+    before.is_none_or(|before| now.saturating_duration_since(before) >= SAY_AGAIN)
+}
+
+fn say(pending: usize) {
+    tracing::warn!(
+        "{pending} tasks and calls of this process wait, and their arguments take memory: it submits more slowly now. Wait for results while \
+         you submit"
+    );
 }
 
 #[cfg(test)]
@@ -103,11 +117,19 @@ mod tests {
 
     #[test]
     fn too_much_is_too_many_or_too_large() {
-        let of = |pending, bytes_each| excess(pending, bytes_each, 1_000, 1 << 30);
+        let of = |pending, bytes| excess(pending, bytes, 1_000, 1 << 30);
         assert!(of(999, 0) < 1.0 && of(1_000, 0) >= 1.0);
-        assert!(of(10, 100 << 20) < 1.0 && of(11, 100 << 20) >= 1.0);
+        assert!(of(10, 1_000 << 20) < 1.0 && of(11, 1_100 << 20) >= 1.0);
         assert!(of(2_000, 0) >= 2.0);
         assert!(of(usize::MAX, usize::MAX).is_finite());
+    }
+
+    #[test]
+    fn a_pause_is_said_once_and_again_when_there_was_none_for_a_minute() {
+        let (mut last, begun) = (None, Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert!(is_news(&mut last, at(0)) && !is_news(&mut last, at(40)) && !is_news(&mut last, at(80)));
+        assert!(is_news(&mut last, at(140)));
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(function.outputs, error),
         };
-        self.submits(&args);
+        let bytes = self.submits(&args);
         let process = self.process();
         if let Some(error) = process.ended() {
             return failed(function.outputs, error.clone());
@@ -107,6 +107,7 @@ impl Session {
             retry_on: options.retry_on.as_ref().unwrap_or(&function.defaults.retry_on).clone(),
             cancelled: false,
             held: holds(&args),
+            bytes,
             remaking: None,
         };
         if let Some(limit) = options.timeout {
@@ -155,7 +156,7 @@ impl Session {
             Ok(args) => args,
             Err(error) => return failed(method.outputs, error),
         };
-        session.submits(&args);
+        let bytes = session.submits(&args);
         let process = session.process();
         if let Some(error) = process.ended() {
             return failed(method.outputs, error.clone());
@@ -186,7 +187,8 @@ impl Session {
             false => 0,
         };
         let limit = actor.max_pending_calls();
-        let mut call = Call { spec: Arc::new(spec), name, resolved: false, retries, limit, cancelled: false, held };
+        let spec = Arc::new(spec);
+        let mut call = Call { spec, name, resolved: false, retries, limit, cancelled: false, held, bytes };
         let (target, class_name) = (actor.id(), actor.class_name_arc().clone());
         // It takes its place in the queue now, with or without its arguments.
         match session.owner().resolve_now(&args) {

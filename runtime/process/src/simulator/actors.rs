@@ -119,7 +119,8 @@ impl Site {
         let mut held = args_held(&args);
         held.push(actor.handle.clone());
         let spec = Arc::new(self.spec(id, outputs));
-        let mut call = Call { spec, name, resolved: false, retries, limit: None, cancelled: false, held };
+        let bytes = Default::default();
+        let mut call = Call { spec, name, resolved: false, retries, limit: None, cancelled: false, held, bytes };
         let class_name: Arc<str> = "actor".into();
         match owner.resolve_now(&args) {
             Some(Ok(args)) => {

@@ -298,6 +298,7 @@ impl Site {
             retry_on: RetryOn::Nothing,
             cancelled: false,
             held: holds(&args),
+            bytes: Default::default(),
             remaking: None,
         };
         let submitter = owner.clone();

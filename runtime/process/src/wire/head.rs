@@ -18,8 +18,9 @@ use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::HeadMessage;
-use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Process as _, ProcessRequest, ProcessResponse};
+use wingbeat_net::silence::Probing;
 use wingbeat_net::way::Met;
 
 use crate::owner::Outside;
@@ -41,10 +42,15 @@ impl Process {
         self.wire.tell_head(&self.owner, message);
     }
 
-    /// The head may be there, too.
+    /// The head may be there, too; its node is with the first. A worker process follows it there, since its own connection may say nothing
+    /// of a head that stands still.
     pub(crate) fn learn_heads(&self, heads: Vec<Address>) {
         if let Some(head) = self.wire.head.get() {
+            let is_elsewhere = heads.first().is_some_and(|first| !head.is_with(first));
             heads.into_iter().for_each(|other| head.learn(other));
+            if is_elsewhere {
+                head.close();
+            }
         }
     }
 
@@ -207,8 +213,15 @@ impl Process {
     /// Talks to the head until the connection ends. False if the head says that it has given this process up.
     async fn talk_to_head(&self, head: &HeadLink, stream: Stream, back: Option<Met>) -> bool {
         let shared = &head.shared;
-        let (connection, client, server) =
-            mux::connect::<HeadRequest, HeadResponse, ProcessRequest, ProcessResponse>(stream, Waiting::Asleep);
+        // A head that stands still closes nothing. A driver on its machine that is stopped itself keeps what it has there.
+        let is_noted = self.wire.who.role != Role::Worker && shared.way.is_followed();
+        let probing = if is_noted { Probing::Notes } else { Probing::default() };
+        let (connection, client, server) = mux::connect_probing::<
+            HeadRequest,
+            HeadResponse,
+            ProcessRequest,
+            ProcessResponse,
+        >(stream, Waiting::Asleep, probing);
         *shared.connection.lock() = Some(connection.clone());
         self.wire.record(|| Event::HeadConnected);
         let client = HeadClient::new(mux::client_config(), client).spawn();
@@ -235,6 +248,10 @@ impl Process {
             tokio::select! {
                 () = carrying => true,
                 never = asking => never,
+                () = until_another_may_lead(head, &connection) => {
+                    tracing::warn!("the head says nothing; looking for it, and for its standby");
+                    true
+                }
             }
         };
         let mut is_known = true;
@@ -292,6 +309,21 @@ impl Process {
             self.end(&self.head_is_lost(head));
         }
     }
+}
+
+/// Waits until the head has been silent for long, and there may be another.
+async fn until_another_may_lead(head: &HeadLink, connection: &Connection) {
+    let mut silence = connection.silence();
+    while silence.wait_for(|is_silent| *is_silent).await.is_ok() {
+        if head.heads().len() > 1 {
+            return;
+        }
+        if silence.wait_for(|is_silent| !*is_silent).await.is_err() {
+            break;
+        }
+    }
+    // It has ended, which others notice.
+    std::future::pending().await
 }
 
 /// Goes on with the head over a new connection. Whether it still knows this process, or does now.

@@ -104,6 +104,11 @@ impl HeadLink {
         self.shared.way.learn(other);
     }
 
+    /// Whether it was found there last.
+    pub(super) fn is_with(&self, head: &Address) -> bool {
+        self.shared.way.is_with(head)
+    }
+
     /// Where it may be; where it was found last comes first.
     pub fn heads(&self) -> Vec<Address> {
         self.shared.way.heads()
