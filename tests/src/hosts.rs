@@ -148,6 +148,15 @@ impl Hosts {
         self.between(one, other, "add")
     }
 
+    /// Cuts all of some off from all others, at the same moment as far as that goes: whoever is cut off later has seen the others go.
+    pub fn split(&self, some: &[usize], others: &[usize]) -> bool {
+        std::thread::scope(|threads| {
+            let pairs = some.iter().flat_map(|one| others.iter().map(move |other| (*one, *other)));
+            let cuts: Vec<_> = pairs.map(|(one, other)| threads.spawn(move || self.cut_between(one, other))).collect();
+            cuts.into_iter().all(|cut| cut.join().is_ok_and(|is_cut| is_cut))
+        })
+    }
+
     /// The contrary.
     pub fn mend_between(&self, one: usize, other: usize) -> bool {
         self.between(one, other, "del")

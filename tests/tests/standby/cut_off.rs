@@ -152,9 +152,7 @@ fn a_head_that_is_cut_off_with_a_node_ends_itself_and_no_actor_lives_twice() {
     until_there(&world.folder.path().join("ready"));
     world.add_nodes(3..=4);
     // The head and the node of the actor on one side, all else on the other.
-    for (one, other) in [(0, 1), (0, 3), (0, 4), (2, 1), (2, 3), (2, 4)] {
-        assert!(world.hosts.cut_between(one, other));
-    }
+    assert!(world.hosts.split(&[0, 2], &[1, 3, 4]));
     world.says("cut");
     let takes_over = world.standby.wait_for("listening at");
     takes_over.unwrap_or_else(|error| panic!("{error}\n{}\n{}", world.standby.errors(), world.head.errors()));

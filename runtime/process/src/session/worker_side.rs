@@ -168,7 +168,7 @@ impl Process {
         self.wire.own_groups.is_empty() && steward.is_some_and(|steward| self.owner.may_leave(steward.process))
     }
 
-    /// Asks the steward for [`Work::MayLeave`]. False if there is none.
+    /// Asks the steward whether it may. False if there is none.
     pub fn asks_to_leave(&self) -> bool {
         self.owner.asks_to_leave()
     }
