@@ -78,6 +78,8 @@ pub(crate) fn only_a_standby(what: &str, at: &str, standby: &StandsBy) -> Error 
 pub async fn dial_head(text: &str, what: &str, token: &Token, hello: Hello) -> Result<(Stream, Welcome), Error> {
     let until = Instant::now() + limits().takeover * 2;
     loop {
+        // A machine that is gone holds a round up for longer than a standby needs to lead.
+        let began = Instant::now();
         let attempts: Vec<BoxFuture<'_, _>> =
             in_list(text).map(|one| dial_one_of(text, one, what, token, hello.clone()).boxed()).collect();
         let errors = match first_of(attempts).await {
@@ -85,7 +87,7 @@ pub async fn dial_head(text: &str, what: &str, token: &Token, hello: Hello) -> R
             Err(errors) => errors,
         };
         let may_lead_soon = errors.iter().any(|missed| missed.is_standby);
-        if !may_lead_soon || Instant::now() > until {
+        if !may_lead_soon || began > until {
             let nobody = || Error::Unreachable {
                 what: what.into(),
                 address: text.into(),

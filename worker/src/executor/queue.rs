@@ -345,6 +345,10 @@ impl Executor for Queue {
             execution.disown();
         }
         self.held.peer_lost(peer);
+        // It will not hear whether it may end.
+        if self.session.process().is_steward(peer) && self.state.lock().work.stays() {
+            self.stays();
+        }
     }
 
     fn command(&self, command: WorkerCommand) {

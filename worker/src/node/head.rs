@@ -84,6 +84,11 @@ impl HeadLink {
     /// The head may be there, too.
     pub(super) fn learn(&self, other: Address) {
         self.way.learn(other);
+        self.has_learned();
+    }
+
+    /// Another place is known where the head may be.
+    pub(super) fn has_learned(&self) {
         self.term.is_with(&self.way.heads());
     }
 
@@ -122,6 +127,10 @@ impl Daemon {
         let mut keeps_term = false;
         let (connection, client) = loop {
             let tried = self.try_to_join(&info, &mut resumes, &mut snapshot).await;
+            if let Ok((_, client)) = &tried {
+                // It may have waited for its disk for longer than the term, which counts from the head's latest answer that it knows this node.
+                self.is_known(client, self.head.term.now()).await;
+            }
             // A head may have taken it in, and may wait for it no longer than for others.
             if resumes == Resumes::Joining && !std::mem::replace(&mut keeps_term, true) {
                 self.vital("keeping its term", self.clone().keep_term());

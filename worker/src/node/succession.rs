@@ -63,6 +63,7 @@ impl Daemon {
         if has_promised {
             tracing::warn!("the head is not heard; this node accepts its standby as the next one");
             self.head.leave();
+            self.head.has_learned();
         }
         vote
     }

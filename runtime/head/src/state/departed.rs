@@ -12,13 +12,17 @@ const REMEMBERED: usize = 1 << 17;
 
 #[derive(Default)]
 pub(super) struct Departed {
-    known: BTreeSet<ProcessId>,
+    /// Of worker processes, whose job they were of.
+    known: BTreeMap<ProcessId, Option<JobId>>,
     order: VecDeque<ProcessId>,
 }
 
 impl Departed {
-    pub(super) fn insert(&mut self, process: ProcessId) {
-        if !self.known.insert(process) {
+    pub(super) fn insert(&mut self, process: ProcessId, job: Option<JobId>) {
+        let is_new = !self.known.contains_key(&process);
+        let known = self.known.entry(process).or_default();
+        *known = known.or(job);
+        if !is_new {
             return;
         }
         self.order.push_back(process);
@@ -33,12 +37,12 @@ impl Departed {
 impl State {
     /// Whether a process has certainly ended: a driver, a worker process, or the steward of a node.
     pub(crate) fn has_ended(&self, process: ProcessId) -> bool {
-        self.departed.known.contains(&process) || self.ended_before(process)
+        self.departed.known.contains_key(&process) || self.ended_before(process)
     }
 
     /// Whether this head has seen the end of a process, or given it up.
     pub(crate) fn has_seen_the_end_of(&self, process: ProcessId) -> bool {
-        self.departed.known.contains(&process)
+        self.departed.known.contains_key(&process)
     }
 
     /// Whether a process ended before the head was started again: whoever lives has come back, or its node has said that it is there.
@@ -66,8 +70,19 @@ impl State {
         for (job, owners) in owners {
             match self.jobs.contains_key(&job) {
                 true => gone.extend(owners.into_iter().filter(|process| self.has_ended(*process))),
-                // One of another job, which has passed a value here, lives on.
-                false => over.extend(owners.into_iter().filter(|process| !self.may_live(*process))),
+                // One of another job, which has passed a value here, may live on; or may have been referred to by others of that job, who
+                // have time to say so.
+                false => {
+                    for process in owners.into_iter().filter(|process| !self.may_live(*process)) {
+                        let own = self.departed.known.get(&process).copied().flatten();
+                        let goes_on = own.is_some_and(|job| self.jobs.contains_key(&job));
+                        if goes_on {
+                            gone.insert(process)
+                        } else {
+                            over.insert(process)
+                        };
+                    }
+                }
             }
         }
         // Somebody of a job that goes on may be about to say that he refers to what such an owner had.
@@ -89,10 +104,12 @@ mod tests {
     fn the_latest_are_remembered() {
         let mut departed = Departed::default();
         for process in 0..=REMEMBERED as u64 {
-            departed.insert(ProcessId(process));
-            departed.insert(ProcessId(process));
+            departed.insert(ProcessId(process), None);
+            departed.insert(ProcessId(process), Some(JobId(1)));
         }
         assert_eq!((departed.known.len(), departed.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(!departed.known.contains(&ProcessId(0)) && departed.known.contains(&ProcessId(REMEMBERED as u64)));
+        assert!(
+            !departed.known.contains_key(&ProcessId(0)) && departed.known.contains_key(&ProcessId(REMEMBERED as u64))
+        );
     }
 }

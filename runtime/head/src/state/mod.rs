@@ -495,7 +495,7 @@ impl State {
     }
 
     fn node_lost(&mut self, id: NodeId, why: &str) {
-        self.departed.insert(id.steward());
+        self.departed.insert(id.steward(), None);
         let Some(node) = self.nodes.remove(id) else { return self.absent_node_lost(id, why) };
         self.record(Fact::NodeGone(id));
         self.note_lost_node(id, why);
@@ -521,9 +521,9 @@ impl State {
         self.reservation_lost(id);
         self.bundles_lost(node.bundles);
         self.actors_lost_with(&of_actors, id, why);
-        self.worker_jobs.retain(|process, (_, of)| {
+        self.worker_jobs.retain(|process, (job, of)| {
             if *of == id {
-                self.departed.insert(*process);
+                self.departed.insert(*process, Some(*job));
             }
             *of != id
         });
@@ -707,7 +707,7 @@ impl State {
         if self.jobs.get(&id).is_none_or(|job| job.spec.driver.process != process || job.is_over) {
             return;
         }
-        self.departed.insert(process);
+        self.departed.insert(process, Some(id));
         self.actors_of_job_end(id);
         self.groups_of_job_end(id);
         let mut ended_on = BTreeSet::new();

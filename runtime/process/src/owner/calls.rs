@@ -478,12 +478,10 @@ impl Calls {
         !self.lost.is_empty()
     }
 
-    /// Nobody could have told why contact with these was lost, or will: the time for that begins anew.
-    pub(crate) fn no_cause_is_told(&mut self, of: impl Fn(ProcessId) -> bool, now_ms: u64) {
+    /// There is no head that could have told a cause: the time for that begins anew.
+    pub(crate) fn no_cause_is_told(&mut self, now_ms: u64) {
         for actor in &self.lost {
-            if let Some(Target { phase: Phase::Lost { address, since_ms, .. }, .. }) = self.targets.get_mut(actor)
-                && of(address.process)
-            {
+            if let Some(Target { phase: Phase::Lost { since_ms, .. }, .. }) = self.targets.get_mut(actor) {
                 *since_ms = now_ms;
             }
         }

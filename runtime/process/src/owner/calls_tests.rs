@@ -342,11 +342,10 @@ fn calls_are_not_given_up_while_nobody_could_say_that_their_process_has_ended() 
     bench.with(|calls, out| calls.connection_lost(worker, 0, out));
     let (limit, mut out) = (contact_limit_ms(), Vec::new());
     for turn in 1..4 {
-        bench.calls.no_cause_is_told(|process| process == worker, turn * limit);
+        bench.calls.no_cause_is_told(turn * limit);
         bench.calls.tick(turn * limit, &mut out);
     }
     assert!(out.is_empty() && bench.calls.waits_for_causes());
-    bench.calls.no_cause_is_told(|_| false, 4 * limit);
     bench.calls.tick(4 * limit, &mut out);
     let is_given_up = out.iter().any(|action| matches!(action, Action::Fail { .. }));
     assert!(is_given_up, "contact is lost, and somebody would have said more");

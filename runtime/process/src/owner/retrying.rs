@@ -1,7 +1,7 @@
 //! Which errors of user code are tried again, and how often.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, mpsc};
 
 use wingbeat_core::error::Error;
 
@@ -61,13 +61,29 @@ pub struct Chosen {
 }
 
 impl Drop for Chosen {
-    /// What predicates have captured is dropped with them, and may do anything, on a thread of its own: this one may be the one that all
-    /// others wait for.
+    /// What predicates have captured is dropped with them, and may do anything. This thread may be the one that all others wait for, so
+    /// another does it.
     fn drop(&mut self) {
-        self.predicates.retain(|predicate| size_of_val(&**predicate) > 0);
         let predicates = std::mem::take(&mut self.predicates);
-        if !predicates.is_empty() {
-            let _ = std::thread::Builder::new().name("wingbeat-drop".into()).spawn(move || drop(predicates));
+        if predicates.is_empty() {
+            return;
+        }
+        static DROPPER: OnceLock<Option<mpsc::Sender<Vec<Predicate>>>> = OnceLock::new();
+        let dropper = DROPPER.get_or_init(|| {
+            let (dropper, dropped) = mpsc::channel();
+            let thread = std::thread::Builder::new().name("wingbeat-drop".into());
+            let drops = move || {
+                for predicates in dropped {
+                    let _ =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop::<Vec<Predicate>>(predicates)));
+                }
+            };
+            thread.spawn(drops).is_ok().then_some(dropper)
+        });
+        match dropper {
+            Some(dropper) => drop(dropper.send(predicates)),
+            // Better kept than dropped here.
+            None => std::mem::forget(predicates),
         }
     }
 }

@@ -179,6 +179,11 @@ impl Submission {
 }
 
 impl Core {
+    /// Whether the head is to say why contact with somebody was lost.
+    fn waits_for_causes(&self) -> bool {
+        self.dispatch.waits_for_causes() || self.calls.waits_for_causes()
+    }
+
     /// Cancels what is found; the rest is looked for once more.
     pub(super) fn cancel(
         &mut self,
@@ -259,6 +264,9 @@ impl Core {
 }
 
 /// What is decided under the lock is done after it.
+/// How often is looked whether there is a head again, while something waits for its word.
+const HELD_LOOK_MS: u64 = 250;
+
 impl Owner {
     pub(super) fn with_core<R>(self: &Arc<Self>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
         let mut todo = Todo::default();
@@ -292,8 +300,11 @@ impl Owner {
             }
         }
         core.cancel(cancels, unresolved, &mut todo);
-        if core.dispatch.waits_for_causes() || core.calls.waits_for_causes() {
-            self.hold_clocks(&mut core, now_ms);
+        let is_held = core.waits_for_causes() && !self.outside.has_head();
+        if is_held {
+            // What follows when the head tells no cause of a lost connection does not follow while there is no head.
+            core.dispatch.no_cause_is_told(now_ms);
+            core.calls.no_cause_is_told(now_ms);
         }
         let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
         if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
@@ -302,17 +313,8 @@ impl Owner {
         core.dispatch.settle(now_ms, &mut todo.dispatch);
         drop(core);
         self.perform(todo);
-        next_tick
-    }
-
-    /// What follows when the head tells no cause of a lost connection does not follow while there is no head. It will tell of an actor's
-    /// process that is known to be gone.
-    fn hold_clocks(&self, core: &mut Core, now_ms: u64) {
-        let has_head = self.outside.has_head();
-        if !has_head {
-            core.dispatch.no_cause_is_told(now_ms);
-        }
-        core.calls.no_cause_is_told(|process| !has_head || self.outside.is_gone(process), now_ms);
+        // The head that comes back has about all of the time.
+        if is_held { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
     }
 
     fn perform(self: &Arc<Self>, todo: Todo) {

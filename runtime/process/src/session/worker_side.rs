@@ -168,6 +168,11 @@ impl Process {
         self.wire.own_groups.is_empty() && steward.is_some_and(|steward| self.owner.may_leave(steward.process))
     }
 
+    /// Whether that process answers for the objects of this one when it is no more.
+    pub fn is_steward(&self, process: ProcessId) -> bool {
+        self.wire.steward().is_some_and(|steward| steward.process == process)
+    }
+
     /// Asks the steward whether it may. False if there is none.
     pub fn asks_to_leave(&self) -> bool {
         self.owner.asks_to_leave()
