@@ -23,6 +23,29 @@ pub(crate) fn address(process: ProcessId) -> Address {
     Address { process, machine: MachineId(1), unix: String::new(), tcp: None, steward: None }
 }
 
+/// An actor of one CPU that nobody has named.
+pub(crate) fn actor(id: ActorId, job: JobId, owner: Address) -> ActorSpec {
+    ActorSpec {
+        id,
+        job,
+        class: FunctionId(7),
+        class_name: "Counter".into(),
+        args: Vec::new(),
+        placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
+        holds: ResourceSet::new(),
+        max_restarts: 0,
+        max_concurrency: 1,
+        max_task_retries: 0,
+        max_pending_calls: None,
+        groups: BTreeMap::new(),
+        name: None,
+        detached: false,
+        yields_to_drain: false,
+        handle: TaskId { owner: owner.process, seq: id.0 }.output(0),
+        owner,
+    }
+}
+
 impl Head {
     pub(crate) fn with_nodes(count: u64) -> Head {
         let mut head = Head { state: State::new(ClusterId(1), 1), orders: Vec::new() };
@@ -114,25 +137,7 @@ impl Head {
 
     /// An actor, from the request to its first life.
     pub(crate) fn create(&mut self, id: u64) -> Result<()> {
-        let spec = ActorSpec {
-            id: ActorId(id),
-            job: JobId(1),
-            class: FunctionId(7),
-            class_name: "Counter".into(),
-            args: Vec::new(),
-            placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
-            holds: ResourceSet::new(),
-            max_restarts: 0,
-            max_concurrency: 1,
-            max_task_retries: 0,
-            max_pending_calls: None,
-            groups: BTreeMap::new(),
-            name: None,
-            detached: false,
-            yields_to_drain: false,
-            handle: TaskId { owner: DRIVER, seq: id }.output(0),
-            owner: address(DRIVER),
-        };
+        let spec = actor(ActorId(id), JobId(1), address(DRIVER));
         let (answer, actions) = self.state.create_actor(1, spec, false);
         answer?;
         self.take_in(actions);

@@ -12,8 +12,8 @@ use tarpc::context::Context;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::codec::Payload;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Address, Executable, JobSpec, ScopedName, Shape};
-use wingbeat_core::{ActorId, Amount, FunctionId, JobId, NodeId, ObjectId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::spec::{ActorSpec, Address, Executable, JobSpec, ScopedName};
+use wingbeat_core::{ActorId, Amount, JobId, NodeId, ObjectId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::Token;
 use wingbeat_net::address::{Listener, this_machine};
 use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
@@ -28,6 +28,8 @@ use wingbeat_net::services::{
     HeadClient, HeadRequest, HeadResponse, Node, NodeRequest, NodeResponse, Process, ProcessRequest, ProcessResponse,
 };
 use wingbeat_net::silence::Probing;
+
+use crate::head;
 
 /// Where a head is, and what proves that one belongs to it.
 pub(crate) struct Cluster {
@@ -253,25 +255,8 @@ impl PretendedDriver {
     /// Has the head make a named actor, which it keeps in its journal.
     pub(crate) async fn make(&self, number: u64) -> Result<()> {
         let (_, client) = self.client.as_ref().context("it has not joined")?;
-        let spec = ActorSpec {
-            id: actor(number),
-            job: self.job,
-            class: FunctionId(7),
-            class_name: "Counter".into(),
-            args: Vec::new(),
-            placement: Shape::of(ResourceSet::cpus(Amount::ONE)),
-            holds: ResourceSet::new(),
-            max_restarts: 0,
-            max_concurrency: 1,
-            max_task_retries: 0,
-            max_pending_calls: None,
-            groups: BTreeMap::new(),
-            name: Some(ScopedName { namespace: "pretended".into(), name: format!("counter-{number}") }),
-            detached: false,
-            yields_to_drain: false,
-            handle: TaskId { owner: self.address.process, seq: 1 + number }.output(0),
-            owner: self.address.clone(),
-        };
+        let name = ScopedName { namespace: "pretended".into(), name: format!("counter-{number}") };
+        let spec = ActorSpec { name: Some(name), ..head::actor(actor(number), self.job, self.address.clone()) };
         client.create_actor(patiently(), spec, false).await.context("making an actor")??;
         self.made.fetch_max(number + 1, Ordering::Relaxed);
         Ok(())
