@@ -281,8 +281,7 @@ impl State {
     pub fn users_of_memory(&self) -> impl Iterator<Item = (User, u32)> {
         self.workers.iter().filter_map(|(process, worker)| {
             let (lease, work) = match worker.stage() {
-                // One that is to end may take its time.
-                Stage::Idle { .. } | Stage::Retiring { .. } => (None, Work::Idle),
+                Stage::Idle { .. } => (None, Work::Idle),
                 Stage::Leased { assignment, .. } => (Some(assignment.lease()), assignment.work()),
                 _ => return None,
             };
@@ -486,10 +485,6 @@ impl State {
         let is_by_kernel = shortage.by == EndedBy::Kernel;
         match worker.stage() {
             Stage::Idle { .. } if lease.is_none() && !is_by_kernel => self.apply(process, Change::Retire),
-            Stage::Retiring { .. } if lease.is_none() && !is_by_kernel => {
-                self.workers.note(process, |worker| worker.shortage = Some(shortage));
-                self.apply(process, Change::End { by_head: false });
-            }
             Stage::Leased { assignment, .. } if lease == Some(assignment.lease()) || is_by_kernel => {
                 self.workers.note(process, |worker| worker.shortage = Some(shortage));
                 if !is_by_kernel {

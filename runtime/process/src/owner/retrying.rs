@@ -74,16 +74,21 @@ impl Drop for Chosen {
             let thread = std::thread::Builder::new().name("wingbeat-drop".into());
             let drops = move || {
                 for predicates in dropped {
-                    let _ =
+                    let caught =
                         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop::<Vec<Predicate>>(predicates)));
+                    // What was panicked with may panic, too.
+                    caught.unwrap_or_else(std::mem::forget);
                 }
             };
             thread.spawn(drops).is_ok().then_some(dropper)
         });
-        match dropper {
-            Some(dropper) => drop(dropper.send(predicates)),
-            // Better kept than dropped here.
-            None => std::mem::forget(predicates),
+        let sent = match dropper {
+            Some(dropper) => dropper.send(predicates),
+            None => Err(mpsc::SendError(predicates)),
+        };
+        // Better kept than dropped here.
+        if let Err(mpsc::SendError(predicates)) = sent {
+            std::mem::forget(predicates);
         }
     }
 }

@@ -263,10 +263,10 @@ impl Core {
     }
 }
 
-/// What is decided under the lock is done after it.
 /// How often is looked whether there is a head again, while something waits for its word.
 const HELD_LOOK_MS: u64 = 250;
 
+/// What is decided under the lock is done after it.
 impl Owner {
     pub(super) fn with_core<R>(self: &Arc<Self>, change: impl FnOnce(&mut Core, u64, &mut Todo) -> R) -> R {
         let mut todo = Todo::default();
@@ -300,8 +300,8 @@ impl Owner {
             }
         }
         core.cancel(cancels, unresolved, &mut todo);
-        let is_held = core.waits_for_causes() && !self.outside.has_head();
-        if is_held {
+        let waits_for_causes = core.waits_for_causes();
+        if waits_for_causes && !self.outside.has_head() {
             // What follows when the head tells no cause of a lost connection does not follow while there is no head.
             core.dispatch.no_cause_is_told(now_ms);
             core.calls.no_cause_is_told(now_ms);
@@ -314,7 +314,7 @@ impl Owner {
         drop(core);
         self.perform(todo);
         // The head that comes back has about all of the time.
-        if is_held { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
+        if waits_for_causes { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
     }
 
     fn perform(self: &Arc<Self>, todo: Todo) {
