@@ -31,6 +31,7 @@ fn push(tasks: u64) -> PeerMessage {
         attempt: 0,
         remakes: false,
         yields_memory: false,
+        shares_process: false,
         group: None,
         parent: None,
     };

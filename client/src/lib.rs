@@ -96,11 +96,12 @@ pub use wingbeat_macros::main;
 /// then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
 /// [`ObjectStream`], and the `E` of a `Result<T, E>` through [`Error::application`].
 ///
-/// A task that waits for a ref gives its CPUs to others meanwhile. Only its own thread counts: one that joins threads which
+/// A task that waits for a ref gives its CPUs to others meanwhile, and its process to the tasks that it has submitted, unless one of
+/// the two is `isolated`. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
 /// Options: `num_cpus`, `num_gpus`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
-/// `retry_if = f`, `stream_ahead`.
+/// `retry_if = f`, `isolated`, `stream_ahead`.
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]

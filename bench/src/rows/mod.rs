@@ -6,6 +6,7 @@ mod collective;
 mod contention;
 mod launch;
 mod mixed;
+mod nested;
 mod objects;
 mod payloads;
 mod restart;
@@ -73,6 +74,8 @@ rows! {
     cluster get_object_with_10k_refs = objects::get_object_with_10k_refs;
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
+    cluster nested_fib18 = nested::nested_fib18;
+    cluster nested_sync_fib14 = nested::nested_sync_fib14;
     cluster queue_1m = tasks::queue_1m;
     cluster tasks_1k_of_50kb = payloads::tasks_1k_of_50kb;
     cluster tasks_100k_of_1kb = payloads::tasks_100k_of_1kb;

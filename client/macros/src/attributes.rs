@@ -26,6 +26,7 @@ impl Place {
                 "retry_errors",
                 "retry_on",
                 "retry_if",
+                "isolated",
                 "stream_ahead",
             ],
             Place::Class => {
@@ -108,16 +109,10 @@ impl Attributes {
                 }
                 self.fields.push(quote!(#field: ::core::option::Option::Some(#value)));
             }
-            "retry_errors" => {
-                let value = match meta {
-                    Meta::Path(_) => true,
-                    Meta::NameValue(_) => match literal(meta)? {
-                        Lit::Bool(LitBool { value, .. }) => *value,
-                        other => return Err(syn::Error::new_spanned(other, "true or false is expected")),
-                    },
-                    Meta::List(_) => return Err(syn::Error::new_spanned(meta, "write `retry_errors`")),
-                };
-                self.retry.errors = value;
+            "retry_errors" => self.retry.errors = flag(meta, "retry_errors")?,
+            "isolated" => {
+                let value = flag(meta, "isolated")?;
+                self.fields.push(quote!(isolated: #value));
             }
             "retry_on" => {
                 let Meta::List(list) = meta else {
@@ -189,6 +184,18 @@ fn literal(meta: &Meta) -> syn::Result<&Lit> {
             }
         },
         other => Err(syn::Error::new(other.span(), "write `name = value`")),
+    }
+}
+
+/// `name`, or `name = true`.
+fn flag(meta: &Meta, name: &str) -> syn::Result<bool> {
+    match meta {
+        Meta::Path(_) => Ok(true),
+        Meta::NameValue(_) => match literal(meta)? {
+            Lit::Bool(LitBool { value, .. }) => Ok(*value),
+            other => Err(syn::Error::new_spanned(other, "true or false is expected")),
+        },
+        Meta::List(_) => Err(syn::Error::new_spanned(meta, format!("write `{name}`"))),
     }
 }
 

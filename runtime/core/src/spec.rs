@@ -252,6 +252,9 @@ pub struct TaskSpec {
     pub remakes: bool,
     /// Whether it is tried again if it is ended because memory is short: such tasks are ended first.
     pub yields_memory: bool,
+    /// Whether its process runs tasks that it has submitted while it waits, and whether it may itself run in the process of the
+    /// task that submitted it.
+    pub shares_process: bool,
     /// The concurrency group of an actor call; none for tasks and the default group.
     pub group: Option<Box<str>>,
     /// The task that submitted this one, for cancelling and for finding cycles.

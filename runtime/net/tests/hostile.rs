@@ -102,6 +102,7 @@ fn honest() -> Vec<Bytes> {
         attempt: 0,
         remakes: false,
         yields_memory: false,
+        shares_process: false,
         group: Some("group".into()),
         parent: Some(task),
     };

@@ -4,12 +4,14 @@
 //! - `run`: one task from its arguments to its result.
 //! - `fence`: what it does while its daemon is silent.
 //! - `lanes`: the threads that take tasks and calls; `threads`: how one of them goes on with several.
+//! - `at_home`: tasks of this very process, while one that was sent here waits.
 //! - `handover`: results are handed over before the process ends, however it does.
 //!
 //! The main thread runs tasks, or the default group of the actor that the process became; user code never
 //! runs on the IO thread, which takes work in and answers cancellations while user code is busy.
 //! The process ends when its daemon says so, or is gone, or when its actor has been drained.
 
+mod at_home;
 mod fence;
 mod handover;
 mod lanes;
@@ -97,7 +99,7 @@ async fn join(
     process.set_head(head);
     process.know(&driver);
     process.set_storage(NodeLink::start(node, daemon.clone(), client, mapping, connection.clone()));
-    let queue = Arc::new(Queue::new(session.clone(), page));
+    let queue = Queue::new(session.clone(), page);
     process.set_executor(queue.clone());
     process.vital("looking after its node", fence::keep(queue.clone(), connection.clone(), node));
     process.vital("looking after the head", fence::report_loss_of_head(process.clone()));

@@ -4,7 +4,7 @@
 //! [`wingbeat_process::work`].
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
 use wingbeat_process::{Executor, Handle, Process, Session, Work};
 
+use super::at_home::AtHome;
 use super::stacks;
 use crate::page::Page;
 
@@ -28,8 +29,9 @@ use crate::page::Page;
 const FORCED_LIMIT: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
-struct State {
-    work: work::Queue<Arc<Execution>>,
+pub(super) struct State {
+    pub work: work::Queue<Arc<Execution>>,
+    pub at_home: AtHome,
     /// Threads that would take another call while some are under way.
     takers: Vec<Waker>,
 }
@@ -38,8 +40,11 @@ struct State {
 pub(crate) struct Queue {
     pub session: Session,
     pub page: Arc<Page>,
-    state: Mutex<State>,
+    pub(super) me: Weak<Queue>,
+    pub(super) state: Mutex<State>,
     arrived: Condvar,
+    /// Told when a task may begin at home.
+    pub(super) at_home: Condvar,
     held: Arc<Held>,
     /// Credit of streams that run here.
     pub streams: DashMap<TaskId, Arc<Credit>>,
@@ -79,15 +84,17 @@ impl Credit {
 }
 
 impl Queue {
-    pub(crate) fn new(session: Session, page: Arc<Page>) -> Self {
-        Queue {
+    pub(crate) fn new(session: Session, page: Arc<Page>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Queue {
             session,
             page,
+            me: me.clone(),
             state: Mutex::default(),
             arrived: Condvar::new(),
+            at_home: Condvar::new(),
             held: Arc::default(),
             streams: DashMap::new(),
-        }
+        })
     }
 
     /// The next thing for the main thread of a process that is no actor (yet).
@@ -135,6 +142,7 @@ impl Queue {
     /// Has every thread look again.
     fn wake_all(&self, state: &mut State) {
         self.arrived.notify_all();
+        self.at_home.notify_all();
         for taker in state.takers.drain(..) {
             taker.wake();
         }
@@ -147,8 +155,8 @@ impl Queue {
         self.wake_all(&mut state);
     }
 
-    /// What a thread took out is done.
-    pub(crate) fn done(&self, execution: &Arc<Execution>) {
+    /// What a thread took out, and was sent here, is done.
+    pub(super) fn done_here(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.is_draining() {
@@ -201,7 +209,7 @@ impl Queue {
             }
             held = Vec::new();
         }
-        let send = || process.send_result(&spec.args, result);
+        let send = || process.send_result(spec, result);
         self.held.result(spec.id, held, send, || process.can_reach(spec.id.owner));
     }
 
@@ -381,14 +389,32 @@ impl Executor for Queue {
         }
     }
 
-    fn begin_wait(&self) {
+    fn begin_wait(&self, at_home: bool, blocks: bool) -> bool {
+        if at_home {
+            self.began_waiting_at_home(blocks);
+            return true;
+        }
+        self.session.process().take_news();
         let mut state = self.state.lock();
         if let Some(gave) = state.work.begin_wait() {
             self.say(&state, gave);
         }
+        state.work.takes_home() && self.session.process().has_work_at_home() && self.wake_home(&mut state)
     }
 
-    fn end_wait(&self) {
+    fn has_work_at_home(&self) {
+        let mut state = self.state.lock();
+        match state.work.takes_home() {
+            true => drop(self.wake_home(&mut state)),
+            // Whoever waited goes on, and others are to run it.
+            false => self.session.process().closes_home(),
+        }
+    }
+
+    fn end_wait(&self, at_home: bool) {
+        if at_home {
+            return self.ended_waiting_at_home();
+        }
         let mut state = self.state.lock();
         // Under the lock, as what goes back.
         if let Some((owner, lease)) = state.work.end_wait() {

@@ -156,7 +156,8 @@ impl<'a> Call<'a> {
         // was interrupted has not come to its end. A value is told with its attempt, and its owner sees to what lies in the store.
         let is_of_attempt = matches!(outcome, Outcome::Failed(_) | Outcome::StreamEnded(_));
         if !(self.execution.is_disowned() && is_of_attempt) {
-            self.queue.answer(&self.spec, outcome, begun.elapsed().as_nanos() as u64, held);
+            let ran = begun.elapsed().saturating_sub(self.execution.waited());
+            self.queue.answer(&self.spec, outcome, ran.as_nanos() as u64, held);
         }
         self.queue.done(&self.execution);
     }

@@ -243,6 +243,7 @@ mod tests {
             attempt: 0,
             remakes: false,
             yields_memory: false,
+            shares_process: false,
             group: None,
             parent: None,
         })

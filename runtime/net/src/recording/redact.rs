@@ -285,6 +285,7 @@ mod tests {
             attempt: 0,
             remakes: false,
             yields_memory: false,
+            shares_process: false,
             group: Some("io".into()),
             parent: Some(TASK),
         })

@@ -31,6 +31,8 @@ fn address(process: ProcessId) -> Address {
 }
 
 impl Outside for World {
+    fn has_work_at_home(&self) {}
+
     fn now_ms(&self) -> u64 {
         0
     }

@@ -64,6 +64,7 @@ fn call(seq: u64, resolved: bool, retries: u32) -> Call {
         attempt: 0,
         remakes: false,
         yields_memory: false,
+        shares_process: false,
         group: None,
         parent: None,
     };

@@ -11,6 +11,8 @@
 //!                        ▲                      │
 //!                        └── given back, lost ──┘
 //! ```
+//!
+//! A task that waits for what it has submitted gives its process away meanwhile: `at_home`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,6 +31,10 @@ use crate::owner::recipe::Remaking;
 use crate::owner::resting::Resting;
 use crate::owner::retrying::{RetryOn, Verdict, one_less, pause_ms};
 use crate::owner::wanted::Wanted;
+
+mod at_home;
+
+use at_home::AtHome;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -106,6 +112,12 @@ pub(crate) enum Action {
         task: TaskId,
         force: bool,
     },
+    /// A task that runs in this process is to stop.
+    CancelAtHome {
+        task: TaskId,
+    },
+    /// There is something for this process to run: [`Dispatch::take_home`].
+    AtHome,
     /// An attempt that may have stored some of its outputs there does not count any more.
     Left {
         task: TaskId,
@@ -156,6 +168,8 @@ impl Task {
             let spec = Arc::make_mut(&mut self.spec);
             spec.attempt = spec.attempt.saturating_add(1);
             spec.yields_memory = self.memory_retries.has_any();
+            // What has ended its process may have been what that has run for it: now each has its own, and the cause is known.
+            spec.shares_process &= after == After::Move;
         }
         if after == After::Failure {
             self.retries = one_less(self.retries);
@@ -208,11 +222,13 @@ struct Queue {
     average_nanos: Option<f64>,
     announced: u32,
     name: Name,
+    /// Since when its first ready task is the first.
+    front_since_ms: Option<u64>,
 }
 
 impl Queue {
     fn new(name: Name) -> Queue {
-        Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name }
+        Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name, front_since_ms: None }
     }
 }
 
@@ -222,6 +238,7 @@ pub(crate) struct Dispatch {
     queues: BTreeMap<Arc<Shape>, Queue>,
     leases: BTreeMap<LeaseId, Lease>,
     by_worker: HashMap<ProcessId, LeaseId>,
+    at_home: AtHome,
     resting: Resting,
     /// Tasks that have failed, while user code is asked whether they are tried again. Seldom any.
     undecided: BTreeMap<TaskId, Task>,
@@ -264,6 +281,8 @@ pub(crate) enum DispatchStanding {
     Ready { before: usize, shape: Shape },
     /// It was pushed to a worker process.
     Pushed { before: usize, lease: LeaseId, pid: u32 },
+    /// It runs in this process.
+    AtHome,
     /// It has failed, and user code is asked whether it is tried again.
     Undecided,
 }
@@ -273,7 +292,7 @@ impl Dispatch {
     pub(crate) fn pending(&self) -> usize {
         let ready = self.queues.values().map(|queue| queue.ready.len()).sum::<usize>();
         let in_flight = self.leases.values().map(|lease| lease.in_flight.len()).sum::<usize>();
-        ready + in_flight + self.undecided.len() + self.resting.len()
+        ready + in_flight + self.at_home.len() + self.undecided.len() + self.resting.len()
     }
 
     /// Where a task that is not done is, with its name.
@@ -286,6 +305,9 @@ impl Dispatch {
                 let standing = DispatchStanding::Ready { before, shape: (**shape).clone() };
                 return Some((queue.ready[before].name.to_string(), standing));
             }
+        }
+        if let Some(task) = self.at_home.get(id) {
+            return Some((task.name.to_string(), DispatchStanding::AtHome));
         }
         if let Some(task) = self.undecided.get(&id) {
             return Some((task.name.to_string(), DispatchStanding::Undecided));
@@ -307,7 +329,8 @@ impl Dispatch {
         });
         let undecided = self.undecided.keys().map(|task| format!("{task} undecided"));
         let resting = self.resting.iter().map(|task| format!("{} rests", task.spec.id));
-        ready.chain(leases).chain(undecided).chain(resting).collect()
+        let at_home = self.at_home.iter().map(|task| format!("{} at home", task.spec.id));
+        ready.chain(leases).chain(at_home).chain(undecided).chain(resting).collect()
     }
 
     /// A task whose arguments are all there.
@@ -326,6 +349,7 @@ impl Dispatch {
 
     /// Pushes what can be pushed and says how many leases are wanted. Called once after a round of events.
     pub(crate) fn settle(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        self.offer_home(now_ms, out);
         let shapes: Vec<Arc<Shape>> = self.queues.keys().cloned().collect();
         for shape in shapes {
             self.fill(&shape, now_ms, out);
@@ -337,8 +361,10 @@ impl Dispatch {
     fn fill(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
         let Some(queue) = self.queues.get_mut(shape) else { return };
         if queue.ready.is_empty() {
+            queue.front_since_ms = None;
             return;
         }
+        queue.front_since_ms.get_or_insert(now_ms);
         let depth = match queue.average_nanos {
             None => 1,
             Some(nanos) => {
@@ -364,7 +390,8 @@ impl Dispatch {
         }
         // Filled up to one level, so that who has less gets more.
         let all = queue.ready.len() + open.iter().map(|(in_flight, _)| in_flight).sum::<usize>();
-        let level = all.div_ceil(open.len()).min(depth);
+        let takers = open.len() + usize::from(queue.left_to_home(&self.at_home, now_ms) > 0);
+        let level = all.div_ceil(takers).min(depth);
         for (in_flight, id) in open {
             let share = level.saturating_sub(in_flight).min(queue.ready.len());
             let Some(lease) = self.leases.get_mut(&id) else { continue };
@@ -395,6 +422,7 @@ impl Dispatch {
             if tasks.is_empty() {
                 continue;
             }
+            queue.front_since_ms = Some(now_ms);
             out.push(Action::Push { worker: lease.grant.worker.clone(), lease: id, first, tasks });
         }
     }
@@ -435,7 +463,8 @@ impl Dispatch {
         // A task in flight on each busy lease, and those that could start elsewhere. Leases whose process
         // waits are held but of no use.
         let short = queue.average_nanos.is_some_and(|nanos| nanos < 20_000.0);
-        let (mut soon_done, mut could_start) = (0, queue.ready.len());
+        let left_to_home = queue.left_to_home(&self.at_home, now_ms);
+        let (mut soon_done, mut could_start) = (0, queue.ready.len() - left_to_home);
         for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
             let unstarted = lease.in_flight.len().saturating_sub(1);
             if short && !lease.is_stuck(now_ms) {
@@ -551,6 +580,9 @@ impl Dispatch {
         now_ms: u64,
         out: &mut Vec<Action>,
     ) -> Settled {
+        if worker == task.owner {
+            return self.finished_at_home(task, failed, ran_nanos, now_ms);
+        }
         let Some(id) = self.by_worker.get(&worker).copied() else { return Settled::Unknown };
         let Some(lease) = self.leases.get_mut(&id) else { return Settled::Unknown };
         let Some(at) = lease.in_flight.iter().position(|(_, flying)| flying.spec.id == task) else {
@@ -563,7 +595,14 @@ impl Dispatch {
             lease.idle_since_ms = now_ms;
         }
         let shape = lease.grant.shape.clone();
-        if let Some(queue) = self.queues.get_mut(&shape) {
+        self.took(&shape, ran_nanos);
+        self.return_if_done(id, out);
+        self.settled(task, failed, now_ms)
+    }
+
+    /// A task of this shape ran for so long.
+    fn took(&mut self, shape: &Arc<Shape>, ran_nanos: u64) {
+        if let Some(queue) = self.queues.get_mut(shape) {
             let ran = ran_nanos as f64;
             queue.average_nanos = Some(match queue.average_nanos {
                 None => ran,
@@ -572,7 +611,10 @@ impl Dispatch {
                 Some(average) => average + (ran - average) * 0.05,
             });
         }
-        self.return_if_done(id, out);
+    }
+
+    /// An attempt has ended: what becomes of the task.
+    fn settled(&mut self, task: Task, failed: Option<&Error>, now_ms: u64) -> Settled {
         match failed {
             Some(error) if Self::has_retries(&task, error) && self.can_retry(&task) => match verdict(&task, error) {
                 Verdict::Retry => {
@@ -708,6 +750,7 @@ impl Dispatch {
             let error = Error::Cancelled { task: task.name.to_string() };
             out.push(Action::Fail { task, error });
         }
+        self.at_home.cancel(wanted, out);
         for lease in self.leases.values_mut() {
             if wanted.is_empty() {
                 return;
@@ -726,7 +769,7 @@ impl Dispatch {
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
         let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
-        let all = ready.chain(flying).chain(self.undecided.values()).chain(self.resting.iter());
+        let all = ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
         all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
     }
 
@@ -868,6 +911,9 @@ impl Dispatch {
         if let Some(ms) = self.resting.next(now_ms) {
             sooner(ms);
         }
+        if let Some(ms) = self.left_until(now_ms) {
+            sooner(ms);
+        }
         while let Some(task) = self.resting.rested(now_ms) {
             self.again(task, After::Nothing);
         }
@@ -896,7 +942,7 @@ impl Dispatch {
     /// Whether it has neither tasks nor leases.
     pub(crate) fn is_done(&self) -> bool {
         let has_queued = self.queues.values().any(|queue| !queue.ready.is_empty());
-        self.leases.is_empty() && self.undecided.is_empty() && self.resting.is_empty() && !has_queued
+        self.leases.is_empty() && self.at_home.is_empty() && self.undecided.is_empty() && self.resting.is_empty() && !has_queued
     }
 
     /// The session is over: nothing will run any more.
@@ -908,7 +954,7 @@ impl Dispatch {
         let ready = queues.into_values().flat_map(|queue| queue.ready);
         let flying = leases.into_values().flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
         let undecided = std::mem::take(&mut self.undecided).into_values();
-        for task in ready.chain(flying).chain(undecided).chain(self.resting.take_all()) {
+        for task in ready.chain(flying).chain(self.at_home.take_all()).chain(undecided).chain(self.resting.take_all()) {
             out.push(Action::Fail { task, error: error.clone() });
         }
     }

@@ -22,6 +22,7 @@ fn task(seq: u64) -> Task {
         attempt: 0,
         remakes: false,
         yields_memory: false,
+        shares_process: false,
         group: None,
         parent: None,
     };
@@ -77,6 +78,8 @@ struct Said {
     failed: Vec<(u64, Error)>,
     /// What an attempt that does not count may have stored.
     left: Vec<u64>,
+    stopped: Vec<u64>,
+    offers_home: bool,
 }
 
 fn said(out: Vec<Action>) -> Said {
@@ -96,6 +99,8 @@ fn said(out: Vec<Action>) -> Said {
                 said.left.push(task.seq);
             }
             Action::Fail { task, error } => said.failed.push((task.spec.id.seq, error)),
+            Action::CancelAtHome { task } => said.stopped.push(task.seq),
+            Action::AtHome => said.offers_home = true,
             Action::ArgumentLost { .. } => {}
         }
     }

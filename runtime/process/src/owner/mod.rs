@@ -81,6 +81,8 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn now_ms(&self) -> u64;
     /// Remembers where a process is.
     fn learn(&self, address: &Address);
+    /// There is something for this process to run: [`Owner::take_home`].
+    fn has_work_at_home(&self);
     /// Where a process is, as far as anybody has said.
     fn address_of(&self, process: ProcessId) -> Option<Address>;
     /// Whether it is certain that a process has ended.

@@ -13,7 +13,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs};
+use wingbeat_core::spec::{ActorState, Arg, Outcome, Outputs, TaskSpec};
 use wingbeat_core::{ActorId, Incarnation, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
@@ -135,6 +135,10 @@ impl Submission {
     /// What was asked for since the last time, in order.
     pub(super) fn take(&self) -> Vec<Request> {
         std::mem::take(&mut self.inbox.lock().requests)
+    }
+
+    fn has_requests(&self) -> bool {
+        !self.inbox.lock().requests.is_empty()
     }
 
     /// Whether it takes no more requests.
@@ -317,6 +321,31 @@ impl Owner {
         if waits_for_causes { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
     }
 
+    /// Takes in what has just been asked for: it is in no queue yet.
+    pub(crate) fn take_news(self: &Arc<Self>) {
+        if self.submission.has_requests() {
+            self.closes_home();
+            self.take_requests();
+        }
+    }
+
+    /// The next task to run in this process while the one that submitted it waits. Whoever takes it sends its result.
+    pub(crate) fn take_home(&self) -> Option<Arc<TaskSpec>> {
+        let mut core = self.submission.core.lock();
+        let now_ms = self.outside.now_ms();
+        core.dispatch.take_home(now_ms)
+    }
+
+    /// Whether [`Owner::take_home`] would answer with something. If not, [`Outside::has_work_at_home`](crate::owner::Outside) is told.
+    pub(crate) fn has_work_at_home(&self) -> bool {
+        self.submission.core.lock().dispatch.asks_for_home()
+    }
+
+    /// Nothing more is taken by [`Owner::take_home`] for now.
+    pub(crate) fn closes_home(&self) {
+        self.submission.core.lock().dispatch.home_is_closed();
+    }
+
     fn perform(self: &Arc<Self>, todo: Todo) {
         for action in todo.dispatch {
             match action {
@@ -336,6 +365,10 @@ impl Owner {
                 dispatch::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, Work::Cancel { task, force }.into());
                 }
+                dispatch::Action::CancelAtHome { task } => {
+                    self.send_to(self.id, Work::Cancel { task, force: false }.into());
+                }
+                dispatch::Action::AtHome => self.outside.has_work_at_home(),
                 dispatch::Action::ArgumentLost { task, argument } => {
                     self.argument_lost(task, argument, "the nodes that had a copy of it have died");
                 }

@@ -1,5 +1,6 @@
 //! How threads of users wait.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -7,6 +8,16 @@ use wingbeat_net::spin::Resting;
 
 use crate::session::context;
 use crate::session::session::Session;
+
+thread_local! {
+    /// Whether this thread does nothing else while it waits.
+    static BLOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread does nothing else while it waits.
+pub(crate) fn is_blocked() -> bool {
+    BLOCKS.get()
+}
 
 /// Blocks this thread until `future` is done. Works inside and outside of any tokio runtime. Inside, nothing else of that
 /// runtime's thread goes on meanwhile: a `future` that waits for a timer or task of the same thread never ends.
@@ -23,7 +34,10 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     // this thread blocks, so that the 129th wait would never end.
     let mut future = std::pin::pin!(tokio::task::coop::unconstrained(future));
     loop {
-        if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut cx) {
+        let before = BLOCKS.replace(true);
+        let polled = future.as_mut().poll(&mut cx);
+        BLOCKS.set(before);
+        if let std::task::Poll::Ready(done) = polled {
             return done;
         }
         let resting = context::current().map(|_| Resting::begin());

@@ -7,6 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
@@ -31,6 +32,8 @@ pub struct Execution {
     pub actor: Option<(ActorId, u32)>,
     /// The lease under which the process works.
     pub lease: Option<LeaseId>,
+    /// Whether it runs in the process of the task that submitted it, which waits.
+    pub at_home: bool,
     /// The session of the process.
     pub session: Session,
     /// What it waits for.
@@ -114,7 +117,23 @@ impl Execution {
         session: Session,
     ) -> Arc<Self> {
         let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, name, actor, lease, session, waits, asked })
+        Arc::new(Execution { task, name, actor, lease, at_home: false, session, waits, asked })
+    }
+
+    /// A run of a task of this process that begins now, while the one that submitted it waits.
+    pub fn at_home(task: TaskId, name: Cow<'static, str>, session: Session) -> Arc<Self> {
+        let (waits, asked) = (Mutex::default(), Mutex::default());
+        Arc::new(Execution { task, name, actor: None, lease: None, at_home: true, session, waits, asked })
+    }
+
+    /// For how long it has waited for others so far.
+    pub fn waited(&self) -> Duration {
+        self.waits.lock().waited()
+    }
+
+    /// What it waits for, the CPUs of its process are used meanwhile, or are free.
+    pub fn cpus_are_free(&self, are_free: bool) {
+        self.waits.lock().cpus_are_free(self, are_free);
     }
 
     /// Asks the run to stop.
@@ -177,6 +196,10 @@ impl Interrupt for Execution {
 
     fn tell_anew(&self) {
         self.waits.lock().tell_anew(self);
+    }
+
+    fn tell_if_it_lasts(&self) -> bool {
+        self.waits.lock().tell_if_it_lasts(self)
     }
 }
 

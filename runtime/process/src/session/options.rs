@@ -54,6 +54,8 @@ pub struct TaskOptions {
     pub max_memory_retries: Option<u32>,
     /// Which of the function's own errors are retried too.
     pub retry_on: Option<RetryOn>,
+    /// Whether it has a process of its own, and runs nothing else in that while it waits.
+    pub isolated: Option<bool>,
     /// How long the task may take from the call to its result; then it is cancelled.
     pub timeout: Option<Duration>,
     /// Items of a stream that may be on the way.

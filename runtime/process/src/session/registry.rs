@@ -81,6 +81,8 @@ pub struct Defaults {
     pub max_memory_retries: Option<u32>,
     /// Which of the function's own errors are retried too.
     pub retry_on: RetryOn,
+    /// Whether it has a process of its own, and runs nothing else in that while it waits.
+    pub isolated: bool,
     /// For actors: restarts.
     pub max_restarts: Option<u32>,
     /// For actors: attempts after the first that restarts may cost a call that says nothing itself.
@@ -101,6 +103,7 @@ impl Defaults {
         max_retries: None,
         max_memory_retries: None,
         retry_on: RetryOn::Nothing,
+        isolated: false,
         max_restarts: None,
         max_task_retries: None,
         max_concurrency: None,

@@ -93,6 +93,7 @@ impl Session {
             attempt: 0,
             remakes: false,
             yields_memory: memory_retries.has_any(),
+            shares_process: Arc::ptr_eq(&shape, &ONE_CPU) && !options.isolated.unwrap_or(function.defaults.isolated),
             group: None,
             parent: context::current_task(),
         };
@@ -176,6 +177,7 @@ impl Session {
             attempt: 0,
             remakes: false,
             yields_memory: false,
+            shares_process: false,
             group: method.group.map(Into::into),
             parent: context::current_task(),
         };

@@ -1,9 +1,10 @@
 //! What a worker process does with a [`Process`]: arguments in, results out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Arg, TaskResult, TaskSpec};
+use wingbeat_core::spec::{Arg, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
@@ -115,11 +116,16 @@ impl Process {
 
     /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
     /// owner holds them until then.
-    pub fn send_result(&self, args: &[Arg], result: TaskResult) {
+    pub fn send_result(&self, spec: &TaskSpec, result: TaskResult) {
+        let args = &spec.args;
         let owner = result.id.owner;
         let message = PeerMessage::Results(vec![result]);
         if args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
-            self.send_to(owner, message);
+            match owner == self.id() && matches!(spec.outputs, Outputs::Fixed(_)) {
+                // There is nothing on its way that this must not overtake, as are the items of a stream.
+                true => self.owner.hears(owner, message),
+                false => drop(self.send_to(owner, message)),
+            }
             return;
         }
         self.owner.confirm(owner, args.iter().flat_map(refs_of), message);
@@ -139,6 +145,26 @@ impl Process {
     /// Deletes the outputs of a task that fails after it has stored them.
     pub fn discard(&self, spec: &TaskSpec, outputs: &[ObjectValue]) {
         self.owner.discard(spec, outputs);
+    }
+
+    /// Takes in what has just been asked for, before [`Process::take_home`].
+    pub fn take_news(&self) {
+        self.owner.take_news();
+    }
+
+    /// The next task to run in this process while the one that submitted it waits, if there is one.
+    pub fn take_home(&self) -> Option<Arc<TaskSpec>> {
+        self.owner.take_home()
+    }
+
+    /// Whether there is one. If not, the executor hears when there is.
+    pub fn has_work_at_home(&self) -> bool {
+        self.owner.has_work_at_home()
+    }
+
+    /// None is taken for now.
+    pub fn closes_home(&self) {
+        self.owner.closes_home();
     }
 
     /// Whether a message could be sent to a process now.

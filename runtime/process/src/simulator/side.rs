@@ -282,6 +282,8 @@ impl Side {
 }
 
 impl Outside for Side {
+    fn has_work_at_home(&self) {}
+
     fn now_ms(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }

@@ -271,6 +271,7 @@ impl Site {
             attempt: 0,
             remakes: false,
             yields_memory: false,
+            shares_process: false,
             group: None,
             parent,
         }

@@ -14,10 +14,14 @@ pub trait Executor: Send + Sync {
     fn peer_lost(&self, peer: ProcessId);
     /// The daemon has something to say.
     fn command(&self, command: WorkerCommand);
-    /// The code that runs is about to wait: every unstarted task goes back to its owner.
-    fn begin_wait(&self);
+    /// An execution is about to wait, of a task that was sent here or of one that runs `at_home`: in the process of the task that
+    /// submitted it. Of the first kind, every unstarted task goes back to its owner. Answers whether the process goes on with
+    /// something else. With `blocks`, not on this thread.
+    fn begin_wait(&self, at_home: bool, blocks: bool) -> bool;
     /// It goes on.
-    fn end_wait(&self);
+    fn end_wait(&self, at_home: bool);
+    /// There is something to run at home.
+    fn has_work_at_home(&self);
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }
@@ -28,4 +32,7 @@ pub(crate) trait Interrupt: Send + Sync {
     fn deadlocked(&self, on: TaskId, error: Error);
     /// The head does not know any more what is waited for.
     fn tell_anew(&self);
+    /// Tells the head what is waited for if it was, and was not told, when this was called last. Answers whether it is to be called
+    /// again.
+    fn tell_if_it_lasts(&self) -> bool;
 }

@@ -66,14 +66,26 @@ impl Outside for Wire {
         });
     }
 
+    fn has_work_at_home(&self) {
+        if let Some(executor) = self.executor.get() {
+            executor.has_work_at_home();
+        }
+    }
+
     fn send(&self, owner: &Arc<Owner>, to: &Address, message: PeerMessage) -> bool {
         self.record(|| Event::ToProcess(to.process, message.clone()));
+        if to.process == self.who.address.process {
+            return self.to_itself.send(message).is_ok();
+        }
         let Err(message) = self.peers.say(to.process, message) else { return true };
         self.send_in_new_contact(owner, to, message)
     }
 
     fn send_to(&self, owner: &Arc<Owner>, to: ProcessId, message: PeerMessage, in_a_hurry: bool) -> bool {
         self.record(|| Event::ToProcess(to, message.clone()));
+        if to == self.who.address.process {
+            return self.to_itself.send(message).is_ok();
+        }
         if in_a_hurry && let Some(link) = self.peers.link(to) {
             link.send_in_a_hurry(message);
             return true;

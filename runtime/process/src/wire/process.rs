@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
-use wingbeat_net::messages::{HeadEvent, LogLine};
+use wingbeat_net::messages::{HeadEvent, LogLine, PeerMessage};
 #[cfg(test)]
 use wingbeat_net::transport::memory::Network;
 use wingbeat_net::{memory, panics};
@@ -98,9 +98,13 @@ pub(crate) struct Wire {
     /// The node whose store this process uses, if it has joined one.
     pub(super) home: HomeNode,
     /// Set once, in a worker process.
-    executor: OnceLock<Arc<dyn Executor>>,
+    pub(super) executor: OnceLock<Arc<dyn Executor>>,
     /// What waits, by task, so that the head's word of a deadlock finds it; until it goes on.
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
+    /// Whether somebody looks which of those last.
+    pub looks_at_waits: AtomicBool,
+    /// What this process says to itself, in order: as the owner of tasks, and as who runs them.
+    pub(super) to_itself: UnboundedSender<PeerMessage>,
     /// Placement groups that somebody here waits for, until they are gone.
     pub groups: Watched,
     /// Placement groups that were made here and end with this process, until they are removed here.
@@ -182,6 +186,7 @@ impl Prepared {
     ) -> Process {
         let Prepared { config, listener } = self;
         let address = listener.address().clone();
+        let (to_itself, said) = unbounded_channel();
         let wire = Arc::new(Wire {
             who: Identity { job, namespace, token: config.token, role: config.role, address, cluster },
             io: io.clone(),
@@ -192,6 +197,8 @@ impl Prepared {
             home: HomeNode::default(),
             executor: OnceLock::new(),
             waits: DashMap::new(),
+            looks_at_waits: AtomicBool::new(false),
+            to_itself,
             groups: Watched::default(),
             own_groups: DashSet::new(),
             assigned: Assigned::default(),
@@ -209,6 +216,7 @@ impl Prepared {
         process.know(process.address());
         process.vital("its releases", process.clone().release_loop(to_release));
         process.vital("its submissions", process.clone().submission_loop());
+        process.vital("what it says to itself", process.clone().hear_itself(said));
         process.accept_peers(listener);
         process
     }
@@ -398,6 +406,22 @@ impl Process {
         let mut batch = Vec::new();
         while released.recv_many(&mut batch, 4096).await > 0 {
             self.owner.release(batch.drain(..));
+        }
+    }
+
+    /// Hears what it says to itself, until the session is over.
+    async fn hear_itself(self, mut said: UnboundedReceiver<PeerMessage>) {
+        let mut over = self.wire.life.over.subscribe();
+        loop {
+            let message = tokio::select! {
+                message = said.recv() => message,
+                _ = over.wait_for(|over| *over) => None,
+            };
+            match (message, self.executor()) {
+                (Some(PeerMessage::Work(work)), Some(executor)) => executor.deliver(self.id(), work),
+                (Some(message), _) => self.owner.hears(self.id(), message),
+                (None, _) => return,
+            }
         }
     }
 

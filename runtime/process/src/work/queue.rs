@@ -101,13 +101,23 @@ pub struct Queue<R> {
     busy: usize,
     /// What was cancelled, with or without force, while something was taken out and not begun: it may have been this.
     cancelled_early: Vec<(TaskId, bool)>,
-    /// Executions that wait in user code.
+    /// Executions of tasks that were sent here, and that wait in user code.
     waiting: u32,
+    /// Whether the task that was taken out last shares this process while it waits.
+    shares: bool,
+    /// Tasks of this very process that were taken out and are not done, and those of them that wait.
+    at_home: AtHome,
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,
     /// It ends when its steward agrees.
     leaves: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct AtHome {
+    taken: usize,
+    waiting: usize,
 }
 
 /// How far the process is.
@@ -135,6 +145,8 @@ impl<R> Default for Queue<R> {
             busy: 0,
             cancelled_early: Vec::new(),
             waiting: 0,
+            shares: false,
+            at_home: AtHome::default(),
             phase: Phase::Open,
             is_held: false,
             leaves: false,
@@ -214,7 +226,36 @@ impl<R: Clone> Queue<R> {
         }
         let (_, lease, number, spec) = self.tasks.pop_front()?;
         self.busy += 1;
+        self.shares = spec.shares_process;
         Some(Next::Task { lease, number, spec })
+    }
+
+    /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
+    pub fn takes_home(&self) -> bool {
+        let is_free = self.waiting > 0 && self.at_home.taken == self.at_home.waiting;
+        is_free && self.shares && self.actor.is_none() && self.phase == Phase::Open && !self.is_held
+    }
+
+    /// Takes in a task of this process, which begins now.
+    pub fn took_home(&mut self) {
+        self.at_home.taken += 1;
+        self.busy += 1;
+    }
+
+    /// It is done.
+    pub fn done_at_home(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
+        self.at_home.taken -= 1;
+        self.done(task, is_this);
+    }
+
+    /// It begins to wait, or goes on.
+    pub fn waits_at_home(&mut self, begins: bool) {
+        self.at_home.waiting = if begins { self.at_home.waiting + 1 } else { self.at_home.waiting.saturating_sub(1) };
+    }
+
+    /// Whether all that was begun here waits.
+    pub fn all_wait(&self) -> bool {
+        self.waiting > 0 && self.at_home.taken == self.at_home.waiting
     }
 
     /// The next call of a concurrency group; none if that is to be waited for.

@@ -22,6 +22,7 @@ fn spec(owner: ProcessId, seq: u64, group: Option<&str>) -> Arc<TaskSpec> {
         attempt: 0,
         remakes: false,
         yields_memory: false,
+        shares_process: false,
         group: group.map(Into::into),
         parent: None,
     })
