@@ -86,12 +86,12 @@ impl Queue {
         let mut state = self.state.lock();
         state.at_home.takers.remove(&thread);
         loop {
+            if let Some(spec) = self.take_home(&mut state) {
+                return Next::Run(spec);
+            }
             if state.work.has_ended() || state.at_home.idle >= SPARE_THREADS {
                 state.at_home.threads -= 1;
                 return Next::End;
-            }
-            if let Some(spec) = self.take_home(&mut state) {
-                return Next::Run(spec);
             }
             self.look_whether_all_wait(&mut state);
             state.at_home.idle += 1;

@@ -911,9 +911,6 @@ impl Dispatch {
         if let Some(ms) = self.resting.next(now_ms) {
             sooner(ms);
         }
-        if let Some(ms) = self.left_until(now_ms) {
-            sooner(ms);
-        }
         while let Some(task) = self.resting.rested(now_ms) {
             self.again(task, After::Nothing);
         }

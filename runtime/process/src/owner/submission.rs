@@ -315,6 +315,9 @@ impl Owner {
             next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
         }
         core.dispatch.settle(now_ms, &mut todo.dispatch);
+        if let Some(ms) = core.dispatch.left_until(now_ms) {
+            next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
+        }
         drop(core);
         self.perform(todo);
         // The head that comes back has about all of the time.
@@ -333,7 +336,12 @@ impl Owner {
     pub(crate) fn take_home(&self) -> Option<Arc<TaskSpec>> {
         let mut core = self.submission.core.lock();
         let now_ms = self.outside.now_ms();
-        core.dispatch.take_home(now_ms)
+        let (spec, opens) = core.dispatch.take_home(now_ms)?;
+        drop(core);
+        if opens {
+            self.submission.wake.notify_one();
+        }
+        Some(spec)
     }
 
     /// Whether [`Owner::take_home`] would answer with something. If not, [`Outside::has_work_at_home`](crate::owner::Outside) is told.

@@ -90,14 +90,16 @@ impl Queue {
 
 impl Dispatch {
     /// The next task to run in this process, if there is one. Otherwise [`Action::AtHome`] says when there is.
-    pub(crate) fn take_home(&mut self, now_ms: u64) -> Option<Arc<TaskSpec>> {
+    /// Answers also whether [`Dispatch::left_until`] is to be asked: it was not while nothing was taken.
+    pub(crate) fn take_home(&mut self, now_ms: u64) -> Option<(Arc<TaskSpec>, bool)> {
         let task = self.next_at_home();
         self.at_home.is_hungry = task.is_none();
         let task = task?;
+        let opens = !self.at_home.is_open(now_ms);
         self.at_home.took_ms = Some(now_ms);
         let spec = task.spec.clone();
         self.at_home.tasks.insert(spec.id, task);
-        Some(spec)
+        Some((spec, opens))
     }
 
     fn next_at_home(&mut self) -> Option<Task> {
@@ -135,7 +137,7 @@ impl Dispatch {
     }
 
     /// In how many milliseconds what is ready is too old to be left to this process.
-    pub(super) fn left_until(&self, now_ms: u64) -> Option<u64> {
+    pub(crate) fn left_until(&self, now_ms: u64) -> Option<u64> {
         let has_ready = || self.queues.values().any(|queue| !queue.ready.is_empty());
         (self.at_home.is_open(now_ms) && has_ready()).then_some(LEFT_MS)
     }
