@@ -193,7 +193,7 @@ async fn panics_when_it_is_cancelled(started: PathBuf) {
     std::future::pending::<()>().await;
 }
 
-#[wingbeat::remote]
+#[wingbeat::remote(isolated)]
 fn pid() -> u32 {
     ARMED.set(false);
     std::process::id()

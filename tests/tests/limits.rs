@@ -39,7 +39,7 @@ fn pid() -> u32 {
 }
 
 /// Waits for others of its kind, each in a process of its own, and answers with all of these.
-#[wingbeat::remote]
+#[wingbeat::remote(isolated)]
 async fn nested(depth: u32) -> Vec<u32> {
     let mut pids = match depth {
         0 => Vec::new(),

@@ -228,7 +228,14 @@ struct Queue {
 
 impl Queue {
     fn new(name: Name) -> Queue {
-        Queue { ready: VecDeque::new(), leases: Vec::new(), average_nanos: None, announced: 0, name, front_since_ms: None }
+        Queue {
+            ready: VecDeque::new(),
+            leases: Vec::new(),
+            average_nanos: None,
+            announced: 0,
+            name,
+            front_since_ms: None,
+        }
     }
 }
 
@@ -580,8 +587,12 @@ impl Dispatch {
         now_ms: u64,
         out: &mut Vec<Action>,
     ) -> Settled {
-        if worker == task.owner {
-            return self.finished_at_home(task, failed, ran_nanos, now_ms);
+        // An owner may have a lease of its own process, too.
+        if worker == task.owner
+            && let Some(task) = self.at_home.remove(task)
+        {
+            self.took(&task.shape.clone(), ran_nanos);
+            return self.settled(task, failed, now_ms);
         }
         let Some(id) = self.by_worker.get(&worker).copied() else { return Settled::Unknown };
         let Some(lease) = self.leases.get_mut(&id) else { return Settled::Unknown };
@@ -769,7 +780,8 @@ impl Dispatch {
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
         let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
-        let all = ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
+        let all =
+            ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
         all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
     }
 
@@ -939,7 +951,11 @@ impl Dispatch {
     /// Whether it has neither tasks nor leases.
     pub(crate) fn is_done(&self) -> bool {
         let has_queued = self.queues.values().any(|queue| !queue.ready.is_empty());
-        self.leases.is_empty() && self.at_home.is_empty() && self.undecided.is_empty() && self.resting.is_empty() && !has_queued
+        self.leases.is_empty()
+            && self.at_home.is_empty()
+            && self.undecided.is_empty()
+            && self.resting.is_empty()
+            && !has_queued
     }
 
     /// The session is over: nothing will run any more.

@@ -200,7 +200,8 @@ impl Waiting {
         let mut waits = execution.waits.lock();
         waits.add(&on);
         if waits.count == 1 {
-            let goes_on = process.executor().is_some_and(|executor| executor.begin_wait(execution.at_home, is_blocked()));
+            let goes_on =
+                process.executor().is_some_and(|executor| executor.begin_wait(execution.at_home, is_blocked()));
             process.wire.waits.insert(execution.task, execution.clone());
             waits.changed = false;
             if execution.at_home {

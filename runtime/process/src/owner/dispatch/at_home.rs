@@ -11,7 +11,7 @@ use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Shape, Strategy, TaskSpec};
 
-use super::{Action, Dispatch, LONG_NANOS, Queue, Settled, Task, lost_argument};
+use super::{Action, Dispatch, LONG_NANOS, Queue, Task, lost_argument};
 use crate::owner::wanted::Wanted;
 
 /// What is ready is left to this process for so long, if it has just taken something: then others are asked for, too.
@@ -49,6 +49,10 @@ impl AtHome {
 
     pub(super) fn get(&self, id: TaskId) -> Option<&Task> {
         self.tasks.get(&id)
+    }
+
+    pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
+        self.tasks.remove(&id)
     }
 
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Task> + use<> {
@@ -140,19 +144,5 @@ impl Dispatch {
     pub(crate) fn left_until(&self, now_ms: u64) -> Option<u64> {
         let has_ready = || self.queues.values().any(|queue| !queue.ready.is_empty());
         (self.at_home.is_open(now_ms) && has_ready()).then_some(LEFT_MS)
-    }
-
-    /// A task that has run in this process has a result.
-    pub(super) fn finished_at_home(
-        &mut self,
-        id: TaskId,
-        failed: Option<&Error>,
-        ran_nanos: u64,
-        now_ms: u64,
-    ) -> Settled {
-        let Some(task) = self.at_home.tasks.remove(&id) else { return Settled::Unknown };
-        let shape = task.shape.clone();
-        self.took(&shape, ran_nanos);
-        self.settled(task, failed, now_ms)
     }
 }
