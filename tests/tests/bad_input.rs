@@ -69,6 +69,7 @@ static MISSING: Function = Function {
     signature: "fn(u64) -> u64",
     parameters: &["x"],
     outputs: Some(1),
+    is_asynchronous: false,
     defaults: Defaults::NONE,
     run: |_| Err(Error::NoSession),
     checked: AtomicU32::new(0),

@@ -25,6 +25,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
     let texts: Vec<String> = names.iter().map(ToString::to_string).collect();
     let (marker, refs, outputs) = (returns.marker(), returns.refs(), returns.outputs());
     let (decode, text, defaults) = (function::decode(&parameters), function::text(signature), attributes.defaults());
+    let is_asynchronous = signature.asyncness.is_some();
     let name_text = name.to_string();
     let arguments = function::arguments();
     let run = body(item, &parameters, &returns);
@@ -53,6 +54,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
                 signature: #text,
                 parameters: &[#(#texts),*],
                 outputs: #outputs,
+                is_asynchronous: #is_asynchronous,
                 defaults: #defaults,
                 run: __wingbeat_run,
                 checked: ::core::sync::atomic::AtomicU32::new(0),

@@ -274,6 +274,17 @@ pub struct TaskResult {
     pub ran_nanos: u64,
 }
 
+impl Outcome {
+    /// Whether there are refs in what it gave.
+    pub fn has_refs(&self) -> bool {
+        match self {
+            Outcome::One(value) => value.refs().is_some(),
+            Outcome::Many(values) => values.iter().any(|value| value.refs().is_some()),
+            Outcome::StreamEnded(_) | Outcome::Failed(_) => false,
+        }
+    }
+}
+
 /// How an attempt ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Outcome {

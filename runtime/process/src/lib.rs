@@ -27,6 +27,7 @@ pub use session::session::{Entered, Session};
 pub use session::stream::StreamHandle;
 pub use session::submit::Submitted;
 pub use session::waiting::Waiting;
+pub use session::worker_side::ForAnotherThread;
 pub use session::{actor, arguments, context, groups, options, registry, submit, values};
 pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
 pub use wire::executor::Executor;

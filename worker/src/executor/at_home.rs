@@ -1,8 +1,17 @@
 //! Tasks of this very process: while a task waits for what it has submitted, its process runs that.
 //!
-//! They run on threads of their own, so that the task that waits goes on as soon as it can. One begins when all others wait. A thread
-//! goes on with several asynchronous tasks; while a task blocks its thread, another thread takes the next. A task that goes on after
-//! it has waited does so at once, beside what has begun meanwhile.
+//! One begins when the task that was sent here waits, and so do all that have begun beside it. They run on threads of their own, so
+//! that the task that was sent here goes on as soon as it can. A thread goes on with several asynchronous tasks; what would block it is
+//! run by another. A task that goes on after it has waited does so at once, beside what has begun meanwhile.
+//!
+//! ```text
+//!   a task waits ──▶ does its thread look for more? ── yes ──▶ it does, after this
+//!                          │ no: it is blocked, or it is that of the task that was sent here
+//!                          └──▶ wake_home: a thread that has room, one that is idle, or a new one
+//!   nothing to run ──▶ after a moment the CPU is free for others (look_whether_all_wait)
+//! ```
+//!
+//! Locks are taken in this order: waits of a task, [`Queue::state`], the owner's.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,14 +19,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use wingbeat_core::TaskId;
 use wingbeat_core::spec::TaskSpec;
 use wingbeat_process::context::Execution;
-use wingbeat_process::registry;
+use wingbeat_process::{ForAnotherThread, registry};
 
+use super::handover::SignalStack;
 use super::lanes::user_runtime;
 use super::queue::{Queue, State, task_name};
 use super::run::Call;
-use super::threads::UnderWay;
+use super::threads::{UnderWay, is_inside};
 
 /// When all that runs here has waited for so long, its CPU is free for others: what is waited for may need that.
 const IDLE_FOR: Duration = Duration::from_millis(2);
@@ -25,21 +36,30 @@ const IDLE_FOR: Duration = Duration::from_millis(2);
 const SPARE_THREADS: usize = 8;
 /// Threads at most. Beyond that, tasks have processes of their own.
 const THREADS: usize = 4_096;
+/// Tasks that are under way on one thread at most.
+const UNDER_WAY: usize = 256;
+
+thread_local! {
+    /// The number of this thread, if it is one of these.
+    static NUMBER: Cell<Option<u64>> = const { Cell::new(None) };
+}
 
 /// What of the queue concerns tasks at home.
 #[derive(Default)]
 pub(super) struct AtHome {
+    /// The number of the last thread.
+    last: u64,
     /// Threads, and those of them that wait for a task.
     threads: usize,
     idle: usize,
-    /// The number of the next thread.
-    next: u64,
     /// Those that have tasks under way and would take another, by number, and how each is told.
     takers: BTreeMap<u64, Waker>,
     /// The task that was sent here, while it runs.
     base: Option<Arc<Execution>>,
     /// Somebody looks in a moment whether all wait.
     is_watched: bool,
+    /// Whether there was something to run when [`Queue::look_for_stuck_threads`] looked last, and nobody who took it.
+    seems_stuck: bool,
 }
 
 /// What a thread does next.
@@ -55,38 +75,65 @@ impl Queue {
         drop(before);
     }
 
-    /// Something may begin at home: has a thread look. Answers whether there is one that does.
-    pub(super) fn wake_home(&self, state: &mut State) -> bool {
-        let home = &mut state.at_home;
-        if let Some((_, taker)) = home.takers.pop_first() {
+    /// Has somebody run something at home, if there is anything. Answers whether somebody will.
+    pub(super) fn goes_on_at_home(&self, state: &mut State) -> bool {
+        state.work.takes_home() && self.session.process().asks_for_home() && self.wake_home(state)
+    }
+
+    fn wake_home(&self, state: &mut State) -> bool {
+        if let Some((_, taker)) = state.at_home.takers.pop_first() {
             taker.wake();
             return true;
         }
-        if home.idle > 0 {
+        self.wake_idle(state)
+    }
+
+    /// Has a thread look that has nothing under way, or a new one.
+    fn wake_idle(&self, state: &mut State) -> bool {
+        if state.at_home.idle > 0 {
             self.at_home.notify_one();
             return true;
         }
-        if home.threads >= THREADS {
+        self.start_thread(state)
+    }
+
+    fn start_thread(&self, state: &mut State) -> bool {
+        if state.at_home.threads >= THREADS {
             return false;
         }
         let Some(queue) = self.me.upgrade() else { return false };
-        home.next += 1;
-        let number = home.next;
-        let started = std::thread::Builder::new().name("at home".into()).spawn(move || live(&queue, number));
+        let started = user_runtime().map(|runtime| {
+            state.at_home.last += 1;
+            let number = state.at_home.last;
+            let thread = std::thread::Builder::new().name("at home".into());
+            thread.spawn(move || live(&queue, number, &runtime))
+        });
         match started {
-            Ok(_) => home.threads += 1,
-            Err(error) => eprintln!("wingbeat: cannot start a thread for tasks of this process: {error}"),
+            Some(Ok(_)) => {
+                state.at_home.threads += 1;
+                true
+            }
+            Some(Err(error)) => {
+                eprintln!("wingbeat: cannot start a thread for tasks of this process: {error}");
+                false
+            }
+            None => false,
         }
-        home.threads > 0
+    }
+
+    pub(super) fn wake_all_at_home(&self, state: &mut State) {
+        self.at_home.notify_all();
+        for taker in std::mem::take(&mut state.at_home.takers).into_values() {
+            taker.wake();
+        }
     }
 
     /// The next task for a thread that has none under way.
     fn next_at_home(&self, thread: u64) -> Next {
-        self.session.process().take_news();
         let mut state = self.state.lock();
         state.at_home.takers.remove(&thread);
         loop {
-            if let Some(spec) = self.take_home(&mut state) {
+            if let Ok(Some(spec)) = self.take_home(&mut state, false) {
                 return Next::Run(spec);
             }
             if state.work.has_ended() || state.at_home.idle >= SPARE_THREADS {
@@ -101,30 +148,38 @@ impl Queue {
     }
 
     /// The same for one that has.
-    fn poll_next_at_home(&self, thread: u64, cx: &Context<'_>) -> Poll<Next> {
-        self.session.process().take_news();
+    fn poll_next_at_home(&self, thread: u64, has_room: bool, cx: &Context<'_>) -> Poll<Next> {
         let mut state = self.state.lock();
-        if let Some(spec) = self.take_home(&mut state) {
-            state.at_home.takers.remove(&thread);
-            return Poll::Ready(Next::Run(spec));
+        state.at_home.takers.remove(&thread);
+        if !has_room {
+            if !self.goes_on_at_home(&mut state) {
+                self.look_whether_all_wait(&mut state);
+            }
+            return Poll::Pending;
         }
-        self.look_whether_all_wait(&mut state);
-        if !state.at_home.takers.get(&thread).is_some_and(|taker| taker.will_wake(cx.waker())) {
-            state.at_home.takers.insert(thread, cx.waker().clone());
+        match self.take_home(&mut state, true) {
+            Ok(Some(spec)) => return Poll::Ready(Next::Run(spec)),
+            // It would hold up those that are under way here.
+            Err(ForAnotherThread) if self.wake_idle(&mut state) => {}
+            Err(ForAnotherThread) | Ok(None) => self.look_whether_all_wait(&mut state),
         }
+        state.at_home.takers.insert(thread, cx.waker().clone());
         Poll::Pending
     }
 
-    fn take_home(&self, state: &mut State) -> Option<Arc<TaskSpec>> {
+    fn take_home(&self, state: &mut State, if_asynchronous: bool) -> Result<Option<Arc<TaskSpec>>, ForAnotherThread> {
         if !state.work.takes_home() {
-            return None;
+            return Ok(None);
         }
-        let spec = self.session.process().take_home()?;
-        state.work.took_home();
-        Some(spec)
+        let taken = self.session.process().take_home(if_asynchronous)?;
+        if let Some(spec) = &taken {
+            state.work.took_home(spec.id);
+            state.at_home.seems_stuck = false;
+        }
+        Ok(taken)
     }
 
-    /// Runs while something at home begins or goes on: the CPU is not free.
+    /// Something at home begins or goes on: the CPU is not free.
     fn uses_cpus(&self) {
         let base = self.state.lock().at_home.base.clone();
         if let Some(base) = base {
@@ -132,14 +187,13 @@ impl Queue {
         }
     }
 
-    /// All wait: if that lasts, the CPU is free for others.
+    /// If all wait, and that lasts, the CPU is free for others.
     fn look_whether_all_wait(&self, state: &mut State) {
         if !state.work.all_wait() || std::mem::replace(&mut state.at_home.is_watched, true) {
             return;
         }
         let Some(queue) = self.me.upgrade() else { return };
-        let process = self.session.process();
-        process.vital("looking whether all wait", async move {
+        self.session.process().vital("looking whether all wait", async move {
             tokio::time::sleep(IDLE_FOR).await;
             let mut state = queue.state.lock();
             state.at_home.is_watched = false;
@@ -154,43 +208,52 @@ impl Queue {
         });
     }
 
-    pub(super) fn began_waiting_at_home(&self, blocks: bool) {
-        if blocks {
-            self.session.process().take_news();
-        }
+    /// A thread that was to go on with something else may be blocked after all, in a runtime of the user's: then another goes on.
+    pub(super) fn look_for_stuck_threads(&self) {
         let mut state = self.state.lock();
-        state.work.waits_at_home(true);
-        // A thread that is not blocked looks itself, after this.
-        if blocks && state.work.takes_home() {
-            match self.session.process().has_work_at_home() {
-                true => drop(self.wake_home(&mut state)),
-                false => self.look_whether_all_wait(&mut state),
-            }
+        let has_work = state.work.takes_home() && self.session.process().asks_for_home();
+        let was_stuck = std::mem::replace(&mut state.at_home.seems_stuck, has_work);
+        if has_work {
+            self.wake_all_at_home(&mut state);
+        }
+        if !(has_work && was_stuck && self.start_thread(&mut state)) {
+            self.look_whether_all_wait(&mut state);
         }
     }
 
-    pub(super) fn ended_waiting_at_home(&self) {
-        self.state.lock().work.waits_at_home(false);
-        self.uses_cpus();
+    pub(super) fn began_waiting_at_home(&self, task: TaskId, blocks: bool) {
+        let mut state = self.state.lock();
+        state.work.waits_at_home(task, true);
+        // What is polled inside lets its thread look, after this.
+        if !blocks && is_inside() {
+            return;
+        }
+        if let Some(number) = NUMBER.get() {
+            state.at_home.takers.remove(&number);
+        }
+        if !self.goes_on_at_home(&mut state) {
+            self.look_whether_all_wait(&mut state);
+        }
     }
 
-    fn done_at_home(&self, execution: &Arc<Execution>) {
-        // Its thread looks for another, after this.
-        self.state.lock().work.done_at_home(execution.task, |running| Arc::ptr_eq(running, execution));
+    pub(super) fn ended_waiting_at_home(&self, task: TaskId) {
+        self.state.lock().work.waits_at_home(task, false);
+        self.uses_cpus();
     }
 }
 
 /// The life of a thread.
-fn live(queue: &Arc<Queue>, thread: u64) {
-    super::handover::watch_this_thread();
-    let Some(runtime) = user_runtime() else { return };
+fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
+    NUMBER.set(Some(thread));
+    let _stack = SignalStack::of_this_thread();
     let _entered = runtime.enter();
     let paused = Cell::new(0);
     let mut under_way = UnderWay::default();
     loop {
+        let has_room = under_way.len() < UNDER_WAY;
         let next = match under_way.is_empty() {
             true => Some(queue.next_at_home(thread)),
-            false => under_way.go_on(&runtime, |cx| queue.poll_next_at_home(thread, cx)),
+            false => under_way.go_on(runtime, |cx| queue.poll_next_at_home(thread, has_room, cx)),
         };
         match next {
             Some(Next::Run(spec)) => {
@@ -206,16 +269,6 @@ fn live(queue: &Arc<Queue>, thread: u64) {
             }
             Some(Next::End) => return,
             None => {}
-        }
-    }
-}
-
-impl Queue {
-    /// What was taken out is done, wherever it ran.
-    pub(crate) fn done(&self, execution: &Arc<Execution>) {
-        match execution.at_home {
-            true => self.done_at_home(execution),
-            false => self.done_here(execution),
         }
     }
 }

@@ -79,6 +79,27 @@ pub(super) fn watch_this_thread() {
     unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };
 }
 
+/// The same for a thread that ends before the process does. It must be dropped by the thread that made it.
+pub(super) struct SignalStack(#[expect(dead_code, reason = "the kernel knows where it is")] Box<[MaybeUninit<u8>]>);
+
+impl SignalStack {
+    pub(super) fn of_this_thread() -> SignalStack {
+        let mut memory = Box::new_uninit_slice(STACK);
+        let stack = libc::stack_t { ss_sp: memory.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };
+        // SAFETY: the memory lives until the thread has forgotten it. Without it, the handler uses the thread's own stack.
+        unsafe { libc::sigaltstack(&stack, std::ptr::null_mut()) };
+        SignalStack(memory)
+    }
+}
+
+impl Drop for SignalStack {
+    fn drop(&mut self) {
+        let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: STACK };
+        // SAFETY: no handler runs on this thread now, and none will use the memory any more.
+        unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) };
+    }
+}
+
 fn no_action() -> libc::sigaction {
     // SAFETY: a structure of numbers and a nullable pointer; zeroed, it is the default action.
     unsafe { MaybeUninit::zeroed().assume_init() }

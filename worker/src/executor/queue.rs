@@ -142,7 +142,7 @@ impl Queue {
     /// Has every thread look again.
     fn wake_all(&self, state: &mut State) {
         self.arrived.notify_all();
-        self.at_home.notify_all();
+        self.wake_all_at_home(state);
         for taker in state.takers.drain(..) {
             taker.wake();
         }
@@ -155,8 +155,8 @@ impl Queue {
         self.wake_all(&mut state);
     }
 
-    /// What a thread took out, and was sent here, is done.
-    pub(super) fn done_here(&self, execution: &Arc<Execution>) {
+    /// What a thread took out is done.
+    pub(crate) fn done(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
         state.work.done(execution.task, |running| Arc::ptr_eq(running, execution));
         if state.work.is_draining() {
@@ -256,6 +256,11 @@ impl Queue {
             Cancelled::Nothing => {}
             Cancelled::Unstarted(spec) => {
                 self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
+            }
+            // Its owner has given it up, and lives here itself.
+            Cancelled::Running(execution) if execution.at_home && force => {
+                self.session.process().cancel_children(execution.task);
+                execution.disown();
             }
             Cancelled::Running(execution) => self.stop(&execution, force),
         }
@@ -389,36 +394,42 @@ impl Executor for Queue {
         }
     }
 
-    fn begin_wait(&self, at_home: bool, blocks: bool) -> bool {
-        if at_home {
-            self.began_waiting_at_home(blocks);
-            return true;
-        }
-        self.session.process().take_news();
+    fn begin_wait(&self) -> bool {
         let mut state = self.state.lock();
         if let Some(gave) = state.work.begin_wait() {
             self.say(&state, gave);
         }
-        state.work.takes_home() && self.session.process().has_work_at_home() && self.wake_home(&mut state)
+        !state.work.all_wait() || self.goes_on_at_home(&mut state)
     }
 
-    fn has_work_at_home(&self) {
-        let mut state = self.state.lock();
-        match state.work.takes_home() {
-            true => drop(self.wake_home(&mut state)),
-            // Whoever waited goes on, and others are to run it.
-            false => self.session.process().closes_home(),
-        }
-    }
-
-    fn end_wait(&self, at_home: bool) {
-        if at_home {
-            return self.ended_waiting_at_home();
-        }
+    fn end_wait(&self) {
+        self.session.process().closes_home();
         let mut state = self.state.lock();
         // Under the lock, as what goes back.
         if let Some((owner, lease)) = state.work.end_wait() {
             self.session.process().say_ready(owner, lease);
         }
+    }
+
+    fn begin_wait_at_home(&self, task: TaskId, blocks: bool) {
+        self.began_waiting_at_home(task, blocks);
+    }
+
+    fn end_wait_at_home(&self, task: TaskId) {
+        self.ended_waiting_at_home(task);
+    }
+
+    fn has_work_at_home(&self) {
+        let mut state = self.state.lock();
+        if state.work.takes_home() {
+            self.goes_on_at_home(&mut state);
+        } else {
+            // Whoever waited goes on, and others are to run it.
+            self.session.process().closes_home();
+        }
+    }
+
+    fn look_at_home(&self) {
+        self.look_for_stuck_threads();
     }
 }

@@ -22,6 +22,11 @@ thread_local! {
     static WANTS_OUTSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether the thread's runtime is polling: what waits now lets the thread go on with something else.
+pub(crate) fn is_inside() -> bool {
+    IS_INSIDE.get()
+}
+
 /// Polls `future` outside only.
 pub(crate) async fn polled_outside<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);

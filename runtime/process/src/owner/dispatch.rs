@@ -35,6 +35,7 @@ use crate::owner::wanted::Wanted;
 mod at_home;
 
 use at_home::AtHome;
+pub(crate) use at_home::TakenHome;
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -115,6 +116,7 @@ pub(crate) enum Action {
     /// A task that runs in this process is to stop.
     CancelAtHome {
         task: TaskId,
+        force: bool,
     },
     /// There is something for this process to run: [`Dispatch::take_home`].
     AtHome,
@@ -589,10 +591,9 @@ impl Dispatch {
     ) -> Settled {
         // An owner may have a lease of its own process, too.
         if worker == task.owner
-            && let Some(task) = self.at_home.remove(task)
+            && let Some(settled) = self.finished_at_home(task, failed, ran_nanos, now_ms)
         {
-            self.took(&task.shape.clone(), ran_nanos);
-            return self.settled(task, failed, now_ms);
+            return settled;
         }
         let Some(id) = self.by_worker.get(&worker).copied() else { return Settled::Unknown };
         let Some(lease) = self.leases.get_mut(&id) else { return Settled::Unknown };
@@ -614,13 +615,7 @@ impl Dispatch {
     /// A task of this shape ran for so long.
     fn took(&mut self, shape: &Arc<Shape>, ran_nanos: u64) {
         if let Some(queue) = self.queues.get_mut(shape) {
-            let ran = ran_nanos as f64;
-            queue.average_nanos = Some(match queue.average_nanos {
-                None => ran,
-                // Quick to believe that tasks are long, slow to believe that they are short.
-                Some(average) if ran > average => average + (ran - average) * 0.3,
-                Some(average) => average + (ran - average) * 0.05,
-            });
+            queue.average_nanos = Some(smoothed(queue.average_nanos, ran_nanos));
         }
     }
 
@@ -981,6 +976,16 @@ pub(crate) fn too_large(spec: &TaskSpec, name: &Name) -> Option<Error> {
             "the arguments of {name} need {weight} bytes in one message, over the limit of {MESSAGE_LIMIT}; put large values and long lists of refs into the store with `put`, and pass their refs"
         ),
     })
+}
+
+fn smoothed(average: Option<f64>, ran_nanos: u64) -> f64 {
+    let ran = ran_nanos as f64;
+    match average {
+        None => ran,
+        // Quick to believe that tasks are long, slow to believe that they are short.
+        Some(average) if ran > average => average + (ran - average) * 0.3,
+        Some(average) => average + (ran - average) * 0.05,
+    }
 }
 
 fn verdict(task: &Task, error: &Error) -> Verdict {

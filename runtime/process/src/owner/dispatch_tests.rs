@@ -99,7 +99,7 @@ fn said(out: Vec<Action>) -> Said {
                 said.left.push(task.seq);
             }
             Action::Fail { task, error } => said.failed.push((task.spec.id.seq, error)),
-            Action::CancelAtHome { task } => said.stopped.push(task.seq),
+            Action::CancelAtHome { task, .. } => said.stopped.push(task.seq),
             Action::AtHome => said.offers_home = true,
             Action::ArgumentLost { .. } => {}
         }

@@ -19,17 +19,10 @@ use crate::owner::submission::Request;
 impl Owner {
     /// Results have come from a worker process.
     pub(super) fn results(self: &Arc<Self>, from: ProcessId, results: Vec<TaskResult>) {
-        let mut done: Vec<(Arc<TaskSpec>, Outcome)> = Vec::with_capacity(results.len());
-        // Those of which more than the spec is needed.
-        let mut stored_or_lost: Vec<(Task, Outcome)> = Vec::new();
+        let mut arrived = Arrived::default();
+        arrived.done.reserve_exact(results.len());
         // Results whose sender holds refs, and those refs.
         let mut received: Vec<(TaskId, Vec<ObjectId>)> = Vec::new();
-        // What an attempt has stored that counts no more.
-        let mut late: Vec<(TaskId, Outcome)> = Vec::new();
-        // Of these, user code says whether they are tried again.
-        let mut asked: Vec<(TaskId, RetryOn, Box<Error>)> = Vec::new();
-        // Dropped after the lock: handles may free objects.
-        let mut finished: Vec<Held> = Vec::new();
         self.with_core(|core, now, todo| {
             for mut result in results {
                 if let Outcome::StreamEnded(count) = result.outcome
@@ -43,32 +36,49 @@ impl Owner {
                 }
                 if let Some((actor, call)) = core.calls.finished(from, result.id, result.attempt) {
                     core.calls.settle(actor, &mut todo.calls);
-                    finished.push(call.held);
-                    done.push((call.spec, result.outcome));
+                    arrived.finished.push(call.held);
+                    arrived.done.push((call.spec, result.outcome));
                     continue;
                 }
                 let failed = match &result.outcome {
                     Outcome::Failed(error) => Some(&**error),
                     _ => None,
                 };
-                match core.dispatch.finished(from, result.id, failed, result.ran_nanos, now, &mut todo.dispatch) {
-                    Settled::Done(task) if has_stored(&result.outcome) || argument_lost(&task, &result.outcome) => {
-                        stored_or_lost.push((task, result.outcome));
-                    }
-                    Settled::Done(task) => {
-                        finished.push(task.held);
-                        done.push((task.spec, result.outcome));
-                    }
-                    Settled::Unknown if has_stored(&result.outcome) => late.push((result.id, result.outcome)),
-                    Settled::Asks(retry_on) => {
-                        if let Outcome::Failed(error) = result.outcome {
-                            asked.push((result.id, retry_on, error));
-                        }
-                    }
-                    Settled::Retried | Settled::Unknown => {}
-                }
+                let settled =
+                    core.dispatch.finished(from, result.id, failed, result.ran_nanos, now, &mut todo.dispatch);
+                arrived.add(settled, result.id, result.outcome);
             }
         });
+        self.settle_arrived(arrived);
+        for (task, refs) in received {
+            // The sender holds the refs until they are registered with their owners.
+            self.confirm(from, &refs, Work::Received(vec![task]).into());
+        }
+    }
+
+    /// A task of this process that runs in it has this result, without refs, and is no stream. Any thread may say so: nothing is said
+    /// to anybody else. Answers with the result if it does not run here.
+    pub(crate) fn result_at_home(self: &Arc<Self>, result: TaskResult) -> Result<(), TaskResult> {
+        let now_ms = self.outside.now_ms();
+        let failed = match &result.outcome {
+            Outcome::Failed(error) => Some(&**error),
+            _ => None,
+        };
+        let mut core = self.submission.core.lock();
+        let settled = core.dispatch.finished_at_home(result.id, failed, result.ran_nanos, now_ms);
+        drop(core);
+        let Some(settled) = settled else { return Err(result) };
+        if let Settled::Retried = settled {
+            self.submission.wake.notify_one();
+        }
+        let mut arrived = Arrived::default();
+        arrived.add(settled, result.id, result.outcome);
+        self.settle_arrived(arrived);
+        Ok(())
+    }
+
+    fn settle_arrived(self: &Arc<Self>, arrived: Arrived) {
+        let Arrived { done, stored_or_lost, late, asked, finished } = arrived;
         for (spec, outcome) in done {
             self.settle_outputs(&spec, outcome, None);
         }
@@ -88,10 +98,6 @@ impl Owner {
         }
         for (task, retry_on, error) in asked {
             self.ask_whether_again(task, retry_on, error);
-        }
-        for (task, refs) in received {
-            // The sender holds the refs until they are registered with their owners.
-            self.confirm(from, &refs, Work::Received(vec![task]).into());
         }
     }
 
@@ -167,6 +173,41 @@ impl Owner {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Results, and what is to be done with each after the lock is gone.
+#[derive(Default)]
+struct Arrived {
+    done: Vec<(Arc<TaskSpec>, Outcome)>,
+    /// Those of which more than the spec is needed.
+    stored_or_lost: Vec<(Task, Outcome)>,
+    /// What an attempt has stored that counts no more.
+    late: Vec<(TaskId, Outcome)>,
+    /// Of these, user code says whether they are tried again.
+    asked: Vec<(TaskId, RetryOn, Box<Error>)>,
+    /// Handles may free objects.
+    finished: Vec<Held>,
+}
+
+impl Arrived {
+    fn add(&mut self, settled: Settled, task: TaskId, outcome: Outcome) {
+        match settled {
+            Settled::Done(task) if has_stored(&outcome) || argument_lost(&task, &outcome) => {
+                self.stored_or_lost.push((task, outcome));
+            }
+            Settled::Done(task) => {
+                self.finished.push(task.held);
+                self.done.push((task.spec, outcome));
+            }
+            Settled::Unknown if has_stored(&outcome) => self.late.push((task, outcome)),
+            Settled::Asks(retry_on) => {
+                if let Outcome::Failed(error) = outcome {
+                    self.asked.push((task, retry_on, error));
+                }
+            }
+            Settled::Retried | Settled::Unknown => {}
         }
     }
 }

@@ -19,7 +19,7 @@ use wingbeat_net::messages::{HeadEvent, HeadMessage, Work};
 
 use crate::owner::Owner;
 use crate::owner::calls::{self, Call, Calls};
-use crate::owner::dispatch::{self, Dispatch, Grant, Task};
+use crate::owner::dispatch::{self, Dispatch, Grant, TakenHome, Task};
 use crate::owner::locality::near_data;
 use crate::owner::recipe::Recipe;
 use crate::owner::timeouts::Timeouts;
@@ -135,10 +135,6 @@ impl Submission {
     /// What was asked for since the last time, in order.
     pub(super) fn take(&self) -> Vec<Request> {
         std::mem::take(&mut self.inbox.lock().requests)
-    }
-
-    fn has_requests(&self) -> bool {
-        !self.inbox.lock().requests.is_empty()
     }
 
     /// Whether it takes no more requests.
@@ -324,29 +320,23 @@ impl Owner {
         if waits_for_causes { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
     }
 
-    /// Takes in what has just been asked for: it is in no queue yet.
-    pub(crate) fn take_news(self: &Arc<Self>) {
-        if self.submission.has_requests() {
-            self.closes_home();
-            self.take_requests();
-        }
-    }
-
-    /// The next task to run in this process while the one that submitted it waits. Whoever takes it sends its result.
-    pub(crate) fn take_home(&self) -> Option<Arc<TaskSpec>> {
-        let mut core = self.submission.core.lock();
+    /// The next task to run in this process while the one that submitted it waits, if `accepts` takes it. Whoever takes it sends its
+    /// result.
+    pub(crate) fn take_home(&self, accepts: impl Fn(&TaskSpec) -> bool) -> TakenHome {
         let now_ms = self.outside.now_ms();
-        let (spec, opens) = core.dispatch.take_home(now_ms)?;
+        let mut core = self.submission.core.lock();
+        let taken = core.dispatch.take_home(&mut self.submission.inbox.lock().requests, now_ms, accepts);
         drop(core);
-        if opens {
+        if let TakenHome::Task { opens: true, .. } = taken {
             self.submission.wake.notify_one();
         }
-        Some(spec)
+        taken
     }
 
     /// Whether [`Owner::take_home`] would answer with something. If not, [`Outside::has_work_at_home`](crate::owner::Outside) is told.
-    pub(crate) fn has_work_at_home(&self) -> bool {
-        self.submission.core.lock().dispatch.asks_for_home()
+    pub(crate) fn asks_for_home(&self) -> bool {
+        let mut core = self.submission.core.lock();
+        core.dispatch.asks_for_home(&self.submission.inbox.lock().requests)
     }
 
     /// Nothing more is taken by [`Owner::take_home`] for now.
@@ -373,8 +363,8 @@ impl Owner {
                 dispatch::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, Work::Cancel { task, force }.into());
                 }
-                dispatch::Action::CancelAtHome { task } => {
-                    self.send_to(self.id, Work::Cancel { task, force: false }.into());
+                dispatch::Action::CancelAtHome { task, force } => {
+                    self.send_to(self.id, Work::Cancel { task, force }.into());
                 }
                 dispatch::Action::AtHome => self.outside.has_work_at_home(),
                 dispatch::Action::ArgumentLost { task, argument } => {

@@ -24,4 +24,4 @@ pub(crate) mod stream;
 pub mod submit;
 pub mod values;
 pub(crate) mod waiting;
-mod worker_side;
+pub(crate) mod worker_side;

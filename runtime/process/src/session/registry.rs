@@ -122,6 +122,8 @@ pub struct Function {
     pub parameters: &'static [&'static str],
     /// How many objects it returns; `None` for a stream.
     pub outputs: Option<u32>,
+    /// Whether it is an `async fn`, which does not block its thread.
+    pub is_asynchronous: bool,
     /// What the attribute says.
     pub defaults: Defaults,
     /// Decodes the arguments and calls it.

@@ -93,7 +93,10 @@ impl Session {
             attempt: 0,
             remakes: false,
             yields_memory: memory_retries.has_any(),
-            shares_process: Arc::ptr_eq(&shape, &ONE_CPU) && !options.isolated.unwrap_or(function.defaults.isolated),
+            // One that may not run twice does not run where another can end its process.
+            shares_process: retries > 0
+                && Arc::ptr_eq(&shape, &ONE_CPU)
+                && !options.isolated.unwrap_or(function.defaults.isolated),
             group: None,
             parent: context::current_task(),
         };

@@ -146,7 +146,7 @@ async fn tell_later(execution: Weak<Execution>) {
         tokio::time::sleep(after).await;
         let Some(execution) = execution.upgrade() else { return };
         let mut waits = execution.waits.lock();
-        if waits.count == 0 || !std::mem::take(&mut waits.changed) {
+        if waits.count == 0 || !waits.is_told || !std::mem::take(&mut waits.changed) {
             waits.is_told_later = false;
             return;
         }
@@ -169,6 +169,9 @@ impl Process {
                 tokio::time::sleep(TOLD_AFTER).await;
                 let waits: Vec<_> = process.wire.waits.iter().map(|waiting| waiting.clone()).collect();
                 let go_on = waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0;
+                if let Some(executor) = process.executor() {
+                    executor.look_at_home();
+                }
                 if !go_on && !process.has_news_after_looking() {
                     return;
                 }
@@ -200,15 +203,17 @@ impl Waiting {
         let mut waits = execution.waits.lock();
         waits.add(&on);
         if waits.count == 1 {
-            let goes_on =
-                process.executor().is_some_and(|executor| executor.begin_wait(execution.at_home, is_blocked()));
             process.wire.waits.insert(execution.task, execution.clone());
             waits.changed = false;
             if execution.at_home {
+                if let Some(executor) = process.executor() {
+                    executor.begin_wait_at_home(execution.task, is_blocked());
+                }
                 // Most of these are over at once.
                 (waits.is_told, waits.was_seen) = (false, false);
                 process.look_at_waits();
             } else {
+                let goes_on = process.executor().is_some_and(|executor| executor.begin_wait());
                 waits.is_told = true;
                 waits.frees_cpus = !goes_on;
                 waits.tell(&execution);
@@ -239,8 +244,10 @@ impl Drop for Waiting {
         if waits.is_told {
             process.tell_head(HeadMessage::Resumed { lease: execution.lease, task: execution.task });
         }
-        if let Some(executor) = process.executor() {
-            executor.end_wait(execution.at_home);
+        match process.executor() {
+            Some(executor) if execution.at_home => executor.end_wait_at_home(execution.task),
+            Some(executor) => executor.end_wait(),
+            None => {}
         }
     }
 }

@@ -9,11 +9,13 @@ use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{MESSAGE_LIMIT, NodeMessage, PeerMessage, Weight};
 
+use crate::owner::dispatch::TakenHome;
 use crate::owner::object::Handle;
 use crate::owner::objects::too_many;
 use crate::session::arguments::Incoming;
 use crate::session::get::Value;
 use crate::session::outgoing::Outgoing;
+use crate::session::registry;
 use crate::session::session::Session;
 use crate::session::values::PackError;
 use crate::session::values::pack_output;
@@ -96,6 +98,10 @@ impl Session {
     }
 }
 
+/// A task that blocks its thread is not run on one where others are under way.
+#[derive(Clone, Copy, Debug)]
+pub struct ForAnotherThread;
+
 /// The objects that an argument refers to, itself included.
 fn refs_of(arg: &Arg) -> impl Iterator<Item = &ObjectId> {
     let (itself, refs) = match arg {
@@ -116,16 +122,21 @@ impl Process {
 
     /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the
     /// owner holds them until then.
-    pub fn send_result(&self, spec: &TaskSpec, result: TaskResult) {
+    pub fn send_result(&self, spec: &TaskSpec, mut result: TaskResult) {
         let args = &spec.args;
         let owner = result.id.owner;
-        let message = PeerMessage::Results(vec![result]);
-        if args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
-            match owner == self.id() && matches!(spec.outputs, Outputs::Fixed(_)) {
-                // There is nothing on its way that this must not overtake, as are the items of a stream.
-                true => self.owner.hears(owner, message),
-                false => drop(self.send_to(owner, message)),
+        let is_plain = args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none()));
+        // What makes lost outputs again is heard of in order with their losses; so are items of a stream and its end.
+        let is_alone = !spec.remakes && matches!(spec.outputs, Outputs::Fixed(_)) && !result.outcome.has_refs();
+        if owner == self.id() && is_plain && is_alone {
+            match self.owner.result_at_home(result) {
+                Ok(()) => return,
+                Err(back) => result = back,
             }
+        }
+        let message = PeerMessage::Results(vec![result]);
+        if is_plain {
+            self.send_to(owner, message);
             return;
         }
         self.owner.confirm(owner, args.iter().flat_map(refs_of), message);
@@ -147,19 +158,26 @@ impl Process {
         self.owner.discard(spec, outputs);
     }
 
-    /// Takes in what has just been asked for, before [`Process::take_home`].
-    pub fn take_news(&self) {
-        self.owner.take_news();
-    }
-
-    /// The next task to run in this process while the one that submitted it waits, if there is one.
-    pub fn take_home(&self) -> Option<Arc<TaskSpec>> {
-        self.owner.take_home()
+    /// The next task to run in this process while the one that submitted it waits, if there is one: only if it is asynchronous, if
+    /// the thread has others under way. An error says that there is one that is not.
+    ///
+    /// # Errors
+    /// It is for another thread.
+    pub fn take_home(&self, if_asynchronous: bool) -> Result<Option<Arc<TaskSpec>>, ForAnotherThread> {
+        let functions = registry::table();
+        let is_asynchronous = |spec: &TaskSpec| {
+            functions.function(spec.function, spec.name.as_deref()).is_ok_and(|function| function.is_asynchronous)
+        };
+        match self.owner.take_home(|spec| !if_asynchronous || is_asynchronous(spec)) {
+            TakenHome::Task { spec, .. } => Ok(Some(spec)),
+            TakenHome::Nothing => Ok(None),
+            TakenHome::NotThis => Err(ForAnotherThread),
+        }
     }
 
     /// Whether there is one. If not, the executor hears when there is.
-    pub fn has_work_at_home(&self) -> bool {
-        self.owner.has_work_at_home()
+    pub fn asks_for_home(&self) -> bool {
+        self.owner.asks_for_home()
     }
 
     /// None is taken for now.

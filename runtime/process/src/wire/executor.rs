@@ -5,8 +5,8 @@ use wingbeat_core::error::Error;
 use wingbeat_core::{ProcessId, TaskId};
 use wingbeat_net::messages::{ProcessStacks, Work, WorkerCommand};
 
-/// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`, called from
-/// the IO thread; nothing here may wait.
+/// What a worker process adds to a process: it runs tasks. Implemented by `wingbeat-worker`. Nothing
+/// here may wait. Waits begin and end on the threads of who waits; all else is called from the IO thread.
 pub trait Executor: Send + Sync {
     /// Something to run, or to give back, cancel or continue, from the process `from`.
     fn deliver(&self, from: ProcessId, work: Work);
@@ -14,14 +14,20 @@ pub trait Executor: Send + Sync {
     fn peer_lost(&self, peer: ProcessId);
     /// The daemon has something to say.
     fn command(&self, command: WorkerCommand);
-    /// An execution is about to wait, of a task that was sent here or of one that runs `at_home`: in the process of the task that
-    /// submitted it. Of the first kind, every unstarted task goes back to its owner. Answers whether the process goes on with
-    /// something else. With `blocks`, not on this thread.
-    fn begin_wait(&self, at_home: bool, blocks: bool) -> bool;
+    /// The task that was sent here is about to wait: every unstarted task goes back to its owner. Answers whether the process goes on
+    /// with something else.
+    fn begin_wait(&self) -> bool;
     /// It goes on.
-    fn end_wait(&self, at_home: bool);
+    fn end_wait(&self);
+    /// A task is about to wait that runs at home: in the process of the one that submitted it. With `blocks`, its thread does nothing
+    /// else meanwhile.
+    fn begin_wait_at_home(&self, task: TaskId, blocks: bool);
+    /// It goes on.
+    fn end_wait_at_home(&self, task: TaskId);
     /// There is something to run at home.
     fn has_work_at_home(&self);
+    /// Time has passed while something waits at home: whoever was to go on with something else may be stuck.
+    fn look_at_home(&self);
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }

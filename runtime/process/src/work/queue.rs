@@ -105,19 +105,13 @@ pub struct Queue<R> {
     waiting: u32,
     /// Whether the task that was taken out last shares this process while it waits.
     shares: bool,
-    /// Tasks of this very process that were taken out and are not done, and those of them that wait.
-    at_home: AtHome,
+    /// Tasks of this very process that have begun and are not done, and whether each waits.
+    at_home: BTreeMap<TaskId, bool>,
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,
     /// It ends when its steward agrees.
     leaves: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct AtHome {
-    taken: usize,
-    waiting: usize,
 }
 
 /// How far the process is.
@@ -146,7 +140,7 @@ impl<R> Default for Queue<R> {
             cancelled_early: Vec::new(),
             waiting: 0,
             shares: false,
-            at_home: AtHome::default(),
+            at_home: BTreeMap::new(),
             phase: Phase::Open,
             is_held: false,
             leaves: false,
@@ -232,30 +226,30 @@ impl<R: Clone> Queue<R> {
 
     /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
     pub fn takes_home(&self) -> bool {
-        let is_free = self.waiting > 0 && self.at_home.taken == self.at_home.waiting;
-        is_free && self.shares && self.actor.is_none() && self.phase == Phase::Open && !self.is_held
+        self.all_wait() && self.shares && self.actor.is_none() && self.phase == Phase::Open && !self.is_held
     }
 
     /// Takes in a task of this process, which begins now.
-    pub fn took_home(&mut self) {
-        self.at_home.taken += 1;
+    pub fn took_home(&mut self, task: TaskId) {
+        self.at_home.insert(task, false);
         self.busy += 1;
     }
 
-    /// It is done.
-    pub fn done_at_home(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
-        self.at_home.taken -= 1;
-        self.done(task, is_this);
+    /// One that was taken in by [`Queue::took_home`] begins to wait, or goes on.
+    pub fn waits_at_home(&mut self, task: TaskId, waits: bool) {
+        if let Some(known) = self.at_home.get_mut(&task) {
+            *known = waits;
+        }
     }
 
-    /// It begins to wait, or goes on.
-    pub fn waits_at_home(&mut self, begins: bool) {
-        self.at_home.waiting = if begins { self.at_home.waiting + 1 } else { self.at_home.waiting.saturating_sub(1) };
+    /// How many tasks of this process have begun here.
+    pub fn at_home(&self) -> usize {
+        self.at_home.len()
     }
 
-    /// Whether all that was begun here waits.
+    /// Whether the task that was sent here waits, and all that was begun beside it.
     pub fn all_wait(&self) -> bool {
-        self.waiting > 0 && self.at_home.taken == self.at_home.waiting
+        self.waiting > 0 && self.at_home.values().all(|waits| *waits)
     }
 
     /// The next call of a concurrency group; none if that is to be waited for.
@@ -299,6 +293,7 @@ impl<R: Clone> Queue<R> {
     pub fn done(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
         if self.running.get(&task).is_some_and(is_this) {
             self.running.remove(&task);
+            self.at_home.remove(&task);
         }
         self.busy -= 1;
         if self.busy == self.running.len() {
@@ -321,7 +316,9 @@ impl<R: Clone> Queue<R> {
             }
         }
         if let Some(running) = self.running.get(&task).cloned() {
-            if force {
+            // The process is that of its owner, too, and lives on. Nobody waits for it any more.
+            let is_at_home = force && self.at_home.remove(&task).is_some();
+            if force && !is_at_home {
                 // At once: what runs may end by itself, and nothing else is to begin and be killed in its place.
                 self.kill();
             }

@@ -21,7 +21,7 @@ use self::sample::Sample;
 /// Functions of a thread that are shown.
 const FRAMES: usize = 40;
 /// What is below these is the executor's own, and the same for every task.
-const EXECUTOR: [&str; 4] = ["run::", "lanes::", "queue::", "threads::"];
+const EXECUTOR: [&str; 5] = ["run::", "lanes::", "queue::", "threads::", "at_home::"];
 
 fn is_executors(frame: &StackFrame) -> bool {
     let within = frame.function.trim_start_matches('<').strip_prefix("wingbeat_worker::executor::");

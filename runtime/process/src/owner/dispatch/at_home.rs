@@ -11,7 +11,8 @@ use wingbeat_core::TaskId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Shape, Strategy, TaskSpec};
 
-use super::{Action, Dispatch, LONG_NANOS, Queue, Task, lost_argument};
+use super::{Action, Dispatch, LONG_NANOS, Queue, Settled, Task, lost_argument, smoothed, too_large};
+use crate::owner::submission::Request;
 use crate::owner::wanted::Wanted;
 
 /// What is ready is left to this process for so long, if it has just taken something: then others are asked for, too.
@@ -23,6 +24,8 @@ const OPEN_MS: u64 = 10;
 #[derive(Default)]
 pub(super) struct AtHome {
     tasks: BTreeMap<TaskId, Task>,
+    /// Smoothed run time of such a task; none before the first result.
+    average_nanos: Option<f64>,
     /// The process would run another one, and there was none.
     is_hungry: bool,
     /// When it took the last one, or was told that there is one.
@@ -33,6 +36,10 @@ impl AtHome {
     /// Whether the process has taken something lately, so that it is expected to go on.
     pub(super) fn is_open(&self, now_ms: u64) -> bool {
         self.took_ms.is_some_and(|took| now_ms < took + OPEN_MS)
+    }
+
+    fn takes_short(&self) -> bool {
+        self.average_nanos.is_none_or(|nanos| nanos < LONG_NANOS)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -51,10 +58,6 @@ impl AtHome {
         self.tasks.get(&id)
     }
 
-    pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
-        self.tasks.remove(&id)
-    }
-
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Task> + use<> {
         std::mem::take(&mut self.tasks).into_values()
     }
@@ -65,7 +68,7 @@ impl AtHome {
         let found: Vec<(TaskId, bool)> =
             self.tasks.keys().filter_map(|id| wanted.take(*id).map(|force| (*id, force))).collect();
         for (id, force) in found {
-            out.push(Action::CancelAtHome { task: id });
+            out.push(Action::CancelAtHome { task: id, force });
             if force && let Some(task) = self.tasks.remove(&id) {
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
@@ -76,13 +79,31 @@ impl AtHome {
     }
 }
 
+/// Where the newest task is that may run in this process.
+enum Newest {
+    None,
+    /// Among the requests that were not taken in yet.
+    News(usize),
+    /// Ready, of this shape.
+    Ready(Arc<Shape>),
+}
+
+/// What there was to run in this process.
+pub(crate) enum TakenHome {
+    /// This, and whether [`Dispatch::left_until`] is to be asked: it was not while nothing was taken.
+    Task {
+        spec: Arc<TaskSpec>,
+        opens: bool,
+    },
+    /// There is a task, for others.
+    NotThis,
+    Nothing,
+}
+
 impl Queue {
-    /// Whether its newest task may run in this process. Those that take long have processes of their own: what starts one is nothing
-    /// beside them, and who waits goes on as soon as it can.
-    fn has_for_home(&self, shape: &Shape) -> bool {
-        let goes_anywhere = shape.strategy == Strategy::Default && shape.labels.is_empty();
-        let is_short = self.average_nanos.is_none_or(|nanos| nanos < LONG_NANOS);
-        goes_anywhere && is_short && self.ready.back().is_some_and(|task| task.spec.shares_process)
+    /// Whether its tasks are short. Those that take long have processes of their own: what starts one is nothing beside them.
+    fn is_short(&self) -> bool {
+        self.average_nanos.is_none_or(|nanos| nanos < LONG_NANOS)
     }
 
     /// How many of its tasks the process is expected to take itself.
@@ -92,38 +113,72 @@ impl Queue {
     }
 }
 
+/// Whether a task may run in the process of the one that submitted it, as far as where and how it runs goes.
+fn goes_home(task: &Task) -> bool {
+    task.spec.shares_process && task.shape.strategy == Strategy::Default && task.shape.labels.is_empty()
+}
+
 impl Dispatch {
-    /// The next task to run in this process, if there is one. Otherwise [`Action::AtHome`] says when there is.
-    /// Answers also whether [`Dispatch::left_until`] is to be asked: it was not while nothing was taken.
-    pub(crate) fn take_home(&mut self, now_ms: u64) -> Option<(Arc<TaskSpec>, bool)> {
-        let task = self.next_at_home();
-        self.at_home.is_hungry = task.is_none();
-        let task = task?;
+    /// The next task to run in this process, if there is one that `accepts` takes: the newest of those that nobody has taken in
+    /// (`news`), or of those that are ready. If there is none, [`Action::AtHome`] says when there is.
+    ///
+    /// Nothing else is decided here, so that any thread may call it: what is decided is done by one thread, in order.
+    pub(crate) fn take_home(
+        &mut self,
+        news: &mut Vec<Request>,
+        now_ms: u64,
+        accepts: impl Fn(&TaskSpec) -> bool,
+    ) -> TakenHome {
+        let taken = match self.newest_for_home(news) {
+            Newest::None => None,
+            newest if !accepts(&self.spec_of(&newest, news)) => return TakenHome::NotThis,
+            Newest::News(at) => match news.remove(at) {
+                Request::Task(task) => Some(task),
+                _ => None,
+            },
+            Newest::Ready(shape) => self.queues.get_mut(&shape).and_then(|queue| queue.ready.pop_back()),
+        };
+        self.at_home.is_hungry = taken.is_none();
+        let Some(task) = taken else { return TakenHome::Nothing };
         let opens = !self.at_home.is_open(now_ms);
         self.at_home.took_ms = Some(now_ms);
         let spec = task.spec.clone();
         self.at_home.tasks.insert(spec.id, task);
-        Some((spec, opens))
-    }
-
-    fn next_at_home(&mut self) -> Option<Task> {
-        if self.session_over.is_some() {
-            return None;
-        }
-        let (_, queue) = self.queues.iter_mut().find(|(shape, queue)| queue.has_for_home(shape))?;
-        let newest = queue.ready.back()?;
-        // Another lease has it made again.
-        if lost_argument(&newest.spec, &self.dead_nodes).is_some() {
-            return None;
-        }
-        queue.ready.pop_back()
+        TakenHome::Task { spec, opens }
     }
 
     /// Whether there is a task to run in this process. If not, [`Action::AtHome`] says when there is.
-    pub(crate) fn asks_for_home(&mut self) -> bool {
-        let has_any = self.session_over.is_none() && self.queues.iter().any(|(shape, queue)| queue.has_for_home(shape));
+    pub(crate) fn asks_for_home(&mut self, news: &[Request]) -> bool {
+        let has_any = !matches!(self.newest_for_home(news), Newest::None);
         self.at_home.is_hungry = !has_any;
         has_any
+    }
+
+    fn newest_for_home(&self, news: &[Request]) -> Newest {
+        if self.session_over.is_some() || !self.at_home.takes_short() {
+            return Newest::None;
+        }
+        let may = |task: &Task| goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none();
+        if let Some(Request::Task(task)) = news.last()
+            && may(task)
+            && too_large(&task.spec, &task.name).is_none()
+        {
+            return Newest::News(news.len() - 1);
+        }
+        let mut queues = self.queues.iter();
+        let found = queues.find(|(_, queue)| queue.is_short() && queue.ready.back().is_some_and(may));
+        found.map_or(Newest::None, |(shape, _)| Newest::Ready(shape.clone()))
+    }
+
+    fn spec_of(&self, newest: &Newest, news: &[Request]) -> Arc<TaskSpec> {
+        match newest {
+            Newest::News(at) => match &news[*at] {
+                Request::Task(task) => task.spec.clone(),
+                _ => unreachable!("it was a task"),
+            },
+            Newest::Ready(shape) => self.queues[shape].ready[self.queues[shape].ready.len() - 1].spec.clone(),
+            Newest::None => unreachable!("it is something"),
+        }
     }
 
     /// The process takes nothing more for now: the task that waited goes on.
@@ -133,7 +188,7 @@ impl Dispatch {
 
     /// Says that there is something to run here, if the process has asked for that.
     pub(super) fn offer_home(&mut self, now_ms: u64, out: &mut Vec<Action>) {
-        if self.at_home.is_hungry && self.queues.iter().any(|(shape, queue)| queue.has_for_home(shape)) {
+        if self.at_home.is_hungry && !matches!(self.newest_for_home(&[]), Newest::None) {
             self.at_home.is_hungry = false;
             self.at_home.took_ms = Some(now_ms);
             out.push(Action::AtHome);
@@ -144,5 +199,18 @@ impl Dispatch {
     pub(crate) fn left_until(&self, now_ms: u64) -> Option<u64> {
         let has_ready = || self.queues.values().any(|queue| !queue.ready.is_empty());
         (self.at_home.is_open(now_ms) && has_ready()).then_some(LEFT_MS)
+    }
+
+    /// A task that runs in this process has a result; none if it does not run here. It says nothing to anybody else.
+    pub(crate) fn finished_at_home(
+        &mut self,
+        id: TaskId,
+        failed: Option<&Error>,
+        ran_nanos: u64,
+        now_ms: u64,
+    ) -> Option<Settled> {
+        let task = self.at_home.tasks.remove(&id)?;
+        self.at_home.average_nanos = Some(smoothed(self.at_home.average_nanos, ran_nanos));
+        Some(self.settled(task, failed, now_ms))
     }
 }

@@ -1,0 +1,377 @@
+//! Tasks that submit tasks and wait for them: the process of the one that waits runs the others.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::Local;
+use wingbeat::{Error, ObjectRef, get_all, get_all_blocking, put};
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn wait_for(path: &Path) {
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed() < LIMIT, "{} was never made", path.display());
+        std::thread::yield_now();
+    }
+}
+
+#[wingbeat::remote]
+fn pid() -> u32 {
+    std::process::id()
+}
+
+#[wingbeat::remote(isolated)]
+fn pid_alone() -> u32 {
+    std::process::id()
+}
+
+#[wingbeat::remote]
+async fn fib(n: u64, pids: bool) -> (u64, Vec<u32>) {
+    let mut all = if pids { vec![std::process::id()] } else { Vec::new() };
+    if n < 2 {
+        return (n, all);
+    }
+    let (a, b) = (fib::remote(n - 1, pids), fib::remote(n - 2, pids));
+    let mut sum = 0;
+    for (value, there) in [a, b] {
+        sum += value.get().await.unwrap();
+        all.extend(there.get().await.unwrap());
+    }
+    (sum, all.into_iter().collect::<BTreeSet<u32>>().into_iter().collect())
+}
+
+#[wingbeat::remote]
+fn fib_blocking(n: u64) -> u64 {
+    if n < 2 {
+        return n;
+    }
+    let both = [fib_blocking::remote(n - 1), fib_blocking::remote(n - 2)];
+    get_all_blocking(&both).unwrap().iter().sum()
+}
+
+#[test]
+fn a_recursion_needs_few_processes() {
+    let _local = Local::start(2);
+    let (value, pids) = fib::remote(14, true);
+    assert_eq!(value.get_blocking().unwrap(), 377);
+    let pids = pids.get_blocking().unwrap();
+    assert!(pids.len() <= 16, "1,219 tasks ran in {} processes", pids.len());
+    assert_eq!(fib_blocking::remote(11).get_blocking().unwrap(), 89);
+}
+
+#[wingbeat::remote]
+fn wide(count: u64) -> u64 {
+    let all: Vec<_> = (0..count).map(|_| fib_blocking::remote(3)).collect();
+    get_all_blocking(&all).unwrap().iter().sum()
+}
+
+#[test]
+fn thousands_wait_at_once() {
+    let _local = Local::start(2);
+    let both = [wide::remote(2_000), wide::remote(2_000)];
+    assert_eq!(get_all_blocking(&both).unwrap(), [4_000, 4_000]);
+}
+
+#[wingbeat::remote]
+async fn pids_below() -> (u32, u32, u32) {
+    (std::process::id(), pid::remote().get().await.unwrap(), pid_alone::remote().get().await.unwrap())
+}
+
+#[wingbeat::remote(isolated)]
+fn pids_below_one_alone() -> (u32, u32) {
+    (std::process::id(), pid::remote().get_blocking().unwrap())
+}
+
+#[test]
+fn what_is_isolated_has_a_process_of_its_own() {
+    let _local = Local::start(1);
+    let (own, below, alone) = pids_below::remote();
+    let own = own.get_blocking().unwrap();
+    assert_eq!(below.get_blocking().unwrap(), own, "it runs where the task waits that has submitted it");
+    assert_ne!(alone.get_blocking().unwrap(), own);
+    let (own, below) = pids_below_one_alone::remote();
+    assert_ne!(below.get_blocking().unwrap(), own.get_blocking().unwrap());
+    let (own, below, _) = pids_below::options().isolated(true).remote();
+    assert_ne!(below.get_blocking().unwrap(), own.get_blocking().unwrap());
+}
+
+#[wingbeat::remote(max_retries = 1)]
+fn ends_its_process(runs: PathBuf) -> u64 {
+    let run = std::fs::read_dir(&runs).unwrap().count();
+    std::fs::write(runs.join(run.to_string()), "").unwrap();
+    std::process::abort()
+}
+
+#[wingbeat::remote]
+fn above_one_that_ends_its_process(runs: PathBuf) -> String {
+    format!("{:?}", ends_its_process::remote(runs).get_blocking().unwrap_err().kind())
+}
+
+#[test]
+fn who_has_ended_a_process_is_told_from_who_waited_in_it() {
+    let _local = Local::start(1);
+    let runs = tempfile::tempdir().unwrap();
+    let kind = above_one_that_ends_its_process::remote(runs.path().to_owned()).get_blocking().unwrap();
+    assert_eq!(kind, "Lost");
+    // Once beside the one that waited, which is then tried again with what it submits in processes of their own: there it has its two
+    // attempts.
+    assert_eq!(std::fs::read_dir(runs.path()).unwrap().count(), 3);
+}
+
+#[wingbeat::remote]
+fn fails(how: u32) -> Result<u64, String> {
+    match how {
+        0 => Err("as asked".into()),
+        1 => panic!("as asked"),
+        how => Ok(u64::from(how)),
+    }
+}
+
+#[wingbeat::remote]
+async fn above_failures() -> Vec<String> {
+    let all = [fails::remote(0), fails::remote(1), fails::options().max_retries(2).retry_errors(true).remote(0)];
+    let mut said = Vec::new();
+    for one in all {
+        said.push(one.get().await.unwrap_err().to_string());
+    }
+    assert_eq!(fails::remote(7).get().await.unwrap(), 7);
+    said
+}
+
+#[test]
+fn errors_and_panics_are_errors_for_who_waits() {
+    let _local = Local::start(1);
+    let said = above_failures::remote().get_blocking().unwrap();
+    assert!(said.iter().all(|text| text.contains("as asked")), "{said:?}");
+}
+
+#[wingbeat::remote]
+fn holds_on(begun: PathBuf, release: PathBuf) -> u64 {
+    std::fs::write(begun, "").unwrap();
+    wait_for(&release);
+    5
+}
+
+/// Goes on while what it has submitted computes.
+#[wingbeat::remote]
+async fn looks_after(begun: PathBuf, release: PathBuf) -> u64 {
+    let slow = holds_on::remote(begun.clone(), release.clone());
+    loop {
+        match slow.get_timeout(Duration::from_millis(20)).await {
+            Err(Error::TimedOut { .. }) if begun.exists() => std::fs::write(&release, "").unwrap(),
+            Err(Error::TimedOut { .. }) => {}
+            done => return done.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn who_waits_goes_on_while_others_compute_in_its_process() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let done = looks_after::remote(dir.path().join("begun"), dir.path().join("release"));
+    assert_eq!(done.get_timeout_blocking(LIMIT).unwrap(), 5);
+}
+
+#[wingbeat::remote]
+async fn asleep(begun: PathBuf) -> u64 {
+    std::fs::write(begun, "").unwrap();
+    std::future::pending().await
+}
+
+#[wingbeat::remote]
+fn cancels(dir: PathBuf) -> Vec<String> {
+    let wait_and_cancel = |name: &str, force: bool, task: ObjectRef<u64>| {
+        // It has begun once this waits.
+        while let Err(Error::TimedOut { .. }) = task.get_timeout_blocking(Duration::from_millis(20)) {
+            if dir.join(name).exists() {
+                if force {
+                    task.cancel_force()
+                } else {
+                    task.cancel()
+                }
+                break;
+            }
+        }
+        format!("{:?}", task.get_timeout_blocking(LIMIT).unwrap_err().kind())
+    };
+    let release = dir.join("release");
+    let said = vec![
+        wait_and_cancel("asleep", false, asleep::remote(dir.join("asleep"))),
+        wait_and_cancel("forced", true, holds_on::remote(dir.join("forced"), release.clone())),
+    ];
+    std::fs::write(release, "").unwrap();
+    said
+}
+
+#[test]
+fn what_is_cancelled_at_home_is_over_for_who_waits_and_the_process_lives() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let said = cancels::remote(dir.path().to_owned()).get_timeout_blocking(LIMIT).unwrap();
+    assert_eq!(said, ["Cancelled", "Cancelled"]);
+}
+
+#[wingbeat::remote]
+async fn cancelled_with_what_it_has_submitted(begun: PathBuf) -> Result<u64, Error> {
+    asleep::remote(begun).get().await
+}
+
+#[wingbeat::remote]
+fn is_free() -> bool {
+    true
+}
+
+#[test]
+fn a_task_is_cancelled_with_what_runs_in_its_process() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let begun = dir.path().join("begun");
+    let task = cancelled_with_what_it_has_submitted::remote(begun.clone());
+    wait_for(&begun);
+    task.cancel();
+    assert_eq!(task.get_timeout_blocking(LIMIT).unwrap_err().kind(), wingbeat::ErrorKind::Cancelled);
+    assert!(is_free::remote().get_timeout_blocking(LIMIT).unwrap());
+}
+
+#[wingbeat::remote]
+fn counts(to: u64) -> impl Iterator<Item = u64> {
+    0..to
+}
+
+#[wingbeat::remote]
+fn counts_and_fails(to: u64) -> impl Iterator<Item = Result<u64, String>> {
+    (0..to).map(Ok).chain([Err("no more".to_owned())])
+}
+
+#[wingbeat::remote]
+async fn above_streams(to: u64) -> (u64, u64) {
+    let mut sum = 0;
+    let mut stream = counts::remote(to);
+    while let Some(item) = stream.next().await {
+        sum += item.unwrap();
+    }
+    let (mut good, mut stream) = (0, counts_and_fails::remote(to));
+    while let Some(item) = stream.next().await {
+        match item {
+            Ok(_) => good += 1,
+            Err(error) => assert!(error.to_string().contains("no more"), "{error}"),
+        }
+    }
+    (sum, good)
+}
+
+#[test]
+fn streams_are_consumed_where_they_are_made() {
+    let _local = Local::start(1);
+    let (sum, good) = above_streams::remote(1_000);
+    assert_eq!((sum.get_blocking().unwrap(), good.get_blocking().unwrap()), (499_500, 1_000));
+}
+
+#[wingbeat::remote]
+fn makes(len: usize) -> Vec<u8> {
+    vec![7; len]
+}
+
+#[wingbeat::remote]
+fn len(value: Vec<u8>, refs: Vec<ObjectRef<u64>>) -> Vec<ObjectRef<u64>> {
+    let mut all = refs;
+    all.push(put(&(value.len() as u64)).unwrap());
+    all
+}
+
+/// Values of all sizes, made and read at home, and refs that go in and out.
+#[wingbeat::remote]
+async fn above_values() -> u64 {
+    let mut refs = vec![put(&1u64).unwrap()];
+    let mut expected = 1;
+    for size in [0, 1 << 10, 50 << 10, 1 << 20, 20 << 20] {
+        refs = len::remote(makes::remote(size), refs).get().await.unwrap();
+        expected += size as u64;
+    }
+    let sum: u64 = get_all(&refs).await.unwrap().iter().sum();
+    assert_eq!(sum, expected);
+    sum
+}
+
+#[test]
+fn values_and_refs_of_all_sizes_stay_at_home() {
+    let _local = Local::start(1);
+    above_values::remote().get_timeout_blocking(LIMIT).unwrap();
+}
+
+struct Counter(u64);
+
+#[wingbeat::actor]
+impl Counter {
+    fn new() -> Self {
+        Counter(0)
+    }
+    async fn add(&mut self, n: u64) -> u64 {
+        // An actor lends its process to nobody.
+        self.0 += fib_blocking::remote(n).get().await.unwrap();
+        self.0
+    }
+}
+
+#[wingbeat::remote]
+async fn above_an_actor() -> u64 {
+    let counter = Counter::remote();
+    let mut last = 0;
+    for n in [5, 6, 7] {
+        last = counter.add(n).get().await.unwrap();
+    }
+    last
+}
+
+#[test]
+fn actors_are_made_and_called_by_tasks_that_share_a_process() {
+    let _local = Local::start(2);
+    let all: Vec<_> = (0..4).map(|_| above_an_actor::remote()).collect();
+    assert_eq!(get_all_blocking(&all).unwrap(), [26; 4]);
+}
+
+#[wingbeat::remote]
+async fn waits_for_its_ancestor(me: Vec<ObjectRef<u64>>) -> u64 {
+    me[0].get().await.unwrap_or(99)
+}
+
+struct Place(Vec<ObjectRef<u64>>);
+
+#[wingbeat::actor(num_cpus = 0.0)]
+impl Place {
+    fn new() -> Self {
+        Place(Vec::new())
+    }
+    fn keep(&mut self, it: Vec<ObjectRef<u64>>) {
+        self.0 = it;
+    }
+    async fn take(&self) -> Vec<ObjectRef<u64>> {
+        self.0.clone()
+    }
+}
+
+#[test]
+fn a_circle_of_waits_through_one_process_is_found() {
+    let _local = Local::start(2);
+    let place = Place::remote();
+    let gate = tempfile::tempdir().unwrap();
+    let opened = gate.path().join("open");
+    let own = opens::remote(opened.clone(), vec![place.clone()]);
+    place.keep(vec![own.clone()]).get_blocking().unwrap();
+    std::fs::write(opened, "").unwrap();
+    assert_eq!(own.get_timeout_blocking(LIMIT).unwrap(), 99, "the one that waited for its ancestor had an error");
+}
+
+#[wingbeat::remote]
+async fn opens(gate: PathBuf, place: Vec<PlaceHandle>) -> u64 {
+    wait_for(&gate);
+    let own = place[0].take().get().await.unwrap();
+    waits_for_its_ancestor::remote(own).get().await.unwrap()
+}
