@@ -75,12 +75,15 @@ pub enum Event {
         /// Its process id on this machine.
         pid: u32,
     },
-    /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease. Or the kernel has ended it.
+    /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease, or leaves and has been asked to
+    /// long before. Or the kernel has ended it.
     MemoryRanOut {
         /// Which.
         process: ProcessId,
         /// Its lease; none if it is idle.
         lease: Option<LeaseId>,
+        /// Whether it was found to leave for too long.
+        is_leaving: bool,
         /// Who uses what.
         shortage: Box<MemoryShortage>,
     },
@@ -209,7 +212,9 @@ impl State {
                 self.workers.note(process, |worker| worker.pid = pid);
                 self.apply(process, Change::Reported(Contact { address, is_fit: true }));
             }
-            Event::MemoryRanOut { process, lease, shortage } => self.memory_ran_out(process, lease, shortage),
+            Event::MemoryRanOut { process, lease, is_leaving, shortage } => {
+                self.memory_ran_out(process, lease, is_leaving, shortage);
+            }
             Event::Exited { process, code, signal } => {
                 if self.workers.get(process).is_some_and(|worker| !worker.stage().is_gone()) {
                     self.apply(process, Change::Exited(Ended { code, signal }));
@@ -276,12 +281,13 @@ impl State {
         alive.map(|(process, worker)| (process, worker.pid))
     }
 
-    /// The worker processes that are idle or serve a lease, with their process ids, each with what it does. Whether the task that one
+    /// The worker processes that are idle, leave or serve a lease, with their process ids, each with what it does. Whether the task that one
     /// runs is tried again is not known here.
     pub fn users_of_memory(&self) -> impl Iterator<Item = (User, u32)> {
         self.workers.iter().filter_map(|(process, worker)| {
             let (lease, work) = match worker.stage() {
                 Stage::Idle { .. } => (None, Work::Idle),
+                Stage::Retiring { .. } => (None, Work::Leaving),
                 Stage::Leased { assignment, .. } => (Some(assignment.lease()), assignment.work()),
                 _ => return None,
             };
@@ -480,11 +486,24 @@ impl State {
         }
     }
 
-    fn memory_ran_out(&mut self, process: ProcessId, lease: Option<LeaseId>, shortage: Box<MemoryShortage>) {
+    fn memory_ran_out(
+        &mut self,
+        process: ProcessId,
+        lease: Option<LeaseId>,
+        is_leaving: bool,
+        shortage: Box<MemoryShortage>,
+    ) {
         let Some(worker) = self.workers.get(process) else { return };
         let is_by_kernel = shortage.by == EndedBy::Kernel;
         match worker.stage() {
-            Stage::Idle { .. } if lease.is_none() && !is_by_kernel => self.apply(process, Change::Retire),
+            Stage::Idle { .. } if lease.is_none() && !is_leaving && !is_by_kernel => {
+                self.apply(process, Change::Retire)
+            }
+            // Its steward would keep what others refer to, and waits for somebody who is away: that may be lost now.
+            Stage::Retiring { .. } if is_leaving => {
+                self.workers.note(process, |worker| worker.shortage = Some(shortage));
+                self.apply(process, Change::End { by_head: false });
+            }
             Stage::Leased { assignment, .. } if lease == Some(assignment.lease()) || is_by_kernel => {
                 self.workers.note(process, |worker| worker.shortage = Some(shortage));
                 if !is_by_kernel {
