@@ -1,7 +1,7 @@
 //! What happens to the worker processes of a node, and what the node does about it.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,9 @@ use crate::clock::Millis;
 use crate::memory::{User, Work};
 use crate::stage::{Assignment, Contact, Effect, Ended, Event as Change, Stage};
 use crate::workers::{Worker, Workers};
+
+/// Of so many worker processes that have ended it is remembered of which job they were, for a head that is started again.
+const REMEMBERED: usize = 4_096;
 
 /// What a node is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -166,6 +169,8 @@ pub struct State {
     next_process: ProcessId,
     workers: Workers,
     jobs: BTreeMap<JobId, Job>,
+    /// Worker processes that had reported and have ended, the latest last. Until their job is over.
+    ended: VecDeque<(ProcessId, JobId)>,
     actions: Vec<Action>,
     recorder: Option<Box<dyn Recorder<Event, Action>>>,
 }
@@ -180,6 +185,7 @@ impl State {
             now: 0,
             workers: Workers::default(),
             jobs: BTreeMap::new(),
+            ended: VecDeque::new(),
             actions: Vec::new(),
             recorder: None,
         }
@@ -333,6 +339,7 @@ impl State {
             leases: running.collect(),
             jobs: self.jobs.keys().copied().collect(),
             workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
+            ended: self.ended.iter().copied().collect(),
             held: Vec::new(),
             kept: None,
         }
@@ -445,6 +452,7 @@ impl State {
             });
             self.apply(process, Change::End { by_head: true });
         }
+        self.ended.retain(|(_, of)| *of != job);
         if let Some(known) = self.jobs.get_mut(&job) {
             known.is_over = true;
         }
@@ -567,6 +575,15 @@ impl State {
         });
     }
 
+    fn remember_end(&mut self, process: ProcessId, job: JobId) {
+        if self.jobs.get(&job).is_some_and(|job| !job.is_over) {
+            self.ended.push_back((process, job));
+            if self.ended.len() > REMEMBERED {
+                self.ended.pop_front();
+            }
+        }
+    }
+
     /// All is known of a worker process that has ended.
     fn wind_up(&mut self, process: ProcessId, stderr: Vec<String>, started: u64) {
         let Some(worker) = self.workers.get(process) else { return };
@@ -581,8 +598,9 @@ impl State {
         let is_reported = contact.is_some();
         if is_reported {
             // Also of one that was idle: what it owned is nobody's from now on.
-            let (node, exit) = (self.config.node, exit.clone());
-            let death = WorkerDeath { process, pid, node, lease, exit, started, is_moved: false };
+            let (job, node, exit) = (worker.job, self.config.node, exit.clone());
+            self.remember_end(process, job);
+            let death = WorkerDeath { process, pid, job, node, lease, exit, started, is_moved: false };
             self.actions.push(Action::ToHead(HeadMessage::WorkerDied(death)));
         } else if lease.is_none() && !by_head {
             self.actions.push(Action::Warn(format!("worker process {process} ended before it reported: {exit}")));

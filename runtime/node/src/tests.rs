@@ -127,6 +127,22 @@ fn a_process_that_was_asked_to_exit_meets_no_lease() {
     }
 }
 
+#[test]
+fn a_head_that_is_started_again_is_told_who_has_ended_as_long_as_the_job_goes_on() {
+    let (mut state, process) = serving(None);
+    assert_eq!(state.running().ended, []);
+    state.step(5, exited(process));
+    let actions = state.step(6, rest_read(process));
+    let of = actions.iter().find_map(|action| match action {
+        Action::ToHead(HeadMessage::WorkerDied(death)) => Some((death.process, death.job)),
+        _ => None,
+    });
+    assert_eq!(of, Some((process, JOB)));
+    assert_eq!(state.running().ended, [(process, JOB)]);
+    state.step(7, says(NodeMessage::EndJob { job: JOB }));
+    assert_eq!(state.running().ended, []);
+}
+
 /// Others may be about to say that they refer to what it owns.
 #[test]
 fn a_process_that_leaves_is_ended_for_memory_only_if_it_was_found_to_do_so_for_too_long() {
