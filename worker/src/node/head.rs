@@ -89,7 +89,7 @@ impl HeadLink {
 
     /// Another place is known where the head may be.
     pub(super) fn has_learned(&self) {
-        self.term.is_with(&self.way.heads());
+        self.term.is_with(|| self.way.heads());
     }
 
     /// Whether a batch of what the head says is to be taken in, and has not come before.
@@ -187,7 +187,7 @@ impl Daemon {
 
     /// It may be another one, on another machine.
     fn has_found_head(&self) {
-        self.head.term.is_with(&self.head.way.heads());
+        self.head.term.is_with(|| self.head.way.heads());
         self.tell_workers_of_heads();
     }
 
