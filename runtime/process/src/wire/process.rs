@@ -30,12 +30,12 @@ use wingbeat_net::{memory, panics};
 use crate::owner::table::Released;
 use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
+use crate::user_thread::UserThread;
 use crate::wire::executor::{Executor, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
 use crate::wire::node_link::HomeNode;
 use crate::wire::peers::Peers;
-use crate::wire::questions::Questions;
 use crate::wire::to_delete::Deletions;
 use crate::wire::watched::{Watched, ready_value};
 
@@ -111,7 +111,7 @@ pub(crate) struct Wire {
     /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
     recorded: Option<Arc<Recorded>>,
     /// Which tasks that have failed are tried again, where user code says so.
-    pub(super) questions: Questions,
+    pub(super) questions: UserThread,
     life: Life,
 }
 
@@ -197,7 +197,7 @@ impl Prepared {
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
-            questions: Questions::default(),
+            questions: UserThread::new("wingbeat-asks"),
             life: Life {
                 shut_down: AtomicBool::new(false),
                 over: tokio::sync::watch::Sender::new(false),
