@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use dashmap::{DashMap, DashSet};
+use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::UnboundedReceiver;
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::{Address, PlacementGroupState};
 use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
@@ -103,8 +103,9 @@ pub(crate) struct Wire {
     pub waits: DashMap<TaskId, Arc<dyn Interrupt>>,
     /// Placement groups that somebody here waits for, until they are gone.
     pub groups: Watched,
-    /// Placement groups that were made here and end with this process, until they are removed here.
-    pub own_groups: DashSet<PlacementGroupId>,
+    /// Placement groups that were made here and end with this process, until they are removed, by whomever; with whether the head has
+    /// answered that it has made them.
+    pub own_groups: DashMap<PlacementGroupId, bool>,
     pub assigned: Assigned,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
@@ -193,7 +194,7 @@ impl Prepared {
             executor: OnceLock::new(),
             waits: DashMap::new(),
             groups: Watched::default(),
-            own_groups: DashSet::new(),
+            own_groups: DashMap::new(),
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
@@ -472,6 +473,9 @@ impl Process {
                 }
             }
             HeadEvent::PlacementGroup { group, state } => {
+                if let PlacementGroupState::Gone { .. } = state {
+                    self.wire.own_groups.remove(&group);
+                }
                 for handle in self.wire.groups.is_now(group, &state) {
                     self.owner.resolve_object(handle.object(), ready_value(&state), Vec::new());
                 }
