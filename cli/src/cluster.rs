@@ -11,6 +11,7 @@ use tarpc::client::RpcError;
 use wingbeat_core::names::{printable, printable_lines};
 use wingbeat_core::resources::MEMORY;
 use wingbeat_core::spec::{Address, ScopedName};
+use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
 use wingbeat_net::messages::ClusterState;
@@ -20,6 +21,7 @@ use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, ProcessReque
 use wingbeat_worker::{join, token};
 
 use crate::daemons::DEFAULT_PORT;
+use crate::named;
 use crate::say::say;
 use crate::sizes;
 
@@ -36,6 +38,8 @@ pub(crate) struct Where {
 /// Show the machines, jobs, actors and whatever waits, and why it waits.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
+    /// Show only what has this id, or begins with it alone, and what is on that node: node-…, actor-…, group-…, job-….
+    id: Option<String>,
     #[command(flatten)]
     at: Where,
     /// Print JSON for programs.
@@ -72,11 +76,16 @@ async fn dial(at: &Where) -> Result<(HeadClient, Address)> {
 
 pub(crate) async fn status(args: StatusArgs) -> Result<()> {
     let head = connect(&args.at).await?;
-    let state = head.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")?;
+    let mut state = head.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")?;
+    if let Some(text) = &args.id {
+        let all = named::ids(&state);
+        let id = named::one_of(text, &all)?.with_context(|| format!("nothing has an id that begins with `{text}`"))?;
+        keep_only(id, &mut state);
+    }
     if args.json {
         say!("{}", serde_json::to_string_pretty(&state)?);
     } else {
-        show(&state);
+        show(&state, args.id.is_none());
     }
     Ok(())
 }
@@ -104,6 +113,21 @@ fn stopped() -> Result<()> {
     Ok(())
 }
 
+/// Keeps what has this id, or is on the node of this id.
+fn keep_only(id: &str, state: &mut ClusterState) {
+    let is_it = |other: &dyn ToString| other.to_string() == id;
+    state.nodes.retain(|node| is_it(&node.info.id));
+    state.absent.retain(|node| is_it(node));
+    state.jobs.retain(|job| is_it(&job.id));
+    state.actors.retain(|actor| is_it(&actor.id) || actor.node.is_some_and(|node| is_it(&node)));
+    let is_there = |bundles: &[(ResourceSet, Option<NodeId>)]| {
+        bundles.iter().any(|(_, node)| node.is_some_and(|node| is_it(&node)))
+    };
+    state.placement_groups.retain(|group| is_it(&group.id) || is_there(&group.bundles));
+    state.quotas.clear();
+    state.pending.retain(|row| row.id == id);
+}
+
 fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table
@@ -117,7 +141,7 @@ fn scoped(name: Option<&ScopedName>) -> String {
     name.map(|name| printable(&format!("{}/{}", name.namespace, name.name)).into_owned()).unwrap_or_default()
 }
 
-fn show(state: &ClusterState) {
+fn show(state: &ClusterState, is_all: bool) {
     let cluster = state.cluster.map(|cluster| cluster.to_string()).unwrap_or_default();
     say!("{cluster}, up {} s", state.uptime_secs);
     if let Some(standby) = &state.standby {
@@ -157,7 +181,7 @@ fn show(state: &ClusterState) {
     }
     if !state.nodes.is_empty() {
         say!("{nodes}");
-    } else if state.absent.is_empty() {
+    } else if state.absent.is_empty() && is_all {
         say!("no nodes; add one with `wingbeat worker --head <this head>`");
     }
     if !state.jobs.is_empty() {
@@ -224,5 +248,55 @@ fn show(state: &ClusterState) {
             pending.add_row([name, row.id.clone(), row.count.to_string(), why]);
         }
         say!("{pending}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::spec::PlacementStrategy;
+    use wingbeat_core::{ActorId, PlacementGroupId};
+    use wingbeat_net::messages::{ActorRow, PlacementGroupRow};
+
+    use super::*;
+
+    #[test]
+    fn one_id_shows_what_has_it_and_what_is_on_its_node() {
+        let actor = |id, node| ActorRow {
+            id: ActorId(id),
+            class_name: "Counter".into(),
+            name: None,
+            state: "alive".into(),
+            node: Some(NodeId(node)),
+            pid: None,
+            restarts: 0,
+        };
+        let group = PlacementGroupRow {
+            id: PlacementGroupId(5),
+            name: None,
+            state: "placed".into(),
+            strategy: PlacementStrategy::Pack,
+            bundles: vec![(ResourceSet::new(), Some(NodeId(1))), (ResourceSet::new(), Some(NodeId(2)))],
+        };
+        let all = ClusterState {
+            cluster: None,
+            uptime_secs: 0,
+            nodes: Vec::new(),
+            absent: vec![NodeId(1), NodeId(2)],
+            standby: None,
+            jobs: Vec::new(),
+            actors: vec![actor(3, 1), actor(4, 2)],
+            placement_groups: vec![group],
+            quotas: Vec::new(),
+            pending: Vec::new(),
+        };
+        let shown = |id: &str| {
+            let mut state = all.clone();
+            keep_only(id, &mut state);
+            let actors: Vec<u64> = state.actors.iter().map(|actor| actor.id.0).collect();
+            (state.absent.len(), actors, state.placement_groups.len())
+        };
+        assert_eq!(shown(&NodeId(2).to_string()), (1, vec![4], 1));
+        assert_eq!(shown(&ActorId(3).to_string()), (0, vec![3], 0));
+        assert_eq!(shown(&PlacementGroupId(5).to_string()), (0, vec![], 1));
     }
 }

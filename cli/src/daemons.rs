@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use wingbeat_core::{ClusterId, names};
+use wingbeat_core::ClusterId;
 use wingbeat_head::{FormerStandby, Head, HeadConfig, HeadHandle, Outcome};
 use wingbeat_net::Token;
 use wingbeat_net::handshake::MAKE_A_TOKEN;
@@ -45,17 +45,18 @@ pub(crate) struct HeadArgs {
     journal: Option<PathBuf>,
     /// A node that says nothing for this time is suspect: nothing new is placed there, and nothing of it runs elsewhere. 5s, or a third of
     /// --lost-after if that is less.
-    #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration, conflicts_with = "standby_of")]
     suspect_after: Option<std::time::Duration>,
     /// A node or program that says nothing for this time is lost: what ran there runs elsewhere, and the node ends itself a little before. 30s;
     /// at least 3s. It is also how long nodes and programs wait for the next head. A node that has ended is lost at once. All processes of
     /// the cluster learn it from the head.
-    #[arg(long, value_name = "TIME", value_parser = sizes::duration)]
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration, conflicts_with = "standby_of")]
     lost_after: Option<std::time::Duration>,
     /// Be a standby of the head at this address (host:port), which must keep a journal itself: copy its journal to FILE, and take over at
     /// once when it is gone, and within about 4 s (a quarter of --lost-after if that is less) when it is cut off, if a majority of the nodes
     /// has not heard it either. Nodes and programs find the standby by themselves, at --host and --port, which they must be able to reach. To
-    /// survive the loss of a machine, give the head, the standby and at least one node machines of their own. The head that was taken over
+    /// survive the loss of a machine, give the head, the standby and at least one node machines of their own. Its --suspect-after and
+    /// --lost-after are those of the head that it follows. The head that was taken over
     /// from ends; start it again with --standby-of the new one.
     #[arg(long, value_name = "ADDRESS", requires = "journal")]
     standby_of: Option<String>,
@@ -67,6 +68,7 @@ pub(crate) struct HeadArgs {
 
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
 #[derive(Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct WorkerArgs {
     /// The head, as host:port, or several places where it may be, as host:port,host:port; also --address, as everywhere else.
     #[arg(long, alias = "address", env = join::ADDRESS_VARIABLE)]
@@ -75,23 +77,23 @@ pub(crate) struct WorkerArgs {
     #[arg(long)]
     host: Option<IpAddr>,
     /// CPUs to offer; all if nothing is said.
-    #[arg(long)]
+    #[arg(long, value_parser = sizes::count)]
     num_cpus: Option<u32>,
-    /// GPUs to offer, the first that there are; all that the driver knows if nothing is said. More than there are only
+    /// GPUs to offer, the first that there are; all that the driver knows if nothing is said, and none with 0. More than there are only
     /// pretends, to try things out.
-    #[arg(long)]
+    #[arg(long, value_parser = sizes::count)]
     num_gpus: Option<u32>,
     /// Memory to pretend that each GPU has, such as 16GiB, to try things out.
-    #[arg(long, value_parser = sizes::bytes)]
+    #[arg(long, value_parser = sizes::some_bytes)]
     gpu_memory: Option<u64>,
     /// A custom resource to offer, as NAME=AMOUNT; may be repeated.
-    #[arg(long = "resource", value_parser = sizes::resource)]
+    #[arg(long = "resource", value_parser = sizes::offered)]
     resources: Vec<(String, f64)>,
     /// A label, as KEY=VALUE; may be repeated.
     #[arg(long = "label", value_parser = sizes::pair)]
     labels: Vec<(String, String)>,
     /// Capacity of the object store, such as 2GiB; 30% of the memory if nothing is said.
-    #[arg(long, value_parser = sizes::bytes)]
+    #[arg(long, value_parser = sizes::some_bytes)]
     object_store_memory: Option<u64>,
     /// Where objects go when the store is full.
     #[arg(long)]
@@ -101,14 +103,31 @@ pub(crate) struct WorkerArgs {
     spill_limit: Option<u64>,
     /// The part of all memory above which tasks and actors are ended, before the kernel kills a process of its choice; 0.95 if neither
     /// this nor WINGBEAT_MEMORY_THRESHOLD says something, and 0 for never.
-    #[arg(long)]
+    #[arg(long, value_parser = sizes::part)]
     memory_threshold: Option<f64>,
     /// How often memory is looked at, such as 250ms (the default): more often where little is left, and more rarely where much is.
-    #[arg(long, value_parser = sizes::duration)]
+    #[arg(long, value_parser = sizes::some_time)]
     memory_check_interval: Option<std::time::Duration>,
     /// File with the cluster's token; else as for `wingbeat head`.
     #[arg(long)]
     token_file: Option<PathBuf>,
+}
+
+impl WorkerArgs {
+    /// What no option can see of the others.
+    fn check(&self) -> Result<()> {
+        if let Some(name) = sizes::given_twice(&self.resources) {
+            bail!("--resource {name} is given twice; give the sum");
+        }
+        if let Some(key) = sizes::given_twice(&self.labels) {
+            bail!("--label {key} is given twice; a node has one value of each label");
+        }
+        let has_gpus = self.num_gpus.is_none_or(|count| count > 0);
+        if self.num_cpus == Some(0) && !has_gpus && self.resources.is_empty() {
+            bail!("this node would offer nothing: give --num-cpus, --num-gpus or a --resource of which there is some");
+        }
+        Ok(())
+    }
 }
 
 /// The token that was given, or on loopback the user's own.
@@ -242,11 +261,7 @@ async fn stand_by(
 
 pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
     wingbeat_net::descriptors::raise_limit();
-    for (key, value) in &args.labels {
-        for word in [key, value] {
-            names::check(word).map_err(|why| anyhow::anyhow!("--label {}: {why}", names::shortened(key)))?;
-        }
-    }
+    args.check()?;
     // Whether a token must have been given depends on where the head is; until then, the given one or our own.
     let token = match token::given(args.token_file.as_deref())? {
         Some(token) => token,
@@ -301,7 +316,66 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Worker {
+        #[command(flatten)]
+        args: WorkerArgs,
+    }
+
+    #[derive(Parser)]
+    struct Standby {
+        #[command(flatten)]
+        _args: HeadArgs,
+    }
+
+    #[test]
+    fn what_a_node_cannot_offer_is_refused_before_it_joins() {
+        let worker = |args: &[&str]| {
+            let parsed = Worker::try_parse_from([&["worker", "--head", "here:6420"], args].concat());
+            parsed.map_err(|error| error.to_string()).map(|worker| worker.args)
+        };
+        let refused: &[(&[&str], &str)] = &[
+            (&["--num-cpus", "-1"], "`-1` is not how many"),
+            (&["--num-gpus=-2"], "`-2` is not how many"),
+            (&["--num-cpus", "1.5"], "whole number"),
+            (&["--resource", "disk"], "write NAME=AMOUNT"),
+            (&["--resource", "disk=-1"], "zero or more"),
+            (&["--label", "zone"], "write KEY=VALUE"),
+            (&["--memory-threshold", "-0.5"], "from 0 to 1"),
+            (&["--memory-check-interval", "0s"], "no time at all"),
+            (&["--object-store-memory", "0"], "it is nothing"),
+        ];
+        for (args, why) in refused {
+            let said = worker(args).err().unwrap();
+            assert!(said.contains(why) && said.contains(args[0].split('=').next().unwrap()), "{args:?}: {said}");
+        }
+        let checked = |args: &[&str]| worker(args).unwrap().check().map_err(|error| error.to_string());
+        assert!(checked(&["--num-cpus", "0", "--num-gpus", "0"]).unwrap_err().contains("offer nothing"));
+        assert!(checked(&["--resource", "a=1", "--resource", "a=2"]).unwrap_err().contains("twice"));
+        assert!(checked(&["--label", "a=1", "--label", "a=2"]).unwrap_err().contains("twice"));
+        assert_eq!(
+            checked(&["--num-cpus", "0", "--resource", "disk=1", "--label", "zone=a", "--num-gpus", "0"]),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn a_standby_has_the_times_of_its_head() {
+        let standby = ["head", "--standby-of", "there:6420", "--journal", "file"];
+        let parsed = |more: &[&str]| Standby::try_parse_from([&standby, more].concat()).map(drop);
+        assert!(parsed(&[]).is_ok());
+        for option in ["--suspect-after", "--lost-after"] {
+            let said = parsed(&[option, "10s"]).unwrap_err().to_string();
+            assert!(
+                said.contains(option) && said.contains("cannot be used with") && said.contains("--standby-of"),
+                "{said}"
+            );
+        }
+    }
 
     #[test]
     fn a_head_on_all_interfaces_says_where_others_reach_it() {

@@ -5,6 +5,7 @@ mod cluster;
 mod daemons;
 mod devices;
 mod doctor;
+mod named;
 mod progress;
 mod rank_logs;
 mod replay;

@@ -1,4 +1,7 @@
-//! Sizes as people write them.
+//! Sizes, amounts and names as people write them.
+
+use wingbeat_core::resources::{CPU, GPU, MEMORY};
+use wingbeat_core::{Amount, names};
 
 /// Bytes of `2GiB`, `500MB`, `4096`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
@@ -6,9 +9,31 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     size.map(|size| size.as_u64()).map_err(|_| format!("`{text}` is not a size; write 512MiB or 2GiB"))
 }
 
+/// The same, and not nothing.
+pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
+    bytes(text).and_then(|size| if size > 0 { Ok(size) } else { Err("it is nothing; write 512MiB or 2GiB".into()) })
+}
+
+/// A number of CPUs or GPUs.
+pub(crate) fn count(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("`{text}` is not how many there are to offer; write a whole number, 0 for none"))
+}
+
+/// A part of a whole, from 0 to 1.
+pub(crate) fn part(text: &str) -> Result<f64, String> {
+    let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| format!("`{text}` is no part of all memory from 0 to 1; write 0.95, or 0 for never"))
+}
+
 /// A time such as `90s`, `10min` or `1h 30min`.
 pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 90s, 10min or 1h 30min"))
+}
+
+/// The same, and not at once.
+pub(crate) fn some_time(text: &str) -> Result<std::time::Duration, String> {
+    duration(text)
+        .and_then(|time| if time.is_zero() { Err("it is no time at all; write 250ms".into()) } else { Ok(time) })
 }
 
 /// A time for people, without what nobody reads.
@@ -17,11 +42,25 @@ pub(crate) fn ago(time: std::time::Duration) -> String {
     humantime::format_duration(rounded).to_string()
 }
 
-/// `name=value` with a number.
+/// `name=value` with an amount of a resource.
 pub(crate) fn resource(text: &str) -> Result<(String, f64), String> {
-    let (name, value) = text.split_once('=').ok_or("write NAME=AMOUNT")?;
-    let value = value.parse().map_err(|_| format!("`{value}` is not a number"))?;
+    let (name, value) = named(text, "NAME=AMOUNT")?;
+    let value = value.parse().map_err(|_| format!("`{value}` is not a number; write {name}=2 or {name}=0.5"))?;
+    Amount::new(value).map_err(|error| error.to_string())?;
     Ok((name.to_owned(), value))
+}
+
+/// The same, of a resource that a node offers beside those that have options of their own.
+pub(crate) fn offered(text: &str) -> Result<(String, f64), String> {
+    let (name, value) = resource(text)?;
+    let option = match name.as_str() {
+        CPU => "give --num-cpus",
+        GPU => "give --num-gpus",
+        MEMORY => "it is 70% of the machine's",
+        _ if value > 0.0 => return Ok((name, value)),
+        _ => return Err(format!("none of {name} is nothing to offer; leave it away, or write {name}=1")),
+    };
+    Err(format!("{name} is no resource of your own; {option}"))
 }
 
 /// `N`, or `LEAST:MOST`.
@@ -37,8 +76,25 @@ pub(crate) fn range(text: &str) -> Result<(u32, u32), String> {
 
 /// `key=value`.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    let (key, value) = named(text, "KEY=VALUE")?;
+    names::check(value).map_err(|why| format!("{}: {why}", names::shortened(value)))?;
     Ok((key.to_owned(), value.to_owned()))
+}
+
+/// What is before the first `=`, which is a name, and what is behind it.
+fn named<'a>(text: &'a str, form: &str) -> Result<(&'a str, &'a str), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("write {form}"))?;
+    if name.trim().is_empty() {
+        return Err(format!("there is nothing before the `=`; write {form}"));
+    }
+    names::check(name).map_err(|why| format!("{}: {why}", names::shortened(name)))?;
+    Ok((name, value))
+}
+
+/// The first name that was given twice.
+pub(crate) fn given_twice<T>(given: &[(String, T)]) -> Option<&str> {
+    let mut known = std::collections::BTreeSet::new();
+    given.iter().map(|(name, _)| name.as_str()).find(|name| !known.insert(*name))
 }
 
 /// Bytes for people.
@@ -62,5 +118,40 @@ mod tests {
         assert_eq!(shown(1536), "1.5 KiB");
         assert_eq!(duration("1h 30min"), Ok(std::time::Duration::from_secs(5_400)));
         assert!(duration("soon").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_offered_is_refused_with_what_to_write() {
+        assert_eq!((count("0"), count("8")), (Ok(0), Ok(8)));
+        for text in ["-1", "0.5", "many", ""] {
+            assert!(count(text).unwrap_err().contains("write a whole number"), "{text}");
+        }
+        assert_eq!(offered("disk=0.5"), Ok(("disk".into(), 0.5)));
+        let refused = [
+            ("disk", "write NAME=AMOUNT"),
+            ("=1", "nothing before the `=`"),
+            ("disk=", "not a number"),
+            ("disk=lots", "not a number"),
+            ("disk=-1", "zero or more"),
+            ("disk=NaN", "finite"),
+            ("disk=0.00001", "finer"),
+            ("disk=0", "nothing to offer"),
+            ("CPU=4", "--num-cpus"),
+            ("GPU=1", "--num-gpus"),
+            ("memory=1", "70%"),
+            ("two\nlines=1", "two"),
+        ];
+        for (text, why) in refused {
+            let said = offered(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+        assert_eq!(resource("GPU=0"), Ok(("GPU".into(), 0.0)), "a quota of none");
+        assert_eq!(pair("zone=a=b"), Ok(("zone".into(), "a=b".into())));
+        assert!(pair("zone").is_err() && pair("=a").is_err() && pair("zone=a\tb").is_err());
+        assert_eq!((part("0"), part("0.95")), (Ok(0.0), Ok(0.95)));
+        assert!(part("95").is_err() && part("-1").is_err() && part("NaN").is_err());
+        assert!(some_bytes("0").is_err() && some_bytes("1MiB").is_ok());
+        assert!(some_time("0s").is_err() && some_time("10ms").is_ok());
+        assert_eq!(given_twice(&[("a".to_owned(), 1), ("b".to_owned(), 1), ("a".to_owned(), 2)]), Some("a"));
     }
 }

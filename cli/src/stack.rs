@@ -8,6 +8,7 @@ use wingbeat_net::messages::{ProcessStacks, StackFrame, Subject};
 use wingbeat_net::mux;
 
 use crate::cluster::{Where, connect};
+use crate::named;
 use crate::say::say;
 
 /// The process has longer: it may get little CPU, and have much to read.
@@ -32,8 +33,9 @@ pub(crate) struct StackArgs {
 }
 
 pub(crate) async fn stack(args: StackArgs) -> Result<()> {
-    let subject: Subject = args.id.parse()?;
+    named::check::<Subject>(&args.id)?;
     let head = connect(&args.at).await?;
+    let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
     let stacks = head.stacks(mux::within(LIMIT), subject).await.context("the head did not answer")??;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&stacks)?);

@@ -10,6 +10,7 @@ use wingbeat_net::messages::{Explanation, Subject};
 use wingbeat_net::mux;
 
 use crate::cluster::{Where, connect};
+use crate::named;
 use crate::say::say;
 use crate::sizes;
 
@@ -17,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Say why something waits, or where it runs.
 ///
-/// Takes what `wingbeat status` shows (an actor, a placement group, a node, a process whose tasks wait) or what a program
-/// prints for a ref or a task: task-…, object-…, actor-…, group-…, node-…, process-….
+/// Takes what `wingbeat status` shows (an actor, a placement group, a node, a process whose tasks wait), or as much of it as tells it apart
+/// from others (node-1f2e), or what a program prints for a ref or a task: task-…, object-…, actor-…, group-…, node-…, process-….
 #[derive(Args)]
 pub(crate) struct WhyArgs {
     /// What to explain.
@@ -36,8 +37,8 @@ pub(crate) struct WhyArgs {
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct DrainArgs {
-    /// The node, as `wingbeat status` shows it.
-    node: NodeId,
+    /// The node, as `wingbeat status` shows it, or as much of its id as tells it apart from others.
+    node: String,
     /// When what still runs is ended: tasks and restartable actors then run again elsewhere, and it costs them no retry.
     #[arg(long, default_value = "5min", value_parser = sizes::duration)]
     within: Duration,
@@ -75,8 +76,9 @@ pub(crate) struct QuotaArgs {
 }
 
 pub(crate) async fn why(args: WhyArgs) -> Result<()> {
-    let subject: Subject = args.id.parse()?;
+    named::check::<Subject>(&args.id)?;
     let head = connect(&args.at).await?;
+    let subject: Subject = named::whole(&head, &args.id).await?.parse()?;
     let explanation = head.explain(mux::within(LIMIT), subject).await.context("the head did not answer")??;
     if args.json {
         say!("{}", serde_json::to_string_pretty(&explanation)?);
@@ -100,16 +102,18 @@ fn shown(explanation: &Explanation) -> String {
 }
 
 pub(crate) async fn drain(args: DrainArgs) -> Result<()> {
+    named::check::<NodeId>(&args.node)?;
     let head = connect(&args.at).await?;
+    let node: NodeId = named::whole(&head, &args.node).await?.parse()?;
     let within = (!args.undo).then_some(args.within.as_millis() as u64);
-    let answer = head.drain_node(mux::within(LIMIT), args.node, within, args.reason, args.stop).await;
+    let answer = head.drain_node(mux::within(LIMIT), node, within, args.reason, args.stop).await;
     answer.context("the head did not answer")??;
     if args.undo {
-        say!("{} takes work again", args.node);
+        say!("{node} takes work again");
     } else {
-        say!("{} takes no new work; what still runs is moved in {}", args.node, sizes::ago(args.within));
-        say!("  look at it:   wingbeat why {}", args.node);
-        say!("  take it back: wingbeat drain {} --undo", args.node);
+        say!("{node} takes no new work; what still runs is moved in {}", sizes::ago(args.within));
+        say!("  look at it:   wingbeat why {node}");
+        say!("  take it back: wingbeat drain {node} --undo");
     }
     Ok(())
 }

@@ -7,6 +7,8 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token, Type};
 
+use crate::function::Returns;
+
 /// What an attribute may say.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Place {
@@ -60,11 +62,13 @@ struct Retry {
     types: Vec<Type>,
     /// Those of which this holds.
     predicate: Option<Expr>,
+    /// What says so of the function's own errors.
+    says: Option<Meta>,
 }
 
 impl Retry {
     fn value(&self) -> TokenStream {
-        let Retry { errors, types, predicate } = self;
+        let Retry { errors, types, predicate, .. } = self;
         if *errors {
             return quote!(::wingbeat::__private::RetryOn::Everything);
         }
@@ -101,6 +105,9 @@ impl Attributes {
             return Err(syn::Error::new_spanned(meta.path(), format!("unknown option `{name}`; known are: {known}")));
         }
         let field = quote::format_ident!("{name}");
+        if matches!(name.as_str(), "retry_on" | "retry_if") {
+            self.retry.says = Some(meta.clone());
+        }
         match name.as_str() {
             "num_cpus" | "num_gpus" => {
                 let value = number(meta)?;
@@ -166,6 +173,19 @@ impl Attributes {
             }
         }
         Ok(())
+    }
+
+    /// Refuses to try again errors that a function cannot give.
+    pub(crate) fn check_errors(&self, returns: &Returns) -> syn::Result<()> {
+        let Some(meta) = &self.retry.says else { return Ok(()) };
+        let why = match returns {
+            Returns::Fallible(..) => return Ok(()),
+            Returns::Items(..) => "an error among the items of a stream is an item, which ends nothing",
+            Returns::One(_) | Returns::Many(_) => "it does not return a `Result<T, E>`, written as that",
+        };
+        let message =
+            format!("this function gives no errors of its own to try again: {why}; for panics write `retry_errors`");
+        Err(syn::Error::new_spanned(meta, message))
     }
 
     /// The registry's `Defaults`.

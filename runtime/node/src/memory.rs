@@ -8,7 +8,8 @@
 //!
 //! Who: first, those are looked for whose end would help, by what they have taken lately, or have if nobody takes much. Of these, who
 //! loses least goes first: an idle process is asked to leave; then tasks that are tried again, of the owner who has most of them,
-//! the newest first; then actors that live again; then tasks that are not tried again, and other actors. So a task that takes more
+//! the newest first; then actors that live again; then who was asked to leave and has not for a while, since values that it owns may be
+//! lost; then tasks that are not tried again, and other actors. So a task that takes more
 //! and more is ended, and not those beside it; and of many that are alike, the one that has done the least.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -33,6 +34,8 @@ const TOO_SMALL: u64 = 1_024;
 const OURS: u64 = 8;
 /// The kernel takes the memory of a killed process back within this time; else another one must end.
 const ENDING: Millis = 2_000;
+/// Who was asked to leave has left within this time, or has said that it stays; else it waits for somebody who is away.
+const LEAVING: Millis = 2_000;
 /// A process ends later than the kernel says that it kills it: it may have much to give back.
 const KILLING: Millis = 10_000;
 
@@ -41,6 +44,8 @@ const KILLING: Millis = 10_000;
 pub enum Work {
     /// Nothing.
     Idle,
+    /// It was asked to leave, and has not yet.
+    Leaving,
     /// It runs tasks.
     Tasks {
         /// Of whom.
@@ -104,6 +109,8 @@ struct Seen {
     started: u64,
     /// When what it runs was seen first.
     since: Millis,
+    /// Since when it leaves, if it does.
+    leaves_since: Option<Millis>,
     /// What it had, oldest first, not longer ago than [`LATELY`].
     had: VecDeque<(Millis, u64)>,
 }
@@ -135,7 +142,7 @@ impl Watch {
         if sample.store_gives && usage.used < usage.threshold + room {
             return Verdict::Relieve(usage.used - usage.threshold + room);
         }
-        let verdict = self.choose(usage, sample.users.as_deref().unwrap_or_default());
+        let verdict = self.choose(now, usage, sample.users.as_deref().unwrap_or_default());
         match verdict {
             Verdict::End(..) => self.ended_at = Some(now),
             Verdict::Retire(process) => drop(self.asked.insert(process)),
@@ -159,11 +166,13 @@ impl Watch {
             let seen = self.seen.entry(user.process).or_insert_with(|| Seen {
                 started: user.started,
                 since: now,
+                leaves_since: None,
                 had: was_looking.then_some((now, 0)).into_iter().collect(),
             });
             if seen.started != user.started {
                 (seen.started, seen.since) = (user.started, now);
             }
+            seen.leaves_since = (user.work == Work::Leaving).then(|| seen.leaves_since.unwrap_or(now));
             // One sample from before stays, against which the oldest of the others is measured.
             while seen.had.get(1).is_some_and(|(at, _)| at + LATELY <= now) {
                 seen.had.pop_front();
@@ -179,9 +188,20 @@ impl Watch {
         user.bytes.saturating_sub(had.unwrap_or(user.bytes))
     }
 
-    fn choose(&self, usage: &MemoryUsage, users: &[User]) -> Verdict {
+    /// Whether a process that was asked to leave has not for too long.
+    fn is_stuck(&self, user: &User, now: Millis) -> bool {
+        let since = self.seen.get(&user.process).and_then(|seen| seen.leaves_since);
+        since.is_some_and(|since| now >= since + LEAVING)
+    }
+
+    fn choose(&self, now: Millis, usage: &MemoryUsage, users: &[User]) -> Verdict {
         let ours: u64 = users.iter().map(|user| user.bytes).sum();
-        let users: Vec<&User> = users.iter().filter(|user| !self.asked.contains(&user.process)).collect();
+        let may_go = |user: &&User| match user.work {
+            Work::Idle => !self.asked.contains(&user.process),
+            Work::Leaving => self.is_stuck(user, now),
+            Work::Tasks { .. } | Work::Actor { .. } => true,
+        };
+        let users: Vec<&User> = users.iter().filter(may_go).collect();
         let taken = users.iter().map(|user| self.taken(user)).max().unwrap_or_default();
         let weigh = |user: &User| if taken >= usage.limit / TAKEN { self.taken(user) } else { user.bytes };
         let heaviest = users.iter().map(|user| weigh(user)).max().unwrap_or_default();
@@ -202,8 +222,9 @@ impl Watch {
                 Work::Idle => (0, 0),
                 Work::Tasks { owner, yields: true } => (1, running.get(&owner).copied().unwrap_or_default()),
                 Work::Actor { restarts: true } => (2, 0),
-                Work::Tasks { yields: false, .. } => (3, 0),
-                Work::Actor { restarts: false } => (4, 0),
+                Work::Leaving => (3, 0),
+                Work::Tasks { yields: false, .. } => (4, 0),
+                Work::Actor { restarts: false } => (5, 0),
             };
             let since = self.seen.get(&user.process).map_or(0, |seen| seen.since);
             // The first is chosen: the largest group, the latest begin, the most bytes.

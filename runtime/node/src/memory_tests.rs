@@ -101,6 +101,25 @@ fn an_idle_process_that_stays_is_not_asked_again_while_memory_is_short() {
 }
 
 #[test]
+fn who_was_asked_to_leave_and_does_not_is_ended_when_nobody_else_would_help() {
+    let mut watch = Watch::default();
+    let idle = [user(1, Work::Idle, 8 * GIB)];
+    let leaving = [User { lease: None, ..user(1, Work::Leaving, 8 * GIB) }];
+    assert_eq!(watch.look(0, &sample(9 * GIB, &idle)), Verdict::Retire(ProcessId(1)));
+    assert_eq!(watch.look(10, &sample(9 * GIB, &leaving)), Verdict::Helpless, "it has time to leave");
+    assert_eq!(watch.look(9 + LEAVING, &sample(9 * GIB, &leaving)), Verdict::Helpless);
+    assert_eq!(watch.look(10 + LEAVING, &sample(9 * GIB, &leaving)), Verdict::End(ProcessId(1), None));
+    // One that stays, and is asked again later, has its time again.
+    let mut watch = Watch::default();
+    watch.look(0, &sample(9 * GIB, &leaving));
+    watch.look(10, &sample(5 * GIB, &idle));
+    assert_eq!(watch.look(LEAVING, &sample(9 * GIB, &leaving)), Verdict::Helpless);
+    // A task that is tried again loses less than it may.
+    let beside = [leaving[0], task(2, 7, 4 * GIB)];
+    assert_eq!(watch.look(2 * LEAVING, &sample(9 * GIB, &beside)), ends(2));
+}
+
+#[test]
 fn one_ends_at_a_time_and_the_next_when_that_takes_too_long() {
     let mut watch = Watch::default();
     let users = [task(1, 7, 2 * GIB), task(2, 7, 2 * GIB)];

@@ -1,7 +1,7 @@
 //! What happens to the worker processes of a node, and what the node does about it.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,9 @@ use crate::clock::Millis;
 use crate::memory::{User, Work};
 use crate::stage::{Assignment, Contact, Effect, Ended, Event as Change, Stage};
 use crate::workers::{Worker, Workers};
+
+/// Of so many worker processes that have ended it is remembered of which job they were, for a head that is started again.
+const REMEMBERED: usize = 4_096;
 
 /// What a node is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,12 +78,15 @@ pub enum Event {
         /// Its process id on this machine.
         pid: u32,
     },
-    /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease. Or the kernel has ended it.
+    /// Memory is short: a worker process is to leave if it is idle, or end if it still serves this lease, or leaves and has been asked to
+    /// long before. Or the kernel has ended it.
     MemoryRanOut {
         /// Which.
         process: ProcessId,
         /// Its lease; none if it is idle.
         lease: Option<LeaseId>,
+        /// Whether it was found to leave for too long.
+        is_leaving: bool,
         /// Who uses what.
         shortage: Box<MemoryShortage>,
     },
@@ -163,6 +169,8 @@ pub struct State {
     next_process: ProcessId,
     workers: Workers,
     jobs: BTreeMap<JobId, Job>,
+    /// Worker processes that had reported and have ended, the latest last. Until their job is over.
+    ended: VecDeque<(ProcessId, JobId)>,
     actions: Vec<Action>,
     recorder: Option<Box<dyn Recorder<Event, Action>>>,
 }
@@ -177,6 +185,7 @@ impl State {
             now: 0,
             workers: Workers::default(),
             jobs: BTreeMap::new(),
+            ended: VecDeque::new(),
             actions: Vec::new(),
             recorder: None,
         }
@@ -209,7 +218,9 @@ impl State {
                 self.workers.note(process, |worker| worker.pid = pid);
                 self.apply(process, Change::Reported(Contact { address, is_fit: true }));
             }
-            Event::MemoryRanOut { process, lease, shortage } => self.memory_ran_out(process, lease, shortage),
+            Event::MemoryRanOut { process, lease, is_leaving, shortage } => {
+                self.memory_ran_out(process, lease, is_leaving, shortage);
+            }
             Event::Exited { process, code, signal } => {
                 if self.workers.get(process).is_some_and(|worker| !worker.stage().is_gone()) {
                     self.apply(process, Change::Exited(Ended { code, signal }));
@@ -276,12 +287,13 @@ impl State {
         alive.map(|(process, worker)| (process, worker.pid))
     }
 
-    /// The worker processes that are idle or serve a lease, with their process ids, each with what it does. Whether the task that one
+    /// The worker processes that are idle, leave or serve a lease, with their process ids, each with what it does. Whether the task that one
     /// runs is tried again is not known here.
     pub fn users_of_memory(&self) -> impl Iterator<Item = (User, u32)> {
         self.workers.iter().filter_map(|(process, worker)| {
             let (lease, work) = match worker.stage() {
                 Stage::Idle { .. } => (None, Work::Idle),
+                Stage::Retiring { .. } => (None, Work::Leaving),
                 Stage::Leased { assignment, .. } => (Some(assignment.lease()), assignment.work()),
                 _ => return None,
             };
@@ -327,6 +339,7 @@ impl State {
             leases: running.collect(),
             jobs: self.jobs.keys().copied().collect(),
             workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
+            ended: self.ended.iter().copied().collect(),
             held: Vec::new(),
             kept: None,
         }
@@ -439,6 +452,7 @@ impl State {
             });
             self.apply(process, Change::End { by_head: true });
         }
+        self.ended.retain(|(_, of)| *of != job);
         if let Some(known) = self.jobs.get_mut(&job) {
             known.is_over = true;
         }
@@ -480,11 +494,24 @@ impl State {
         }
     }
 
-    fn memory_ran_out(&mut self, process: ProcessId, lease: Option<LeaseId>, shortage: Box<MemoryShortage>) {
+    fn memory_ran_out(
+        &mut self,
+        process: ProcessId,
+        lease: Option<LeaseId>,
+        is_leaving: bool,
+        shortage: Box<MemoryShortage>,
+    ) {
         let Some(worker) = self.workers.get(process) else { return };
         let is_by_kernel = shortage.by == EndedBy::Kernel;
         match worker.stage() {
-            Stage::Idle { .. } if lease.is_none() && !is_by_kernel => self.apply(process, Change::Retire),
+            Stage::Idle { .. } if lease.is_none() && !is_leaving && !is_by_kernel => {
+                self.apply(process, Change::Retire)
+            }
+            // Its steward would keep what others refer to, and waits for somebody who is away: that may be lost now.
+            Stage::Retiring { .. } if is_leaving => {
+                self.workers.note(process, |worker| worker.shortage = Some(shortage));
+                self.apply(process, Change::End { by_head: false });
+            }
             Stage::Leased { assignment, .. } if lease == Some(assignment.lease()) || is_by_kernel => {
                 self.workers.note(process, |worker| worker.shortage = Some(shortage));
                 if !is_by_kernel {
@@ -548,6 +575,15 @@ impl State {
         });
     }
 
+    fn remember_end(&mut self, process: ProcessId, job: JobId) {
+        if self.jobs.get(&job).is_some_and(|job| !job.is_over) {
+            self.ended.push_back((process, job));
+            if self.ended.len() > REMEMBERED {
+                self.ended.pop_front();
+            }
+        }
+    }
+
     /// All is known of a worker process that has ended.
     fn wind_up(&mut self, process: ProcessId, stderr: Vec<String>, started: u64) {
         let Some(worker) = self.workers.get(process) else { return };
@@ -562,8 +598,9 @@ impl State {
         let is_reported = contact.is_some();
         if is_reported {
             // Also of one that was idle: what it owned is nobody's from now on.
-            let (node, exit) = (self.config.node, exit.clone());
-            let death = WorkerDeath { process, pid, node, lease, exit, started, is_moved: false };
+            let (job, node, exit) = (worker.job, self.config.node, exit.clone());
+            self.remember_end(process, job);
+            let death = WorkerDeath { process, pid, job, node, lease, exit, started, is_moved: false };
             self.actions.push(Action::ToHead(HeadMessage::WorkerDied(death)));
         } else if lease.is_none() && !by_head {
             self.actions.push(Action::Warn(format!("worker process {process} ended before it reported: {exit}")));

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use wingbeat_core::error::Error;
+use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage};
 use wingbeat_core::spec::{Address, Executable, JobSpec, MachineId, Shape};
 use wingbeat_core::{Amount, JobId, LeaseId, NodeId, ProcessId, ResourceSet};
 use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart, NodeMessage, WorkerCommand};
 
+use super::memory::Work;
 use super::*;
 
 const HEAD: ProcessId = ProcessId(1);
@@ -123,6 +125,45 @@ fn a_process_that_was_asked_to_exit_meets_no_lease() {
         assert_ne!(to, asked);
         assert!(to == first || to == second || lease_number == 4);
     }
+}
+
+#[test]
+fn a_head_that_is_started_again_is_told_who_has_ended_as_long_as_the_job_goes_on() {
+    let (mut state, process) = serving(None);
+    assert_eq!(state.running().ended, []);
+    state.step(5, exited(process));
+    let actions = state.step(6, rest_read(process));
+    let of = actions.iter().find_map(|action| match action {
+        Action::ToHead(HeadMessage::WorkerDied(death)) => Some((death.process, death.job)),
+        _ => None,
+    });
+    assert_eq!(of, Some((process, JOB)));
+    assert_eq!(state.running().ended, [(process, JOB)]);
+    state.step(7, says(NodeMessage::EndJob { job: JOB }));
+    assert_eq!(state.running().ended, []);
+}
+
+/// Others may be about to say that they refer to what it owns.
+#[test]
+fn a_process_that_leaves_is_ended_for_memory_only_if_it_was_found_to_do_so_for_too_long() {
+    let memory = |process, is_leaving| {
+        let usage = MemoryUsage::default();
+        let shortage =
+            MemoryShortage { node: NodeId(1), hostname: "here".into(), by: EndedBy::Node, usage, largest: Vec::new() };
+        Event::MemoryRanOut { process, lease: None, is_leaving, shortage: Box::new(shortage) }
+    };
+    let (mut state, process) = serving(None);
+    state.step(5, says(NodeMessage::EndLease { lease: LeaseId(1), kill: None }));
+    let works = |state: &State| state.users_of_memory().map(|(user, _)| user.work).collect::<Vec<_>>();
+    assert_eq!(works(&state), [Work::Idle]);
+    assert!(state.step(6, memory(process, true)).is_empty(), "it stays by now");
+    let asked = state.step(7, memory(process, false));
+    assert!(matches!(asked[..], [Action::Tell(_, WorkerCommand::Exit)]));
+    assert_eq!(works(&state), [Work::Leaving]);
+    assert!(state.step(8, memory(process, false)).is_empty(), "it was idle when it was looked at");
+    assert!(!state.is_ending_for_memory());
+    assert!(matches!(state.step(9, memory(process, true))[..], [Action::Kill(killed)] if killed == process));
+    assert!(state.is_ending_for_memory());
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod recorded;
 mod session;
 #[cfg(test)]
 mod simulator;
+mod user_thread;
 mod wire;
 pub mod work;
 

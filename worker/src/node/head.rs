@@ -89,7 +89,7 @@ impl HeadLink {
 
     /// Another place is known where the head may be.
     pub(super) fn has_learned(&self) {
-        self.term.is_with(&self.way.heads());
+        self.term.is_with(|| self.way.heads());
     }
 
     /// Whether a batch of what the head says is to be taken in, and has not come before.
@@ -127,9 +127,15 @@ impl Daemon {
         let mut keeps_term = false;
         let (connection, client) = loop {
             let tried = self.try_to_join(&info, &mut resumes, &mut snapshot).await;
-            if let Ok((_, client)) = &tried {
+            if let Ok((connection, client)) = &tried {
                 // It may have waited for its disk for longer than the term, which counts from the head's latest answer that it knows this node.
-                self.is_known(client, self.head.term.now()).await;
+                let margin = limits().margin;
+                let asking = until_known(|| self.is_known(client, self.head.term.now()), margin / 20, margin);
+                tokio::select! {
+                    _ = asking => {}
+                    // It is looked for next.
+                    () = connection.closed() => {}
+                }
             }
             // A head may have taken it in, and may wait for it no longer than for others.
             if resumes == Resumes::Joining && !std::mem::replace(&mut keeps_term, true) {
@@ -181,7 +187,7 @@ impl Daemon {
 
     /// It may be another one, on another machine.
     fn has_found_head(&self) {
-        self.head.term.is_with(&self.head.way.heads());
+        self.head.term.is_with(|| self.head.way.heads());
         self.tell_workers_of_heads();
     }
 
@@ -332,18 +338,14 @@ impl Daemon {
     /// Whether the head knows this node after its term.
     async fn is_known_all_the_same(&self) -> bool {
         let Some(limit) = self.head.term.last_question() else { return false };
-        let asking = async {
-            loop {
-                if let Some(client) = self.head.client()
-                    && self.is_known(&client, self.head.term.now()).await
-                {
-                    return;
-                }
+        let ask = || async {
+            match self.head.client() {
+                Some(client) => self.is_known(&client, self.head.term.now()).await,
                 // It is being looked for.
-                tokio::time::sleep(limit / 20).await;
+                None => false,
             }
         };
-        tokio::time::timeout(limit, asking).await.is_ok()
+        until_known(ask, limit / 20, limit).await
     }
 
     /// Ends the node when its term is over.
@@ -383,9 +385,46 @@ impl Daemon {
     }
 }
 
+/// Asks until the answer is yes, with pauses between, and for so long at most. Whether it was.
+async fn until_known<A: Future<Output = bool>>(mut ask: impl FnMut() -> A, pause: Duration, limit: Duration) -> bool {
+    let asking = async {
+        while !ask().await {
+            tokio::time::sleep(pause).await;
+        }
+    };
+    tokio::time::timeout(limit, asking).await.is_ok()
+}
+
 fn messages_of(request: HeadRequest) -> Vec<HeadMessage> {
     match request {
         HeadRequest::Deliver { messages, .. } => messages,
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_millis(150);
+    const LIMIT: Duration = Duration::from_secs(3);
+
+    #[tokio::test(start_paused = true)]
+    async fn the_head_is_asked_until_it_knows_the_node() {
+        let mut answers = [false, false, true].into_iter();
+        assert!(until_known(|| std::future::ready(answers.next().unwrap_or_default()), PAUSE, LIMIT).await);
+        assert_eq!(answers.next(), None, "once more after each no");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_never_knows_the_node_is_asked_for_a_limited_time() {
+        let mut asked = 0;
+        let ask = || {
+            asked += 1;
+            std::future::ready(false)
+        };
+        assert!(!until_known(ask, PAUSE, LIMIT).await);
+        assert!(asked > 1);
+        assert!(!until_known(std::future::pending, PAUSE, LIMIT).await, "nor is an answer waited for any longer");
     }
 }

@@ -222,7 +222,10 @@ impl Daemon {
             if let Work::Tasks { yields, .. } = &mut user.work {
                 *yields = known.page.yields_memory();
             }
-            let name = if user.work == Work::Idle { "(idle worker process)".into() } else { known.page.name() };
+            let name = match user.work {
+                Work::Idle | Work::Leaving => "(idle worker process)".into(),
+                Work::Tasks { .. } | Work::Actor { .. } => known.page.name(),
+            };
             workers.push(Worker { user, pid, name });
         }
         workers
@@ -238,12 +241,19 @@ impl Daemon {
             return;
         }
         let shortage = self.shortage(EndedBy::Node, look.sample.usage.clone(), look.largest.clone());
-        match user.lease {
-            Some(_) => tracing::warn!(what = known.page.name(), "is ended for want of memory: {shortage}"),
-            None => tracing::info!(%process, "memory is short, and an idle worker process is asked to leave"),
+        match user.work {
+            Work::Tasks { .. } | Work::Actor { .. } => {
+                tracing::warn!(what = known.page.name(), "is ended for want of memory: {shortage}")
+            }
+            Work::Idle => tracing::info!(%process, "memory is short, and an idle worker process is asked to leave"),
+            Work::Leaving => tracing::warn!(
+                %process,
+                "an idle worker process that was asked to leave, and has not, is ended for want of memory; values that it owns may be lost: {shortage}"
+            ),
         }
         let shortage = Box::new(shortage);
-        self.step_with(&mut pool, Event::MemoryRanOut { process, lease: user.lease, shortage });
+        let is_leaving = user.work == Work::Leaving;
+        self.step_with(&mut pool, Event::MemoryRanOut { process, lease: user.lease, is_leaving, shortage });
     }
 
     fn shortage(&self, by: EndedBy, usage: MemoryUsage, largest: Vec<MemoryUser>) -> MemoryShortage {
@@ -261,7 +271,7 @@ impl Daemon {
         let by_kernel = self.memory.kills.lock().explains();
         by_kernel.then(|| {
             let shortage = Box::new(self.shortage(EndedBy::Kernel, usage, largest));
-            Event::MemoryRanOut { process, lease: None, shortage }
+            Event::MemoryRanOut { process, lease: None, is_leaving: false, shortage }
         })
     }
 }

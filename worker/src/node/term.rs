@@ -57,9 +57,10 @@ impl Term {
     }
 
     /// The head is at the first of these now, and the next one may be at any. How long ago its last answer was asked for stays the same, by
-    /// whatever clock.
-    pub(super) fn is_with(&self, heads: &[Address]) {
+    /// whatever clock. They are read under the lock: of two who have changed them, the later one would else be outdone by the other.
+    pub(super) fn is_with(&self, heads: impl FnOnce() -> Vec<Address>) {
         let mut last = self.answered.lock();
+        let heads = heads();
         let ago = self.now().0.saturating_sub(last.at);
         let is_here = |head: &Address| head.machine.shares_kernel(address::this_machine());
         self.has_one_kernel.store(heads.first().is_some_and(is_here), Ordering::Release);
@@ -122,4 +123,31 @@ impl Term {
 pub(super) fn whole() -> Duration {
     let limits = limits();
     limits.lost.saturating_sub(limits.margin)
+}
+
+#[cfg(test)]
+mod tests {
+    use wingbeat_core::ProcessId;
+    use wingbeat_core::spec::MachineId;
+
+    use super::*;
+
+    fn head_on(machine: MachineId) -> Address {
+        Address { process: ProcessId(1), machine, unix: String::new(), tcp: None, steward: None }
+    }
+
+    #[test]
+    fn of_two_who_say_where_the_head_may_be_the_later_list_counts() {
+        let (here, elsewhere) = (head_on(address::this_machine()), head_on(MachineId(1)));
+        let term = Term::new(&here);
+        assert!(term.has_one_kernel() && term.all_stand_still.load(Ordering::Acquire));
+        term.is_with(|| {
+            assert!(term.answered.is_locked(), "another list may have been taken in between");
+            vec![here.clone(), elsewhere.clone()]
+        });
+        assert!(term.has_one_kernel() && !term.all_stand_still.load(Ordering::Acquire));
+        term.is_with(|| vec![elsewhere, here]);
+        assert!(!term.has_one_kernel());
+        assert!(term.left() > Duration::ZERO, "its time goes on by another clock");
+    }
 }

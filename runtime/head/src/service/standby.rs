@@ -27,6 +27,8 @@ pub(crate) struct Follower {
     leading: Mutex<Leading>,
     feed: Arc<Feed>,
     session: Mutex<Option<Session>>,
+    /// How often each node is joining: one whose connection has ended may join over the next before the end of the first was noticed.
+    joining: Mutex<BTreeMap<NodeId, usize>>,
     /// Up to which position the standby has written, and a count of what changes without that.
     confirmed: watch::Sender<u64>,
     clock: Clock,
@@ -48,16 +50,34 @@ struct Session {
     fed: Millis,
 }
 
-/// A node that is written down, and has not joined yet. Its join may be given up at any time: the next head would wait for it.
+/// A node that is written down, and has not joined yet. Its join may be given up at any time: the next head would wait for it. Where it
+/// joins more than once at a time, the last of them counts.
 #[must_use = "the node is forgotten when this is dropped before it has joined"]
 pub(super) struct Joining {
     shell: Arc<Shell>,
+    standby: Arc<Follower>,
     node: NodeId,
+}
+
+impl Joining {
+    fn begin(shell: &Arc<Shell>, standby: &Arc<Follower>, node: NodeId) -> Joining {
+        *standby.joining.lock().entry(node).or_default() += 1;
+        Joining { shell: shell.clone(), standby: standby.clone(), node }
+    }
 }
 
 impl Drop for Joining {
     fn drop(&mut self) {
         let inside = self.shell.inside.lock();
+        // Until it is forgotten: whoever begins after that writes it down again.
+        let mut joining = self.standby.joining.lock();
+        if let Some(others) = joining.get_mut(&self.node)
+            && *others > 1
+        {
+            *others -= 1;
+            return;
+        }
+        joining.remove(&self.node);
         if !inside.state.has_node(self.node) && !inside.state.is_awaited(self.node) {
             // Under the lock, and so before whatever becomes true of it later.
             self.shell.write(vec![Fact::NodeGone(self.node)]);
@@ -81,6 +101,7 @@ impl Follower {
             leading: Mutex::new(leading),
             feed,
             session: Mutex::default(),
+            joining: Mutex::default(),
             confirmed: watch::Sender::new(0),
             clock: Clock::start(),
             looks: Notify::new(),
@@ -259,7 +280,7 @@ impl Shell {
         if !is_new || !may_take_over {
             return None;
         }
-        let joining = Joining { shell: self.clone(), node: node.id };
+        let joining = Joining::begin(self, standby, node.id);
         // Where it cannot be written, nothing is granted.
         let _ = journal.intend(vec![Fact::Node(Box::new(node.clone()), None)]).await;
         Some(joining)

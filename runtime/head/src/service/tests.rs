@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
 use wingbeat_core::spec::{Address, BundleSpec, Executable, JobSpec, MachineId, PlacementGroupSpec, PlacementStrategy};
 use wingbeat_core::{Amount, ClusterId, PlacementGroupId, ResourceSet};
-use wingbeat_net::messages::{HeadMessage, NodeInfo, Running};
+use wingbeat_net::messages::{Follow, HeadMessage, NodeInfo, Running};
 
 use super::*;
 
@@ -241,6 +241,48 @@ async fn a_node_is_told_that_it_has_joined_when_that_is_written() {
     disk.may_write.add_permits(2);
     let view = service.join_node(tarpc::context::current(), info, Running::default()).await.unwrap();
     assert_eq!(view.nodes.len(), 1, "a disk without room keeps no node away");
+}
+
+/// The connection over which it began to join has ended, which is noticed late.
+#[tokio::test]
+async fn a_node_that_joins_once_more_is_not_forgotten_when_its_first_join_is_given_up() {
+    let disk = Disk {
+        asked: Arc::default(),
+        may_write: Arc::new(Semaphore::new(0)),
+        is_full: Arc::default(),
+        written: Arc::default(),
+    };
+    let standby = Arc::new(Follower::new(Epoch(1), Arc::default()));
+    let journal: Box<dyn Durable> = Box::new(disk.clone());
+    let state = State::new(ClusterId(1), 1);
+    let shell = Shell::new(state, Some(journal), Programs::in_memory(), Some(Epoch(1)), Some(standby.clone()));
+    let asks = Follow { written: 0, generation: None, standby: Address { process: ProcessId(9), ..address() } };
+    assert!(futures::poll!(Box::pin(standby.follow(&shell, ProcessId(9), asks))).is_pending());
+    let service =
+        || Service { shell: shell.clone(), process: DRIVER, role: Role::Node(NODE), is_known: true, knew: None };
+    let join = || Box::pin(service().join_node(tarpc::context::current(), node(), Running::default()));
+    let (mut first, mut second) = (join(), join());
+    let is_known = || {
+        let of_node = |fact: &Fact| match fact {
+            Fact::Node(info, _) => Some(info.id == NODE),
+            Fact::NodeGone(node) => (*node == NODE).then_some(false),
+            _ => None,
+        };
+        disk.written.lock().iter().rev().find_map(of_node)
+    };
+    assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+    assert_eq!(is_known(), Some(true));
+    drop(first);
+    assert_eq!(is_known(), Some(true), "it is still joining");
+    drop(second);
+    assert_eq!(is_known(), Some(false), "the next head would wait for it");
+    // And one that has joined stays.
+    let (mut first, mut second) = (join(), join());
+    assert!(futures::poll!(&mut first).is_pending());
+    disk.may_write.add_permits(3);
+    assert!((&mut second).await.is_ok());
+    drop((first, second));
+    assert_eq!(is_known(), Some(true));
 }
 
 #[tokio::test]

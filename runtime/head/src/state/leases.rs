@@ -403,8 +403,8 @@ impl State {
     }
 
     pub(super) fn worker_died(&mut self, mut death: WorkerDeath) {
-        let job = self.worker_jobs.remove(&death.process).map(|(job, _)| job);
-        self.departed.insert(death.process, job);
+        self.worker_jobs.remove(&death.process);
+        self.departed.insert(death.process, Some(death.job));
         if self.recovering.is_some() && !self.connected.contains(&death.process) {
             // No connection will tell of its end.
             self.process_lost(death.process, None);

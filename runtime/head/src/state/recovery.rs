@@ -479,6 +479,9 @@ impl State {
                 _ => self.order(node, NodeMessage::EndJob { job }),
             }
         }
+        for (process, job) in running.ended {
+            self.departed.insert(process, Some(job));
+        }
         for (worker, job) in running.workers {
             self.worker_known(worker, job, node);
         }

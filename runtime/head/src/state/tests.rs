@@ -368,7 +368,16 @@ impl Bench {
     fn crash_in(&mut self, lease: LeaseId, started: u64) {
         let node = self.started[&lease].0;
         let process = worker_of(lease);
-        let death = WorkerDeath { process, pid: 77, node, lease: Some(lease), exit: exit(), started, is_moved: false };
+        let death = WorkerDeath {
+            process,
+            pid: 77,
+            job: JobId(DRIVER.0),
+            node,
+            lease: Some(lease),
+            exit: exit(),
+            started,
+            is_moved: false,
+        };
         self.says(NodeId(1), HeadMessage::WorkerDied(death));
         self.says(NodeId(1), HeadMessage::LeaseEnded(lease));
     }

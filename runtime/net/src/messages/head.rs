@@ -269,6 +269,8 @@ pub struct WorkerDeath {
     pub process: ProcessId,
     /// Its process id.
     pub pid: u32,
+    /// Its job: a head that was started again has not heard of it otherwise.
+    pub job: JobId,
     /// Its node.
     pub node: NodeId,
     /// What it was leased for.

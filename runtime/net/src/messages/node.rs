@@ -174,6 +174,8 @@ pub struct Running {
     pub jobs: Vec<JobId>,
     /// The worker processes that have reported, each with its job: also one that serves nothing may own something.
     pub workers: Vec<(ProcessId, JobId)>,
+    /// Worker processes that have ended here, the latest ones, each with its job: others may hold what they owned.
+    pub ended: Vec<(ProcessId, JobId)>,
     /// Devices that cannot be given on, and what holds each, in words.
     pub held: Vec<(u32, String)>,
     /// What it has kept of what the last head knew, if it has.

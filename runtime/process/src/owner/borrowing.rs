@@ -33,6 +33,17 @@ pub(crate) struct Borrowing<M> {
     next_waiting: u64,
     /// Releases that wait. One an object, so that a later release of it never overtakes an earlier one.
     releasing: BTreeMap<ObjectId, u64>,
+    /// What was borrowed over contacts that were lost, while it is not known who answers for it now.
+    unsettled: BTreeMap<ProcessId, Unsettled>,
+}
+
+/// What was borrowed from an owner with whom contact was lost.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct Unsettled {
+    /// How many losses are not settled.
+    losses: usize,
+    /// What is held, and the messages that wait until it is registered again, or it is known that nobody answers for it.
+    held: BTreeMap<ObjectId, Vec<u64>>,
 }
 
 impl<M> Default for Borrowing<M> {
@@ -44,6 +55,7 @@ impl<M> Default for Borrowing<M> {
             waiting: BTreeMap::new(),
             next_waiting: 0,
             releasing: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
         }
     }
 }
@@ -162,6 +174,29 @@ impl<M> Borrowing<M> {
         state.held.into_keys().collect()
     }
 
+    /// Contact with an owner was lost: as [`Borrowing::gone`], but what concerns refs to its objects waits until that is
+    /// [settled](Borrowing::settled). Another may answer for them, and is to know what is held first.
+    pub(crate) fn lost(&mut self, owner: ProcessId, ready: &mut Vec<Ready<M>>) -> Vec<ObjectId> {
+        let held = self.gone(owner, ready);
+        let unsettled = self.unsettled.entry(owner).or_default();
+        unsettled.losses += 1;
+        for id in &held {
+            unsettled.held.entry(*id).or_default();
+        }
+        held
+    }
+
+    /// It is known who answers for what was borrowed over a contact that was lost.
+    pub(crate) fn settled(&mut self, owner: ProcessId, ready: &mut Vec<Ready<M>>) {
+        let Some(unsettled) = self.unsettled.get_mut(&owner) else { return };
+        unsettled.losses -= 1;
+        if unsettled.losses == 0
+            && let Some(unsettled) = self.unsettled.remove(&owner)
+        {
+            self.met(unsettled.held.into_values().flatten().collect(), ready);
+        }
+    }
+
     /// These waited for registrations with an owner that is no more. They wait for what was sent to its steward instead; answers
     /// with them if that is nothing.
     pub(crate) fn wait_again(&mut self, owner: ProcessId, ready: Vec<Ready<M>>) -> Vec<Ready<M>> {
@@ -258,10 +293,18 @@ impl<M> Borrowing<M> {
         debug_assert!(!self.has_unsent(), "order on the links is the order of decisions");
         let mut missing = 0;
         for id in refs {
-            let Some(owner) = self.owners.get_mut(&id.owner()) else { continue };
-            let Some(number) = owner.held.get(id) else { continue };
-            if id.owner() != receiver && *number > owner.acknowledged {
-                owner.awaited.entry(*number).or_default().push(waiting);
+            if id.owner() == receiver {
+                continue;
+            }
+            if let Some(owner) = self.owners.get_mut(&id.owner())
+                && let Some(number) = owner.held.get(id)
+            {
+                if *number > owner.acknowledged {
+                    owner.awaited.entry(*number).or_default().push(waiting);
+                    missing += 1;
+                }
+            } else if let Some(waits) = self.unsettled.get_mut(&id.owner()).and_then(|lost| lost.held.get_mut(id)) {
+                waits.push(waiting);
                 missing += 1;
             }
         }
@@ -292,11 +335,13 @@ impl<M> Borrowing<M> {
     /// The release of `id` is about to be sent. Whoever waited for this registration waits for nothing: this process
     /// relies on it no more.
     fn released(&mut self, id: ObjectId, number: Registration) -> Vec<u64> {
-        let Some(owner) = self.owners.get_mut(&id.owner()) else { return Vec::new() };
+        let lost = self.unsettled.get_mut(&id.owner()).and_then(|lost| lost.held.remove(&id));
+        let mut met = lost.unwrap_or_default();
+        let Some(owner) = self.owners.get_mut(&id.owner()) else { return met };
         if owner.held.get(&id) == Some(&number) {
             owner.held.remove(&id);
         }
-        let met = owner.awaited.remove(&number).unwrap_or_default();
+        met.extend(owner.awaited.remove(&number).unwrap_or_default());
         self.prune(id.owner());
         met
     }

@@ -813,6 +813,32 @@ fn what_waits_for_an_owner_that_is_gone_goes_on_and_nothing_of_it_is_kept() {
     assert!(borrowing.is_idle() && borrowing.owners.is_empty());
 }
 
+/// Its steward may answer for its objects, and must know of this process before whoever gave the ref lets go of it.
+#[test]
+fn what_concerns_an_owner_with_whom_contact_was_lost_waits_until_it_is_known_who_answers_for_it() {
+    let mut borrowing = Borrowing::<&str>::default();
+    let (owner, holder) = (process(1), process(2));
+    let (a, outer, b) = (object(1, 1), object(2, 1), object(1, 2));
+    let [_, of_outer, of_b] = [a, outer, b].map(|id| borrowing.register(id));
+    borrowing.take_unsent();
+    borrowing.acknowledged(holder, of_outer, &mut Vec::new());
+    let mut ready = Vec::new();
+    assert_eq!(borrowing.lost(owner, &mut ready), [a, b]);
+    borrowing.release(outer, of_outer, [&a], &mut ready);
+    assert_eq!(borrowing.confirm(process(3), [&b], "about b"), None);
+    assert!(ready.is_empty(), "{ready:?}");
+    borrowing.release(b, of_b, [], &mut ready);
+    assert_eq!(ready, [Ready::Release(b, of_b), Ready::Message("about b")], "this process relies on it no more");
+    ready.clear();
+    // Contact was lost once more before that.
+    borrowing.lost(owner, &mut ready);
+    borrowing.settled(owner, &mut ready);
+    assert!(ready.is_empty());
+    borrowing.settled(owner, &mut ready);
+    assert_eq!(ready, [Ready::Release(outer, of_outer)]);
+    assert!(borrowing.is_idle() && borrowing.unsettled.is_empty());
+}
+
 #[test]
 fn a_release_ends_the_registration_that_it_names_and_no_later_one() {
     let mut borrowers = Borrowers::default();

@@ -21,9 +21,12 @@ pub(crate) struct Lost {
     /// What waited for registrations over it. It is sent when it is known who answers for the objects now, and that one has taken in
     /// what is held of them.
     ready: Vec<Ready<Confirmation>>,
+    /// From whom. What concerns their objects waits until this is settled.
+    owners: Vec<ProcessId>,
 }
 
 impl Lost {
+    /// Whether nobody here waits for the end of this.
     pub(crate) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.ready.is_empty()
     }
@@ -33,11 +36,16 @@ impl Owner {
     /// Contact with a process was lost over which these were borrowed: from itself, or from processes that are no more and for which
     /// it answers. If it is known to have ended, its steward is asked for its objects. Where nobody answers for them, who waits
     /// for them is told.
-    pub(crate) fn settle_borrowed(self: &Arc<Self>, peer: ProcessId, lost: Lost) {
+    pub(crate) fn settle_borrowed(self: &Arc<Self>, peer: ProcessId, mut lost: Lost) {
         let is_gone = self.outside.is_gone(peer);
         if is_gone {
             self.adopt(peer);
         }
+        let mut borrowing = self.registrations.borrowing.lock();
+        for owner in lost.owners {
+            borrowing.settled(owner, &mut lost.ready);
+        }
+        drop(borrowing);
         let has_steward = is_gone && self.outside.has_steward(peer);
         let (its_own, of_others): (Vec<_>, Vec<_>) =
             lost.objects.into_iter().partition(|object| object.id().owner() == peer);
@@ -114,7 +122,9 @@ impl Owner {
 
     /// Nobody knows where `owner` is.
     fn owner_gone(self: &Arc<Self>, owner: ProcessId) {
-        let Lost { objects, ready } = self.borrowed_from(owner);
+        let mut ready = Vec::new();
+        let borrowed = self.registrations.borrowing.lock().gone(owner, &mut ready);
+        let objects = self.borrowed_and_awaited(owner, borrowed);
         self.send_ready(ready);
         for object in objects.into_iter().filter(|object| !object.is_ready()) {
             let error = self.ended().cloned().unwrap_or(Error::OwnerDied { object: object.id(), owner });
@@ -125,23 +135,21 @@ impl Owner {
     /// Contact with a process was lost: nothing waits for registrations with it any more. Answers with what was borrowed from it,
     /// and from those for which it answers.
     pub(crate) fn borrowed_over(self: &Arc<Self>, peer: ProcessId) -> Lost {
-        let mut lost = self.borrowed_from(peer);
-        for owner in self.outside.left_to(peer) {
-            let Lost { objects, ready } = self.borrowed_from(owner);
-            lost.objects.extend(objects);
-            lost.ready.extend(ready);
+        let mut lost = Lost { objects: Vec::new(), ready: Vec::new(), owners: vec![peer] };
+        lost.owners.extend(self.outside.left_to(peer));
+        for owner in &lost.owners {
+            let borrowed = self.registrations.borrowing.lock().lost(*owner, &mut lost.ready);
+            lost.objects.extend(self.borrowed_and_awaited(*owner, borrowed));
         }
         lost
     }
 
-    fn borrowed_from(self: &Arc<Self>, owner: ProcessId) -> Lost {
-        let mut ready = Vec::new();
-        let borrowed = self.registrations.borrowing.lock().gone(owner, &mut ready);
+    /// What was borrowed from an owner, and what it was asked for.
+    fn borrowed_and_awaited(&self, owner: ProcessId, borrowed: Vec<ObjectId>) -> Vec<Arc<Object>> {
         // What was registered over an earlier contact can still be asked for.
         let mut awaited = self.registrations.asked.remove(&owner).map(|(_, asked)| asked).unwrap_or_default();
         awaited.extend(borrowed);
-        let objects = sorted(awaited).into_iter().filter_map(|id| self.objects.get(id)).collect();
-        Lost { objects, ready }
+        sorted(awaited).into_iter().filter_map(|id| self.objects.get(id)).collect()
     }
 
     /// `handle` is the handle object of `actor`: what is known of the actor goes with it. An owner knows it already.

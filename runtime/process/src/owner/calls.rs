@@ -487,8 +487,14 @@ impl Calls {
         }
     }
 
-    /// Time passes. Answers in how many milliseconds it wants to be called again.
-    pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
+    /// Time passes; `is_gone` says of which processes it is certain that they have ended. Answers in how many milliseconds it wants to be
+    /// called again.
+    pub(crate) fn tick(
+        &mut self,
+        now_ms: u64,
+        is_gone: impl Fn(ProcessId) -> bool,
+        out: &mut Vec<Action>,
+    ) -> Option<u64> {
         if self.lost.is_empty() {
             return None;
         }
@@ -503,14 +509,19 @@ impl Calls {
                 self.lost.push(actor);
                 continue;
             }
-            // It lives, or the head would have said otherwise. What was in flight is lost with the connection; what comes
-            // now goes over another.
             let (address, incarnation) = (address.clone(), *incarnation);
             let cause = Error::ContactLost {
                 what: format!("the call of {}", target.class_name),
                 who: format!("its process, {}", address.process),
                 why: format!("the connection broke, and no exit was reported within {} s", limit_ms / 1000),
             };
+            if is_gone(address.process) {
+                // The head will say what becomes of the actor. What is not in flight waits for that: sent there, it would be lost again.
+                self.life_ended(actor, &cause, out);
+                continue;
+            }
+            // It lives, or the head would have said otherwise. What was in flight is lost with the connection; what comes
+            // now goes over another.
             target.give_up_in_flight(actor, &cause, &mut self.leaving, out);
             target.phase = Phase::Alive { address, incarnation };
             self.settle(actor, out);

@@ -301,7 +301,7 @@ proptest! {
                     }
                     let now = bench.now_ms;
                     bench.with(|calls, out| {
-                        calls.tick(now, out);
+                        calls.tick(now, |_| false, out);
                     });
                 }
                 Step::Cancel(which) if made > 0 => {
@@ -344,10 +344,10 @@ fn calls_are_not_given_up_while_nobody_could_say_that_their_process_has_ended() 
     let (limit, mut out) = (contact_limit_ms(), Vec::new());
     for turn in 1..4 {
         bench.calls.no_cause_is_told(turn * limit);
-        bench.calls.tick(turn * limit, &mut out);
+        bench.calls.tick(turn * limit, |_| false, &mut out);
     }
     assert!(out.is_empty() && bench.calls.waits_for_causes());
-    bench.calls.tick(4 * limit, &mut out);
+    bench.calls.tick(4 * limit, |_| false, &mut out);
     let is_given_up = out.iter().any(|action| matches!(action, Action::Fail { .. }));
     assert!(is_given_up, "contact is lost, and somebody would have said more");
 }
@@ -364,8 +364,8 @@ fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reac
     bench.alive();
     assert_eq!(bench.running, [1, 2]);
     let mut out = Vec::new();
-    assert_eq!(bench.calls.tick(101, &mut out), Some(contact_limit_ms() - 1));
-    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), &mut out), None);
+    assert_eq!(bench.calls.tick(101, |_| false, &mut out), Some(contact_limit_ms() - 1));
+    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), |_| false, &mut out), None);
     let error = out.iter().find_map(|action| match action {
         Action::Fail { call, error } => Some((call.spec.id.seq, error.clone())),
         _ => None,
@@ -381,6 +381,29 @@ fn an_actor_whose_connection_broke_is_unavailable_to_what_was_in_flight_and_reac
     for (seq, attempt) in [(2, 1), (3, 0)] {
         assert!(bench.calls.finished(worker, task(seq), attempt).is_some());
     }
+}
+
+#[test]
+fn calls_of_an_actor_whose_process_is_gone_wait_until_the_head_says_what_becomes_of_it() {
+    let mut bench = alive_with(&[(1, 0), (2, 3)]);
+    let worker = address(0).process;
+    bench.with(|calls, out| calls.connection_lost(worker, 0, out));
+    let class: Arc<str> = "Counter".into();
+    bench.with(|calls, out| calls.submit(ACTOR, &class, call(3, true, 0), out));
+    bench.running.clear();
+    for turn in 1..5 {
+        bench.with(|calls, out| {
+            calls.tick(turn * contact_limit_ms(), |process| process == worker, out);
+        });
+        bench.with(|calls, out| calls.connection_lost(worker, turn * contact_limit_ms(), out));
+    }
+    assert_eq!(bench.failed, [1], "what was in flight and is not tried again");
+    assert_eq!(bench.running, [0; 0], "nothing is sent to who is gone");
+    bench.restarting(0);
+    (bench.life, bench.connections) = (1, 1);
+    bench.alive();
+    assert_eq!(bench.running, [2, 3]);
+    assert!(bench.calls.finished(address(1).process, task(2), 1).is_some(), "it cost one retry");
 }
 
 #[test]
@@ -405,7 +428,7 @@ fn an_actor_that_ended_while_contact_was_lost_is_what_the_head_says() {
     assert_eq!(bench.running, [2]);
     // Nothing is left of the loss.
     let mut out = Vec::new();
-    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), &mut out), None);
+    assert_eq!(bench.calls.tick(100 + contact_limit_ms(), |_| false, &mut out), None);
     assert!(out.is_empty());
 }
 

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use wingbeat_core::JobId;
 use wingbeat_core::memory::{EndedBy, MemoryShortage};
 use wingbeat_core::spec::{Exit, MachineId, Outputs};
 use wingbeat_core::value::Stored;
@@ -130,6 +131,7 @@ fn death(lease: u64, started: u64) -> WorkerDeath {
     WorkerDeath {
         process: ProcessId(100 + lease),
         pid: 1,
+        job: JobId(1),
         node: NodeId(1),
         lease: Some(LeaseId(lease)),
         exit: Exit { code: None, signal: Some(9), stderr: Vec::new(), reason: None, memory: None },

@@ -1,9 +1,11 @@
 //! Which errors of user code are tried again, and how often.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, LazyLock};
 
 use wingbeat_core::error::Error;
+
+use crate::user_thread::UserThread;
 
 /// No limit, of retries and of restarts.
 pub const UNLIMITED: u32 = u32::MAX;
@@ -68,27 +70,10 @@ impl Drop for Chosen {
         if predicates.is_empty() {
             return;
         }
-        static DROPPER: OnceLock<Option<mpsc::Sender<Vec<Predicate>>>> = OnceLock::new();
-        let dropper = DROPPER.get_or_init(|| {
-            let (dropper, dropped) = mpsc::channel();
-            let thread = std::thread::Builder::new().name("wingbeat-drop".into());
-            let drops = move || {
-                for predicates in dropped {
-                    let caught =
-                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop::<Vec<Predicate>>(predicates)));
-                    // What was panicked with may panic, too.
-                    caught.unwrap_or_else(std::mem::forget);
-                }
-            };
-            thread.spawn(drops).is_ok().then_some(dropper)
-        });
-        let sent = match dropper {
-            Some(dropper) => dropper.send(predicates),
-            None => Err(mpsc::SendError(predicates)),
-        };
+        static DROPPER: LazyLock<UserThread> = LazyLock::new(|| UserThread::new("wingbeat-drop"));
         // Better kept than dropped here.
-        if let Err(mpsc::SendError(predicates)) = sent {
-            std::mem::forget(predicates);
+        if let Err((_, code)) = DROPPER.run(Box::new(move || drop(predicates))) {
+            std::mem::forget(code);
         }
     }
 }

@@ -307,7 +307,8 @@ impl Owner {
             core.calls.no_cause_is_told(now_ms);
         }
         let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
-        if let Some(ms) = core.calls.tick(now_ms, &mut todo.calls) {
+        let is_gone = |process| self.outside.is_gone(process);
+        if let Some(ms) = core.calls.tick(now_ms, is_gone, &mut todo.calls) {
             next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
         }
         core.dispatch.settle(now_ms, &mut todo.dispatch);

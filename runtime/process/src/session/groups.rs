@@ -86,6 +86,10 @@ impl Session {
         // Also when nothing is heard of it in time: the head may still make it.
         let (session, group) = (self.clone(), spec.id);
         let unclaimed = Arc::new(Unclaimed { session, group, is_claimed: AtomicBool::new(false) });
+        // At once: somebody else may find and remove it before the answer is here.
+        if !spec.detached {
+            self.process().wire.own_groups.insert(spec.id, false);
+        }
         self.process().wire.record(|| Event::CreateGroup(Box::new(spec.clone())));
         let made = self.ask_head(move |head| {
             let (spec, unclaimed) = (spec.clone(), unclaimed.clone());
@@ -97,10 +101,10 @@ impl Session {
         let (answer, unclaimed) = made.await?;
         // The head has made it, or has not.
         unclaimed.is_claimed.store(true, Ordering::Relaxed);
-        if let Ok(made) = answer.as_ref()
-            && !made.detached
-        {
-            self.process().wire.own_groups.insert(made.id);
+        let own = &self.process().wire.own_groups;
+        match &answer {
+            Ok(_) => own.alter(&group, |_, _| true),
+            Err(_) => drop(own.remove(&group)),
         }
         answer
     }

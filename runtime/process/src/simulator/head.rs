@@ -9,6 +9,7 @@ use wingbeat_head::state::{Action, Event, Speaker};
 use wingbeat_net::messages::{HeadEvent, HeadMessage};
 
 use super::contacts::SLOW;
+use super::encoded;
 use super::execution::{Answer, Asked, Question};
 use super::process::Process;
 use super::side::address;
@@ -21,6 +22,7 @@ pub(super) const NAMESPACE: &str = "shared";
 impl World {
     /// The head takes an event in.
     pub(super) fn step(&mut self, event: Event) {
+        let event = if self.shared.config.encodes() { encoded::heard(event) } else { event };
         self.shared.trace(|| format!("the head hears {event:?}"));
         self.note_changes(&event);
         self.grants.hears(&event);
@@ -162,7 +164,8 @@ impl World {
             return self.asks_later(question);
         }
         let now = self.head_now();
-        let answer = match &question.asked {
+        let asked = self.shared.config.encodes().then(|| encoded::asked(&question.asked));
+        let answer = match asked.as_ref().unwrap_or(&question.asked) {
             Asked::Create(spec) => {
                 let (answer, actions) = self.state.create_actor(now, (**spec).clone(), false);
                 self.act(actions);

@@ -1,6 +1,7 @@
 //! Real owners, real nodes and the real head in a world of pretended machines and connections, from a seed.
 //!
 //! - `world`: time, and what happens next.
+//! - `encoded`: a message is bytes on its way, as over real links, in every second seed.
 //! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
 //! - `head`: to and from the head's decisions; `nodes`: nodes, and machines that start and end their worker processes
 //!   and hold copies.
@@ -22,6 +23,7 @@ mod actors;
 mod changed;
 mod checks;
 mod contacts;
+mod encoded;
 mod execution;
 mod faults;
 mod grants;
@@ -69,6 +71,11 @@ pub(crate) enum Size {
 impl Config {
     pub(crate) fn small(seed: u64, faults: bool) -> Config {
         Config { seed, faults, restarts: faults, trace: false, size: Size::Small }
+    }
+
+    /// Whether messages are bytes on their way.
+    fn encodes(&self) -> bool {
+        self.seed.is_multiple_of(2)
     }
 
     fn large(&self) -> Option<Large> {

@@ -23,7 +23,7 @@ use super::side::{Line, Parcel, Word};
 use super::site::Site;
 use super::standing::Finder;
 use super::standstill::Standstill;
-use super::{Config, Report, programs};
+use super::{Config, Report, encoded, programs};
 use crate::owner::borrows::Lost;
 
 /// Drivers at the beginning.
@@ -361,6 +361,7 @@ impl World {
 
     fn happen(&mut self, what: Happening) {
         let Some(what) = self.hold(what) else { return };
+        let what = if self.shared.config.encodes() { encoded::received(what) } else { what };
         match what {
             Happening::Deliver { from, to, parcel } => self.deliver(from, to, *parcel),
             Happening::Answered { at, by, contact, connection, number } => {

@@ -6,14 +6,15 @@
 //! and no other head is going to, when it says that it has given this process up, or when it cannot be reached for as long as it
 //! waits for this process.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tarpc::client::RpcError;
 use tokio::sync::watch;
-use wingbeat_core::ErrorKind;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
+use wingbeat_core::{ErrorKind, PlacementGroupId};
 use wingbeat_net::address::{DialError, Stream};
 use wingbeat_net::handshake::{Epoch, Hello, Purpose, Resumes, Role};
 use wingbeat_net::limits::limits;
@@ -201,13 +202,20 @@ impl Process {
         self.wire.record(|| Event::HeadRestarted);
         head.begin_anew();
         self.owner.rejoin();
-        for group in self.wire.groups.ids() {
+        for group in self.groups_to_hear_of() {
             self.tell_head(HeadMessage::WatchPlacementGroup(group));
         }
         let waits: Vec<_> = self.wire.waits.iter().map(|waiting| waiting.clone()).collect();
         for waiting in waits {
             waiting.tell_anew();
         }
+    }
+
+    /// Those that somebody here waits for, and those for which this process stays: they may have been removed meanwhile.
+    pub(super) fn groups_to_hear_of(&self) -> BTreeSet<PlacementGroupId> {
+        // Of one that is being made, the next head is asked again, and may not know it yet.
+        let own = self.wire.own_groups.iter().filter(|group| *group.value()).map(|group| *group.key());
+        self.wire.groups.ids().into_iter().chain(own).collect()
     }
 
     /// Talks to the head until the connection ends. False if the head says that it has given this process up.

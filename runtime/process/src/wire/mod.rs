@@ -5,7 +5,7 @@
 //! - `peers`: what is known of other processes; `contact`: how they are reached, over any number of connections; [`service`]:
 //!   what they say.
 //! - [`head_link`], `head`; [`node_link`], `storage`, [`view`]: values in shared memory; `to_delete`, `deletions`; `watched`:
-//!   placement groups; `questions`: the thread on which user code is asked which errors are tried again.
+//!   placement groups.
 //! - [`executor`]: what a worker process adds.
 
 mod contact;
@@ -19,7 +19,6 @@ pub(crate) mod numbers;
 mod outside;
 mod peers;
 pub(crate) mod process;
-mod questions;
 pub(crate) mod service;
 pub(crate) mod steward;
 mod storage;

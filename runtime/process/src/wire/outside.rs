@@ -126,7 +126,10 @@ impl Outside for Wire {
     }
 
     fn run(&self, code: Box<dyn FnOnce() + Send>) {
-        self.questions.run(code);
+        if let Err((error, code)) = self.questions.run(code) {
+            tracing::warn!(%error, "no thread can be started on which `retry_if` is asked: a task fails instead");
+            drop(code);
+        }
     }
 
     fn has_ebbed(&self, owner: &Arc<Owner>) {

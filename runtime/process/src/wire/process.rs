@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use dashmap::{DashMap, DashSet};
+use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::spec::{Address, PlacementGroupState};
 use wingbeat_core::{ClusterId, JobId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::{Hello, Purpose, Resumes, Role, Token, Welcome};
@@ -30,12 +30,12 @@ use wingbeat_net::{memory, panics};
 use crate::owner::table::Released;
 use crate::owner::{Outside, Owner};
 use crate::recorded::{Beginning, Event, Recorded};
+use crate::user_thread::UserThread;
 use crate::wire::executor::{Executor, Interrupt};
 use crate::wire::head_link::HeadLink;
 use crate::wire::io::Io;
 use crate::wire::node_link::HomeNode;
 use crate::wire::peers::Peers;
-use crate::wire::questions::Questions;
 use crate::wire::to_delete::Deletions;
 use crate::wire::watched::{Watched, ready_value};
 
@@ -107,15 +107,16 @@ pub(crate) struct Wire {
     pub(super) to_itself: UnboundedSender<PeerMessage>,
     /// Placement groups that somebody here waits for, until they are gone.
     pub groups: Watched,
-    /// Placement groups that were made here and end with this process, until they are removed here.
-    pub own_groups: DashSet<PlacementGroupId>,
+    /// Placement groups that were made here and end with this process, until they are removed, by whomever; with whether the head has
+    /// answered that it has made them.
+    pub own_groups: DashMap<PlacementGroupId, bool>,
     pub assigned: Assigned,
     /// Set once, in a driver.
     log_sink: OnceLock<LogSink>,
     /// What is heard and said is written down here, if the environment asks for that; until the end of the session.
     recorded: Option<Arc<Recorded>>,
     /// Which tasks that have failed are tried again, where user code says so.
-    pub(super) questions: Questions,
+    pub(super) questions: UserThread,
     life: Life,
 }
 
@@ -200,11 +201,11 @@ impl Prepared {
             looks_at_waits: AtomicBool::new(false),
             to_itself,
             groups: Watched::default(),
-            own_groups: DashSet::new(),
+            own_groups: DashMap::new(),
             assigned: Assigned::default(),
             log_sink: OnceLock::new(),
             recorded: recorded.map(Arc::new),
-            questions: Questions::default(),
+            questions: UserThread::new("wingbeat-asks"),
             life: Life {
                 shut_down: AtomicBool::new(false),
                 over: tokio::sync::watch::Sender::new(false),
@@ -496,6 +497,9 @@ impl Process {
                 }
             }
             HeadEvent::PlacementGroup { group, state } => {
+                if let PlacementGroupState::Gone { .. } = state {
+                    self.wire.own_groups.remove(&group);
+                }
                 for handle in self.wire.groups.is_now(group, &state) {
                     self.owner.resolve_object(handle.object(), ready_value(&state), Vec::new());
                 }

@@ -183,6 +183,26 @@ fn the_loss_of_a_process_that_was_gone_before_it_was_reached_is_told() {
     process.shut_down("the test is over");
 }
 
+#[test]
+fn a_process_stays_for_a_group_that_it_has_made_until_that_is_removed_by_whomever() {
+    let session = start();
+    let process = session.process();
+    let [own, watched, being_made] = [1, 2, 3].map(PlacementGroupId);
+    process.wire.own_groups.insert(own, true);
+    process.wire.own_groups.insert(being_made, false);
+    process.wire.groups.groups.lock().entry(watched).or_default();
+    assert!(process.groups_to_hear_of().into_iter().eq([own, watched]), "of a head that is started again");
+    let says = |group, state| process.head_event(HeadEvent::PlacementGroup { group, state });
+    says(own, PlacementGroupState::Pending);
+    assert!(!process.is_done());
+    for group in [own, being_made] {
+        assert!(!process.is_done());
+        says(group, PlacementGroupState::Gone { cause: Box::new(Error::NoSession) });
+    }
+    assert!(process.is_done());
+    process.shut_down("the test is over");
+}
+
 /// A head that takes connections in, and says who comes and with what it goes on.
 struct Listening {
     address: wingbeat_core::spec::Address,

@@ -274,7 +274,12 @@ impl State {
         if self.groups.by_job.get_mut(&job).is_some_and(forget) {
             self.groups.by_job.remove(&job);
         }
-        for watcher in group.watchers {
+        let mut told = group.watchers;
+        if !group.spec.detached {
+            // Whoever has removed it: its maker stays for it, and may not watch it.
+            told.insert(group.spec.owner.process);
+        }
+        for watcher in told {
             let state = PlacementGroupState::Gone { cause: Box::new(cause.clone()) };
             self.tell(watcher, HeadEvent::PlacementGroup { group: id, state });
         }

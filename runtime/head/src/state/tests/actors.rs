@@ -133,8 +133,16 @@ fn what_a_worker_process_owned_that_died_idle_is_nobodys() {
     let owners = BTreeMap::from([(JobId(DRIVER.0), [idle, DRIVER].into())]);
     bench.says(NodeId(1), HeadMessage::Owners(owners.clone()));
     assert!(bench.ordered.is_empty(), "both live: {:?}", bench.ordered);
-    let death =
-        WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3, is_moved: false };
+    let death = WorkerDeath {
+        process: idle,
+        pid: 7,
+        job: JobId(DRIVER.0),
+        node: NodeId(1),
+        lease: None,
+        exit: exit(),
+        started: 3,
+        is_moved: false,
+    };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     bench.says(NodeId(1), HeadMessage::Owners(owners));
     let said = |bench: &Bench, gone: &[ProcessId], over: bool| {
@@ -156,8 +164,16 @@ fn who_has_passed_values_to_a_job_that_is_over_lives_on() {
     }
     bench.says(NodeId(1), HeadMessage::Owners(BTreeMap::from([(over, [DRIVER, worker].into())])));
     assert!(bench.ordered.is_empty(), "they are of another job, and live: {:?}", bench.ordered);
-    let death =
-        WorkerDeath { process: idle, pid: 7, node: NodeId(1), lease: None, exit: exit(), started: 3, is_moved: false };
+    let death = WorkerDeath {
+        process: idle,
+        pid: 7,
+        job: JobId(DRIVER.0),
+        node: NodeId(1),
+        lease: None,
+        exit: exit(),
+        started: 3,
+        is_moved: false,
+    };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     // The node may have heard of it in the name of the other job only.
     bench.says(NodeId(1), HeadMessage::Owners(BTreeMap::from([(over, [idle].into())])));

@@ -166,6 +166,23 @@ fn a_group_that_waits_can_be_removed_and_one_that_is_gone_says_so() {
 }
 
 #[test]
+fn the_creator_of_a_group_hears_that_somebody_else_has_removed_it() {
+    for detached in [false, true] {
+        let mut bench = cluster(1, cpus(4.0));
+        let spec = PlacementGroupSpec { detached, ..group_of(DRIVER, 1, Pack, &[cpus(1.0)]) };
+        let (made, actions) = bench.state.create_group(bench.now, spec);
+        assert!(made.is_ok());
+        bench.take_in(actions);
+        bench.remove_group(1);
+        let told = bench.told_to(DRIVER, |event| match event {
+            HeadEvent::PlacementGroup { group, state: PlacementGroupState::Gone { .. } } => Some(*group),
+            _ => None,
+        });
+        assert_eq!(told.is_empty(), detached, "it stays for one that ends with it: {told:?}");
+    }
+}
+
+#[test]
 fn groups_end_with_their_creator_unless_they_are_detached() {
     let mut bench = cluster(1, cpus(4.0));
     bench.group(group_of(DRIVER, 1, Pack, &[cpus(1.0)])).unwrap();

@@ -257,6 +257,31 @@ fn nothing_is_granted_to_an_owner_that_has_not_said_what_it_wants() {
     assert_eq!(bench.starts().len(), 1);
 }
 
+/// Others of its job may still say that they refer to what it had, on nodes where it was stored in the name of a job that is over.
+#[test]
+fn of_a_process_that_ended_before_the_head_heard_of_it_the_job_is_known() {
+    let mut bench = recovered(vec![job(DRIVER), Fact::Node(Box::new(node(1)), None)]);
+    bench.driver(DRIVER);
+    bench.holds(DRIVER, Vec::new(), Vec::new());
+    let (own, over) = (JobId(DRIVER.0), JobId(99));
+    // The end of one was taken in by the last head, and that of the other was not.
+    let running = Running { ended: vec![(WORKER, own)], ..Running::default() };
+    bench.step(Event::NodeJoined(Box::new(node(1)), running));
+    let (lease, node, process, exit) = (None, NodeId(1), OTHER, exit());
+    let death = WorkerDeath { lease, node, process, pid: 77, job: own, exit, started: 0, is_moved: false };
+    bench.says(NodeId(1), HeadMessage::WorkerDied(death));
+    bench.tick(GRACE);
+    let unknown = ProcessId(98);
+    bench.says(NodeId(1), HeadMessage::Owners(BTreeMap::from([(over, [WORKER, OTHER, unknown].into())])));
+    let said = bench.ordered.iter().filter_map(|(_, message)| match message {
+        NodeMessage::OwnersGone { owners, are_jobs_over } => Some((owners.clone(), *are_jobs_over)),
+        _ => None,
+    });
+    let mut known = vec![WORKER, OTHER];
+    known.sort_unstable();
+    assert_eq!(said.collect::<Vec<_>>(), [(known, false), (vec![unknown], true)]);
+}
+
 #[test]
 fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
     for is_ending in [false, true] {
@@ -264,7 +289,7 @@ fn an_owner_that_is_not_back_hears_later_how_its_worker_process_ended() {
         bench.comes_back(1, vec![RunningLease { is_ending, ..tasks(9, Some(WORKER)) }], Vec::new());
         let (lease, node) = (Some(LeaseId(9)), NodeId(1));
         let (process, pid, exit) = (WORKER, 77, exit());
-        let death = WorkerDeath { lease, node, process, pid, exit, started: 0, is_moved: false };
+        let death = WorkerDeath { lease, node, process, pid, job: JobId(DRIVER.0), exit, started: 0, is_moved: false };
         bench.says(NodeId(1), HeadMessage::WorkerDied(death));
         bench.driver(DRIVER);
         bench.holds(DRIVER, vec![LeaseId(9)], Vec::new());
@@ -505,7 +530,7 @@ fn a_life_that_is_back_is_the_one_that_goes_on_though_it_was_to_begin_elsewhere(
     let mut bench = an_earlier_life_is_back();
     let (lease, node) = (Some(LeaseId(9)), NodeId(1));
     let (process, pid, exit) = (worker_of(LeaseId(9)), 77, exit());
-    let death = WorkerDeath { lease, node, process, pid, exit, started: 1, is_moved: false };
+    let death = WorkerDeath { lease, node, process, pid, job: JobId(DRIVER.0), exit, started: 1, is_moved: false };
     bench.says(NodeId(1), HeadMessage::WorkerDied(death));
     bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
     let second = bench.starts().pop().expect("its next life is placed").lease;
@@ -564,7 +589,16 @@ fn a_move_costs_no_restart_after_a_restart_of_the_head_either() {
         bench.says(DRIVER, HeadMessage::Made { spec, life, moves: 1, place: None });
         if has_node {
             let (lease, node, process) = (Some(LeaseId(9)), NodeId(1), worker_of(LeaseId(9)));
-            let death = WorkerDeath { lease, node, process, pid: 77, exit: exit(), started: 1, is_moved: false };
+            let death = WorkerDeath {
+                lease,
+                node,
+                process,
+                pid: 77,
+                job: JobId(DRIVER.0),
+                exit: exit(),
+                started: 1,
+                is_moved: false,
+            };
             bench.says(NodeId(1), HeadMessage::WorkerDied(death));
             bench.says(NodeId(1), HeadMessage::LeaseEnded(LeaseId(9)));
         }
@@ -593,7 +627,16 @@ fn the_end_of_an_actor_while_the_head_was_away_says_how_and_where_it_ended() {
     let crashed = cause_of(&|bench| {
         bench.comes_back(2, Vec::new(), Vec::new());
         let (lease, node, process) = (Some(LeaseId(9)), NodeId(2), WORKER);
-        let death = WorkerDeath { lease, node, process, pid: 77, exit: exit(), started: 1, is_moved: false };
+        let death = WorkerDeath {
+            lease,
+            node,
+            process,
+            pid: 77,
+            job: JobId(DRIVER.0),
+            exit: exit(),
+            started: 1,
+            is_moved: false,
+        };
         bench.says(NodeId(2), HeadMessage::WorkerDied(death));
     });
     assert!(crashed.contains("pid 77") && crashed.contains("SIGKILL"), "{crashed}");

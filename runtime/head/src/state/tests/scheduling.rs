@@ -179,6 +179,7 @@ fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
     let death = WorkerDeath {
         process: worker_of(lease),
         pid: 7,
+        job: JobId(DRIVER.0),
         node: NodeId(1),
         lease: Some(lease),
         exit: exit(),
