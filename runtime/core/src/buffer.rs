@@ -149,14 +149,14 @@ impl<T> Clone for Buffer<T> {
     }
 }
 
-impl<T> Default for Buffer<T> {
+impl<T: Plain> Default for Buffer<T> {
     fn default() -> Self {
         Vec::new().into()
     }
 }
 
 /// Without a copy.
-impl<T> From<Vec<T>> for Buffer<T> {
+impl<T: Plain> From<Vec<T>> for Buffer<T> {
     fn from(elements: Vec<T>) -> Self {
         Buffer { content: Content::Owned(Arc::new(elements)) }
     }
@@ -168,7 +168,7 @@ impl<T: Plain> From<&[T]> for Buffer<T> {
     }
 }
 
-impl<T> FromIterator<T> for Buffer<T> {
+impl<T: Plain> FromIterator<T> for Buffer<T> {
     fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
         Vec::from_iter(elements).into()
     }
@@ -245,14 +245,6 @@ impl<'de, T: Plain + Deserialize<'de>> Deserialize<'de> for Buffer<T> {
 
 /// For fields of type [`bytes::Bytes`], with `#[serde(with = "…")]`: they then go into shared memory and out of it as a
 /// [`Buffer`] does. Without it they are copied once more on their way in.
-///
-/// ```
-/// #[derive(serde::Serialize, serde::Deserialize)]
-/// struct Image {
-///     #[serde(with = "wingbeat_core::buffer::bytes")]
-///     pixels: ::bytes::Bytes,
-/// }
-/// ```
 pub mod bytes {
     use ::bytes::Bytes;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
