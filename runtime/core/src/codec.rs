@@ -214,8 +214,8 @@ pub enum Encoded<'a> {
     Plain(&'a [u8], u64),
     /// Encoded bytes.
     Bytes(Vec<u8>),
-    /// Encoded bytes, and the buffers that come after them, each at the next multiple of 64 bytes.
-    Beside(Vec<u8>, Vec<Bytes>),
+    /// Encoded bytes in several parts, and the buffers that come after them, each at the next multiple of 64 bytes.
+    Parts(Vec<Vec<u8>>, Vec<Bytes>),
 }
 
 impl Encoded<'_> {
@@ -224,7 +224,10 @@ impl Encoded<'_> {
         match self {
             Encoded::Plain(bytes, _) => 8 + bytes.len(),
             Encoded::Bytes(bytes) => bytes.len(),
-            Encoded::Beside(body, buffers) => buffers.iter().fold(body.len(), |end, buffer| align(end) + buffer.len()),
+            Encoded::Parts(parts, buffers) => {
+                let end = parts.iter().map(Vec::len).sum();
+                buffers.iter().fold(end, |end, buffer| align(end) + buffer.len())
+            }
         }
     }
 
@@ -241,9 +244,12 @@ impl Encoded<'_> {
                 copy(bytes, &mut out[8..]);
             }
             Encoded::Bytes(bytes) => copy(bytes, out),
-            Encoded::Beside(body, buffers) => {
-                out[..body.len()].copy_from_slice(body);
-                let mut end = body.len();
+            Encoded::Parts(parts, buffers) => {
+                let mut end = 0;
+                for part in parts {
+                    copy(part, &mut out[end..end + part.len()]);
+                    end += part.len();
+                }
                 for buffer in buffers {
                     let start = align(end);
                     // What was there before is nobody's business.
@@ -265,7 +271,7 @@ impl Encoded<'_> {
                 out.into()
             }
             Encoded::Bytes(bytes) => bytes.into(),
-            Encoded::Beside(..) => {
+            Encoded::Parts(..) => {
                 let mut out = vec![0; self.len()];
                 self.copy_to(&mut out);
                 out.into()

@@ -292,6 +292,23 @@ fn a_buffer_that_does_not_lie_where_a_writer_puts_it_is_an_error() {
 }
 
 #[test]
+fn a_large_value_is_written_in_parts() {
+    let text = "x".repeat(300);
+    let rows: Vec<Vec<u32>> = (0..40u32).map(|n| vec![n; 500_000]).collect();
+    let map: HashMap<u64, String> = (0..9000).map(|n| (n, text.clone())).collect();
+    let buffers: Vec<(char, Buffer<u16>)> = (0..3000u16).map(|n| ('é', vec![n; usize::from(n)].into())).collect();
+    let value = (map, rows, buffers, vec![1u8; 40 << 20], 7u8);
+    let bytes = encoded(&value);
+    assert!(bytes.len() > 120 << 20);
+    assert!(read::<Large>(&bytes) == value);
+    let ordinary = (value.0, value.1, value.3, value.4);
+    let config = bincode::config::standard().with_fixed_int_encoding();
+    assert!(encoded(&ordinary) == bincode::serde::encode_to_vec(&ordinary, config).unwrap());
+}
+
+type Large = (HashMap<u64, String>, Vec<Vec<u32>>, Vec<(char, Buffer<u16>)>, Vec<u8>, u8);
+
+#[test]
 fn bytes_within_a_buffer_that_is_read_as_elements_are_those_that_lie_there() {
     // As a hostile writer might: a buffer whose one element is a byte string, and nothing else of its length before it.
     let mut bytes = head(1, 8 + 5000, 64);
@@ -352,6 +369,20 @@ fn bytes_stay_where_they_are() {
     let read: Bytes = in_place(&alone).unwrap();
     assert!(read == image.also && alone.as_ptr_range().contains(&read.as_ptr()));
     assert_eq!(decode_value::<Vec<u8>>(&alone).unwrap(), image.also);
+}
+
+#[test]
+fn maps_of_numbers_come_back() {
+    for count in [0, 1, 70_000] {
+        comes_back(&(0..count).map(|n| (n, n as f64)).collect::<HashMap<u64, f64>>());
+        comes_back(&(0..count as i32).map(|n| (-n, n as f32)).collect::<HashMap<i32, f32>>());
+        comes_back(&((0..count as u8).map(|n| (n, n)).collect::<HashMap<u8, u8>>(), 7u8));
+    }
+    // Twice the same key, and fewer entries than it claims.
+    let twice = encoded(&vec![(7u64, 1.0f64), (7, 2.0)]);
+    assert_eq!(read::<HashMap<u64, f64>>(&twice), HashMap::from([(7, 2.0)]));
+    assert!(decode_value::<HashMap<u64, f64>>(&twice[..twice.len() - 1]).is_err());
+    assert!(decode_value::<HashMap<u64, f64>>(&(1u64 << 59).to_le_bytes()).is_err());
 }
 
 /// Halves of numbers, which are doubled when they are read.

@@ -17,37 +17,50 @@ use crate::pages;
 use crate::plain::{Plain, numbers, plain_bytes};
 use crate::same::same;
 
+/// A part of a value that is as long as this is not made longer, which would move it, but followed by another.
+const PART_FROM: usize = 1 << 20;
+
+/// How much room the following parts have. What of it is not written to costs nothing.
+const PART: usize = 32 << 20;
+
 /// A value that is being written.
 pub(super) struct Writer {
+    /// What comes before `out`.
+    parts: Vec<Vec<u8>>,
     out: Vec<u8>,
-    /// Buffers that come after the value, each with where it is to say in `out` at which offset.
-    beside: Vec<(usize, Bytes)>,
+    /// Buffers that come after the value, each with the part and the place in it where it is to say at which offset.
+    beside: Vec<(usize, usize, Bytes)>,
 }
 
 impl Writer {
     pub(super) fn with_capacity(capacity: usize) -> Self {
-        Writer { out: Vec::with_capacity(capacity), beside: Vec::new() }
+        Writer { parts: Vec::new(), out: Vec::with_capacity(capacity), beside: Vec::new() }
     }
 
     /// What was written, with the buffers in their places.
     pub(super) fn finish<'a>(self) -> Encoded<'a> {
-        let Writer { mut out, beside } = self;
-        if beside.is_empty() {
+        let Writer { mut parts, out, beside } = self;
+        if parts.is_empty() && beside.is_empty() {
             return Encoded::Bytes(out);
         }
-        let mut end = out.len();
-        let place = |(field, bytes): (usize, Bytes)| {
+        parts.push(out);
+        let mut end = parts.iter().map(Vec::len).sum();
+        let place = |(part, field, bytes): (usize, usize, Bytes)| {
             let start = align(end);
-            out[field..field + 8].copy_from_slice(&(start as u64).to_le_bytes());
+            parts[part][field..field + 8].copy_from_slice(&(start as u64).to_le_bytes());
             end = start + bytes.len();
             bytes
         };
         let buffers = beside.into_iter().map(place).collect();
-        Encoded::Beside(out, buffers)
+        Encoded::Parts(parts, buffers)
+    }
+
+    fn room(&self) -> usize {
+        self.out.capacity() - self.out.len()
     }
 
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
-        if self.out.capacity() - self.out.len() < N {
+        if self.room() < N {
             self.grow(N);
         }
         self.out.extend_from_slice(&bytes);
@@ -55,13 +68,34 @@ impl Writer {
 
     #[cold]
     fn grow(&mut self, more: usize) {
-        pages::reserve(&mut self.out, more);
+        if self.out.len() < PART_FROM {
+            return pages::reserve(&mut self.out, more);
+        }
+        let mut next = Vec::new();
+        pages::reserve(&mut next, more.max(PART));
+        self.parts.push(std::mem::replace(&mut self.out, next));
+    }
+
+    fn put_slice(&mut self, bytes: &[u8]) {
+        let mut bytes = bytes;
+        if self.room() < bytes.len() {
+            if self.out.len() >= PART_FROM {
+                let (here, rest) = bytes.split_at(self.room());
+                self.out.extend_from_slice(here);
+                bytes = rest;
+            }
+            self.grow(bytes.len());
+        }
+        self.out.extend_from_slice(bytes);
     }
 
     fn put_all(&mut self, count: usize, bytes: &[u8]) {
-        pages::reserve(&mut self.out, 8 + bytes.len());
-        self.out.extend_from_slice(&(count as u64).to_le_bytes());
-        self.out.extend_from_slice(bytes);
+        if self.room() < 8 && bytes.len() >= PART_FROM {
+            // Once, for both.
+            self.grow(8 + bytes.len());
+        }
+        self.put((count as u64).to_le_bytes());
+        self.put_slice(bytes);
     }
 
     fn put_length(&mut self, length: Option<usize>) -> Result<(), CodecError> {
@@ -78,11 +112,10 @@ impl Writer {
         let bytes = plain_bytes(buffer);
         self.put((buffer.len() as u64 | RAW).to_le_bytes());
         self.put((size_of::<T>() as u64).to_le_bytes());
-        let field = self.out.len();
         self.put([0; 8]);
         match bytes.len() < BESIDE_FROM {
-            true => self.out.extend_from_slice(bytes),
-            false => self.beside.push((field, buffer.to_bytes())),
+            true => self.put_slice(bytes),
+            false => self.beside.push((self.parts.len(), self.out.len() - 8, buffer.to_bytes())),
         }
     }
 }
@@ -140,7 +173,7 @@ impl Serializer for &mut Writer {
     }
 
     fn serialize_char(self, value: char) -> Result<(), CodecError> {
-        self.out.extend_from_slice(value.encode_utf8(&mut [0; 4]).as_bytes());
+        self.put_slice(value.encode_utf8(&mut [0; 4]).as_bytes());
         Ok(())
     }
 
