@@ -111,6 +111,7 @@ fn buffers_anywhere_in_a_value_are_arguments_and_results() {
         assert_eq!(passed_on::remote(&stored).0.get_blocking().unwrap(), scan);
         assert_eq!(stored.get_blocking().unwrap(), scan);
     }
+    assert_eq!(total::remote(vec![1, 2, 3]).get_blocking().unwrap(), 6);
     assert_eq!(total::remote(made::remote(MANY)).get_blocking().unwrap(), sum_of(MANY));
 }
 

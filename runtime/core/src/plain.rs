@@ -72,13 +72,6 @@ pub fn plain_slice<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
     Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
 }
 
-/// The one element that `bytes` are, wherever they lie.
-pub(crate) fn plain_value<T: Plain>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: there are as many bytes as a `T` has, which are read without regard to alignment, and every bit pattern is a
-    // valid `Plain`.
-    (bytes.len() == size_of_plain::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
-}
-
 /// The elements in `bytes`, copied; what does not fill an element is left out.
 pub(crate) fn plain_vec<T: Plain>(bytes: &[u8]) -> Vec<T> {
     let count = bytes.len() / size_of_plain::<T>();

@@ -358,13 +358,16 @@ fn bytes_stay_where_they_are() {
         #[serde(with = "wingbeat_core::buffer::bytes")]
         pixels: Bytes,
         also: Bytes,
+        small: Bytes,
     }
-    let image = Image { pixels: vec![1; 9000].into(), also: vec![2; 9000].into() };
+    let image = Image { pixels: vec![1; 9000].into(), also: vec![2; 20_000].into(), small: vec![3; 5000].into() };
     let at = stored(&encoded(&image));
     let read: Image = in_place(&at).unwrap();
     assert_eq!(read, image);
     let within = |bytes: &Bytes| at.as_ptr_range().contains(&bytes.as_ptr());
     assert!(within(&read.pixels) && within(&read.also));
+    // It would keep the others, too.
+    assert!(!within(&read.small));
     let alone = stored(&encoded(&image.also));
     let read: Bytes = in_place(&alone).unwrap();
     assert!(read == image.also && alone.as_ptr_range().contains(&read.as_ptr()));

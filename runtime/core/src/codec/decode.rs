@@ -4,9 +4,7 @@
 //! compared with what is left before, and other sequences grow as they are read (serde bounds what it reserves for them).
 
 use std::any::TypeId;
-use std::collections::HashMap;
 use std::fmt::{self, Display};
-use std::hash::Hash;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
@@ -17,7 +15,7 @@ use serde::de::{
 
 use super::{BESIDE_FROM, CodecError, RAW, align};
 use crate::buffer::Buffer;
-use crate::plain::{Plain, numbers, plain_value, plain_vec};
+use crate::plain::{Plain, numbers, plain_vec};
 use crate::same::same;
 
 /// So many elements that take no bytes may one sequence have: nothing else bounds how long it would be read.
@@ -138,18 +136,6 @@ impl<'de, 'a> Reader<'de, 'a> {
             None => Buffer::copy_of_bytes(raw.bytes),
         };
         buffer.ok_or_else(cut_short)
-    }
-
-    /// A map of numbers, made as large as it will be: serde reserves for a few, and has all of them moved again and again.
-    fn map<K: Plain + Eq + Hash, V: Plain>(&mut self, count: usize) -> Result<HashMap<K, V>, CodecError> {
-        let size = size_of::<K>() + size_of::<V>();
-        let bytes = self.take_slice(count.checked_mul(size).ok_or_else(cut_short)?)?;
-        let mut map = HashMap::with_capacity(count);
-        for entry in bytes.chunks_exact(size) {
-            let (key, value) = entry.split_at(size_of::<K>());
-            map.insert(plain_value(key).ok_or_else(cut_short)?, plain_value(value).ok_or_else(cut_short)?);
-        }
-        Ok(map)
     }
 
     fn sequence<V: Visitor<'de>>(&mut self, left: usize, visitor: V) -> Result<V::Value, CodecError> {
@@ -336,7 +322,10 @@ impl<'de> Deserializer<'de> for &mut Reader<'de, '_> {
 
     fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, CodecError> {
         let (bytes, offset) = self.byte_string()?;
-        if is_visitor_of!(V, Bytes)
+        // They keep all of the value where it is: who has asked for no buffer does not expect that of a small part.
+        let is_most = bytes.len() >= self.whole.len() / 2;
+        if is_most
+            && is_visitor_of!(V, Bytes)
             && let Some(kept) = self.kept(offset, bytes.len())
         {
             return as_value(kept);
@@ -407,17 +396,6 @@ impl<'de> Deserializer<'de> for &mut Reader<'de, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, CodecError> {
         let left = usize::try_from(self.count()?).map_err(|_| cut_short())?;
-        macro_rules! try_map {
-            ($k:ty: $($v:ty),*) => {$(
-                if typeid::of::<V::Value>() == TypeId::of::<HashMap<$k, $v>>() && is_visitor_of!(V, HashMap<$k, $v>) {
-                    return as_value(self.map::<$k, $v>(left)?);
-                }
-            )*};
-        }
-        try_map!(u32: u32, u64, i32, i64, f32, f64);
-        try_map!(u64: u32, u64, i32, i64, f32, f64);
-        try_map!(i32: u32, u64, i32, i64, f32, f64);
-        try_map!(i64: u32, u64, i32, i64, f32, f64);
         visitor.visit_map(Elements { reader: self, left, size: None })
     }
 
