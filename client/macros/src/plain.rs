@@ -31,7 +31,7 @@ pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
          with a field such as `unused: [u8; 4]`"
     );
     let check = quote_spanned! {name.span()=>
-        ::core::assert!(::core::mem::size_of::<#name>() == 0 #(+ #sizes)*, #padding);
+        ::core::assert!(::core::mem::size_of::<#name>() == ::wingbeat::__private::sum(&[#(#sizes),*]), #padding);
     };
     Ok(quote! {
         const _: () = {
