@@ -191,7 +191,7 @@ where
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 64 }))]
 
     #[test]
     fn ordinary_values_have_the_form_that_bincode_gives_them(value in ordinary()) {
@@ -207,6 +207,11 @@ proptest! {
     #[test]
     fn buffers_of_every_element_come_back(name in ".{0,20}", lengths in lengths(), content in 0..100u8) {
         buffers_come_back::<u8>(&name, &lengths, content);
+        buffers_come_back::<[u16; 3]>(&name, &lengths, content);
+        if cfg!(miri) {
+            // It takes its time.
+            return Ok(());
+        }
         buffers_come_back::<i8>(&name, &lengths, content);
         buffers_come_back::<u16>(&name, &lengths, content);
         buffers_come_back::<i16>(&name, &lengths, content);
@@ -218,7 +223,6 @@ proptest! {
         buffers_come_back::<i128>(&name, &lengths, content);
         buffers_come_back::<f32>(&name, &lengths, content);
         buffers_come_back::<f64>(&name, &lengths, content);
-        buffers_come_back::<[u16; 3]>(&name, &lengths, content);
     }
 
     #[test]

@@ -53,22 +53,26 @@ impl<'de, 'a> Reader<'de, 'a> {
         }
     }
 
+    #[inline]
     fn take<const N: usize>(&mut self) -> Result<[u8; N], CodecError> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(cut_short)?;
         self.rest = rest;
         Ok(*head)
     }
 
+    #[inline]
     fn take_slice(&mut self, length: usize) -> Result<&'de [u8], CodecError> {
         let (head, rest) = self.rest.split_at_checked(length).ok_or_else(cut_short)?;
         self.rest = rest;
         Ok(head)
     }
 
+    #[inline]
     fn count(&mut self) -> Result<u64, CodecError> {
         self.take().map(u64::from_le_bytes)
     }
 
+    #[inline]
     fn variant(&mut self) -> Result<u32, CodecError> {
         self.take().map(u32::from_le_bytes)
     }
@@ -449,6 +453,7 @@ impl<'de> Elements<'_, 'de, '_> {
         }
     }
 
+    #[inline]
     fn is_next(&mut self) -> bool {
         let is_next = self.left > 0;
         self.left = self.left.saturating_sub(1);

@@ -55,10 +55,12 @@ impl Writer {
         Encoded::Parts(parts, buffers)
     }
 
+    #[inline]
     fn room(&self) -> usize {
         self.out.capacity() - self.out.len()
     }
 
+    #[inline]
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
         if self.room() < N {
             self.grow(N);
@@ -76,6 +78,7 @@ impl Writer {
         self.parts.push(std::mem::replace(&mut self.out, next));
     }
 
+    #[inline]
     fn put_slice(&mut self, bytes: &[u8]) {
         let mut bytes = bytes;
         if self.room() < bytes.len() {
@@ -98,6 +101,7 @@ impl Writer {
         self.put_slice(bytes);
     }
 
+    #[inline]
     fn put_length(&mut self, length: Option<usize>) -> Result<(), CodecError> {
         let Some(length) = length else {
             let why = "it has a sequence or a map that does not say how long it is, as `#[serde(flatten)]` makes";
@@ -144,6 +148,7 @@ impl ser::Error for CodecError {
 
 macro_rules! write_numbers {
     ($($name:ident: $kind:ty),* $(,)?) => {$(
+        #[inline]
         fn $name(self, value: $kind) -> Result<(), CodecError> {
             self.put(value.to_le_bytes());
             Ok(())
@@ -168,6 +173,7 @@ impl Serializer for &mut Writer {
         serialize_f32: f32, serialize_f64: f64,
     }
 
+    #[inline]
     fn serialize_bool(self, value: bool) -> Result<(), CodecError> {
         self.serialize_u8(u8::from(value))
     }
@@ -186,6 +192,7 @@ impl Serializer for &mut Writer {
         Ok(())
     }
 
+    #[inline]
     fn serialize_none(self) -> Result<(), CodecError> {
         self.serialize_u8(0)
     }
@@ -195,14 +202,17 @@ impl Serializer for &mut Writer {
         value.serialize(self)
     }
 
+    #[inline]
     fn serialize_unit(self) -> Result<(), CodecError> {
         Ok(())
     }
 
+    #[inline]
     fn serialize_unit_struct(self, _name: &'static str) -> Result<(), CodecError> {
         Ok(())
     }
 
+    #[inline]
     fn serialize_unit_variant(self, _: &'static str, index: u32, _: &'static str) -> Result<(), CodecError> {
         self.serialize_u32(index)
     }
@@ -222,19 +232,23 @@ impl Serializer for &mut Writer {
         value.serialize(self)
     }
 
+    #[inline]
     fn serialize_seq(self, length: Option<usize>) -> Result<Self, CodecError> {
         self.put_length(length)?;
         Ok(self)
     }
 
+    #[inline]
     fn serialize_tuple(self, _: usize) -> Result<Self, CodecError> {
         Ok(self)
     }
 
+    #[inline]
     fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Self, CodecError> {
         Ok(self)
     }
 
+    #[inline]
     fn serialize_tuple_variant(
         self,
         _: &'static str,
@@ -246,15 +260,18 @@ impl Serializer for &mut Writer {
         Ok(self)
     }
 
+    #[inline]
     fn serialize_map(self, length: Option<usize>) -> Result<Self, CodecError> {
         self.put_length(length)?;
         Ok(self)
     }
 
+    #[inline]
     fn serialize_struct(self, _: &'static str, _: usize) -> Result<Self, CodecError> {
         Ok(self)
     }
 
+    #[inline]
     fn serialize_struct_variant(
         self,
         _: &'static str,
@@ -317,10 +334,12 @@ macro_rules! write_parts {
             type Ok = ();
             type Error = CodecError;
 
+            #[inline]
             fn $name<T: Serialize + ?Sized>(&mut self, $(_: $named,)? value: &T) -> Result<(), CodecError> {
                 value.serialize(&mut **self)
             }
 
+            #[inline]
             fn end(self) -> Result<(), CodecError> {
                 Ok(())
             }
@@ -348,6 +367,7 @@ impl SerializeMap for &mut Writer {
         value.serialize(&mut **self)
     }
 
+    #[inline]
     fn end(self) -> Result<(), CodecError> {
         Ok(())
     }
