@@ -42,5 +42,5 @@ enum Color {
 struct Nothing;
 
 fn main() {
-    let _ = wingbeat::Buffer::from(vec![String::new()]).len();
+    let _ = wingbeat::Buffer::from(vec![String::new()]);
 }
