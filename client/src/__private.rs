@@ -31,6 +31,14 @@ pub fn retry_if<E: DeserializeOwned + 'static>(error: &Error, holds: impl Fn(&E)
     error.application().is_some_and(|error| holds(&error))
 }
 
+/// The size of fields that lie one after another.
+pub const fn sum(sizes: &[usize]) -> usize {
+    match sizes {
+        [] => 0,
+        [first, rest @ ..] => *first + sum(rest),
+    }
+}
+
 /// Boxes one output.
 pub fn outgoing<T: Serialize + Send + 'static>(value: T) -> Box<dyn Outgoing> {
     Box::new(value)

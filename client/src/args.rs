@@ -1,10 +1,13 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use wingbeat_core::Buffer;
+use wingbeat_core::codec::Plain;
 use wingbeat_process::CallArgs;
 
 use crate::ObjectRef;
 
-/// What can be given where a remote function takes a `T`: a `T`, or a ref to one; where it takes a `String`, also a `&str`.
+/// What can be given where a remote function takes a `T`: a `T`, or a ref to one; where it takes a `String`, also a `&str`, and
+/// where it takes a [`Buffer`], also a `Vec`.
 ///
 /// Since several types fit, the compiler cannot guess what `.into()` is to make, or the type of `None`: write
 /// `String::from(x)` or `None::<u64>`.
@@ -39,6 +42,12 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> IntoArg<T> for T {
 impl IntoArg<String> for &str {
     fn add_to(self, args: &mut CallArgs<'_>) {
         args.value(&self.to_owned());
+    }
+}
+
+impl<T: Plain + Serialize + DeserializeOwned> IntoArg<Buffer<T>> for Vec<T> {
+    fn add_to(self, args: &mut CallArgs<'_>) {
+        args.value(&Buffer::from(self));
     }
 }
 

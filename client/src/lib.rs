@@ -25,6 +25,9 @@ extern crate self as wingbeat;
 pub mod __private;
 mod actor;
 mod args;
+#[cfg(feature = "ndarray")]
+mod array;
+pub mod buffer;
 mod get;
 mod init;
 mod object_ref;
@@ -39,6 +42,8 @@ mod stream;
 
 pub use actor::{ActorOptions, ActorRef};
 pub use args::IntoArg;
+#[cfg(feature = "ndarray")]
+pub use array::ArrayBuffer;
 pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use object_ref::{Get, ObjectRef};
@@ -48,16 +53,36 @@ pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{cancelled, current_actor, current_task, gpu_ids, is_cancelled};
 pub use stream::ObjectStream;
-pub use wingbeat_core::ErrorKind;
-pub use wingbeat_core::codec::Plain;
+pub use wingbeat_core::codec::{Number, Plain};
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
+pub use wingbeat_core::{Buffer, ErrorKind};
 pub use wingbeat_process::groups::Drained;
 pub use wingbeat_process::options::{UNLIMITED, without_retries};
 pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
 
+/// Makes a struct of numbers [`Plain`](trait@Plain), so that a [`Buffer`] of them goes into shared memory and is read there.
+///
+/// The struct has `#[repr(C)]`, plain fields (numbers, arrays of them, other plain structs), and no padding between or after
+/// them, which is checked when it is compiled. It also needs serde, since a buffer is a sequence to other serializers.
+///
+/// ```
+/// use wingbeat::Buffer;
+///
+/// #[derive(Clone, Copy, serde::Serialize, serde::Deserialize, wingbeat::Plain)]
+/// #[repr(C)]
+/// struct Particle {
+///     position: [f32; 3],
+///     mass: f32,
+///     id: u64,
+/// }
+///
+/// let particles: Buffer<Particle> = vec![Particle { position: [0.0; 3], mass: 1.0, id: 7 }; 1000].into();
+/// assert_eq!(particles[999].id, 7);
+/// ```
+pub use wingbeat_macros::Plain;
 /// Makes a type an actor: an instance of it lives in a worker process of its own, and is called through a handle.
 ///
 /// Goes on the type's `impl` block, which stays as it is. The type gets `remote(…)` (and `options()`, `named(name)`,
@@ -142,5 +167,5 @@ pub use wingbeat_macros::remote;
 /// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import.
 pub mod prelude {
     pub use crate as wingbeat;
-    pub use crate::{ActorPool, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, get_all, put, wait};
+    pub use crate::{ActorPool, Buffer, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, get_all, put, wait};
 }

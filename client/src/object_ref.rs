@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use wingbeat_core::ObjectId;
-use wingbeat_core::codec::Plain;
+use wingbeat_core::codec::Number;
 #[allow(unused_imports, reason = "named in the documentation")]
 use wingbeat_core::error::Error;
 use wingbeat_core::error::Result;
@@ -144,7 +144,7 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     }
 }
 
-impl<T: Plain> ObjectRef<Vec<T>> {
+impl<T: Number> ObjectRef<Vec<T>> {
     /// The elements, where they lie: a large vector is read in the node's shared memory, without a copy.
     ///
     /// ```no_run

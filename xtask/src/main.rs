@@ -44,7 +44,7 @@ enum Command {
     Matrix(matrix::Matrix),
     /// What members of a group share without a lock, in every order in which they may see each other's writes.
     Loom(loom::Loom),
-    /// The pure parts of the store under Miri.
+    /// The pure parts of the store, and how values are written and read, under Miri.
     Miri(miri::Miri),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
     Fuzz(fuzz::Fuzz),

@@ -1,4 +1,4 @@
-//! `cargo xtask miri`: the pure parts of the store under Miri.
+//! `cargo xtask miri`: the pure parts of the store, and how values are written and read, under Miri.
 
 use std::process::Command;
 
@@ -19,9 +19,13 @@ pub(crate) struct Miri {
 const PURE: [&str; 3] = ["allocator::", "ranges::", "table::"];
 
 pub(crate) fn run(args: &Miri) -> Result<()> {
-    // By rustup, since the `cargo` that runs this is of one toolchain.
-    let mut miri = Command::new("rustup");
-    miri.args(["run", "nightly", "cargo", "miri", "test", "-p", "wingbeat-store", "--lib", "--"]).args(PURE);
-    miri.current_dir(root()?).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC");
-    step("store", miri.env("PROPTEST_CASES", args.cases.to_string()).env("MIRIFLAGS", "-Zmiri-disable-isolation"))
+    let of_store = [&["-p", "wingbeat-store", "--lib", "--"], &PURE[..]].concat();
+    for (what, tests) in [("store", &of_store[..]), ("values", &["-p", "wingbeat-core", "--test", "values"])] {
+        // By rustup, since the `cargo` that runs this is of one toolchain.
+        let mut miri = Command::new("rustup");
+        miri.args(["run", "nightly", "cargo", "miri", "test"]).args(tests);
+        miri.current_dir(root()?).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC");
+        step(what, miri.env("PROPTEST_CASES", args.cases.to_string()).env("MIRIFLAGS", "-Zmiri-disable-isolation"))?;
+    }
+    Ok(())
 }

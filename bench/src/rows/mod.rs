@@ -13,6 +13,7 @@ mod restart;
 pub(crate) mod scheduler;
 mod start;
 mod tasks;
+mod values;
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
@@ -71,6 +72,13 @@ rows! {
     cluster put_bandwidth = objects::put_bandwidth, limit_memcpy;
     cluster task_return_256MiB = objects::task_return;
     cluster get_view_256MiB = objects::get_view;
+    cluster value_vec = values::value_vec, limit_memcpy;
+    cluster value_struct = values::value_struct, limit_memcpy;
+    cluster value_nested = values::value_nested, limit_memcpy;
+    cluster value_ndarray = values::value_ndarray, limit_memcpy;
+    cluster value_bytes = values::value_bytes, limit_memcpy;
+    cluster value_serde = values::value_serde, limit_memcpy;
+    cluster value_map = values::value_map, limit_memcpy;
     cluster get_object_with_10k_refs = objects::get_object_with_10k_refs;
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;

@@ -3,6 +3,7 @@
 mod actor;
 mod attributes;
 mod function;
+mod plain;
 mod remote;
 
 use proc_macro::TokenStream;
@@ -23,6 +24,13 @@ pub fn actor(attribute: TokenStream, item: TokenStream) -> TokenStream {
     actor::expand(attribute.into(), &item)
         .unwrap_or_else(|error| with_item(&error, &actor::without_method_attributes(&item)))
         .into()
+}
+
+/// Makes a struct of numbers an element of buffers; see `wingbeat::Plain`.
+#[proc_macro_derive(Plain)]
+pub fn plain(item: TokenStream) -> TokenStream {
+    let item = parse_macro_input!(item as syn::DeriveInput);
+    plain::expand(&item).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
 /// Runs an async `main` and leaves the cluster at its end; see `wingbeat::main`.

@@ -7,33 +7,41 @@
 //! Fixed-width integers make a `Vec<f32>` on the wire an eight-byte length and then the floats as
 //! they lie in memory, which is what lets [`encode_value`] copy it in one piece and a reader view it
 //! in place.
+//!
+//! A user's value has the same form, written and read here ([`encode`], [`decode`]). The [`Buffer`](crate::buffer::Buffer)s in
+//! it that are not small come after it, in order, each at a multiple of 64 bytes from its start, and the value says where: so
+//! they are written straight into shared memory, and are read there.
 
-use std::any::{Any, TypeId};
+mod decode;
+mod encode;
+
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 
-use bincode::enc::write::Writer;
-use bincode::error::{DecodeError, EncodeError};
+use bincode::enc::write;
+use bincode::error::EncodeError;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checked::Checked;
+use crate::plain::numbers;
+use decode::Reader;
+use encode::Writer;
+
+pub use crate::plain::{Number, Plain, decode_plain, plain_bytes, plain_content, plain_slice};
+pub use decode::Keeper;
+pub(crate) use decode::deserialize_buffer;
+pub(crate) use encode::serialize_buffer;
 
 /// The most that one decoded body may claim to hold. Payload bytes are not counted: they are there
 /// already, in the frame.
 pub const BODY_LIMIT: usize = 256 << 20;
 
-/// The most that one decoded user value may claim to hold.
-const VALUE_LIMIT: usize = 1 << 40;
-
 fn body_config() -> impl bincode::config::Config {
     bincode::config::standard().with_fixed_int_encoding().with_limit::<BODY_LIMIT>()
-}
-
-fn value_config() -> impl bincode::config::Config {
-    bincode::config::standard().with_fixed_int_encoding().with_limit::<VALUE_LIMIT>()
 }
 
 /// Why something could not be encoded or decoded.
@@ -137,7 +145,7 @@ impl<'de> Deserialize<'de> for Payload {
 
 struct BufWriter<'a>(&'a mut BytesMut);
 
-impl Writer for BufWriter<'_> {
+impl write::Writer for BufWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         self.0.extend_from_slice(bytes);
         Ok(())
@@ -200,56 +208,14 @@ pub fn decode_message<T: DeserializeOwned>(mut frame: Bytes) -> Result<T, CodecE
     decoded.map(|(message, _)| message).map_err(|error| CodecError(error.to_string()))
 }
 
-/// Calls `$then!(type)` for each element type whose vectors lie on the wire as in memory.
-macro_rules! plain_elements {
-    ($then:ident) => {
-        $then! { u8, i8, u16, i16, u32, i32, u64, i64, f32, f64 }
-    };
-}
-
-/// Element types whose `Vec` lies on the wire as it lies in memory, so that it can be viewed in place.
-///
-/// Implemented for the fixed-width integers and floats; called by object views.
-pub trait Plain: Copy + Send + Sync + 'static + sealed::Sealed {}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-macro_rules! impl_plain {
-    ($($t:ty),*) => {$(
-        impl sealed::Sealed for $t {}
-        impl Plain for $t {}
-    )*};
-}
-plain_elements!(impl_plain);
-
-/// The bytes of `slice`, as they go on the wire.
-pub fn plain_bytes<T: Plain>(slice: &[T]) -> &[u8] {
-    // SAFETY: `Plain` is sealed and implemented only for integers and floats, which have no padding
-    // and whose every byte is initialized; the length is that of the slice in bytes.
-    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), std::mem::size_of_val(slice)) }
-}
-
-/// The elements in `bytes`, if `bytes` is aligned and of whole length.
-pub fn plain_slice<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
-    let size = std::mem::size_of::<T>();
-    if !bytes.len().is_multiple_of(size) || !(bytes.as_ptr() as usize).is_multiple_of(std::mem::align_of::<T>()) {
-        return None;
-    }
-    // SAFETY: alignment and length were checked just above, and every bit pattern is a valid `Plain`.
-    Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
-}
-
-#[cfg(target_endian = "big")]
-compile_error!("Wingbeat's wire format is little-endian and read in place; big-endian machines are not supported");
-
 /// The encoded form of a user's value, as long as it is being built.
 pub enum Encoded<'a> {
     /// A length and then plain bytes that can be copied from where they are.
     Plain(&'a [u8], u64),
     /// Encoded bytes.
     Bytes(Vec<u8>),
+    /// Encoded bytes in several parts, and the buffers that come after them, each at the next multiple of 64 bytes.
+    Parts(Vec<Vec<u8>>, Vec<Bytes>),
 }
 
 impl Encoded<'_> {
@@ -258,6 +224,10 @@ impl Encoded<'_> {
         match self {
             Encoded::Plain(bytes, _) => 8 + bytes.len(),
             Encoded::Bytes(bytes) => bytes.len(),
+            Encoded::Parts(parts, buffers) => {
+                let end = parts.iter().map(Vec::len).sum();
+                buffers.iter().fold(end, |end, buffer| align(end) + buffer.len())
+            }
         }
     }
 
@@ -274,6 +244,20 @@ impl Encoded<'_> {
                 copy(bytes, &mut out[8..]);
             }
             Encoded::Bytes(bytes) => copy(bytes, out),
+            Encoded::Parts(parts, buffers) => {
+                let mut end = 0;
+                for part in parts {
+                    copy(part, &mut out[end..end + part.len()]);
+                    end += part.len();
+                }
+                for buffer in buffers {
+                    let start = align(end);
+                    // What was there before is nobody's business.
+                    out[end..start].fill(0);
+                    end = start + buffer.len();
+                    copy(buffer, &mut out[start..end]);
+                }
+            }
         }
     }
 
@@ -287,6 +271,11 @@ impl Encoded<'_> {
                 out.into()
             }
             Encoded::Bytes(bytes) => bytes.into(),
+            Encoded::Parts(..) => {
+                let mut out = vec![0; self.len()];
+                self.copy_to(&mut out);
+                out.into()
+            }
         }
     }
 }
@@ -310,120 +299,70 @@ fn copy(from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Encodes a user's value. Vectors of plain elements are not copied yet.
+/// From so many bytes on, a buffer is written beside the value that it is a part of.
+pub const BESIDE_FROM: usize = 4 << 10;
+
+/// Where buffers start, from the start of the encoded value: the store places values so, too.
+const BESIDE_ALIGN: usize = 64;
+
+/// In the place of a length: a buffer follows, in a form of its own. No sequence is so long.
+const RAW: u64 = 1 << 63;
+
+/// The next place where a buffer may start.
+fn align(offset: usize) -> usize {
+    offset.checked_next_multiple_of(BESIDE_ALIGN).unwrap_or(usize::MAX)
+}
+
+/// Encodes a user's value. Vectors of numbers, and buffers, are not copied yet.
 ///
 /// # Errors
-/// When the type's serde implementation refuses, or needs what bincode lacks (`flatten`, maps and
-/// sequences of unknown length).
+/// When the type's serde implementation refuses, or has maps or sequences of unknown length (`flatten`).
 pub fn encode_value<T: Serialize + 'static>(value: &T) -> Result<Encoded<'_>, CodecError> {
     let any: &dyn Any = value;
     macro_rules! try_plain {
         ($($t:ty),*) => {$(
             if let Some(vec) = any.downcast_ref::<Vec<$t>>() {
-                return Ok(Encoded::Plain(plain_bytes(vec), vec.len() as u64));
+                return Ok(Encoded::Plain(plain_bytes(vec.as_slice()), vec.len() as u64));
             }
         )*};
     }
     if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
-        plain_elements!(try_plain);
+        numbers!(try_plain);
         if let Some(text) = any.downcast_ref::<String>() {
             return Ok(Encoded::Plain(text.as_bytes(), text.len() as u64));
         }
     }
-    let mut out = Vec::with_capacity(std::mem::size_of::<T>().min(256));
-    bincode::serde::encode_into_std_write(value, &mut out, value_config()).map_err(|error| not_encoded(&error))?;
-    Ok(Encoded::Bytes(out))
+    if let Some(bytes) = any.downcast_ref::<Bytes>() {
+        return Ok(Encoded::Plain(bytes, bytes.len() as u64));
+    }
+    let mut writer = Writer::with_capacity(std::mem::size_of::<T>().min(256));
+    value.serialize(&mut writer)?;
+    Ok(writer.finish())
 }
 
-/// Decodes a user's value.
+/// Decodes a user's value. What is large is copied out of `bytes`.
 ///
 /// # Errors
 /// When the bytes are no such value, some are left over, or the type needs a self-describing format
 /// (untagged enums, `serde_json::Value`).
 pub fn decode_value<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, CodecError> {
-    macro_rules! try_plain {
-        ($($t:ty),*) => {$(
-            if TypeId::of::<T>() == TypeId::of::<Vec<$t>>() {
-                let mut made: Option<Vec<$t>> = Some(decode_plain(bytes)?);
-                let slot: &mut dyn Any = &mut made;
-                if let Some(value) = slot.downcast_mut::<Option<T>>().and_then(Option::take) {
-                    return Ok(value);
-                }
-            }
-        )*};
-    }
-    if std::mem::size_of::<T>() == std::mem::size_of::<Vec<u8>>() {
-        plain_elements!(try_plain);
-    }
-    let (value, used) = bincode::serde::seed_decode_from_slice(Checked(PhantomData::<T>), bytes, value_config())
-        .map_err(|error| not_decoded(&error))?;
-    if used != bytes.len() {
-        return Err(CodecError(format!("{} bytes are left over after the value", bytes.len() - used)));
-    }
+    decode(bytes, None)
+}
+
+/// As [`decode_value`], where buffers and `Bytes` in the value may stay where they are, as slices of what `keeper` answers: the
+/// same bytes, kept for as long as somebody has them.
+///
+/// # Errors
+/// As [`decode_value`].
+pub fn decode_value_in_place<T: DeserializeOwned + 'static>(bytes: &[u8], keeper: Keeper<'_>) -> Result<T, CodecError> {
+    decode(bytes, Some(keeper))
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8], keeper: Option<Keeper<'_>>) -> Result<T, CodecError> {
+    let mut reader = Reader::new(bytes, keeper);
+    let value = T::deserialize(&mut reader)?;
+    reader.finish()?;
     Ok(value)
-}
-
-/// Why a value was not encoded, in words: bincode shows its errors as Rust prints their fields.
-fn not_encoded(error: &EncodeError) -> CodecError {
-    use bincode::serde::EncodeError as Serde;
-    CodecError(match error {
-        EncodeError::OtherString(why) => why.clone(),
-        EncodeError::Other(why) => (*why).to_owned(),
-        EncodeError::Serde(Serde::SequenceMustHaveLength) => {
-            "it has a sequence or a map that does not say how long it is, as `#[serde(flatten)]` makes".to_owned()
-        }
-        other => other.to_string(),
-    })
-}
-
-/// Why bytes were not decoded, in words.
-fn not_decoded(error: &DecodeError) -> CodecError {
-    use bincode::serde::DecodeError as Serde;
-    CodecError(match error {
-        DecodeError::OtherString(why) => why.clone(),
-        DecodeError::Other(why) => (*why).to_owned(),
-        DecodeError::Serde(Serde::AnyNotSupported | Serde::IdentifierNotSupported | Serde::IgnoredAnyNotSupported) => {
-            "its type asks the encoding what comes next, as serde_json::Value and untagged enums do".to_owned()
-        }
-        DecodeError::Serde(Serde::CannotBorrowOwnedData) => "its type borrows from what it is read from".to_owned(),
-        DecodeError::UnexpectedEnd { .. } => "it is cut short".to_owned(),
-        DecodeError::LimitExceeded => "it claims to be larger than any value can be".to_owned(),
-        DecodeError::UnexpectedVariant { type_name, found, .. } => format!("{type_name} has no variant {found}"),
-        DecodeError::Utf8 { .. } | DecodeError::InvalidCharEncoding(_) => "it has text that is not UTF-8".to_owned(),
-        DecodeError::InvalidBooleanValue(byte) => format!("a bool is neither 0 nor 1, but {byte}"),
-        other => other.to_string(),
-    })
-}
-
-/// Decodes a vector of plain elements, in one copy.
-///
-/// # Errors
-/// When the length does not fit the bytes.
-pub fn decode_plain<T: Plain>(bytes: &[u8]) -> Result<Vec<T>, CodecError> {
-    let content = plain_content::<T>(bytes)?;
-    let mut out: Vec<T> = Vec::with_capacity(content.len() / std::mem::size_of::<T>());
-    // SAFETY: the capacity covers `content.len()` bytes, the source does not overlap memory that was
-    // just allocated, and every bit pattern is a valid `Plain`.
-    unsafe {
-        std::ptr::copy_nonoverlapping(content.as_ptr(), out.as_mut_ptr().cast(), content.len());
-        out.set_len(content.len() / std::mem::size_of::<T>());
-    }
-    Ok(out)
-}
-
-/// The element bytes of an encoded `Vec<T>`: what follows its length.
-///
-/// # Errors
-/// When the length does not fit the bytes.
-pub fn plain_content<T: Plain>(bytes: &[u8]) -> Result<&[u8], CodecError> {
-    let Some((head, content)) = bytes.split_first_chunk::<8>() else {
-        return Err(CodecError("a vector is cut short".into()));
-    };
-    let count = u64::from_le_bytes(*head) as usize;
-    match count.checked_mul(std::mem::size_of::<T>()) {
-        Some(len) if len == content.len() => Ok(content),
-        _ => Err(CodecError(format!("a vector of {count} elements does not fit its {} bytes", content.len()))),
-    }
 }
 
 #[cfg(test)]
@@ -483,7 +422,8 @@ mod tests {
     fn plain_vectors_have_the_same_form_as_serde_gives_them() {
         let value = vec![1.5f32, -2.0, 3.25];
         let fast = encode_value(&value).unwrap().into_bytes();
-        let slow = bincode::serde::encode_to_vec(&value, value_config()).unwrap();
+        let config = bincode::config::standard().with_fixed_int_encoding();
+        let slow = bincode::serde::encode_to_vec(&value, config).unwrap();
         assert_eq!(fast, slow);
         assert_eq!(decode_value::<Vec<f32>>(&fast).unwrap(), value);
         assert_eq!(decode_value::<String>(&encode_value(&"héllo".to_owned()).unwrap().into_bytes()).unwrap(), "héllo");

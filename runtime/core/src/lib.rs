@@ -2,6 +2,7 @@
 //!
 //! Nothing in here does IO, reads a clock or starts a thread.
 
+pub mod buffer;
 mod checked;
 pub mod codec;
 pub mod error;
@@ -11,11 +12,15 @@ pub mod labels;
 pub mod limits;
 pub mod memory;
 pub mod names;
+mod pages;
+mod plain;
 pub mod resources;
+mod same;
 pub mod schema;
 pub mod spec;
 pub mod value;
 
+pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use ids::*;
 pub use kind::ErrorKind;

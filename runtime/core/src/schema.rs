@@ -18,7 +18,8 @@ const START: u64 = 0xcbf2_9ce4_8422_2325;
 /// The number of what this crate defines: the codec, ids, specs, values and errors.
 pub const SCHEMA: u64 = {
     let codec = fold(START, include_bytes!("codec.rs"));
-    let ids = fold(codec, include_bytes!("ids.rs"));
+    let encode = fold(codec, include_bytes!("codec/encode.rs"));
+    let ids = fold(encode, include_bytes!("ids.rs"));
     let labels = fold(ids, include_bytes!("labels.rs"));
     let resources = fold(labels, include_bytes!("resources.rs"));
     let spec = fold(resources, include_bytes!("spec.rs"));

@@ -14,6 +14,7 @@ use tarpc::context::Context;
 use tarpc::{ClientMessage, Request, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use wingbeat_core::Buffer;
 use wingbeat_core::codec::{self};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Address, Arg, MachineId, Outputs, Shape, TaskSpec};
@@ -207,6 +208,8 @@ fn no_decoder_panics_whatever_it_is_given() {
         let _ = codec::decode_message::<Welcome>(bytes.clone());
         let _ = codec::decode_value::<Vec<String>>(&bytes);
         let _ = codec::decode_value::<BTreeMap<String, Vec<(u32, Option<String>)>>>(&bytes);
+        let _ = codec::decode_value::<BTreeMap<u8, (Buffer<f32>, Bytes)>>(&bytes);
+        let _ = codec::decode_value_in_place::<Vec<Buffer<u64>>>(&bytes, &|| bytes.clone());
         let _ = codec::decode_plain::<f64>(&bytes);
     }
 }

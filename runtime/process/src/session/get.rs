@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::task::AtomicWaker;
 use serde::de::DeserializeOwned;
-use wingbeat_core::codec::Plain;
+use wingbeat_core::codec::Number;
 use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{ActorId, NodeId, ObjectId};
@@ -49,7 +49,7 @@ impl Value {
     ///
     /// # Errors
     /// [`Error::Decode`] when it is no vector of `T`.
-    pub fn view<T: Plain>(self) -> Result<ObjectView<T>, Error> {
+    pub fn view<T: Number>(self) -> Result<ObjectView<T>, Error> {
         ObjectView::new(self.bits).map_err(|error| Error::Decode {
             what: format!("{} as a view of {}", self.handle.id(), std::any::type_name::<T>()),
             why: error.0,

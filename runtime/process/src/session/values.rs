@@ -126,7 +126,10 @@ impl<'de> Deserialize<'de> for KeptRef {
 /// Decodes a value that arrived.
 pub(crate) fn decode<T: DeserializeOwned + 'static>(owner: &Arc<Owner>, bits: &Bits) -> Result<T, CodecError> {
     let _outer = Outer::enter(&DECODING, owner.clone());
-    codec::decode_value(bits)
+    match bits {
+        Bits::Inline(bytes) => codec::decode_value(bytes),
+        Bits::Shared(pinned) => codec::decode_value_in_place(bits, &|| pinned.clone().into_bytes()),
+    }
 }
 
 /// Decodes what is about to be sent, to see that it can be.

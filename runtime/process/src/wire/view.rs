@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use wingbeat_core::ObjectId;
-use wingbeat_core::codec::{self, CodecError, Plain};
+use wingbeat_core::codec::{self, CodecError, Number};
 use wingbeat_store::Region;
 
 use crate::wire::node_link::NodeLink;
@@ -42,6 +42,20 @@ impl Pinned {
     pub(crate) fn new(region: Region, object: ObjectId, node: NodeLink) -> Self {
         Pinned { region, object, node }
     }
+
+    /// The same bytes; they and all slices of them keep the object where it is.
+    pub(crate) fn into_bytes(self: Arc<Self>) -> Bytes {
+        Bytes::from_owner(Kept(self))
+    }
+}
+
+/// What `Bytes` keep of an object in shared memory.
+struct Kept(Arc<Pinned>);
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.region
+    }
 }
 
 impl Drop for Pinned {
@@ -58,7 +72,7 @@ pub struct ObjectView<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Plain> ObjectView<T> {
+impl<T: Number> ObjectView<T> {
     pub(crate) fn new(bits: Bits) -> Result<Self, CodecError> {
         let content = codec::plain_content::<T>(&bits)?;
         let copied = match codec::plain_slice::<T>(content) {
@@ -75,7 +89,7 @@ impl<T> Clone for ObjectView<T> {
     }
 }
 
-impl<T: Plain> Deref for ObjectView<T> {
+impl<T: Number> Deref for ObjectView<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         if let Some(copied) = &self.copied {
@@ -86,7 +100,7 @@ impl<T: Plain> Deref for ObjectView<T> {
     }
 }
 
-impl<T: Plain + fmt::Debug> fmt::Debug for ObjectView<T> {
+impl<T: Number + fmt::Debug> fmt::Debug for ObjectView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter().take(8)).finish()?;
         write!(f, " of {} elements", self.len())

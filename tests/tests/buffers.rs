@@ -1,0 +1,248 @@
+//! Buffers in values: read where they lie, on whichever node, for as long as somebody has them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use common::{Local, Started};
+use serde::{Deserialize, Serialize};
+use wingbeat::{Buffer, Error, ObjectRef, Queue, put};
+use wingbeat_tests::TestCluster;
+
+/// Numbers of a buffer that is stored, and of one that is sent with messages.
+const MANY: usize = 1 << 20;
+const FEW: usize = 2000;
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize, wingbeat::Plain)]
+#[repr(C)]
+struct Point {
+    at: [f32; 2],
+    id: u64,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Scan {
+    name: String,
+    points: Buffer<Point>,
+    layers: HashMap<u32, Layer>,
+    more: Option<Box<Scan>>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+enum Layer {
+    Empty,
+    Heights(Buffer<f64>),
+    Pair { left: Buffer<u8>, right: Buffer<u16> },
+}
+
+fn scan(count: usize) -> Scan {
+    let points = (0..count).map(|n| Point { at: [n as f32, 0.5], id: n as u64 }).collect();
+    let pair = Layer::Pair { left: vec![7; count].into(), right: vec![9; 3].into() };
+    let heights = Layer::Heights((0..count).map(|n| n as f64).collect());
+    let layers = HashMap::from([(0, Layer::Empty), (1, heights), (2, pair)]);
+    let more = Scan { name: "inner".to_owned(), points: vec![].into(), layers: HashMap::new(), more: None };
+    Scan { name: "outer".to_owned(), points, layers, more: Some(Box::new(more)) }
+}
+
+fn numbers(count: usize) -> Buffer<u64> {
+    (0..count as u64).collect()
+}
+
+fn is_right(buffer: &Buffer<u64>) -> bool {
+    buffer.iter().enumerate().all(|(at, number)| at as u64 == *number)
+}
+
+/// What it was given, and whether it was read in place.
+#[wingbeat::remote]
+fn passed_on(scan: Scan) -> (Scan, bool) {
+    let in_place = scan.points.is_elsewhere();
+    (scan, in_place)
+}
+
+#[wingbeat::remote]
+fn total(numbers: Buffer<u64>) -> u64 {
+    numbers.iter().sum()
+}
+
+#[wingbeat::remote]
+fn made(count: usize) -> Buffer<u64> {
+    numbers(count)
+}
+
+#[wingbeat::remote]
+fn several(count: usize) -> impl Iterator<Item = (u64, Buffer<u64>)> {
+    [1, FEW, count].into_iter().map(|count| (count as u64, numbers(count)))
+}
+
+/// Reads what it was given when it may.
+#[wingbeat::remote]
+fn read_later(numbers: Buffer<u64>, started: PathBuf, go_on: PathBuf) -> (bool, bool) {
+    std::fs::write(started, "").unwrap();
+    while !go_on.exists() {
+        std::thread::yield_now();
+    }
+    (numbers.is_elsewhere(), is_right(&numbers))
+}
+
+fn sum_of(count: usize) -> u64 {
+    (0..count as u64).sum()
+}
+
+/// Puts more than the store holds, so that whatever may be moved or forgotten is.
+fn fill_the_store() {
+    let objects: Vec<_> = (0..6u8).map(|n| put(&vec![n; 4 << 20]).unwrap()).collect();
+    for (n, object) in objects.iter().enumerate() {
+        assert_eq!(object.get_blocking().unwrap(), vec![n as u8; 4 << 20]);
+    }
+}
+
+#[test]
+fn buffers_anywhere_in_a_value_are_arguments_and_results() {
+    let _local = Local::start(2);
+    for count in [0, 1, FEW, MANY / 8] {
+        let scan = scan(count);
+        let (back, in_place) = passed_on::remote(scan.clone());
+        assert_eq!(back.get_blocking().unwrap(), scan);
+        assert_eq!(in_place.get_blocking().unwrap(), count == MANY / 8);
+        let stored = put(&scan).unwrap();
+        assert_eq!(passed_on::remote(&stored).0.get_blocking().unwrap(), scan);
+        assert_eq!(stored.get_blocking().unwrap(), scan);
+    }
+    assert_eq!(total::remote(vec![1, 2, 3]).get_blocking().unwrap(), 6);
+    assert_eq!(total::remote(made::remote(MANY)).get_blocking().unwrap(), sum_of(MANY));
+}
+
+#[test]
+fn buffers_are_items_of_streams_and_queues() {
+    let _local = Local::start(2);
+    let mut items = several::remote(MANY);
+    for count in [1, FEW, MANY] {
+        let (said, buffer) = items.next_blocking().unwrap().unwrap();
+        assert!(said == count as u64 && buffer.len() == count && is_right(&buffer));
+    }
+    let queue = Queue::<Buffer<u64>>::bounded(4);
+    for count in [FEW, MANY] {
+        queue.put_blocking(&numbers(count)).unwrap();
+        let item = queue.get_blocking().unwrap();
+        assert!(item.len() == count && is_right(&item));
+    }
+}
+
+#[test]
+fn a_buffer_from_another_node_is_read_on_this() {
+    let mut cluster = TestCluster::start(0, 0).unwrap();
+    cluster.add_node(&["--num-cpus", "2", "--resource", "home=10"]).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
+    cluster.add_node(&["--num-cpus", "2", "--resource", "far=10"]).unwrap();
+    let far = made::options().resource("far", 1.0).remote(MANY);
+    let here = far.get_blocking().unwrap();
+    assert!(here.is_elsewhere() && is_right(&here));
+    let of_here = put(&here).unwrap();
+    for place in ["home", "far"] {
+        assert_eq!(total::options().resource(place, 1.0).remote(&far).get_blocking().unwrap(), sum_of(MANY));
+        assert_eq!(total::options().resource(place, 1.0).remote(&of_here).get_blocking().unwrap(), sum_of(MANY));
+    }
+    // The memory of a node that is gone is still mapped.
+    drop((far, of_here));
+    cluster.kill_node(0).unwrap();
+    cluster.kill_node(1).unwrap();
+    assert!(is_right(&here));
+}
+
+#[test]
+fn a_buffer_stays_when_its_object_is_freed_and_others_need_the_memory() {
+    let local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(32 << 20));
+    let object = put(&(1u8, numbers(MANY))).unwrap();
+    let (_, buffer) = object.get_blocking().unwrap();
+    assert!(buffer.is_elsewhere());
+    let second = buffer.clone();
+    // Not moved, and not spilled, while somebody reads there.
+    fill_the_store();
+    assert!(is_right(&buffer));
+    // Nor given to others once nobody refers to the object.
+    drop(object);
+    fill_the_store();
+    assert!(is_right(&buffer));
+    drop(buffer);
+    fill_the_store();
+    assert!(is_right(&second));
+    // And after the end of the session.
+    drop(local);
+    assert!(is_right(&second));
+}
+
+#[test]
+fn what_a_buffer_has_kept_is_free_when_it_is_dropped() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(16 << 20));
+    let half = MANY / 8 * 9;
+    let buffer = put(&numbers(half)).unwrap().get_blocking().unwrap();
+    assert!(buffer.is_elsewhere() && is_right(&buffer));
+    drop(buffer);
+    // The node may hear of it later than of these.
+    let limit = std::time::Duration::from_secs(60);
+    let again = wingbeat_tests::poll(limit, || match put(&numbers(half)) {
+        Ok(object) => Some(object),
+        Err(Error::StoreFull { .. }) => None,
+        Err(error) => panic!("{error}"),
+    });
+    assert!(is_right(&again.unwrap().get_blocking().unwrap()));
+}
+
+struct Keeper(Vec<Buffer<u64>>);
+
+#[wingbeat::actor]
+impl Keeper {
+    fn new(first: Buffer<u64>) -> Self {
+        Keeper(vec![first])
+    }
+
+    fn keep(&mut self, scans: Vec<Buffer<u64>>) {
+        self.0.extend(scans);
+    }
+
+    /// How many there are, how many lie in shared memory, and whether all are as they were.
+    fn look(&self) -> (u64, u64, bool) {
+        let in_place = self.0.iter().filter(|buffer| buffer.is_elsewhere()).count();
+        (self.0.len() as u64, in_place as u64, self.0.iter().all(is_right))
+    }
+
+    fn changed(&mut self) -> Buffer<u64> {
+        let first = self.0[0].to_mut();
+        first.reverse();
+        first.push(7);
+        self.0[0].clone()
+    }
+}
+
+#[test]
+fn an_actor_keeps_buffers_that_it_was_called_with() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(64 << 20));
+    let first = put(&numbers(MANY)).unwrap();
+    let keeper = Keeper::remote(&first);
+    keeper.keep(vec![numbers(FEW), numbers(MANY)]).get_blocking().unwrap();
+    drop(first);
+    fill_the_store();
+    let (count, in_place, are_right) = keeper.look();
+    let seen = (count.get_blocking().unwrap(), in_place.get_blocking().unwrap(), are_right.get_blocking().unwrap());
+    // Also the small one: it is a part of a large value.
+    assert_eq!(seen, (3, 3, true));
+    // What lies in shared memory is copied before it is changed.
+    let changed = keeper.changed().get_blocking().unwrap();
+    assert_eq!((changed.len(), changed[0], changed[MANY]), (MANY + 1, MANY as u64 - 1, 7));
+}
+
+#[test]
+fn a_slow_reader_has_its_buffer_although_nobody_refers_to_it() {
+    let _local = Local::from(wingbeat::init().num_cpus(1).object_store_memory(32 << 20));
+    let (started, go_on) = (Started::new(), Started::new());
+    let object: ObjectRef<Buffer<u64>> = put(&numbers(MANY)).unwrap();
+    let (in_place, is_right) = read_later::remote(&object, started.path(), go_on.path());
+    started.wait();
+    drop(object);
+    fill_the_store();
+    std::fs::write(go_on.path(), "").unwrap();
+    assert!(in_place.get_blocking().unwrap() && is_right.get_blocking().unwrap());
+}
