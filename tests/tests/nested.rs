@@ -180,6 +180,55 @@ fn who_waits_goes_on_while_others_compute_in_its_process() {
 }
 
 #[wingbeat::remote]
+async fn above_one_that_looks_after(begun: PathBuf, release: PathBuf) -> u64 {
+    looks_after::remote(begun, release).get().await.unwrap()
+}
+
+#[test]
+fn a_task_at_home_goes_on_while_another_there_blocks_its_thread() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let done = above_one_that_looks_after::remote(dir.path().join("begun"), dir.path().join("release"));
+    assert_eq!(done.get_timeout_blocking(LIMIT).unwrap(), 5);
+}
+
+#[wingbeat::remote]
+fn seven() -> u64 {
+    7
+}
+
+/// Waits in a runtime of its own.
+#[wingbeat::remote]
+fn in_its_own_runtime(depth: u32) -> u64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        match depth {
+            0 => seven::remote().get().await.unwrap(),
+            _ => in_its_own_runtime::remote(depth - 1).get().await.unwrap(),
+        }
+    })
+}
+
+/// Blocks the thread on which others are under way.
+#[wingbeat::remote]
+async fn blocks_where_it_should_not(depth: u32) -> u64 {
+    let alone = pid_alone::remote().get().await.unwrap();
+    assert_ne!(alone, std::process::id());
+    match depth {
+        0 => seven::remote().get_blocking().unwrap(),
+        1 => futures::executor::block_on(async { blocks_where_it_should_not::remote(0).get().await.unwrap() }),
+        _ => blocks_where_it_should_not::remote(depth - 1).get().await.unwrap(),
+    }
+}
+
+#[test]
+fn whatever_way_user_code_waits_another_thread_goes_on() {
+    let _local = Local::start(1);
+    assert_eq!(in_its_own_runtime::remote(5).get_timeout_blocking(LIMIT).unwrap(), 7);
+    assert_eq!(blocks_where_it_should_not::remote(4).get_timeout_blocking(LIMIT).unwrap(), 7);
+}
+
+#[wingbeat::remote]
 async fn asleep(begun: PathBuf) -> u64 {
     std::fs::write(begun, "").unwrap();
     std::future::pending().await

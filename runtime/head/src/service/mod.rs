@@ -468,6 +468,10 @@ impl Shell {
                     let process = self.inside.lock().state.process_of_actor(actor);
                     process.ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
                 }
+                TaskStanding::InProcess(so_far, process) => {
+                    let node = self.inside.lock().state.node_of_process(process);
+                    node.map(|node| (process, node)).ok_or_else(|| format!("{} {}", so_far.subject, so_far.state))
+                }
                 TaskStanding::Known(so_far) | TaskStanding::WaitsForLease(so_far, _) => {
                     Err(format!("{} {}", so_far.subject, so_far.state))
                 }
@@ -513,7 +517,7 @@ impl Shell {
         let mut inside = self.inside.lock();
         let (state, now) = (&mut inside.state, self.now());
         Ok(match standing {
-            TaskStanding::Known(explanation) => explanation,
+            TaskStanding::Known(explanation) | TaskStanding::InProcess(explanation, _) => explanation,
             TaskStanding::WaitsForLease(so_far, shape) => state.explain_demand(now, task.owner, &shape, so_far),
             TaskStanding::OnLease(so_far, lease) => state.explain_lease(now, lease, so_far),
             TaskStanding::WaitsForActor(mut so_far, actor) => {

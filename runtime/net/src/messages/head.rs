@@ -260,6 +260,8 @@ pub enum TaskStanding {
     WaitsForActor(Explanation, ActorId),
     /// It runs, or is queued, on the worker process of this lease.
     OnLease(Explanation, LeaseId),
+    /// It runs in this process, which has submitted it.
+    InProcess(Explanation, ProcessId),
 }
 
 /// How a worker process ended.

@@ -13,7 +13,7 @@ fn shape() -> Arc<Shape> {
     Arc::new(Shape::of(ResourceSet::cpus(Amount::ONE)))
 }
 
-fn task(seq: u64) -> Task {
+pub(super) fn task(seq: u64) -> Task {
     let spec = TaskSpec {
         id: TaskId { owner: ProcessId(1), seq },
         function: FunctionId(1),
@@ -42,11 +42,11 @@ fn task(seq: u64) -> Task {
     }
 }
 
-fn id(seq: u64) -> TaskId {
+pub(super) fn id(seq: u64) -> TaskId {
     TaskId { owner: ProcessId(1), seq }
 }
 
-fn grant(lease: u64) -> Grant {
+pub(super) fn grant(lease: u64) -> Grant {
     Grant {
         shape: shape(),
         lease: LeaseId(lease),
@@ -70,20 +70,20 @@ fn node() -> StoreNode {
 
 /// What the actions say, in short.
 #[derive(Default)]
-struct Said {
-    pushed: BTreeMap<u64, Vec<u64>>,
-    wanted: Option<u32>,
-    returned: Vec<u64>,
-    abandoned: Vec<u64>,
-    taken_back: Vec<(u64, u32)>,
-    failed: Vec<(u64, Error)>,
+pub(super) struct Said {
+    pub pushed: BTreeMap<u64, Vec<u64>>,
+    pub wanted: Option<u32>,
+    pub returned: Vec<u64>,
+    pub abandoned: Vec<u64>,
+    pub taken_back: Vec<(u64, u32)>,
+    pub failed: Vec<(u64, Error)>,
     /// What an attempt that does not count may have stored.
-    left: Vec<u64>,
-    stopped: Vec<u64>,
-    offers_home: bool,
+    pub left: Vec<u64>,
+    pub stopped: Vec<u64>,
+    pub offers_home: bool,
 }
 
-fn said(out: Vec<Action>) -> Said {
+pub(super) fn said(out: Vec<Action>) -> Said {
     let mut said = Said::default();
     for action in out {
         match action {
@@ -117,7 +117,7 @@ fn submitted(count: u64) -> Dispatch {
     dispatch
 }
 
-fn settle(dispatch: &mut Dispatch, now: u64) -> Said {
+pub(super) fn settle(dispatch: &mut Dispatch, now: u64) -> Said {
     let mut out = Vec::new();
     dispatch.settle(now, &mut out);
     said(out)
@@ -127,7 +127,7 @@ fn finish(dispatch: &mut Dispatch, lease: u64, seq: u64, nanos: u64, now: u64) -
     dispatch.finished(ProcessId(100 + lease), id(seq), None, nanos, now, &mut Vec::new())
 }
 
-fn death(lease: u64, started: u64) -> WorkerDeath {
+pub(super) fn death(lease: u64, started: u64) -> WorkerDeath {
     WorkerDeath {
         process: ProcessId(100 + lease),
         pid: 1,

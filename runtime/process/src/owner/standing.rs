@@ -75,7 +75,7 @@ impl Owner {
                 let state = "runs in the process of the task that submitted it, which waits (isolated tasks do not), or is about to";
                 let mut explanation = about(task, &name, state.into());
                 explanation.help.push(format!("`wingbeat stack {task}` shows which functions it is in"));
-                TaskStanding::Known(explanation)
+                TaskStanding::InProcess(explanation, self.id)
             }
             Some((name, DispatchStanding::Undecided)) => {
                 let state = "has failed, and waits for a `retry_if` of the program to say whether it runs again".into();

@@ -124,6 +124,69 @@ fn while_what_runs_waits_nothing_is_taken_and_its_owner_hears_when_it_goes_on() 
     assert!(queue.add_tasks(OWNER, LEASE, 3, tasks([4])).is_none());
 }
 
+/// A queue whose task of this number runs, and shares its process.
+fn shared(seq: u64) -> Queue<u32> {
+    let mut queue = leased();
+    let mut spec = spec(OWNER, seq, None);
+    Arc::make_mut(&mut spec).shares_process = true;
+    queue.add_tasks(OWNER, LEASE, 0, vec![spec]);
+    assert_eq!(next(&mut queue, None), Some(seq));
+    queue
+}
+
+#[test]
+fn a_task_begins_at_home_when_all_others_wait() {
+    let mut queue = shared(1);
+    assert!(!queue.takes_home());
+    queue.begin_wait();
+    assert!(queue.takes_home());
+    let (first, second) = (id(OTHER, 1), id(OTHER, 2));
+    queue.took_home(first);
+    assert!(queue.started(first, 10).is_none());
+    assert!(!queue.takes_home() && !queue.all_wait());
+    queue.waits_at_home(first, true);
+    assert!(queue.takes_home());
+    queue.took_home(second);
+    assert!(queue.started(second, 11).is_none());
+    assert_eq!(queue.at_home(), 2);
+    queue.done(second, |running| *running == 11);
+    assert!(queue.takes_home());
+    queue.end_wait();
+    assert!(!queue.takes_home(), "the task that was sent here goes on");
+    queue.waits_at_home(first, false);
+    queue.begin_wait();
+    assert!(!queue.takes_home());
+    queue.done(first, |running| *running == 10);
+    assert!(queue.takes_home() && queue.at_home() == 0);
+}
+
+#[test]
+fn one_that_is_cancelled_by_force_at_home_holds_nobody_up_and_ends_no_process() {
+    let mut queue = shared(1);
+    queue.begin_wait();
+    let task = id(OTHER, 1);
+    queue.took_home(task);
+    assert!(queue.started(task, 10).is_none());
+    assert!(matches!(queue.cancel(task, true), Cancelled::Running(10)));
+    assert!(queue.takes_home());
+    queue.done(task, |running| *running == 10);
+    queue.end_wait();
+    queue.add_tasks(OWNER, LEASE, 1, tasks([2]));
+    assert_eq!(next(&mut queue, None), Some(2));
+}
+
+#[test]
+fn neither_an_isolated_task_nor_an_actor_gives_its_process_away() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks([1]));
+    assert_eq!(next(&mut queue, None), Some(1));
+    queue.begin_wait();
+    assert!(!queue.takes_home());
+    let mut queue = actor();
+    queue.begin_wait();
+    assert!(!queue.takes_home());
+}
+
 #[test]
 fn cancelling_takes_out_what_has_not_begun_and_finds_what_runs() {
     let mut queue = leased();

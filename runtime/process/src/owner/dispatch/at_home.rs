@@ -214,3 +214,7 @@ impl Dispatch {
         Some(self.settled(task, failed, now_ms))
     }
 }
+
+#[cfg(test)]
+#[path = "at_home_tests.rs"]
+mod tests;

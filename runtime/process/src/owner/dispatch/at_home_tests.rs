@@ -1,0 +1,122 @@
+use super::*;
+use crate::owner::dispatch::tests::{Said, death, grant, id, said, settle, task};
+
+fn shared(seq: u64) -> Task {
+    let mut task = task(seq);
+    Arc::make_mut(&mut task.spec).shares_process = true;
+    task
+}
+
+fn submitted(tasks: impl IntoIterator<Item = Task>) -> Dispatch {
+    let mut dispatch = Dispatch::default();
+    tasks.into_iter().for_each(|task| dispatch.submit(task, &mut Vec::new()));
+    dispatch
+}
+
+/// What is taken home: a task, by its number.
+fn take(dispatch: &mut Dispatch, now: u64) -> Option<u64> {
+    match dispatch.take_home(&mut Vec::new(), now, |_| true) {
+        TakenHome::Task { spec, .. } => Some(spec.id.seq),
+        TakenHome::NotThis | TakenHome::Nothing => None,
+    }
+}
+
+fn granted(dispatch: &mut Dispatch, lease: u64, now: u64) -> Said {
+    let mut out = Vec::new();
+    dispatch.granted(grant(lease), now, &mut out);
+    dispatch.settle(now, &mut out);
+    said(out)
+}
+
+#[test]
+fn the_newest_run_at_home_and_the_oldest_elsewhere() {
+    let mut dispatch = submitted((0..4).map(shared));
+    settle(&mut dispatch, 0);
+    assert_eq!(take(&mut dispatch, 0), Some(3));
+    assert_eq!(granted(&mut dispatch, 1, 0).pushed[&1], [0]);
+    assert_eq!((take(&mut dispatch, 0), take(&mut dispatch, 0), take(&mut dispatch, 0)), (Some(2), Some(1), None));
+    assert!(!dispatch.is_done());
+    for seq in 1..4 {
+        assert!(matches!(dispatch.finished_at_home(id(seq), None, 1_000, 1), Some(Settled::Done(_))));
+        assert!(dispatch.finished_at_home(id(seq), None, 1_000, 1).is_none(), "it runs here no more");
+    }
+}
+
+#[test]
+fn what_was_just_asked_for_is_taken_first_and_only_if_it_is_a_task_that_fits() {
+    let mut dispatch = submitted([shared(1)]);
+    let mut news = vec![Request::Task(shared(2))];
+    assert!(dispatch.asks_for_home(&news));
+    assert!(matches!(dispatch.take_home(&mut news, 0, |_| false), TakenHome::NotThis));
+    assert!(matches!(dispatch.take_home(&mut news, 0, |_| true), TakenHome::Task { spec, .. } if spec.id.seq == 2));
+    assert!(news.is_empty());
+    // One of its own process hides what is ready: order is kept for all others.
+    let mut news = vec![Request::Task(task(3))];
+    assert!(matches!(dispatch.take_home(&mut news, 0, |_| true), TakenHome::Task { spec, .. } if spec.id.seq == 1));
+    assert!(matches!(dispatch.take_home(&mut news, 0, |_| true), TakenHome::Nothing));
+    assert_eq!(news.len(), 1);
+}
+
+#[test]
+fn others_are_asked_for_what_the_process_does_not_take_in_time() {
+    let mut dispatch = submitted((0..3).map(shared));
+    assert_eq!(take(&mut dispatch, 100), Some(2));
+    assert_eq!(settle(&mut dispatch, 100).wanted, None, "it goes on with these itself");
+    assert_eq!(dispatch.left_until(100), Some(LEFT_MS));
+    assert_eq!(settle(&mut dispatch, 100 + LEFT_MS).wanted, Some(2));
+    // And at once when it takes nothing any more.
+    let mut dispatch = submitted([shared(0)]);
+    assert_eq!(settle(&mut dispatch, 100).wanted, Some(1));
+}
+
+#[test]
+fn a_process_that_has_found_nothing_hears_once_when_there_is_something() {
+    let mut dispatch = Dispatch::default();
+    assert_eq!(take(&mut dispatch, 0), None);
+    dispatch.submit(task(1), &mut Vec::new());
+    assert!(!settle(&mut dispatch, 0).offers_home, "it has a process of its own");
+    dispatch.submit(shared(2), &mut Vec::new());
+    assert!(settle(&mut dispatch, 0).offers_home);
+    assert!(!settle(&mut dispatch, 0).offers_home);
+    assert_eq!(take(&mut dispatch, 0), Some(2));
+    assert_eq!(take(&mut dispatch, 0), None);
+    dispatch.home_is_closed();
+    dispatch.submit(shared(3), &mut Vec::new());
+    assert!(!settle(&mut dispatch, 0).offers_home);
+}
+
+#[test]
+fn tasks_that_take_long_have_processes_of_their_own() {
+    let mut dispatch = submitted([shared(0), shared(1)]);
+    assert_eq!(take(&mut dispatch, 0), Some(1));
+    assert!(dispatch.finished_at_home(id(1), None, 50_000_000, 50).is_some());
+    assert_eq!(take(&mut dispatch, 50), None);
+}
+
+#[test]
+fn what_is_cancelled_by_force_at_home_is_over_and_what_is_asked_is_not() {
+    let mut dispatch = submitted([shared(0), shared(1)]);
+    take(&mut dispatch, 0);
+    take(&mut dispatch, 0);
+    let (mut wanted, mut out) = (Wanted::default(), Vec::new());
+    wanted.insert(id(0), true);
+    wanted.insert(id(1), false);
+    dispatch.cancel(&mut wanted, &mut out);
+    let said = said(out);
+    assert_eq!(said.stopped, [0, 1]);
+    assert!(matches!(&said.failed[..], [(0, Error::Cancelled { .. })]));
+    assert!(dispatch.finished_at_home(id(0), None, 1, 0).is_none());
+    assert!(matches!(dispatch.finished_at_home(id(1), None, 1, 0), Some(Settled::Done(_))));
+}
+
+#[test]
+fn a_task_whose_process_has_ended_is_tried_again_in_one_of_its_own() {
+    let mut dispatch = submitted([shared(0)]);
+    granted(&mut dispatch, 1, 0);
+    let mut out = Vec::new();
+    dispatch.connection_lost(grant(1).worker.process, 1, &mut out);
+    dispatch.worker_died(death(1, 1), 1, &mut out);
+    assert_eq!(take(&mut dispatch, 1), None, "neither does it run beside who has submitted it");
+    let again = granted(&mut dispatch, 2, 1);
+    assert_eq!(again.pushed[&2], [0]);
+}
