@@ -192,6 +192,45 @@ fn a_task_at_home_goes_on_while_another_there_blocks_its_thread() {
     assert_eq!(done.get_timeout_blocking(LIMIT).unwrap(), 5);
 }
 
+#[wingbeat::actor(num_cpus = 1.0)]
+impl Holder {
+    fn new() -> Self {
+        Holder
+    }
+    async fn waits_for_a_task(&self) -> u64 {
+        seven::remote().get().await.unwrap()
+    }
+}
+
+struct Holder;
+
+#[wingbeat::remote]
+fn above_one_that_is_spared(begun: PathBuf, release: PathBuf) -> u64 {
+    let after = pid_alone::remote();
+    let deaf = holds_on::remote(begun.clone(), release.clone());
+    while let Err(Error::TimedOut { .. }) = deaf.get_timeout_blocking(Duration::from_millis(20)) {
+        if begun.exists() {
+            break;
+        }
+    }
+    deaf.cancel_force();
+    // There is one CPU, and the code that was cancelled goes on.
+    let pid = after.get_blocking().unwrap();
+    std::fs::write(release, "").unwrap();
+    u64::from(pid)
+}
+
+#[test]
+fn whoever_waits_lends_the_cpu_where_nothing_can_run_at_home() {
+    let _local = Local::start(1);
+    let holder = Holder::remote();
+    assert_eq!(holder.waits_for_a_task().get_timeout_blocking(LIMIT).unwrap(), 7);
+    drop(holder);
+    let dir = tempfile::tempdir().unwrap();
+    let spared = above_one_that_is_spared::remote(dir.path().join("begun"), dir.path().join("release"));
+    assert_ne!(spared.get_timeout_blocking(LIMIT).unwrap(), 0);
+}
+
 #[wingbeat::remote]
 fn seven() -> u64 {
     7

@@ -136,11 +136,11 @@ impl Queue {
             if let Ok(Some(spec)) = self.take_home(&mut state, false) {
                 return Next::Run(spec);
             }
+            self.look_whether_all_wait(&mut state);
             if state.work.has_ended() || state.at_home.idle >= SPARE_THREADS {
                 state.at_home.threads -= 1;
                 return Next::End;
             }
-            self.look_whether_all_wait(&mut state);
             state.at_home.idle += 1;
             self.at_home.wait(&mut state);
             state.at_home.idle -= 1;
@@ -224,12 +224,13 @@ impl Queue {
     pub(super) fn began_waiting_at_home(&self, task: TaskId, blocks: bool) {
         let mut state = self.state.lock();
         state.work.waits_at_home(task, true);
-        // What is polled inside lets its thread look, after this.
+        if let Some(number) = NUMBER.get() {
+            // It says itself when it would take something.
+            state.at_home.takers.remove(&number);
+        }
+        // What is polled inside lets its thread look, after this, unless it runs another runtime there.
         if !blocks && is_inside() {
             return;
-        }
-        if let Some(number) = NUMBER.get() {
-            state.at_home.takers.remove(&number);
         }
         if !self.goes_on_at_home(&mut state) {
             self.look_whether_all_wait(&mut state);
@@ -237,8 +238,35 @@ impl Queue {
     }
 
     pub(super) fn ended_waiting_at_home(&self, task: TaskId) {
-        self.state.lock().work.waits_at_home(task, false);
-        self.uses_cpus();
+        let counts = self.state.lock().work.waits_at_home(task, false);
+        if counts {
+            self.uses_cpus();
+        }
+    }
+
+    /// What has ended may have been the last of what was left of an earlier task.
+    pub(super) fn done_at_home(&self, state: &mut State) {
+        if let Some((owner, lease)) = state.work.ready_after_home() {
+            self.session.process().say_ready(owner, lease);
+        }
+        self.arrived.notify_all();
+    }
+
+    /// A task that runs at home was cancelled by force: its owner, which is this process, has given it up. It is asked to stop, and
+    /// holds nobody up meanwhile.
+    pub(super) fn give_up_at_home(&self, execution: &Arc<Execution>) {
+        self.session.process().cancel_children(execution.task);
+        execution.disown();
+        let mut state = self.state.lock();
+        if !self.goes_on_at_home(&mut state) {
+            self.look_whether_all_wait(&mut state);
+        }
+    }
+
+    /// Whether it is worth looking again for threads that are stuck.
+    pub(super) fn may_be_stuck(&self) -> bool {
+        let state = self.state.lock();
+        state.work.all_wait() && state.work.at_home() > 0
     }
 }
 
@@ -249,8 +277,11 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
     let _entered = runtime.enter();
     let paused = Cell::new(0);
     let mut under_way = UnderWay::default();
+    // Whether a stream is among them whose items block the thread while they are made.
+    let mut blocks = false;
     loop {
-        let has_room = under_way.len() < UNDER_WAY;
+        blocks &= !under_way.is_empty();
+        let has_room = under_way.len() < UNDER_WAY && !blocks;
         let next = match under_way.is_empty() {
             true => Some(queue.next_at_home(thread)),
             false => under_way.go_on(runtime, |cx| queue.poll_next_at_home(thread, has_room, cx)),
@@ -262,6 +293,7 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };
+                blocks |= function.as_ref().is_ok_and(|function| !function.is_asynchronous);
                 under_way.extend(match function {
                     Ok(function) => call.begin(function.path, function.run),
                     Err(error) => call.begin("an unknown function", |_| Err(error)),

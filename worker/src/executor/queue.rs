@@ -42,7 +42,7 @@ pub(crate) struct Queue {
     pub page: Arc<Page>,
     pub(super) me: Weak<Queue>,
     pub(super) state: Mutex<State>,
-    arrived: Condvar,
+    pub(super) arrived: Condvar,
     /// Told when a task may begin at home.
     pub(super) at_home: Condvar,
     held: Arc<Held>,
@@ -162,13 +162,18 @@ impl Queue {
         if state.work.is_draining() {
             self.wake_all(&mut state);
         }
+        if execution.at_home {
+            self.done_at_home(&mut state);
+        }
     }
 
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
         let cancelled = self.state.lock().work.started(execution.task, execution.clone());
-        if let Some(force) = cancelled {
-            self.stop(execution, force);
+        match cancelled {
+            Some(true) if execution.at_home => self.give_up_at_home(execution),
+            Some(force) => self.stop(execution, force),
+            None => {}
         }
     }
 
@@ -258,10 +263,7 @@ impl Queue {
                 self.refuse(&spec, Error::Cancelled { task: task_name(&spec).into() });
             }
             // Its owner has given it up, and lives here itself.
-            Cancelled::Running(execution) if execution.at_home && force => {
-                self.session.process().cancel_children(execution.task);
-                execution.disown();
-            }
+            Cancelled::Running(execution) if execution.at_home && force => self.give_up_at_home(&execution),
             Cancelled::Running(execution) => self.stop(&execution, force),
         }
     }
@@ -399,7 +401,7 @@ impl Executor for Queue {
         if let Some(gave) = state.work.begin_wait() {
             self.say(&state, gave);
         }
-        !state.work.all_wait() || self.goes_on_at_home(&mut state)
+        state.work.computes_at_home() || self.goes_on_at_home(&mut state)
     }
 
     fn end_wait(&self) {
@@ -429,7 +431,8 @@ impl Executor for Queue {
         }
     }
 
-    fn look_at_home(&self) {
+    fn look_at_home(&self) -> bool {
         self.look_for_stuck_threads();
+        self.may_be_stuck()
     }
 }

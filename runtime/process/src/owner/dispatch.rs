@@ -159,12 +159,12 @@ enum After {
 }
 
 impl Task {
-    /// It is tried again after this.
     /// Whether it may not begin a second time, whatever becomes of the first.
     fn runs_at_most_once(&self) -> bool {
         self.retries == 0 && self.spec.attempt == 0
     }
 
+    /// It is tried again after this.
     fn costs(&mut self, after: After) {
         if after != After::Nothing {
             let spec = Arc::make_mut(&mut self.spec);
@@ -608,6 +608,9 @@ impl Dispatch {
         }
         let shape = lease.grant.shape.clone();
         self.took(&shape, ran_nanos);
+        if self.at_home.knows(task.spec.function) {
+            self.at_home.took(task.spec.function, ran_nanos);
+        }
         self.return_if_done(id, out);
         self.settled(task, failed, now_ms)
     }

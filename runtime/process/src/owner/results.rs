@@ -56,8 +56,8 @@ impl Owner {
         }
     }
 
-    /// A task of this process that runs in it has this result, without refs, and is no stream. Any thread may say so: nothing is said
-    /// to anybody else. Answers with the result if it does not run here.
+    /// A task of this process that runs in it has this result, without refs, and is no stream. Any thread may say so: for tasks
+    /// and calls, nothing follows that is said to others. Answers with the result if it does not run here.
     pub(crate) fn result_at_home(self: &Arc<Self>, result: TaskResult) -> Result<(), TaskResult> {
         let now_ms = self.outside.now_ms();
         let failed = match &result.outcome {

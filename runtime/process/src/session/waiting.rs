@@ -1,8 +1,8 @@
 //! What an execution waits for, and what that means for its process and for the head.
 //!
 //! An execution may wait for several things at once, as with `join!`. It waits as long as any of these waits lasts: its
-//! process takes no tasks then, and its CPUs are free for others. The head is told of the first wait at once, of others
-//! only if they last, since it needs them for deadlocks alone.
+//! process takes no tasks of others then, and goes on with what it has submitted itself, or its CPUs are free. The head is told of the
+//! first wait of a task that was sent here at once. It is told of others only if they last, since it needs them for deadlocks alone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -168,10 +168,9 @@ impl Process {
             loop {
                 tokio::time::sleep(TOLD_AFTER).await;
                 let waits: Vec<_> = process.wire.waits.iter().map(|waiting| waiting.clone()).collect();
-                let go_on = waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0;
-                if let Some(executor) = process.executor() {
-                    executor.look_at_home();
-                }
+                let is_untold = waits.iter().filter(|waiting| waiting.tell_if_it_lasts()).count() > 0;
+                let may_be_stuck = process.executor().is_some_and(|executor| executor.look_at_home());
+                let go_on = is_untold || may_be_stuck;
                 if !go_on && !process.has_news_after_looking() {
                     return;
                 }
@@ -219,6 +218,12 @@ impl Waiting {
                 waits.tell(&execution);
             }
         } else {
+            if execution.at_home
+                && is_blocked()
+                && let Some(executor) = process.executor()
+            {
+                executor.begin_wait_at_home(execution.task, true);
+            }
             waits.changed(&execution);
         }
         drop(waits);

@@ -15,7 +15,7 @@ pub trait Executor: Send + Sync {
     /// The daemon has something to say.
     fn command(&self, command: WorkerCommand);
     /// The task that was sent here is about to wait: every unstarted task goes back to its owner. Answers whether the process goes on
-    /// with something else.
+    /// at home.
     fn begin_wait(&self) -> bool;
     /// It goes on.
     fn end_wait(&self);
@@ -26,8 +26,8 @@ pub trait Executor: Send + Sync {
     fn end_wait_at_home(&self, task: TaskId);
     /// There is something to run at home.
     fn has_work_at_home(&self);
-    /// Time has passed while something waits at home: whoever was to go on with something else may be stuck.
-    fn look_at_home(&self);
+    /// Time has passed: whoever was to go on at home with something else may be stuck. Answers whether to look again.
+    fn look_at_home(&self) -> bool;
     /// Looks what the threads of this process do.
     fn stacks(&self) -> BoxFuture<'static, Result<ProcessStacks, Error>>;
 }

@@ -107,6 +107,8 @@ pub struct Queue<R> {
     shares: bool,
     /// Tasks of this very process that have begun and are not done, and whether each waits.
     at_home: BTreeMap<TaskId, bool>,
+    /// Whether tasks were given back that may not begin beside those.
+    gave_back_for_home: bool,
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,
@@ -141,6 +143,7 @@ impl<R> Default for Queue<R> {
             waiting: 0,
             shares: false,
             at_home: BTreeMap::new(),
+            gave_back_for_home: false,
             phase: Phase::Open,
             is_held: false,
             leaves: false,
@@ -161,6 +164,12 @@ impl<R: Clone> Queue<R> {
             return Some(self.give_back(from, lease, tasks.iter().map(|task| task.id).collect()));
         }
         self.owner = Some(from);
+        // What an earlier task has left here may end the process.
+        if !self.at_home.is_empty() && tasks.iter().any(|task| !task.shares_process) {
+            self.gave_back_for_home = true;
+            let tasks = tasks.iter().map(|task| task.id).collect();
+            return Some(GaveBack { to: from, lease, tasks, waiting: true });
+        }
         self.tasks.extend((first..).zip(tasks).map(|(number, spec)| (from, lease, number, spec)));
         None
     }
@@ -218,6 +227,9 @@ impl<R: Clone> Queue<R> {
         if let Some(actor) = self.to_become.take() {
             return Some(Next::Become(actor));
         }
+        if !self.at_home.is_empty() && self.tasks.front().is_some_and(|(_, _, _, spec)| !spec.shares_process) {
+            return None;
+        }
         let (_, lease, number, spec) = self.tasks.pop_front()?;
         self.busy += 1;
         self.shares = spec.shares_process;
@@ -235,11 +247,24 @@ impl<R: Clone> Queue<R> {
         self.busy += 1;
     }
 
-    /// One that was taken in by [`Queue::took_home`] begins to wait, or goes on.
-    pub fn waits_at_home(&mut self, task: TaskId, waits: bool) {
-        if let Some(known) = self.at_home.get_mut(&task) {
-            *known = waits;
+    /// One that was taken in by [`Queue::took_home`] begins to wait, or goes on. Whether it still counts: not after it was cancelled
+    /// by force.
+    pub fn waits_at_home(&mut self, task: TaskId, waits: bool) -> bool {
+        let known = self.at_home.get_mut(&task);
+        known.map(|known| *known = waits).is_some()
+    }
+
+    /// Whether something of this process's own runs here and does not wait.
+    pub fn computes_at_home(&self) -> bool {
+        self.at_home.values().any(|waits| !waits)
+    }
+
+    /// Who is to know that more is taken, if tasks were given back because something was left here, and nothing is now.
+    pub fn ready_after_home(&mut self) -> Option<(ProcessId, LeaseId)> {
+        if !self.at_home.is_empty() || self.waiting > 0 || !std::mem::take(&mut self.gave_back_for_home) {
+            return None;
         }
+        self.owner.zip(self.lease)
     }
 
     /// How many tasks of this process have begun here.
@@ -283,7 +308,8 @@ impl<R: Clone> Queue<R> {
         self.running.insert(task, execution);
         let early = self.cancelled_early.iter().position(|(cancelled, _)| *cancelled == task)?;
         let (_, force) = self.cancelled_early.swap_remove(early);
-        if force {
+        let is_at_home = force && self.at_home.remove(&task).is_some();
+        if force && !is_at_home {
             self.kill();
         }
         Some(force)

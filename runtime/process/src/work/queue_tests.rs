@@ -176,6 +176,38 @@ fn one_that_is_cancelled_by_force_at_home_holds_nobody_up_and_ends_no_process() 
 }
 
 #[test]
+fn one_that_is_cancelled_by_force_before_it_is_found_ends_no_process_either() {
+    let mut queue = shared(1);
+    queue.begin_wait();
+    let task = id(OTHER, 1);
+    queue.took_home(task);
+    assert!(matches!(queue.cancel(task, true), Cancelled::Nothing));
+    assert_eq!(queue.started(task, 10), Some(true));
+    assert!(queue.takes_home());
+    queue.done(task, |running| *running == 10);
+    queue.end_wait();
+    queue.add_tasks(OWNER, LEASE, 1, tasks([2]));
+    assert_eq!(next(&mut queue, None), Some(2));
+}
+
+#[test]
+fn nothing_isolated_begins_beside_what_an_earlier_task_has_left() {
+    let mut queue = shared(1);
+    queue.begin_wait();
+    let left = id(OTHER, 1);
+    queue.took_home(left);
+    assert!(queue.started(left, 10).is_none());
+    queue.end_wait();
+    queue.done(id(OWNER, 1), |_| true);
+    assert_eq!(queue.add_tasks(OWNER, LEASE, 1, tasks([2])), Some(gave([2], true)));
+    assert_eq!(queue.ready_after_home(), None);
+    queue.done(left, |running| *running == 10);
+    assert_eq!(queue.ready_after_home(), Some((OWNER, LEASE)));
+    assert_eq!(queue.ready_after_home(), None);
+    assert!(queue.add_tasks(OWNER, LEASE, 1, tasks([2])).is_none());
+}
+
+#[test]
 fn neither_an_isolated_task_nor_an_actor_gives_its_process_away() {
     let mut queue = leased();
     queue.add_tasks(OWNER, LEASE, 0, tasks([1]));
@@ -184,7 +216,7 @@ fn neither_an_isolated_task_nor_an_actor_gives_its_process_away() {
     assert!(!queue.takes_home());
     let mut queue = actor();
     queue.begin_wait();
-    assert!(!queue.takes_home());
+    assert!(!queue.takes_home() && !queue.computes_at_home());
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use wingbeat_core::TaskId;
+use wingbeat_core::{FunctionId, TaskId};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Shape, Strategy, TaskSpec};
 
@@ -24,8 +24,8 @@ const OPEN_MS: u64 = 10;
 #[derive(Default)]
 pub(super) struct AtHome {
     tasks: BTreeMap<TaskId, Task>,
-    /// Smoothed run time of such a task; none before the first result.
-    average_nanos: Option<f64>,
+    /// Smoothed run times of such tasks, by function.
+    average_nanos: BTreeMap<FunctionId, f64>,
     /// The process would run another one, and there was none.
     is_hungry: bool,
     /// When it took the last one, or was told that there is one.
@@ -38,8 +38,19 @@ impl AtHome {
         self.took_ms.is_some_and(|took| now_ms < took + OPEN_MS)
     }
 
-    fn takes_short(&self) -> bool {
-        self.average_nanos.is_none_or(|nanos| nanos < LONG_NANOS)
+    /// Whether tasks of this function are short, as far as is known.
+    fn is_short(&self, function: FunctionId) -> bool {
+        self.average_nanos.get(&function).is_none_or(|nanos| *nanos < LONG_NANOS)
+    }
+
+    /// A task of this function took so long, here or elsewhere. One alone, which may have been the first, says little.
+    pub(super) fn took(&mut self, function: FunctionId, ran_nanos: u64) {
+        let average = self.average_nanos.entry(function).or_default();
+        *average = smoothed(Some(*average), ran_nanos);
+    }
+
+    pub(super) fn knows(&self, function: FunctionId) -> bool {
+        self.average_nanos.contains_key(&function)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -155,12 +166,16 @@ impl Dispatch {
     }
 
     fn newest_for_home(&self, news: &[Request]) -> Newest {
-        if self.session_over.is_some() || !self.at_home.takes_short() {
+        if self.session_over.is_some() {
             return Newest::None;
         }
-        let may = |task: &Task| goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none();
+        let may = |task: &Task| {
+            let is_short = self.at_home.is_short(task.spec.function);
+            is_short && goes_home(task) && lost_argument(&task.spec, &self.dead_nodes).is_none()
+        };
         if let Some(Request::Task(task)) = news.last()
             && may(task)
+            && self.queues.get(&task.shape).is_none_or(Queue::is_short)
             && too_large(&task.spec, &task.name).is_none()
         {
             return Newest::News(news.len() - 1);
@@ -201,7 +216,7 @@ impl Dispatch {
         (self.at_home.is_open(now_ms) && has_ready()).then_some(LEFT_MS)
     }
 
-    /// A task that runs in this process has a result; none if it does not run here. It says nothing to anybody else.
+    /// A task that runs in this process has a result; none if it does not run here. Nothing follows for other tasks.
     pub(crate) fn finished_at_home(
         &mut self,
         id: TaskId,
@@ -210,7 +225,7 @@ impl Dispatch {
         now_ms: u64,
     ) -> Option<Settled> {
         let task = self.at_home.tasks.remove(&id)?;
-        self.at_home.average_nanos = Some(smoothed(self.at_home.average_nanos, ran_nanos));
+        self.at_home.took(task.spec.function, ran_nanos);
         Some(self.settled(task, failed, now_ms))
     }
 }

@@ -87,10 +87,12 @@ fn a_process_that_has_found_nothing_hears_once_when_there_is_something() {
 
 #[test]
 fn tasks_that_take_long_have_processes_of_their_own() {
-    let mut dispatch = submitted([shared(0), shared(1)]);
-    assert_eq!(take(&mut dispatch, 0), Some(1));
-    assert!(dispatch.finished_at_home(id(1), None, 50_000_000, 50).is_some());
-    assert_eq!(take(&mut dispatch, 50), None);
+    let mut dispatch = submitted((0..4).map(shared));
+    assert_eq!(take(&mut dispatch, 0), Some(3));
+    assert!(dispatch.finished_at_home(id(3), None, 50_000_000, 50).is_some());
+    assert_eq!(take(&mut dispatch, 50), Some(2), "the first may have taken long to begin");
+    assert!(dispatch.finished_at_home(id(2), None, 50_000_000, 100).is_some());
+    assert_eq!(take(&mut dispatch, 100), None);
 }
 
 #[test]
