@@ -101,7 +101,7 @@ fn the_head_refuses_what_a_client_should_not_have_sent() {
         worker.env("WINGBEAT_ADDRESS", cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
         let worker = worker.stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8(worker.stderr).unwrap();
-        assert!(worker.status.code() == Some(1) && said.contains("label") && is_plain(&said), "{said:?}");
+        assert!(worker.status.code() == Some(2) && said.contains("label") && is_plain(&said), "{said:?}");
     }
 }
 
