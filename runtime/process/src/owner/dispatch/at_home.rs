@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use wingbeat_core::{FunctionId, TaskId};
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Shape, Strategy, TaskSpec};
+use wingbeat_core::{FunctionId, TaskId};
 
 use super::{Action, Dispatch, LONG_NANOS, Queue, Settled, Task, lost_argument, smoothed, too_large};
 use crate::owner::submission::Request;
