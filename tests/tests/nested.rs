@@ -231,6 +231,43 @@ fn whoever_waits_lends_the_cpu_where_nothing_can_run_at_home() {
     assert_ne!(spared.get_timeout_blocking(LIMIT).unwrap(), 0);
 }
 
+/// Submits tasks and waits for them, without end.
+#[wingbeat::remote]
+async fn goes_on_until(release: PathBuf) -> u64 {
+    let mut sum = 0;
+    while !release.exists() {
+        sum += fib::remote(6, false).0.get().await.unwrap();
+    }
+    sum
+}
+
+#[test]
+fn a_program_that_waits_for_its_own_tasks_shares_the_cpus_with_others() {
+    const CHILD: &str = "WINGBEAT_TEST_SHARES";
+    if let Ok(at) = std::env::var(CHILD) {
+        let (address, rest) = at.split_once('\n').unwrap();
+        let (token, release) = rest.split_once('\n').unwrap();
+        let _driver = Local::from(wingbeat::init_at(address).token(token));
+        let both = [goes_on_until::remote(release.into()), goes_on_until::remote(release.into())];
+        println!("submitted");
+        get_all_blocking(&both).unwrap();
+        return;
+    }
+    let cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (token, release) = (cluster.token().unwrap(), dir.path().join("release"));
+    let told = format!("{}\n{token}\n{}", cluster.address(), release.display());
+    let this = "a_program_that_waits_for_its_own_tasks_shares_the_cpus_with_others";
+    let mut greedy = std::process::Command::new(std::env::current_exe().unwrap());
+    let mut greedy = greedy.args([this, "--exact", "--nocapture"]).env(CHILD, told).spawn().unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&token));
+    for n in 0..20 {
+        assert_eq!(fails::remote(2 + n).get_timeout_blocking(LIMIT).unwrap(), u64::from(2 + n));
+    }
+    std::fs::write(&release, "").unwrap();
+    assert!(greedy.wait().unwrap().success());
+}
+
 #[wingbeat::remote]
 fn seven() -> u64 {
     7

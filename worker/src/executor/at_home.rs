@@ -188,7 +188,7 @@ impl Queue {
     }
 
     /// If all wait, and that lasts, the CPU is free for others.
-    fn look_whether_all_wait(&self, state: &mut State) {
+    pub(super) fn look_whether_all_wait(&self, state: &mut State) {
         if !state.work.all_wait() || std::mem::replace(&mut state.at_home.is_watched, true) {
             return;
         }

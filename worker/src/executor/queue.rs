@@ -328,8 +328,13 @@ impl Executor for Queue {
                     self.refuse_calls(refused, actor);
                 }
             }
-            Work::TakeBack { lease, most } => {
+            Work::TakeBack { lease, most, recalled } => {
                 let mut state = self.state.lock();
+                if recalled {
+                    state.work.recalled(lease);
+                    self.session.process().closes_home();
+                    self.look_whether_all_wait(&mut state);
+                }
                 let gave = state.work.take_back(from, lease, most);
                 self.say(&state, gave);
             }

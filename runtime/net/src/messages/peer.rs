@@ -111,6 +111,8 @@ pub enum Work {
         lease: LeaseId,
         /// At most.
         most: u32,
+        /// Whether others need the lease: its process runs nothing more of its own while the task waits that was sent there.
+        recalled: bool,
     },
     /// A task or call is not wanted any more.
     Cancel {

@@ -307,7 +307,7 @@ mod tests {
         vec![
             Work::Tasks { lease, first: 0, tasks: vec![spec(), spec()] }.into(),
             Work::Calls { actor, incarnation, calls: vec![spec()] }.into(),
-            Work::TakeBack { lease, most: 1 }.into(),
+            Work::TakeBack { lease, most: 1, recalled: false }.into(),
             Work::Cancel { task: TASK, force: true }.into(),
             Work::StreamTaken { task: TASK, count: 1 }.into(),
             Work::Received(vec![TASK]).into(),

@@ -107,6 +107,7 @@ pub(crate) enum Action {
         worker: ProcessId,
         lease: LeaseId,
         most: u32,
+        recalled: bool,
     },
     Cancel {
         worker: ProcessId,
@@ -455,7 +456,8 @@ impl Dispatch {
         if let Some(lease) = fullest.and_then(|id| self.leases.get_mut(&id)) {
             lease.taking_back = true;
             let most = (lease.in_flight.len() / 2).max(1) as u32;
-            out.push(Action::TakeBack { worker: lease.grant.worker.process, lease: lease.grant.lease, most });
+            let worker = lease.grant.worker.process;
+            out.push(Action::TakeBack { worker, lease: lease.grant.lease, most, recalled: false });
         }
     }
 
@@ -550,10 +552,13 @@ impl Dispatch {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         if matches!(lease.phase, Phase::Open | Phase::Waiting) {
             lease.phase = Phase::Recalled;
-            if lease.in_flight.len() > 1 && !lease.taking_back {
+            // What waits there for what it has submitted may run that for hours.
+            let runs_others = lease.in_flight.iter().any(|(_, task)| task.spec.shares_process);
+            if runs_others || lease.in_flight.len() > 1 && !lease.taking_back {
                 lease.taking_back = true;
                 let most = lease.in_flight.len() as u32;
-                out.push(Action::TakeBack { worker: lease.grant.worker.process, lease: id, most });
+                let worker = lease.grant.worker.process;
+                out.push(Action::TakeBack { worker, lease: id, most, recalled: true });
             }
         }
         self.return_if_done(id, out);

@@ -358,8 +358,8 @@ impl Owner {
                 dispatch::Action::Left { task, outputs, at } => self.outputs_left_over(task, outputs, &at),
                 dispatch::Action::Return { lease } => self.tell_head(HeadMessage::ReturnLease(lease)),
                 dispatch::Action::Abandon { lease } => self.tell_head(HeadMessage::AbandonLease(lease)),
-                dispatch::Action::TakeBack { worker, lease, most } => {
-                    self.send_to(worker, Work::TakeBack { lease, most }.into());
+                dispatch::Action::TakeBack { worker, lease, most, recalled } => {
+                    self.send_to(worker, Work::TakeBack { lease, most, recalled }.into());
                 }
                 dispatch::Action::Cancel { worker, task, force } => {
                     self.send_to(worker, Work::Cancel { task, force }.into());

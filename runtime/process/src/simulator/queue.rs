@@ -86,7 +86,7 @@ impl Process {
                     self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
                 }
             }
-            Work::TakeBack { lease, most } => {
+            Work::TakeBack { lease, most, recalled: _ } => {
                 let gave = self.queue.borrow_mut().work.take_back(from, lease, most);
                 self.give_back(Some(gave));
             }

@@ -105,6 +105,8 @@ pub struct Queue<R> {
     waiting: u32,
     /// Whether the task that was taken out last shares this process while it waits.
     shares: bool,
+    /// Whether others need its lease: then nothing more begins at home.
+    is_recalled: bool,
     /// Tasks of this very process that have begun and are not done, and whether each waits.
     at_home: BTreeMap<TaskId, bool>,
     /// Whether tasks were given back that may not begin beside those.
@@ -142,6 +144,7 @@ impl<R> Default for Queue<R> {
             cancelled_early: Vec::new(),
             waiting: 0,
             shares: false,
+            is_recalled: false,
             at_home: BTreeMap::new(),
             gave_back_for_home: false,
             phase: Phase::Open,
@@ -238,7 +241,12 @@ impl<R: Clone> Queue<R> {
 
     /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
     pub fn takes_home(&self) -> bool {
-        self.all_wait() && self.shares && self.actor.is_none() && self.phase == Phase::Open && !self.is_held
+        self.all_wait()
+            && self.shares
+            && !self.is_recalled
+            && self.actor.is_none()
+            && self.phase == Phase::Open
+            && !self.is_held
     }
 
     /// Takes in a task of this process, which begins now.
@@ -365,9 +373,14 @@ impl<R: Clone> Queue<R> {
         self.running.iter().filter(|(task, _)| task.owner == peer).map(|(_, running)| running.clone()).collect()
     }
 
+    /// Others need this lease: what was submitted here goes to leases that are shared fairly.
+    pub fn recalled(&mut self, lease: LeaseId) {
+        self.is_recalled |= self.lease == Some(lease);
+    }
+
     /// Has tasks of a lease from now on.
     pub fn lease(&mut self, lease: LeaseId) {
-        self.leaves = false;
+        (self.leaves, self.is_recalled) = (false, false);
         self.lease = Some(lease);
     }
 

@@ -161,6 +161,16 @@ fn a_task_begins_at_home_when_all_others_wait() {
 }
 
 #[test]
+fn nothing_begins_at_home_under_a_lease_that_others_need() {
+    let mut queue = shared(1);
+    queue.begin_wait();
+    queue.recalled(LeaseId(9));
+    assert!(queue.takes_home());
+    queue.recalled(LEASE);
+    assert!(!queue.takes_home() && queue.all_wait());
+}
+
+#[test]
 fn one_that_is_cancelled_by_force_at_home_holds_nobody_up_and_ends_no_process() {
     let mut queue = shared(1);
     queue.begin_wait();

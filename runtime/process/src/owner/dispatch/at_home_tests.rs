@@ -112,6 +112,15 @@ fn what_is_cancelled_by_force_at_home_is_over_and_what_is_asked_is_not() {
 }
 
 #[test]
+fn a_recalled_lease_whose_task_may_run_others_is_told() {
+    let mut dispatch = submitted([shared(0)]);
+    granted(&mut dispatch, 1, 0);
+    let mut out = Vec::new();
+    dispatch.recalled(grant(1).lease, &mut out);
+    assert!(matches!(out[..], [Action::TakeBack { recalled: true, most: 1, .. }]));
+}
+
+#[test]
 fn a_task_whose_process_has_ended_is_tried_again_in_one_of_its_own() {
     let mut dispatch = submitted([shared(0)]);
     granted(&mut dispatch, 1, 0);
