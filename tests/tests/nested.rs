@@ -248,7 +248,7 @@ fn a_program_that_waits_for_its_own_tasks_shares_the_cpus_with_others() {
         let (address, rest) = at.split_once('\n').unwrap();
         let (token, release) = rest.split_once('\n').unwrap();
         let _driver = Local::from(wingbeat::init_at(address).token(token));
-        let both = [goes_on_until::remote(release.into()), goes_on_until::remote(release.into())];
+        let both = [goes_on_until::remote(PathBuf::from(release)), goes_on_until::remote(PathBuf::from(release))];
         println!("submitted");
         get_all_blocking(&both).unwrap();
         return;
