@@ -55,7 +55,7 @@ pub(super) struct AtHome {
     /// Those that have tasks under way and would take another, by number, and how each is told.
     takers: BTreeMap<u64, Waker>,
     /// The task that was sent here, while it runs.
-    base: Option<Arc<Execution>>,
+    pub base: Option<Arc<Execution>>,
     /// Somebody looks in a moment whether all wait.
     is_watched: bool,
     /// Whether there was something to run when [`Queue::look_for_stuck_threads`] looked last, and nobody who took it.
@@ -69,12 +69,6 @@ enum Next {
 }
 
 impl Queue {
-    /// This task was sent here, and runs from now on.
-    pub(super) fn base(&self, execution: Option<&Arc<Execution>>) {
-        let before = std::mem::replace(&mut self.state.lock().at_home.base, execution.cloned());
-        drop(before);
-    }
-
     /// Has somebody run something at home, if there is anything. Answers whether somebody will.
     pub(super) fn goes_on_at_home(&self, state: &mut State) -> bool {
         state.work.takes_home() && self.session.process().asks_for_home() && self.wake_home(state)

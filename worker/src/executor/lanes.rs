@@ -44,7 +44,6 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 let name = task_name(&spec);
                 queue.page.start(number, &name, spec.yields_memory);
                 let execution = Execution::new(spec.id, name, None, Some(lease), session.clone());
-                queue.base(Some(&execution));
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };
@@ -54,7 +53,6 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 };
                 under_way.extend(left);
                 under_way.finish(&runtime);
-                queue.base(None);
             }
             Next::Become(become_actor) => return live(session, queue, &runtime, *become_actor),
             Next::Call { .. } => {}

@@ -162,14 +162,21 @@ impl Queue {
         if state.work.is_draining() {
             self.wake_all(&mut state);
         }
-        if execution.at_home {
-            self.done_at_home(&mut state);
+        match execution.at_home {
+            true => self.done_at_home(&mut state),
+            // Whoever says this holds it, too: it is not dropped under the lock.
+            false => state.at_home.base = None,
         }
     }
 
     /// Something runs: cancelling finds it from now on.
     pub(crate) fn started(&self, execution: &Arc<Execution>) {
-        let cancelled = self.state.lock().work.started(execution.task, execution.clone());
+        let mut state = self.state.lock();
+        if execution.actor.is_none() && !execution.at_home {
+            state.at_home.base = Some(execution.clone());
+        }
+        let cancelled = state.work.started(execution.task, execution.clone());
+        drop(state);
         match cancelled {
             Some(true) if execution.at_home => self.give_up_at_home(execution),
             Some(force) => self.stop(execution, force),
