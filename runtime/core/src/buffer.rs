@@ -243,7 +243,7 @@ impl<'de, T: Plain + Deserialize<'de>> Deserialize<'de> for Buffer<T> {
     }
 }
 
-/// For fields of type [`bytes::Bytes`], with `#[serde(with = "…")]`: they then go into shared memory and out of it as a
+/// For fields of type [`Bytes`], with `#[serde(with = "…")]`: they then go into shared memory and out of it as a
 /// [`Buffer`] does. Without it they are copied once more on their way in.
 pub mod bytes {
     use ::bytes::Bytes;

@@ -8,7 +8,7 @@
 //! they lie in memory, which is what lets [`encode_value`] copy it in one piece and a reader view it
 //! in place.
 //!
-//! A user's value has the same form, written and read here ([`encode`], [`decode`]). The [`Buffer`](crate::buffer::Buffer)s in
+//! A user's value has the same form, written and read here (`encode`, `decode`). The [`Buffer`](crate::buffer::Buffer)s in
 //! it that are not small come after it, in order, each at a multiple of 64 bytes from its start, and the value says where: so
 //! they are written straight into shared memory, and are read there.
 
