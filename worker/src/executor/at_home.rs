@@ -14,9 +14,8 @@
 //! Locks are taken in this order: waits of a task, [`Queue::state`], the owner's.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use wingbeat_core::TaskId;
@@ -42,24 +41,6 @@ const UNDER_WAY: usize = 256;
 thread_local! {
     /// The number of this thread, if it is one of these.
     static NUMBER: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-/// What of the queue concerns tasks at home.
-#[derive(Default)]
-pub(super) struct AtHome {
-    /// The number of the last thread.
-    last: u64,
-    /// Threads, and those of them that wait for a task.
-    threads: usize,
-    idle: usize,
-    /// Those that have tasks under way and would take another, by number, and how each is told.
-    takers: BTreeMap<u64, Waker>,
-    /// The task that was sent here, while it runs.
-    pub base: Option<Arc<Execution>>,
-    /// Somebody looks in a moment whether all wait.
-    is_watched: bool,
-    /// Whether there was something to run when [`Queue::look_for_stuck_threads`] looked last, and nobody who took it.
-    seems_stuck: bool,
 }
 
 /// What a thread does next.

@@ -4,7 +4,7 @@
 //! - `run`: one task from its arguments to its result.
 //! - `fence`: what it does while its daemon is silent.
 //! - `lanes`: the threads that take tasks and calls; `threads`: how one of them goes on with several.
-//! - `at_home`: tasks of this very process, while one that was sent here waits.
+//! - `at_home`: tasks of this very process, while one that was sent here waits; `home_threads`: their threads.
 //! - `handover`: results are handed over before the process ends, however it does.
 //!
 //! The main thread runs tasks, or the default group of the actor that the process became; user code never
@@ -14,6 +14,7 @@
 mod at_home;
 mod fence;
 mod handover;
+mod home_threads;
 mod lanes;
 mod queue;
 mod run;

@@ -21,7 +21,7 @@ use wingbeat_process::context::Execution;
 use wingbeat_process::work::{self, Actor, Become, Cancelled, GaveBack, Held, Next, Refused};
 use wingbeat_process::{Executor, Handle, Process, Session, Work};
 
-use super::at_home::AtHome;
+use super::home_threads::AtHome;
 use super::stacks;
 use crate::page::Page;
 
