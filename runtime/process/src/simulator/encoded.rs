@@ -13,9 +13,7 @@ use wingbeat_net::services::{HeadRequest, NodeRequest, ProcessRequest};
 use wingbeat_node as node;
 
 use super::execution::Asked;
-use super::nodes::Machine;
 use super::side::Parcel;
-use super::world::Happening;
 
 /// What is left of a message when it has been bytes.
 pub(super) fn through<T: Serialize + DeserializeOwned>(message: &T) -> T {
@@ -34,42 +32,39 @@ macro_rules! carried {
     };
 }
 
-/// As it is when its receiver has it.
-pub(super) fn received(what: Happening) -> Happening {
-    match what {
-        Happening::Deliver { from, to, mut parcel } => {
-            let Parcel { contact, batch, .. } = &mut *parcel;
-            let messages = std::mem::take(&mut batch.messages);
-            batch.messages = carried!(ProcessRequest::Deliver { messages, contact: *contact, number: batch.number });
-            Happening::Deliver { from, to, parcel }
+/// A batch as its receiver has it.
+pub(super) fn parcel(parcel: &mut Parcel) {
+    let Parcel { contact, batch, .. } = parcel;
+    let messages = std::mem::take(&mut batch.messages);
+    batch.messages = carried!(ProcessRequest::Deliver { messages, contact: *contact, number: batch.number });
+}
+
+/// What the head says to a process.
+pub(super) fn event(event: HeadEvent) -> HeadEvent {
+    let events = vec![event];
+    carried!(ProcessRequest::HeadEvents { events, number: 0 }).pop().expect("it was one")
+}
+
+/// What the head says to a node.
+pub(super) fn order(message: NodeMessage) -> NodeMessage {
+    let messages = vec![message];
+    carried!(NodeRequest::Orders { messages, number: 0 }).pop().expect("it was one")
+}
+
+/// What a node says to a worker process.
+pub(super) fn command(command: WorkerCommand) -> WorkerCommand {
+    let commands = vec![command];
+    carried!(ProcessRequest::Commands { commands }).pop().expect("it was one")
+}
+
+/// What a node hears of its processes.
+pub(super) fn of_process(event: node::Event) -> node::Event {
+    match event {
+        node::Event::Says(by, message) => {
+            let messages: Vec<NodeMessage> = vec![message];
+            let message = carried!(NodeRequest::Deliver { messages }).pop();
+            node::Event::Says(by, message.expect("it was one"))
         }
-        Happening::ToProcess(to, event) => {
-            let events: Vec<HeadEvent> = vec![*event];
-            let event = carried!(ProcessRequest::HeadEvents { events, number: 0 }).pop();
-            Happening::ToProcess(to, Box::new(event.expect("it was one")))
-        }
-        Happening::ToNode(to, message) => {
-            let messages: Vec<NodeMessage> = vec![*message];
-            let message = carried!(NodeRequest::Orders { messages, number: 0 }).pop();
-            Happening::ToNode(to, Box::new(message.expect("it was one")))
-        }
-        Happening::Machine(at, Machine::Reads(to, command, then)) => {
-            let commands: Vec<WorkerCommand> = vec![*command];
-            let command = carried!(ProcessRequest::Commands { commands }).pop();
-            Happening::Machine(at, Machine::Reads(to, Box::new(command.expect("it was one")), then))
-        }
-        Happening::Machine(at, Machine::Node(event)) => {
-            let event = match *event {
-                node::Event::Says(by, message) => {
-                    let messages: Vec<NodeMessage> = vec![message];
-                    let message = carried!(NodeRequest::Deliver { messages }).pop();
-                    node::Event::Says(by, message.expect("it was one"))
-                }
-                other => other,
-            };
-            Happening::Machine(at, Machine::Node(Box::new(event)))
-        }
-        Happening::Told(question, answer) => Happening::Told(question, through(&answer)),
         other => other,
     }
 }

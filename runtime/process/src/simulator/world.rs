@@ -361,7 +361,7 @@ impl World {
 
     fn happen(&mut self, what: Happening) {
         let Some(what) = self.hold(what) else { return };
-        let what = if self.shared.config.encodes() { encoded::received(what) } else { what };
+        let what = if self.shared.config.encodes() { received(what) } else { what };
         match what {
             Happening::Deliver { from, to, parcel } => self.deliver(from, to, *parcel),
             Happening::Answered { at, by, contact, connection, number } => {
@@ -546,5 +546,25 @@ impl World {
             Word::KeepsForAWhile(of) => self.schedule(ADOPTED, Happening::LetGo { at: by, of }),
             Word::InVain(peer) => self.schedule(1, Happening::InVain { at: by, peer }),
         }
+    }
+}
+
+/// What happens, as its receiver has it: its messages were bytes on the way.
+fn received(what: Happening) -> Happening {
+    match what {
+        Happening::Deliver { from, to, mut parcel } => {
+            encoded::parcel(&mut parcel);
+            Happening::Deliver { from, to, parcel }
+        }
+        Happening::ToProcess(to, event) => Happening::ToProcess(to, Box::new(encoded::event(*event))),
+        Happening::ToNode(to, message) => Happening::ToNode(to, Box::new(encoded::order(*message))),
+        Happening::Machine(at, Machine::Reads(to, command, then)) => {
+            Happening::Machine(at, Machine::Reads(to, Box::new(encoded::command(*command)), then))
+        }
+        Happening::Machine(at, Machine::Node(event)) => {
+            Happening::Machine(at, Machine::Node(Box::new(encoded::of_process(*event))))
+        }
+        Happening::Told(question, answer) => Happening::Told(question, encoded::through(&answer)),
+        other => other,
     }
 }
