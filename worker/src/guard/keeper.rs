@@ -4,20 +4,22 @@
 //! in another session or process group, with its parents dead, its environment cleared or in the middle of becoming another
 //! program. It ends all of that when the worker process has ended, and says when it is gone; and also when the guard is gone.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
-use super::strays::end_all;
-use super::{Launch, OOM_SCORE, Report, send_soon};
+use super::strays::{children_of, end_all, end_tree};
+use super::{Launch, OOM_SCORE, Report, SEND_PAUSE, send_soon};
 use crate::start::{BELONGS, TUNABLES, VARIABLE};
 
 /// What a keeper has of its guard.
@@ -106,8 +108,56 @@ pub(super) fn exited(process: ProcessId, status: WaitStatus) -> Report {
 
 fn begin() -> io::Result<OwnedFd> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    rustix::thread::set_name(KEEPER)?;
     signals(&[libc::SIGCHLD, end_signal()])
 }
+
+/// Whether a child of this process is a keeper, by its name.
+fn is_keeper(pid: u32) -> bool {
+    let name = std::fs::read(format!("/proc/{pid}/comm"));
+    name.is_ok_and(|name| name.trim_ascii_end() == KEEPER.to_bytes())
+}
+
+/// What a keeper calls itself, for the guard, for the guard's parent, and for whoever looks at `ps`.
+const KEEPER: &CStr = c"wingbeat-keeper";
+
+/// Ends every descendant, as [`end_all`], for the guard and its parent. Keepers are asked to, and end what is below them: if a keeper
+/// were ended before that, and this process killed on its way, nobody would be left to do it.
+pub(super) fn end_all_by_keepers() {
+    let begun = Instant::now();
+    let keepers = || children_of(std::process::id()).into_iter().partition::<Vec<u32>, _>(|pid| is_keeper(*pid));
+    for keeper in keepers().0 {
+        // SAFETY: plain calls on a child that nobody else reaps.
+        unsafe {
+            libc::kill(keeper as i32, end_signal());
+            libc::kill(keeper as i32, libc::SIGCONT);
+        }
+    }
+    loop {
+        let (keepers, strays) = keepers();
+        for stray in strays {
+            end_tree(stray);
+        }
+        let left = KEEPERS_LIMIT.saturating_sub(begun.elapsed());
+        let Some(keeper) = keepers.first().and_then(|pid| Pid::from_raw(*pid as i32)).filter(|_| !left.is_zero())
+        else {
+            break;
+        };
+        match rustix::process::pidfd_open(keeper, rustix::process::PidfdFlags::empty()) {
+            Ok(end) => {
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                let _ = poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&left));
+            }
+            // Descriptors are short.
+            Err(_) => std::thread::sleep(SEND_PAUSE),
+        }
+        while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+    }
+    end_all();
+}
+
+/// So long keepers may take, of which each gives a second to what it may not end.
+const KEEPERS_LIMIT: Duration = Duration::from_secs(5);
 
 /// With this, the guard asks a keeper to end its worker process. Several that are pending are not merged, as two SIGTERM are: one
 /// of somebody else cannot take the place of the guard's.

@@ -21,8 +21,10 @@
 //! | watch | the guard |
 //! | watch and guard | each keeper |
 //! | all three at once | the daemon: what carries the mark of one of its worker processes ([`end_marked`]) |
-//! | daemon, or daemon and guard | the guard, or watch and keepers |
+//! | daemon, or daemon and guard | the guard and keepers, or watch and keepers |
+//! | daemon, guard and watch | each keeper |
 //!
+//! A keeper is ended last of what is below the guard: whoever of those above is killed while it ends the rest, they go on.
 //! When the guard or its parent is killed, the daemon's socket closes, and the daemon ends the node.
 //!
 //! The socket carries one datagram a message, except that a launch's content is in a memory file beside it.
@@ -49,8 +51,8 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
-use self::keeper::Surroundings;
-use self::strays::{NOT_PERMITTED_LIMIT, children_of, descendants_of, end_all, end_tree};
+use self::keeper::{Surroundings, end_all_by_keepers};
+use self::strays::{NOT_PERMITTED_LIMIT, children_of, descendants_of, end_tree};
 pub(crate) use self::strays::{end_marked, started_by};
 use crate::start::{self, VARIABLE};
 
@@ -374,7 +376,7 @@ fn watch(child: Pid) -> io::Result<()> {
                 if status.exit_status() == Some(0) {
                     return Ok(());
                 }
-                end_all();
+                end_all_by_keepers();
                 // As a shell has it, for the daemon to tell.
                 let code = status.terminating_signal().map_or(1, |signal| 128 + signal);
                 // SAFETY: ends this process, which has nothing to clean up.
@@ -441,7 +443,9 @@ fn serve(socket: &OwnedFd, parent: &OwnedFd, score: &[u8]) -> io::Result<()> {
             }
         }
     }
-    end_all();
+    // Nobody hears keepers any more.
+    drop(said);
+    end_all_by_keepers();
     Ok(())
 }
 
