@@ -140,7 +140,7 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     /// # Errors
     /// As `get`.
     pub fn get_blocking(&self) -> Result<T> {
-        block_on(self.get())
+        self.pending().blocking()?.decode()
     }
 }
 
@@ -167,7 +167,7 @@ impl<T: Number> ObjectRef<Vec<T>> {
     /// # Errors
     /// As `get`.
     pub fn view_blocking(&self) -> Result<ObjectView<T>> {
-        block_on(self.view())
+        self.pending().blocking()?.view()
     }
 }
 

@@ -13,10 +13,10 @@ pub(crate) struct Counter {
 
 #[wingbeat::actor]
 impl Counter {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Counter { n: 0 }
     }
-    fn incr(&mut self) -> u64 {
+    pub(super) fn incr(&mut self) -> u64 {
         self.n += 1;
         self.n
     }

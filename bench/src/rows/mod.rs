@@ -8,6 +8,7 @@ mod launch;
 mod mixed;
 mod nested;
 mod objects;
+mod one_by_one;
 mod payloads;
 mod restart;
 pub(crate) mod scheduler;
@@ -64,6 +65,8 @@ rows! {
     cluster task_chain_100 = tasks::task_chain_100;
     cluster tasks_multi_client_async = tasks::tasks_multi_client_async, tasks_async;
     cluster actor_sync = actors::actor_sync, limit_echo;
+    alone tasks_sync_blocking = one_by_one::blocking, limit_echo;
+    alone tasks_sync_asleep = one_by_one::asleep, limit_echo;
     cluster actor_async = actors::actor_async;
     cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
     cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;

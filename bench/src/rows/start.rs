@@ -23,6 +23,7 @@ pub(crate) fn be_other() -> Option<Result<()>> {
     Some(match what.as_str() {
         "start" => start(),
         "idle" => idle(),
+        "one_by_one" => super::one_by_one::one_by_one(),
         other => Err(anyhow::anyhow!("{OTHER}={other}")),
     })
 }

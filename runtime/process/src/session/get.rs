@@ -16,9 +16,11 @@ use wingbeat_core::error::Error;
 use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{ActorId, NodeId, ObjectId};
 
+use crate::context;
 use crate::owner::Owner;
 use crate::owner::object::Handle;
 use crate::owner::waiters::Place;
+use crate::session::blocking::block_on;
 use crate::session::session::Session;
 use crate::session::values;
 use crate::session::waiting::Waiting;
@@ -131,6 +133,24 @@ impl ValueFuture {
         ValueFuture { handle: Some(handle.clone()), place: None, stage: Stage::Waiting, waiting: None }
     }
 
+    /// Blocks this thread until the value is there. Where that is all that this process waits for, the thread does the IO meanwhile.
+    ///
+    /// # Errors
+    /// As the future.
+    pub fn blocking(mut self) -> Result<Value, Error> {
+        let process = self.handle.as_ref().filter(|handle| !handle.is_ready()).and_then(Owner::of);
+        if let Some(process) = process.and_then(|owner| Process::of(&owner))
+            && context::current().is_none()
+            // Another runtime may be polling this thread, and none runs inside of another.
+            && tokio::runtime::Handle::try_current().is_err()
+            && process.owner.submission.pending() <= 1
+            && let Some(value) = process.drive(|cx| Pin::new(&mut self).poll(cx))
+        {
+            return value;
+        }
+        block_on(self)
+    }
+
     fn done(&mut self, bits: Bits) -> Result<Value, Error> {
         self.handle.take().map(|handle| Value { bits, handle }).ok_or(Error::NoSession)
     }
@@ -140,6 +160,9 @@ impl ValueFuture {
         // Also if it was asked before: the value may have come since, and been lost.
         if let Some(owner) = Owner::of(handle) {
             owner.subscribe(handle);
+            if let Some(process) = Process::of(&owner) {
+                process.attend();
+            }
         }
         if self.waiting.is_none() {
             self.waiting = Waiting::begin(vec![(handle.id().task, handle.object().producer())]);

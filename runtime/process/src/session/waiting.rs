@@ -198,6 +198,7 @@ impl Waiting {
     pub(crate) fn begin(on: Vec<(TaskId, Option<ActorId>)>) -> Option<Waiting> {
         let execution = context::current()?;
         let process = execution.session.process();
+        process.attend();
         // Held while others are told, so that they hear of it in order.
         let mut waits = execution.waits.lock();
         waits.add(&on);

@@ -225,6 +225,7 @@ impl Process {
     /// Sends an item of a stream to its consumer.
     pub fn send_item(&self, task: TaskId, index: u32, value: ObjectValue) {
         self.send_to(task.owner, PeerMessage::StreamItem { task, index, value });
+        self.attend();
     }
 
     /// Gives unstarted tasks back to their owner.

@@ -12,6 +12,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -359,9 +360,26 @@ impl Process {
         self.wire.executor.get()
     }
 
-    /// The private runtime.
+    /// The private runtime, for something that is to be done now.
     pub fn io(&self) -> &tokio::runtime::Handle {
+        self.attend();
         self.wire.io.handle()
+    }
+
+    /// Has the IO done now, if it rests for a moment.
+    pub fn attend(&self) {
+        self.wire.io.attend();
+    }
+
+    /// Whether the IO rests for a moment.
+    pub(crate) fn rests(&self) -> bool {
+        self.wire.io.rests()
+    }
+
+    /// Waits on this thread, which does the IO meanwhile, until `poll` is ready. None if that cannot be. See [`Io::drive`] for what
+    /// is not to be done in `poll`.
+    pub fn drive<T>(&self, poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
+        self.wire.io.drive(std::pin::pin!(std::future::poll_fn(poll)))
     }
 
     /// How it introduces itself.

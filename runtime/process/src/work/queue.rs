@@ -239,6 +239,16 @@ impl<R: Clone> Queue<R> {
         Some(Next::Task { lease, number, spec })
     }
 
+    /// Whether tasks wait that were sent here.
+    pub fn has_tasks(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+
+    /// Whether calls of a concurrency group wait.
+    pub fn has_calls(&self, group: &str) -> bool {
+        self.calls.get(group).is_some_and(|calls| !calls.is_empty())
+    }
+
     /// Whether a task of this process may begin here: the one that was sent here waits, and so do all that run at home.
     pub fn takes_home(&self) -> bool {
         self.all_wait()
