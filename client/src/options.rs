@@ -68,7 +68,8 @@ impl<Signature> TaskOptions<Signature> {
     /// Whether the task has a process of its own. Otherwise it may run in the process of the task that has submitted it and waits, and
     /// its own process runs what it submits while it waits. That is a thousand times faster than another process, and what ends such a
     /// process, such as a crash, ends all that runs in it: they are tried again in processes of their own. A task that changes what
-    /// belongs to its whole process, such as the working directory or a global variable, is better isolated.
+    /// belongs to its whole process, such as the working directory or a global variable, or that holds a lock of the process while it
+    /// waits, is better isolated.
     ///
     /// ```no_run
     /// #[wingbeat::remote(isolated)]

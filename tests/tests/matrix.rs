@@ -151,6 +151,7 @@ const ROWS: &[Program] = &[
             "HeadMessage::NodeEnds",
             "NodeMessage::Stop",
             "NodeMessage::Stays",
+            "NodeMessage::LeftBehind",
             "WorkerCommand::Exit",
             "Work::MayLeave",
             "HeadRequest::DrainNode",

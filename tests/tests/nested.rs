@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -229,6 +230,74 @@ fn whoever_waits_lends_the_cpu_where_nothing_can_run_at_home() {
     let dir = tempfile::tempdir().unwrap();
     let spared = above_one_that_is_spared::remote(dir.path().join("begun"), dir.path().join("release"));
     assert_ne!(spared.get_timeout_blocking(LIMIT).unwrap(), 0);
+}
+
+/// Ends while what it has submitted runs, in its own process. Answers with that.
+#[wingbeat::remote]
+fn leaves_one_behind(begun: PathBuf, release: PathBuf) -> ObjectRef<u64> {
+    let left = holds_on::remote(begun.clone(), release);
+    while !begun.exists() {
+        let _ = left.get_timeout_blocking(Duration::from_millis(20));
+    }
+    left
+}
+
+#[test]
+fn what_a_task_leaves_behind_keeps_nothing_from_running() {
+    let _local = Local::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let [begun, release] = ["begun", "release"].map(|name| dir.path().join(name));
+    let left = leaves_one_behind::remote(begun, release.clone()).get_timeout_blocking(LIMIT).unwrap();
+    // What shares no process, though there is one CPU and the process is known to be ready.
+    let apart = || seven::options().isolated(true).remote().get_timeout_blocking(LIMIT);
+    assert_eq!(apart().unwrap(), 7);
+    assert_eq!(seven::options().max_retries(0).remote().get_timeout_blocking(LIMIT).unwrap(), 7);
+    std::fs::write(release, "").unwrap();
+    assert_eq!(left.get_timeout_blocking(LIMIT).unwrap(), 5);
+    assert_eq!(apart().unwrap(), 7);
+}
+
+#[wingbeat::remote]
+fn prints(what: u64) -> u64 {
+    println!("{what}");
+    what
+}
+
+/// Keeps the output for itself while it waits.
+#[wingbeat::remote]
+fn holds_the_output() -> u64 {
+    let mut out = std::io::stdout().lock();
+    let seven = seven::remote().get_timeout_blocking(LIMIT).unwrap();
+    writeln!(out, "{seven}").unwrap();
+    drop(out);
+    prints::remote(seven).get_timeout_blocking(LIMIT).unwrap()
+}
+
+#[test]
+fn a_task_may_hold_the_output_while_it_waits() {
+    let _local = Local::start(1);
+    assert_eq!(holds_the_output::remote().get_timeout_blocking(2 * LIMIT).unwrap(), 7);
+}
+
+/// Needs more stack than Rust's threads have by default, and less than a main thread has.
+#[wingbeat::remote]
+fn goes_deep(left: u64) -> u64 {
+    let page = std::hint::black_box([left; 512]);
+    match left {
+        0 => page[511],
+        left => goes_deep(left - 1) + page[1] - page[2],
+    }
+}
+
+#[wingbeat::remote]
+fn above_one_that_goes_deep() -> u64 {
+    goes_deep::remote(640).get_blocking().unwrap()
+}
+
+#[test]
+fn a_task_at_home_has_the_stack_of_one_that_was_sent() {
+    let _local = Local::start(1);
+    assert_eq!(above_one_that_goes_deep::remote().get_timeout_blocking(LIMIT).unwrap(), 0);
 }
 
 /// Submits tasks and waits for them, without end.

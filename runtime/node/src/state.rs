@@ -368,6 +368,7 @@ impl State {
             }
             // Others may still read what it owns.
             NodeMessage::Stays => self.apply(by, Change::Stays),
+            NodeMessage::LeftBehind(is_left) => self.workers.left_behind(by, is_left),
             // What it submits fails, so it takes no further leases.
             NodeMessage::LostHead => self.apply(by, Change::Unfit),
             NodeMessage::Stop(_)

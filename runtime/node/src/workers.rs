@@ -17,6 +17,8 @@ pub(crate) struct Worker {
     pub pid: u32,
     /// Whether it has served a lease of tasks: it may own objects that others read, and an actor ends with its process.
     has_worked: bool,
+    /// Something runs on there that a task has left behind which is over.
+    has_leftovers: bool,
     /// Why we ended it.
     pub reason: Option<String>,
     /// That memory was short, if that is why it ends.
@@ -26,11 +28,15 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(now: Millis, job: JobId, gpus: Vec<u32>, assignment: Option<Assignment>) -> Worker {
         let stage = Stage::launching(now, assignment);
-        Worker { job, gpus, stage, pid: 0, has_worked: false, reason: None, shortage: None }
+        Worker { job, gpus, stage, pid: 0, has_worked: false, has_leftovers: false, reason: None, shortage: None }
     }
 
     pub(crate) fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    fn is_free(&self) -> bool {
+        self.stage.is_free() && !self.has_leftovers
     }
 
     /// Its stage, once it is none of the node's any more.
@@ -96,6 +102,13 @@ impl Workers {
         self.by_lease.get(&lease).copied()
     }
 
+    /// A task that is over has left something behind there, or nothing of that is left.
+    pub(crate) fn left_behind(&mut self, process: ProcessId, is_left: bool) {
+        self.unindex(process);
+        self.note(process, |worker| worker.has_leftovers = is_left);
+        self.index(process);
+    }
+
     /// Changes the stage of a worker process. One that is unknown has no stage.
     #[must_use]
     pub(crate) fn apply(&mut self, process: ProcessId, event: Event, now: Millis) -> Vec<Effect> {
@@ -128,7 +141,7 @@ impl Workers {
         if let Some(assignment) = worker.stage.assignment() {
             self.by_lease.insert(assignment.lease(), process);
         }
-        if worker.stage.is_free() {
+        if worker.is_free() {
             let free = self.free.entry((worker.job, worker.gpus.clone())).or_default();
             free.insert((worker.stage.is_launching(), !worker.has_worked, process));
         }
@@ -139,7 +152,7 @@ impl Workers {
         if let Some(assignment) = worker.stage.assignment() {
             self.by_lease.remove(&assignment.lease());
         }
-        if worker.stage.is_free() {
+        if worker.is_free() {
             let key = (worker.job, worker.gpus.clone());
             if let Some(free) = self.free.get_mut(&key) {
                 free.remove(&(worker.stage.is_launching(), !worker.has_worked, process));

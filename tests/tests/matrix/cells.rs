@@ -47,7 +47,7 @@ impl Fault {
 
 /// What goes over the connection of a worker process to its own node: a unix socket, with whose end the process ends, since nothing but
 /// a death ends one.
-const BY_THE_NODE: [&str; 13] = [
+const BY_THE_NODE: [&str; 14] = [
     "NodeRequest::RegisterWorker",
     "NodeRequest::Create",
     "NodeRequest::Seal",
@@ -56,6 +56,7 @@ const BY_THE_NODE: [&str; 13] = [
     "NodeMessage::Unpin",
     "NodeMessage::ActorStarted",
     "NodeMessage::Stays",
+    "NodeMessage::LeftBehind",
     "NodeMessage::Delete",
     "WorkerCommand::Lease",
     "WorkerCommand::StartActor",

@@ -651,11 +651,38 @@ pub(crate) fn drain(world: &mut World) {
         let kinds = ["NodeMessage::Stays", "WorkerCommand::Exit", "Work::MayLeave"];
         kinds.into_iter().all(|kind| world.has_come(kind))
     });
+    leaves_something_behind(world);
     for (refs, actors) in made {
         world.right(get_all_blocking(&refs), (0..refs.len() as u64).collect::<Vec<_>>());
         for actor in actors {
             world.right(actor.add().get_blocking(), 1);
         }
+    }
+}
+
+#[wingbeat::remote]
+fn goes_on_when(began: PathBuf, go_on: PathBuf) -> u64 {
+    std::fs::write(began, "").unwrap();
+    exists(&go_on);
+    3
+}
+
+/// Ends while what it has submitted runs, in its own process.
+#[wingbeat::remote]
+fn leaves_one_behind(began: PathBuf, go_on: PathBuf) -> ObjectRef<u64> {
+    let left = goes_on_when::remote(began.clone(), go_on);
+    while !began.exists() {
+        let _ = left.get_timeout_blocking(Duration::from_millis(20));
+    }
+    left
+}
+
+fn leaves_something_behind(world: &mut World) {
+    let [began, go_on] = ["left one behind", "what is left goes on"].map(|name| world.file(name));
+    let left = leaves_one_behind::remote(began, go_on.clone()).get_blocking();
+    std::fs::write(&go_on, "").unwrap();
+    if let Ok(left) = left {
+        world.right(left.get_blocking(), 3);
     }
 }
 

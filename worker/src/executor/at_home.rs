@@ -14,12 +14,13 @@
 //! Locks are taken in this order: waits of a task, [`Queue::state`], the owner's.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use wingbeat_core::TaskId;
 use wingbeat_core::spec::TaskSpec;
+use wingbeat_net::messages::NodeMessage;
 use wingbeat_process::context::Execution;
 use wingbeat_process::{ForAnotherThread, registry};
 
@@ -37,6 +38,15 @@ const SPARE_THREADS: usize = 8;
 const THREADS: usize = 4_096;
 /// Tasks that are under way on one thread at most.
 const UNDER_WAY: usize = 256;
+
+/// As much as a main thread has, where tasks run that were sent here: so a task that fits there fits here. Only what is used takes
+/// memory.
+static STACK: LazyLock<usize> = LazyLock::new(|| {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    limit.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(USUAL_STACK).clamp(USUAL_STACK, MOST_STACK)
+});
+const USUAL_STACK: usize = 8 << 20;
+const MOST_STACK: usize = 64 << 20;
 
 thread_local! {
     /// The number of this thread, if it is one of these.
@@ -56,7 +66,10 @@ impl Queue {
     }
 
     fn wake_home(&self, state: &mut State) -> bool {
-        if let Some((_, taker)) = state.at_home.takers.pop_first() {
+        // One whose tasks were all given up by force may not come back to look.
+        if state.work.at_home() > 0
+            && let Some((_, taker)) = state.at_home.takers.pop_first()
+        {
             taker.wake();
             return true;
         }
@@ -80,7 +93,7 @@ impl Queue {
         let started = user_runtime().map(|runtime| {
             state.at_home.last += 1;
             let number = state.at_home.last;
-            let thread = std::thread::Builder::new().name("at home".into());
+            let thread = std::thread::Builder::new().name("at home".into()).stack_size(*STACK);
             thread.spawn(move || live(&queue, number, &runtime))
         });
         match started {
@@ -224,7 +237,19 @@ impl Queue {
         if let Some((owner, lease)) = state.work.ready_after_home() {
             self.session.process().say_ready(owner, lease);
         }
-        self.arrived.notify_all();
+        self.look_for_leftovers(state);
+        self.wake_main(state);
+    }
+
+    /// A task that was sent here has ended, or one at home: what it has left behind keeps other leases away. Said under the lock, so that it
+    /// is said in order.
+    pub(super) fn look_for_leftovers(&self, state: &mut State) {
+        let are_left = state.at_home.base.is_none() && state.work.at_home() > 0;
+        let was_said = state.at_home.are_left;
+        if are_left && !was_said || was_said && state.work.at_home() == 0 {
+            state.at_home.are_left = are_left;
+            self.session.process().tell_node(NodeMessage::LeftBehind(are_left));
+        }
     }
 
     /// A task that runs at home was cancelled by force: its owner, which is this process, has given it up. It is asked to stop, and
@@ -233,6 +258,7 @@ impl Queue {
         self.session.process().cancel_children(execution.task);
         execution.disown();
         let mut state = self.state.lock();
+        self.done_at_home(&mut state);
         if !self.goes_on_at_home(&mut state) {
             self.look_whether_all_wait(&mut state);
         }

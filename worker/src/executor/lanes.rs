@@ -95,10 +95,11 @@ fn live(session: &Session, queue: &Arc<Queue>, runtime: &tokio::runtime::Runtime
         class: spec.class_name.clone(),
         threads: Mutex::default(),
     });
+    let is_alone = spec.groups.is_empty() && spec.max_concurrency == 1;
     for (group, most) in &spec.groups {
-        shared.start(&Group::new(group, *most, 0));
+        shared.start(&Group::new(group, *most, 0).into());
     }
-    shared.run(&Group::new(DEFAULT_GROUP, spec.max_concurrency, 1), runtime);
+    shared.run(&Group { is_alone, ..Group::new(DEFAULT_GROUP, spec.max_concurrency, 1) }.into(), runtime);
     loop {
         let Some(thread) = shared.threads.lock().pop() else { break };
         // Lanes catch user code's panics.
@@ -154,11 +155,13 @@ struct Group {
     started: AtomicU32,
     /// Lanes that wait for a call.
     idle: AtomicU32,
+    /// Whether the actor has this group, and one lane.
+    is_alone: bool,
 }
 
 impl Group {
-    fn new(name: &str, most: u32, started: u32) -> Arc<Group> {
-        Arc::new(Group { name: name.to_owned(), most, started: started.into(), idle: 0.into() })
+    fn new(name: &str, most: u32, started: u32) -> Group {
+        Group { name: name.to_owned(), most, started: started.into(), idle: 0.into(), is_alone: false }
     }
 }
 
@@ -215,7 +218,10 @@ impl Lanes {
         loop {
             let next = if under_way.is_empty() {
                 group.idle.fetch_add(1, Ordering::Relaxed);
-                let next = self.queue.next_call(&group.name);
+                let next = match group.is_alone {
+                    true => self.queue.next_call_here(&group.name),
+                    false => self.queue.next_call(&group.name),
+                };
                 group.idle.fetch_sub(1, Ordering::Relaxed);
                 Some(next)
             } else {

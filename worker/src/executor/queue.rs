@@ -32,8 +32,16 @@ const FORCED_LIMIT: Duration = Duration::from_millis(500);
 pub(super) struct State {
     pub work: work::Queue<Arc<Execution>>,
     pub at_home: AtHome,
-    /// Threads that would take another call while some are under way.
+    /// Threads that wait otherwise than for [`Queue::arrived`]: since calls are under way there, or they do the IO.
     takers: Vec<Waker>,
+}
+
+impl State {
+    fn waits_to_take(&mut self, cx: &Context<'_>) {
+        if !self.takers.iter().any(|taker| taker.will_wake(cx.waker())) {
+            self.takers.push(cx.waker().clone());
+        }
+    }
 }
 
 /// The queue; it is what the process's IO side calls.
@@ -99,13 +107,7 @@ impl Queue {
 
     /// The next thing for the main thread of a process that is no actor (yet).
     pub(crate) fn next(&self) -> Next {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(next) = state.work.next_task() {
-                return next;
-            }
-            self.arrived.wait(&mut state);
-        }
+        self.next_here(|state| state.work.next_task(), |state| state.work.has_tasks())
     }
 
     /// The next call of a concurrency group.
@@ -119,15 +121,53 @@ impl Queue {
         }
     }
 
+    /// As [`Queue::next_call`], for an actor that has one thread.
+    pub(crate) fn next_call_here(&self, group: &str) -> Next {
+        self.next_here(|state| self.take_call(state, group), |state| state.work.has_calls(group))
+    }
+
+    /// What `take` finds. This thread does the IO while there is nothing, so that nobody has to wake it for what comes, nor the IO
+    /// thread for what it sends. With more to run it would send nothing for too long, and the IO thread does.
+    fn next_here(&self, mut take: impl FnMut(&mut State) -> Option<Next>, has_more: impl Fn(&State) -> bool) -> Next {
+        let mut look = |state: &mut State| {
+            let next = take(state);
+            if next.is_some() && has_more(state) {
+                self.session.process().attend();
+            }
+            next
+        };
+        if let Some(next) = look(&mut self.state.lock()) {
+            return next;
+        }
+        let next = self.session.process().drive(|cx| {
+            let mut state = self.state.lock();
+            match look(&mut state) {
+                Some(next) => Poll::Ready(next),
+                None => {
+                    state.waits_to_take(cx);
+                    Poll::Pending
+                }
+            }
+        });
+        if let Some(next) = next {
+            return next;
+        }
+        let mut state = self.state.lock();
+        loop {
+            if let Some(next) = look(&mut state) {
+                return next;
+            }
+            self.arrived.wait(&mut state);
+        }
+    }
+
     /// As [`Queue::next_call`], for a thread that has others under way.
     pub(crate) fn poll_next_call(&self, group: &str, cx: &Context<'_>) -> Poll<Next> {
         let mut state = self.state.lock();
         if let Some(next) = self.take_call(&mut state, group) {
             return Poll::Ready(next);
         }
-        if !state.takers.iter().any(|taker| taker.will_wake(cx.waker())) {
-            state.takers.push(cx.waker().clone());
-        }
+        state.waits_to_take(cx);
         Poll::Pending
     }
 
@@ -141,8 +181,13 @@ impl Queue {
 
     /// Has every thread look again.
     fn wake_all(&self, state: &mut State) {
-        self.arrived.notify_all();
+        self.wake_main(state);
         self.wake_all_at_home(state);
+    }
+
+    /// Has every thread look again that takes what was sent here.
+    pub(super) fn wake_main(&self, state: &mut State) {
+        self.arrived.notify_all();
         for taker in state.takers.drain(..) {
             taker.wake();
         }
@@ -165,7 +210,10 @@ impl Queue {
         match execution.at_home {
             true => self.done_at_home(&mut state),
             // Whoever says this holds it, too: it is not dropped under the lock.
-            false => state.at_home.base = None,
+            false => {
+                state.at_home.base = None;
+                self.look_for_leftovers(&mut state);
+            }
         }
     }
 
@@ -320,8 +368,10 @@ impl Executor for Queue {
                 match state.work.add_tasks(from, lease, first, tasks) {
                     Some(gave) => self.say(&state, gave),
                     None => {
+                        let takers = std::mem::take(&mut state.takers);
                         drop(state);
                         self.arrived.notify_one();
+                        takers.into_iter().for_each(Waker::wake);
                     }
                 }
             }

@@ -150,8 +150,11 @@ impl<'a> Call<'a> {
         {
             **error = self.without_head(error);
         }
-        // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader.
-        let _ = std::io::stdout().flush();
+        // What the task printed is shown before its result is there, also an unfinished line. A broken pipe has no reader. Not at home:
+        // the task that waits for this may have locked the output.
+        if !self.execution.at_home {
+            let _ = std::io::stdout().flush();
+        }
         // What an interrupted call fails with is not the result of the one that its caller may have made again, and a stream that
         // was interrupted has not come to its end. A value is told with its attempt, and its owner sees to what lies in the store.
         let is_of_attempt = matches!(outcome, Outcome::Failed(_) | Outcome::StreamEnded(_));

@@ -85,6 +85,7 @@ kinds!(NodeMessage {
     NodeDied,
     OwnersGone,
     Stays,
+    LeftBehind,
     LostHead,
     Keep,
 });

@@ -108,6 +108,9 @@ pub enum NodeMessage {
     },
     /// From a worker process: it was asked to exit, and goes on, because it owns objects.
     Stays,
+    /// From a worker process: whether something runs on there that a task has left behind. While it does, the process takes no other
+    /// lease.
+    LeftBehind(bool),
     /// From a worker process: it has lost the head, and what it submits fails.
     LostHead,
 }

@@ -901,7 +901,8 @@ impl Dispatch {
             match lease.phase {
                 Phase::Lost { since_ms } if now_ms >= since_ms + CAUSE_LIMIT_MS => unexplained.push(lease.grant.lease),
                 Phase::Lost { since_ms } => sooner(since_ms + CAUSE_LIMIT_MS - now_ms),
-                Phase::Open if lease.in_flight.is_empty() => {
+                // Where something waits that has nothing in flight, an earlier task has left something behind.
+                Phase::Open | Phase::Waiting if lease.in_flight.is_empty() => {
                     if now_ms >= lease.idle_since_ms + IDLE_KEEP_MS {
                         idle.push(lease.grant.lease);
                     } else {
@@ -942,7 +943,8 @@ impl Dispatch {
 
     /// Gives back every lease under which nothing runs. Whether there were any.
     pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) -> bool {
-        let is_idle = |lease: &&Lease| matches!(lease.phase, Phase::Open) && lease.in_flight.is_empty();
+        let is_idle =
+            |lease: &&Lease| matches!(lease.phase, Phase::Open | Phase::Waiting) && lease.in_flight.is_empty();
         let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.grant.lease).collect();
         for lease in &idle {
             self.give_up(*lease);

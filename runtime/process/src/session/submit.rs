@@ -95,6 +95,7 @@ impl Session {
             yields_memory: memory_retries.has_any(),
             // One that may not run twice does not run where another can end its process.
             shares_process: retries > 0
+                && memory_retries.has_any()
                 && Arc::ptr_eq(&shape, &ONE_CPU)
                 && !options.isolated.unwrap_or(function.defaults.isolated),
             group: None,
@@ -120,7 +121,17 @@ impl Session {
         let (parent, name) = (task.spec.parent, task.name.clone());
         let owner = self.owner().clone();
         self.owner().when_resolved((id, parent, &name), args, move |args| owner.submit_resolved(task, args));
+        self.has_submitted();
         submitted
+    }
+
+    /// What was submitted is sent while this thread goes on; or a moment later, if it is all there is, since who submits one at a
+    /// time mostly waits for it next, and sends it then.
+    fn has_submitted(&self) {
+        let process = self.process();
+        if process.rests() && (context::current().is_some() || process.owner.submission.pending() > 1) {
+            process.attend();
+        }
     }
 
     fn outputs(&self, id: wingbeat_core::TaskId, outputs: Outputs, producer: Option<ActorId>) -> Submitted {
@@ -215,6 +226,7 @@ impl Session {
                 });
             }
         }
+        session.has_submitted();
         submitted
     }
 
