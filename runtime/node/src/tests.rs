@@ -128,6 +128,23 @@ fn a_process_that_was_asked_to_exit_meets_no_lease() {
 }
 
 #[test]
+fn a_process_in_which_a_task_has_left_something_takes_no_other_lease() {
+    let (mut state, first) = serving(None);
+    let says_left = |is_left| Event::Says(first, NodeMessage::LeftBehind(is_left));
+    state.step(5, says_left(true));
+    state.step(6, says(NodeMessage::EndLease { lease: LeaseId(1), kill: None }));
+    let [Action::Launch { process: second, .. }] = state.step(7, says(lease(2, None)))[..] else {
+        panic!("it goes where something is left behind")
+    };
+    assert_ne!(second, first);
+    assert!(state.step(8, says_left(false)).is_empty());
+    let [Action::Order { process, .. }] = state.step(9, says(lease(3, None)))[..] else {
+        panic!("the process is not used again")
+    };
+    assert_eq!(process, first);
+}
+
+#[test]
 fn a_head_that_is_started_again_is_told_who_has_ended_as_long_as_the_job_goes_on() {
     let (mut state, process) = serving(None);
     assert_eq!(state.running().ended, []);
@@ -290,7 +307,7 @@ fn every_lease_that_is_over_is_said_to_be_exactly_once() {
         let mut next = 0;
         for now in 10..1_500 {
             let is_winding_down = now > 500;
-            let event = match random.random_range(0..12) {
+            let event = match random.random_range(0..13) {
                 0 | 1 if !is_winding_down => {
                     next += 1;
                     open.insert(LeaseId(next));
@@ -337,6 +354,8 @@ fn every_lease_that_is_over_is_said_to_be_exactly_once() {
                 11 if random.random_range(0..20) == 0 => {
                     one_of(&mut random, &machine.alive).map(|process| Event::Says(process, NodeMessage::LostHead))
                 }
+                12 if random.random_range(0..5) == 0 => one_of(&mut random, &machine.alive)
+                    .map(|process| Event::Says(process, NodeMessage::LeftBehind(random.random()))),
                 _ => Some(Event::Tick),
             };
             let Some(event) = event else { continue };
