@@ -18,7 +18,7 @@
 //! use wingbeat_store::{Mapping, NodeStore, StoreConfig};
 //!
 //! // In the node daemon:
-//! let store = NodeStore::new(StoreConfig { capacity: 1 << 20, spill_dir: None, spill_capacity: 0 })?;
+//! let store = NodeStore::new(StoreConfig { capacity: 1 << 20, spill_dir: None, spill_capacity: 0, write_ahead_above: u64::MAX })?;
 //! let (process, id) = (ProcessId(1), ObjectId { task: TaskId { owner: ProcessId(1), seq: 0 }, index: 0 });
 //! let descriptor = store.attach(process).try_clone_to_owned()?;
 //! let extent = store.create(id, 5, process)?;
