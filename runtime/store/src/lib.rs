@@ -10,7 +10,8 @@
 //! 4. its owner *deletes* it; the memory is free when the last pin is gone.
 //!
 //! A store that is full *spills* its least recently used objects to disk and restores them when
-//! they are asked for. A process that is gone loses its unsealed extents and its pins.
+//! they are asked for. Where the daemon has it [write ahead](NodeStore::write_ahead), most of them are
+//! written before that. A process that is gone loses its unsealed extents and its pins.
 //!
 //! ```
 //! # use wingbeat_core::{ObjectId, ProcessId, TaskId};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wingbeat_core::ObjectId;
 
-use super::candidates::Standing;
+use super::candidates::{EVICTIONS_TRIED, Standing};
 use super::object::{Object, State};
 use super::{ObjectTable, Room};
 use crate::allocator::Allocation;
@@ -41,8 +41,10 @@ impl ObjectTable {
     pub fn is_behind(&self) -> bool {
         let free = self.allocator.free_bytes();
         let lacks = free + self.tally.clean + self.tally.writing < self.ahead;
-        let may_write = self.now >= self.rests_until && self.spill_capacity > self.tally.files();
-        may_write && self.candidates.oldest_dirty().is_some() && (lacks || self.overtaken > 0)
+        let oldest = self.candidates.dirty().next().and_then(|id| self.objects.get(&id));
+        let room = self.spill_capacity.saturating_sub(self.tally.files());
+        let may_write = room > 0 && self.now >= self.rests_until && oldest.is_some_and(|object| object.size <= room);
+        may_write && (lacks || self.overtaken > 0)
     }
 
     /// The disk has refused what was written ahead of need: that rests for a while.
@@ -60,7 +62,7 @@ impl ObjectTable {
         }
         let mut room = self.spill_room(self.spill_capacity);
         let mut dirty = Vec::new();
-        for id in self.candidates.dirty() {
+        for id in self.candidates.dirty().take(EVICTIONS_TRIED) {
             if lacks == 0 || room == 0 {
                 break;
             }

@@ -359,7 +359,7 @@ fn what_is_written_ahead_has_room_on_the_disk_and_costs_nobody_a_copy() {
     table.put(object(5), 256 * KIB);
     assert_eq!(table.ahead_of_need(), [object(0)]);
     table.copy(object(0));
-    assert_eq!(table.ahead_of_need(), []);
+    assert!(!table.is_behind() && table.ahead_of_need().is_empty());
     assert!(!table.has_unneeded());
 }
 
