@@ -73,7 +73,13 @@ fn head_takes_in_a_demand(bencher: Bencher<'_, '_>) {
 
 #[divan::bench(args = [200 << 10, 4 << 20])]
 fn store_create_seal_delete(bencher: Bencher<'_, '_>, bytes: u64) {
-    let store = NodeStore::new(StoreConfig { capacity: 64 << 20, spill_dir: None, spill_capacity: 0 }).unwrap();
+    let store = NodeStore::new(StoreConfig {
+        capacity: 64 << 20,
+        spill_dir: None,
+        spill_capacity: 0,
+        write_ahead_above: u64::MAX,
+    })
+    .unwrap();
     let process = ProcessId(1);
     let _arena = store.attach(process);
     let mut seq = 0;

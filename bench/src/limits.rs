@@ -2,13 +2,15 @@
 
 use std::hint::black_box;
 use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::{Child, Command};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::measure::{repeated, repeated_blocking};
+use crate::measure::{REPEAT, repeated, repeated_blocking};
 use crate::report::{Figure, Must};
 
 /// Names what this program is to be instead of the bench: the other process of a limit.
@@ -183,4 +185,38 @@ pub(crate) fn limit_tcp() -> Result<Vec<Figure>> {
         Ok(())
     })?;
     Ok(vec![Figure::bandwidth("limit_tcp", TCP_BYTES as u64, &seconds, Must::Nothing)])
+}
+
+const DISK_BYTES: u64 = 1 << 30;
+const DISK_PIECE: usize = 8 << 20;
+const BLOCK: usize = 4096;
+
+/// One file on the disk of the temporary folder, where the clusters of this program spill to, written and read one piece
+/// after another: without the page cache, which would answer instead of the disk.
+pub(crate) fn limit_disk() -> Result<Vec<Figure>> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("file");
+    let mut memory = vec![7u8; DISK_PIECE + BLOCK];
+    let start = memory.as_ptr().align_offset(BLOCK);
+    let piece = &mut memory[start..start + DISK_PIECE];
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut open = std::fs::OpenOptions::new();
+    let file = open.read(true).write(true).create(true).truncate(true).custom_flags(direct).open(&path)?;
+    let places = || (0..DISK_BYTES).step_by(DISK_PIECE);
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    // Once to warm up.
+    for _ in 0..=REPEAT {
+        file.set_len(0)?;
+        let begun = Instant::now();
+        places().try_for_each(|at| file.write_all_at(piece, at))?;
+        writes.push(begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        places().try_for_each(|at| file.read_exact_at(piece, at))?;
+        reads.push(begun.elapsed().as_secs_f64());
+        ensure!(piece[DISK_PIECE - 1] == 7);
+    }
+    Ok(vec![
+        Figure::bandwidth("limit_disk_write", DISK_BYTES, &writes[1..], Must::Nothing),
+        Figure::bandwidth("limit_disk_read", DISK_BYTES, &reads[1..], Must::Nothing),
+    ])
 }

@@ -101,6 +101,9 @@ pub(crate) struct WorkerArgs {
     /// How much may go there, such as 100GiB; half of what is free if nothing is said.
     #[arg(long, value_parser = sizes::bytes)]
     spill_limit: Option<u64>,
+    /// The part of the object store above which objects are written to disk before others need their room; 1 for never.
+    #[arg(long, value_parser = sizes::part, default_value_t = join::SPILL_AHEAD)]
+    spill_ahead: f64,
     /// The part of all memory above which tasks and actors are ended, before the kernel kills a process of its choice; 0.95 if neither
     /// this nor WINGBEAT_MEMORY_THRESHOLD says something, and 0 for never.
     #[arg(long, value_parser = sizes::part)]
@@ -290,6 +293,7 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         store_bytes: args.object_store_memory.unwrap_or_else(join::default_store_bytes),
         spill_dir: Some(args.spill_dir.unwrap_or(default_dir)),
         spill_bytes: args.spill_limit.unwrap_or(default_limit),
+        spill_ahead: args.spill_ahead,
         memory: MemoryConfig::given(args.memory_threshold, args.memory_check_interval)?,
         listen: ip.map(|ip| SocketAddr::new(ip, 0)),
     };

@@ -22,7 +22,7 @@ pub(crate) fn count(text: &str) -> Result<u32, String> {
 /// A part of a whole, from 0 to 1.
 pub(crate) fn part(text: &str) -> Result<f64, String> {
     let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
-    part.ok_or_else(|| format!("`{text}` is no part of all memory from 0 to 1; write 0.95, or 0 for never"))
+    part.ok_or_else(|| format!("`{text}` is no part from 0 to 1; write 0.95"))
 }
 
 /// A time such as `90s`, `10min` or `1h 30min`.

@@ -126,6 +126,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
             store_bytes: join::default_store_bytes(),
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
+            spill_ahead: join::SPILL_AHEAD,
             memory,
             listen,
         })

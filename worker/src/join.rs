@@ -184,6 +184,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
             store_bytes,
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
+            spill_ahead: SPILL_AHEAD,
             memory,
             listen: None,
         })
@@ -432,6 +433,9 @@ pub fn machine_resources(
 pub fn default_store_bytes() -> u64 {
     machine::HERE.memory() / 10 * 3
 }
+
+/// The part of the store above which objects are written to disk before others need their room, unless told otherwise.
+pub const SPILL_AHEAD: f64 = 0.8;
 
 /// Where objects go when the store is full, and how much of the disk they may take: half of what is free. A temporary
 /// folder that lies in memory is no help when memory is short: then `/var/tmp`, which must not.

@@ -12,6 +12,7 @@ mod one_by_one;
 mod payloads;
 mod restart;
 pub(crate) mod scheduler;
+mod spilling;
 mod start;
 mod tasks;
 mod values;
@@ -58,6 +59,7 @@ rows! {
     alone limit_echo_hops = limits::limit_echo_hops;
     alone limit_memcpy = limits::limit_memcpy;
     alone limit_tcp = limits::limit_tcp;
+    alone limit_disk = limits::limit_disk;
     alone startup_to_first_task = start::startup_to_first_task;
     alone idle_rss = start::idle_rss;
     cluster tasks_sync = tasks::tasks_sync, limit_echo;
@@ -101,6 +103,7 @@ rows! {
     alone head_restart_100k_actors = restart::head_restart_100k_actors;
     alone node_to_node = cluster::node_to_node, limit_tcp;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
+    alone spill = spilling::spill, limit_disk;
     alone limit_gloo = collective::limit_gloo;
     cluster allreduce_64MiB = collective::allreduce_64mib, limit_gloo;
     alone limit_torchrun = launch::limit_torchrun;

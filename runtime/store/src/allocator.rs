@@ -80,6 +80,11 @@ fn place(run: Extent, size: u64) -> Option<Extent> {
     (offset.checked_add(footprint(size))? <= run.end()).then_some(Extent { offset, len: size })
 }
 
+/// All bytes that something of `size` bytes would take of the shortest run where it fits.
+pub(crate) fn place_in(runs: &Ranges, size: u64) -> Option<Extent> {
+    runs.at_least(footprint(size)).find_map(|run| place(run, size)).map(taken_for)
+}
+
 /// All bytes that were taken for an extent.
 pub(crate) fn taken_for(extent: Extent) -> Extent {
     Extent { offset: extent.offset, len: footprint(extent.len) }
@@ -178,7 +183,7 @@ impl Allocator {
 
     /// What if other extents were free too? See [`Foresight`].
     pub fn foresee(&self, size: u64) -> Foresight<'_> {
-        let mut foresight = Foresight { free: &self.free, supposed: Ranges::default(), size };
+        let mut foresight = Foresight::over(&self.free, size);
         for extent in self.withdrawn.iter() {
             foresight.join(extent);
         }
@@ -240,7 +245,12 @@ pub struct Foresight<'a> {
     size: u64,
 }
 
-impl Foresight<'_> {
+impl<'a> Foresight<'a> {
+    /// Where something of `size` bytes would fit if these bytes were free.
+    pub(crate) fn over(free: &'a Ranges, size: u64) -> Self {
+        Self { free, supposed: Ranges::default(), size }
+    }
+
     /// Whether it fits without anything more.
     pub fn fits(&self) -> bool {
         let needed = footprint(self.size);

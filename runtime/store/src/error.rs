@@ -182,6 +182,13 @@ pub struct SpillError {
     pub error: io::Error,
 }
 
+impl SpillError {
+    /// Whether the disk has no more room.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self.error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+}
+
 fn cause(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::StorageFull => "the disk is full; free space there, or choose another --spill-dir".into(),

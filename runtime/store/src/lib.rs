@@ -10,7 +10,8 @@
 //! 4. its owner *deletes* it; the memory is free when the last pin is gone.
 //!
 //! A store that is full *spills* its least recently used objects to disk and restores them when
-//! they are asked for. A process that is gone loses its unsealed extents and its pins.
+//! they are asked for. Where the daemon has it [write ahead](NodeStore::write_ahead), most of them are
+//! written before that. A process that is gone loses its unsealed extents and its pins.
 //!
 //! ```
 //! # use wingbeat_core::{ObjectId, ProcessId, TaskId};
@@ -18,7 +19,7 @@
 //! use wingbeat_store::{Mapping, NodeStore, StoreConfig};
 //!
 //! // In the node daemon:
-//! let store = NodeStore::new(StoreConfig { capacity: 1 << 20, spill_dir: None, spill_capacity: 0 })?;
+//! let store = NodeStore::new(StoreConfig { capacity: 1 << 20, spill_dir: None, spill_capacity: 0, write_ahead_above: u64::MAX })?;
 //! let (process, id) = (ProcessId(1), ObjectId { task: TaskId { owner: ProcessId(1), seq: 0 }, index: 0 });
 //! let descriptor = store.attach(process).try_clone_to_owned()?;
 //! let extent = store.create(id, 5, process)?;

@@ -6,23 +6,21 @@
 //! object (CRC-32C, RFC 3720 appendix B.4) stays in memory: what the disk gives back must be what was written.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crc32c::crc32c;
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 
 use crate::error::SpillError;
 use crate::extent::Extent;
 use crate::ranges::Ranges;
 use crate::table::SpillFile;
 
-/// Objects begin at multiples of this, the block of most file systems: only whole blocks can be punched out.
-const BLOCK: u64 = 4096;
+mod blocks;
+
+use blocks::{BLOCK, BlockFile};
 
 /// Where one daemon's spilled objects lie. Touches no disk before the first one is written.
 #[derive(Debug)]
@@ -36,7 +34,7 @@ pub struct SpillSpace {
 #[derive(Debug, Default)]
 struct Layout {
     /// Once it was needed.
-    file: Option<Arc<File>>,
+    file: Option<Arc<BlockFile>>,
     /// Where complete objects lie.
     written: BTreeMap<SpillFile, Written>,
     /// Bytes before `end` that belong to nothing.
@@ -55,16 +53,15 @@ struct Written {
 impl Layout {
     /// The shortest free run that is long enough, or behind everything.
     fn take(&mut self, len: u64) -> Extent {
-        let taken = len.next_multiple_of(BLOCK);
-        let run = self.free.at_least(taken).next().map(|run| run.offset);
+        let run = self.free.at_least(len.max(1)).next().map(|run| run.offset);
         let offset = match run {
             Some(offset) => {
-                self.free.remove(Extent { offset, len: taken });
+                self.free.remove(Extent { offset, len });
                 offset
             }
             None => {
-                self.end += taken;
-                self.end - taken
+                self.end += len;
+                self.end - len
             }
         };
         Extent { offset, len }
@@ -75,7 +72,7 @@ impl Layout {
         self.free.insert(blocks(extent));
         if self.free.total() == self.end
             && let Some(file) = &self.file
-            && file.set_len(0).is_ok()
+            && file.shorten().is_ok()
         {
             self.free = Ranges::default();
             self.end = 0;
@@ -93,27 +90,36 @@ impl SpillSpace {
         Self { parent: parent.into(), layout: Mutex::default() }
     }
 
-    /// Writes an object's bytes. If that fails, nothing of it is kept.
-    pub fn write(&self, object: SpillFile, bytes: &[u8]) -> Result<(), SpillError> {
-        let (file, extent) = {
+    /// Writes objects beside each other. If that fails, nothing of them is kept.
+    pub fn write(&self, objects: &[(SpillFile, &[u8])]) -> Result<(), SpillError> {
+        let (file, run) = {
             let mut layout = self.layout.lock();
             let file = match &layout.file {
                 Some(file) => file.clone(),
                 None => {
-                    let made = make(&self.parent).map_err(|error| self.failed("make a spill file in", error))?;
+                    let made = BlockFile::make(&self.parent);
+                    let made = made.map_err(|error| self.failed("make a spill file in", error))?;
                     layout.file.insert(Arc::new(made)).clone()
                 }
             };
-            (file, layout.take(bytes.len() as u64))
+            let blocks = objects.iter().map(|(_, bytes)| (bytes.len() as u64).next_multiple_of(BLOCK)).sum();
+            (file, layout.take(blocks))
         };
-        match file.write_all_at(bytes, extent.offset) {
+        let bytes: Vec<&[u8]> = objects.iter().map(|(_, bytes)| *bytes).collect();
+        match file.write(&bytes, run.offset) {
             Ok(()) => {
-                let written = Written { extent, checksum: crc32c(bytes) };
-                self.layout.lock().written.insert(object, written);
+                let mut offset = run.offset;
+                let written = objects.iter().map(|(object, bytes)| {
+                    let extent = Extent { offset, len: bytes.len() as u64 };
+                    offset = blocks(extent).end();
+                    (*object, Written { extent, checksum: crc32c(bytes) })
+                });
+                let written: Vec<_> = written.collect();
+                self.layout.lock().written.extend(written);
                 Ok(())
             }
             Err(error) => {
-                self.punch(&file, extent);
+                self.punch(&file, run);
                 Err(self.failed("write to the spill file in", error))
             }
         }
@@ -126,7 +132,7 @@ impl SpillSpace {
             (layout.file.clone(), layout.written.get(&object).copied())
         };
         let read = match (file, written) {
-            (Some(file), Some(written)) => file.read_exact_at(into, written.extent.offset).and_then(|()| {
+            (Some(file), Some(written)) => file.read(into, written.extent.offset).and_then(|()| {
                 let other = || io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: the disk fails");
                 (crc32c(into) == written.checksum).then_some(()).ok_or_else(other)
             }),
@@ -146,12 +152,9 @@ impl SpillSpace {
         }
     }
 
-    fn punch(&self, file: &File, extent: Extent) {
-        let Extent { offset, len } = blocks(extent);
-        if len > 0
-            && let Err(error) = rustix::io::retry_on_intr(|| {
-                fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
-            })
+    fn punch(&self, file: &BlockFile, extent: Extent) {
+        if extent.len > 0
+            && let Err(error) = file.punch(blocks(extent))
         {
             tracing::debug!(%error, "this file system takes spilled space back when all is removed, and not before");
         }
@@ -168,50 +171,37 @@ impl SpillSpace {
         let layout = self.layout.lock();
         let (_, written) = layout.written.iter().find(|(file, _)| file.id == of).unwrap();
         let (file, at) = (layout.file.as_ref().unwrap(), written.extent.offset + at);
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        let (block, within) = (at / BLOCK * BLOCK, (at % BLOCK) as usize);
+        let mut bytes = vec![0; BLOCK as usize];
+        file.read(&mut bytes, block).unwrap();
+        bytes[within] ^= 1;
+        file.write(&[&bytes], block).unwrap();
+    }
+
+    /// What is there.
+    #[cfg(test)]
+    pub(crate) fn files(&self) -> Vec<SpillFile> {
+        self.layout.lock().written.keys().copied().collect()
     }
 
     #[cfg(test)]
     pub(crate) fn lose_everything(&self) {
         if let Some(file) = &self.layout.lock().file {
-            file.set_len(0).unwrap();
+            file.shorten().unwrap();
         }
     }
 
     /// What it takes on the disk.
     #[cfg(test)]
     pub(crate) fn disk_bytes(&self) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        self.layout.lock().file.as_ref().map_or(0, |file| file.metadata().unwrap().blocks() * 512)
-    }
-}
-
-/// A file that has no name, readable by this user alone.
-fn make(parent: &Path) -> io::Result<File> {
-    fs::create_dir_all(parent)?;
-    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    if let Ok(file) = open(parent, flags, Mode::RUSR | Mode::WUSR) {
-        return Ok(file.into());
-    }
-    // Some file systems (NFS, older overlays) only make files with names.
-    let mut n = 0;
-    loop {
-        let path = parent.join(format!("wingbeat-spill-{}-{n}", std::process::id()));
-        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            Ok(file) => {
-                fs::remove_file(&path)?;
-                return Ok(file);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
-            Err(error) => return Err(error),
-        }
+        self.layout.lock().file.as_ref().map_or(0, |file| file.disk_bytes())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use wingbeat_core::{ObjectId, ProcessId, TaskId};
 
     use super::*;
@@ -224,8 +214,8 @@ mod tests {
     fn what_was_written_is_read_back_until_it_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         let spill = SpillSpace::new(parent.path());
-        spill.write(file(0), b"zero").unwrap();
-        spill.write(file(1), b"one!").unwrap();
+        spill.write(&[(file(0), b"zero")]).unwrap();
+        spill.write(&[(file(1), b"one!")]).unwrap();
         spill.remove(file(1));
         let mut bytes = [0; 4];
         spill.read(file(0), &mut bytes).unwrap();
@@ -238,7 +228,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let spill = SpillSpace::new(parent.path());
         let (bytes, mut read) = (vec![7; 10_000], vec![0; 10_000]);
-        spill.write(file(0), &bytes).unwrap();
+        spill.write(&[(file(0), &bytes)]).unwrap();
         for at in [0, 4_096, 9_999] {
             spill.flip_a_bit(file(0).id, at);
             let error = spill.read(file(0), &mut read).unwrap_err();
@@ -246,7 +236,7 @@ mod tests {
             spill.flip_a_bit(file(0).id, at);
             spill.read(file(0), &mut read).unwrap();
         }
-        spill.write(file(1), b"").unwrap();
+        spill.write(&[(file(1), b"")]).unwrap();
         spill.read(file(1), &mut []).unwrap();
     }
 
@@ -256,7 +246,7 @@ mod tests {
         let deeper = parent.path().join("deeper");
         let spill = SpillSpace::new(&deeper);
         assert!(!deeper.exists());
-        spill.write(file(0), b"x").unwrap();
+        spill.write(&[(file(0), b"x")]).unwrap();
         assert_eq!(fs::read_dir(&deeper).unwrap().count(), 0);
     }
 
@@ -267,13 +257,13 @@ mod tests {
         let spill = SpillSpace::new(parent.path());
         let bytes = |n: u64| vec![n as u8; SIZE as usize];
         for n in 0..4 {
-            spill.write(file(n), &bytes(n)).unwrap();
+            spill.write(&[(file(n), &bytes(n))]).unwrap();
         }
         let full = spill.disk_bytes();
         spill.remove(file(1));
         spill.remove(file(2));
         assert!(spill.disk_bytes() <= full - 2 * SIZE);
-        spill.write(file(9), &bytes(9)).unwrap();
+        spill.write(&[(file(9), &bytes(9))]).unwrap();
         assert_eq!(spill.layout.lock().end, 4 * SIZE);
         let mut read = bytes(0);
         for n in [0, 3, 9] {
@@ -287,9 +277,28 @@ mod tests {
     }
 
     #[test]
+    fn objects_that_are_written_together_are_read_and_removed_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let spill = SpillSpace::new(parent.path());
+        let sizes = [0, 1, BLOCK, 3 * BLOCK + 7, 2 << 20, (1 << 20) + 5, 100_000];
+        let bytes: Vec<Vec<u8>> =
+            sizes.iter().map(|size| (0..*size).map(|at| (at * 7 + size) as u8).collect()).collect();
+        let objects: Vec<_> = (0..).map(file).zip(bytes.iter().map(Vec::as_slice)).collect();
+        spill.write(&objects).unwrap();
+        spill.remove(file(3));
+        for (n, bytes) in (0..).zip(&bytes).filter(|(n, _)| *n != 3) {
+            let mut read = vec![0; bytes.len()];
+            spill.read(file(n), &mut read).unwrap();
+            assert!(read == *bytes, "object {n}");
+        }
+        (0..7).for_each(|n| spill.remove(file(n)));
+        assert_eq!((spill.disk_bytes(), spill.layout.lock().end), (0, 0));
+    }
+
+    #[test]
     fn a_failed_write_says_where_and_why() {
         let spill = SpillSpace::new("/proc/wingbeat-cannot-be-made");
-        let error = spill.write(file(0), b"x").unwrap_err();
+        let error = spill.write(&[(file(0), b"x")]).unwrap_err();
         assert!(error.to_string().contains("/proc/wingbeat-cannot-be-made"), "{error}");
         assert!(spill.layout.lock().file.is_none());
     }

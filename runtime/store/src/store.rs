@@ -15,7 +15,7 @@ use crate::error::{CreateError, GetError, RegionError, SpillError, UnsealedError
 use crate::extent::Extent;
 use crate::mapping::{Mapping, Region, WriteRegion};
 use crate::spill::SpillSpace;
-use crate::table::{Created, ObjectTable, Pin, Restore, Room, SpillFile, StoreStats};
+use crate::table::{BATCH, Created, ObjectTable, Pin, Restore, Room, SpillFile, StoreStats};
 
 /// How much memory [`NodeStore::try_create`] reserves itself: about a millisecond's worth.
 const QUICK_RESERVE: u64 = 4 << 20;
@@ -29,14 +29,17 @@ pub struct StoreConfig {
     pub spill_dir: Option<PathBuf>,
     /// How many bytes may be spilled.
     pub spill_capacity: u64,
+    /// Where more bytes than this are used, objects are written to disk [ahead of need](NodeStore::write_ahead); the
+    /// capacity for never.
+    pub write_ahead_above: u64,
 }
 
 /// The object store of a node. All methods may be called from any thread.
 ///
 /// `create` and `get` may touch the disk and wait for other calls that do: call them where blocking
 /// is fine, after `try_create` and `try_get` answered that they must. They always end, since the IO
-/// that they wait for does. So do `remove_unneeded_files`, and `trim`, which punches memory out. The others only take the
-/// lock, which nobody holds during IO.
+/// that they wait for does. So do `write_ahead`, `remove_unneeded_files`, and `trim`, which punches memory out. The others
+/// only take the lock, which nobody holds during IO.
 ///
 /// The spill file has no name and ends with the store. The memory lives on in the processes that
 /// still map it, and ends with them.
@@ -46,8 +49,6 @@ pub struct NodeStore {
     /// The daemon's own view, for spilling, restoring and the data plane.
     mapping: Arc<Mapping>,
     spill: SpillSpace,
-    /// What deletions left on disk.
-    unneeded: Mutex<Vec<SpillFile>>,
     /// How much memory the machine has left for the arena.
     budget: Option<Budget>,
     table: Mutex<ObjectTable>,
@@ -111,17 +112,9 @@ impl NodeStore {
             // With no capacity the table never asks for a spill, so this is never made.
             None => (SpillSpace::new(std::env::temp_dir()), 0),
         };
-        let table = Mutex::new(ObjectTable::new(arena.capacity(), spill_capacity));
-        Ok(Self {
-            arena,
-            mapping,
-            spill,
-            unneeded: Mutex::default(),
-            budget: None,
-            table,
-            done: Condvar::new(),
-            started: Instant::now(),
-        })
+        let table = ObjectTable::new(arena.capacity(), spill_capacity).writing_ahead_above(config.write_ahead_above);
+        let table = Mutex::new(table);
+        Ok(Self { arena, mapping, spill, budget: None, table, done: Condvar::new(), started: Instant::now() })
     }
 
     /// Takes no more memory than `left` answers, in bytes; nothing if it does not know. It is asked often: it must not
@@ -217,9 +210,9 @@ impl NodeStore {
                             }
                         }
                         Err(error) => {
-                            let unwanted = table.restore_failed(id);
+                            table.restore_failed(id);
                             self.done.notify_all();
-                            self.remove(&mut table, unwanted);
+                            self.remove_unneeded(&mut table);
                             let size = allocation.extent.len;
                             if reliefs == RELIEFS || !self.relieve(&mut table, size) {
                                 return Err(GetError::OutOfMemory { size, error });
@@ -259,8 +252,7 @@ impl NodeStore {
     /// Deletes an object: nobody can get it any more, and its memory is free at the last release.
     /// Deleting what is not here is fine. What it has on disk stays there until [`NodeStore::remove_unneeded_files`].
     pub fn delete(&self, id: ObjectId) {
-        let unneeded = self.lock().delete(id);
-        self.unneeded.lock().extend(unneeded);
+        self.lock().delete(id);
     }
 
     /// The objects that a process owns, complete or not.
@@ -275,15 +267,34 @@ impl NodeStore {
 
     /// Whether deletions left something on disk.
     pub fn has_unneeded_files(&self) -> bool {
-        !self.unneeded.lock().is_empty()
+        self.lock().has_unneeded()
     }
 
     /// Gives disk space that deletions left back. Touches the disk.
     pub fn remove_unneeded_files(&self) {
-        let unneeded = std::mem::take(&mut *self.unneeded.lock());
-        for file in unneeded {
-            self.spill.remove(file);
+        self.remove_unneeded(&mut self.lock());
+    }
+
+    /// Whether so much is used that objects are to be written [ahead of need](NodeStore::write_ahead).
+    pub fn is_behind(&self) -> bool {
+        self.lock().is_behind()
+    }
+
+    /// Writes some of the least recently used objects to disk, so that whoever needs room later only frees their memory.
+    /// Answers whether there is more to write. Touches the disk; a few threads at once keep it busy.
+    ///
+    /// A disk that refuses is left alone for a while. That is nobody's error: whoever needs room has one then.
+    pub fn write_ahead(&self) -> bool {
+        let mut table = self.lock();
+        let objects = table.ahead_of_need();
+        if objects.is_empty() {
+            return false;
         }
+        if let Err(error) = self.write(&mut table, objects, Shortage::Accepted) {
+            tracing::warn!(%error, "cannot spill ahead of need");
+            table.rest();
+        }
+        table.is_behind()
     }
 
     /// Gives memory that has been free for [`WARM_FOR`] back to the system. Answers how many bytes.
@@ -373,14 +384,19 @@ impl NodeStore {
     /// is none of either.
     fn relieve(&self, table: &mut MutexGuard<'_, ObjectTable>, bytes: u64) -> bool {
         let mut freed = self.punch_out(table, Duration::ZERO);
-        if freed < bytes {
-            let victims = table.victims(bytes - freed);
-            if !victims.is_empty()
-                && let Err(error) = self.make_room(table, Room::Spill(victims))
+        // What was written in the first round leaves in the second.
+        for _ in 0..2 {
+            if freed >= bytes {
+                break;
+            }
+            let dirty = table.shed(bytes - freed);
+            freed += self.punch_out(table, Duration::ZERO);
+            if freed < bytes
+                && !dirty.is_empty()
+                && let Err(error) = self.write(table, dirty, Shortage::Relieved)
             {
                 tracing::warn!(%error, "memory is short");
             }
-            freed += self.punch_out(table, Duration::ZERO);
         }
         if let Some(budget) = &self.budget {
             *budget.known.lock() = None;
@@ -389,37 +405,64 @@ impl NodeStore {
     }
 
     fn make_room(&self, table: &mut MutexGuard<'_, ObjectTable>, room: Room) -> Result<(), SpillError> {
-        let victims = match room {
+        match room {
             Room::Wait => {
                 self.wait(table);
-                return Ok(());
+                Ok(())
             }
-            Room::Spill(victims) => victims,
-        };
-        // All are marked before the lock is given up, so that others wait instead of spilling more.
-        let started: Vec<_> = victims.into_iter().filter_map(|id| table.spill_started(id)).collect();
-        let mut result = Ok(());
-        for (extent, file) in started {
-            if result.is_ok() {
-                result = self.unlocked(table, || self.write_out(extent, file));
-            }
-            let unwanted = if result.is_ok() {
-                tracing::debug!(object = %file.id, bytes = extent.len, "spilled");
-                table.spilled(file.id)
-            } else {
-                table.spill_failed(file.id);
-                None
-            };
-            self.done.notify_all();
-            self.remove(table, unwanted);
+            Room::Write(objects) => self.write(table, objects, Shortage::Relieved),
         }
+    }
+
+    /// Writes copies of objects.
+    fn write(
+        &self,
+        table: &mut MutexGuard<'_, ObjectTable>,
+        objects: Vec<ObjectId>,
+        shortage: Shortage,
+    ) -> Result<(), SpillError> {
+        // All are marked before the lock is given up, so that others wait instead of writing more.
+        let mut left: Vec<_> = objects.iter().filter_map(|id| table.write_started(*id)).collect();
+        // Copies that were given up make room for these.
+        self.remove_unneeded(table);
+        let mut result = Ok(());
+        while !left.is_empty() {
+            let count = of_a_batch(&left);
+            let batch: Vec<_> = left.drain(..count).collect();
+            while result.is_ok() {
+                result = self.unlocked(table, || self.write_out(&batch));
+                let bytes = batch.iter().map(|(extent, _)| extent.len).sum();
+                let is_full = result.as_ref().is_err_and(SpillError::is_full) && shortage == Shortage::Relieved;
+                if !is_full || !table.give_up_copies(bytes, &objects) {
+                    break;
+                }
+                self.remove_unneeded(table);
+                result = Ok(());
+            }
+            for (extent, file) in batch {
+                match result {
+                    Ok(()) => {
+                        tracing::debug!(object = %file.id, bytes = extent.len, "spilled");
+                        table.written(file.id);
+                    }
+                    Err(_) => table.write_failed(file.id),
+                }
+            }
+            self.done.notify_all();
+        }
+        self.remove_unneeded(table);
         result
     }
 
-    fn write_out(&self, extent: Extent, file: SpillFile) -> Result<(), SpillError> {
-        // SAFETY: a sealed object that is being spilled keeps its place until `spilled` or `spill_failed`.
-        let region = unsafe { self.mapping.region(extent) }.map_err(|error| not_viewed("spill from", error))?;
-        self.spill.write(file, &region)
+    fn write_out(&self, batch: &[(Extent, SpillFile)]) -> Result<(), SpillError> {
+        let regions = batch.iter().map(|(extent, file)| {
+            // SAFETY: a sealed object that is being written keeps its place until `written` or `write_failed`.
+            let region = unsafe { self.mapping.region(*extent) }.map_err(|error| not_viewed("spill from", error))?;
+            Ok((*file, region))
+        });
+        let regions = regions.collect::<Result<Vec<(SpillFile, Region)>, SpillError>>()?;
+        let bytes: Vec<(SpillFile, &[u8])> = regions.iter().map(|(file, region)| (*file, &**region)).collect();
+        self.spill.write(&bytes)
     }
 
     /// Reads an object back and pins it. `None` if it must be tried again.
@@ -437,22 +480,29 @@ impl NodeStore {
                 unsafe { self.mapping.write_region(extent) }.map_err(|error| not_viewed("restore to", error))?;
             self.spill.read(file, &mut region)
         });
-        let (unwanted, pinned) = match read {
-            // Pinned before the lock is given up: otherwise it could be spilled again at once.
-            Ok(()) => (table.restored(id), table.pin(id, by)),
-            Err(error) => (table.restore_failed(id), Err(GetError::Io { id, error })),
+        let pinned = match read {
+            // Pinned before the lock is given up: otherwise it could be evicted again at once.
+            Ok(()) => {
+                table.restored(id);
+                table.pin(id, by)
+            }
+            Err(error) => {
+                table.restore_failed(id);
+                Err(GetError::Io { id, error })
+            }
         };
         self.done.notify_all();
-        self.remove(table, unwanted);
+        self.remove_unneeded(table);
         match pinned? {
             Pin::Located(extent) => Ok(Some(extent)),
             Pin::Spilled | Pin::Restoring => Ok(None),
         }
     }
 
-    fn remove(&self, table: &mut MutexGuard<'_, ObjectTable>, unwanted: Option<SpillFile>) {
-        if let Some(file) = unwanted {
-            self.unlocked(table, || self.spill.remove(file));
+    fn remove_unneeded(&self, table: &mut MutexGuard<'_, ObjectTable>) {
+        let unneeded = table.take_unneeded();
+        if !unneeded.is_empty() {
+            self.unlocked(table, || unneeded.into_iter().for_each(|file| self.spill.remove(file)));
         }
     }
 
@@ -479,6 +529,24 @@ impl NodeStore {
         self.done.notify_all();
         bytes
     }
+}
+
+/// What becomes of a write that finds the disk full.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    /// Copies of objects that are in memory make room for it.
+    Relieved,
+    Accepted,
+}
+
+/// How many of these to write at once.
+fn of_a_batch(objects: &[(Extent, SpillFile)]) -> usize {
+    let mut bytes = 0;
+    let fits = |(extent, _): &&(Extent, SpillFile)| {
+        bytes += extent.len;
+        bytes <= BATCH
+    };
+    objects.iter().take_while(fits).count().max(1)
 }
 
 /// The daemon itself still writes where it has sealed: a bug, and yet no reason to lose the node.

@@ -1,18 +1,26 @@
 //! The objects of a store: who made them, where they are, who reads them. Pure: no IO, no clock.
 //!
 //! ```text
-//!            create          reserved         seal            spill_started        spilled
-//!  (nothing) ─────▶ Reserving ─────▶ Unsealed ─────▶ Sealed ◀─────────────▶ Spilling ─────▶ Spilled
-//!                       │               │              ▲      spill_failed                  │  ▲
-//!                       ▼ reserve_failed▼ abort        │ restored                           │  │ restore_failed
-//!                    (nothing)       (nothing)         └───────────── Restoring ◀───────────┘──┘
+//!            create          reserved         seal          write_started
+//!  (nothing) ─────▶ Reserving ─────▶ Unsealed ─────▶ Sealed ─────────────▶ Writing
+//!                       │               │            ▲    │ ◀─────────────────┘
+//!                       ▼ reserve_failed▼ abort      │    │  written (it has a copy now), write_failed
+//!                    (nothing)       (nothing)       │    │
+//!                                                    │    ▼ evicted for others, if it has a copy
+//!                                           restored │  Spilled ◀─┐
+//!                                                    │    │       │ restore_failed
+//!                                                    │    ▼       │
+//!                                                    └─ Restoring ┘
 //! ```
+//!
+//! Objects never change, so a copy on disk stays good when its object is in memory again: evicting that again writes
+//! nothing. When room on disk is short, copies of objects that are in memory are given up first.
 //!
 //! Deleting dooms an object: it is gone for everybody at once, and its memory or file goes as soon
 //! as it is idle, that is sealed or spilled with no pin and no IO under way.
 //!
 //! What costs time (backing pages, disk IO) is the caller's: an answer such as [`Created::Reserve`]
-//! or [`Room::Spill`] tells what to do, and the method named there is to be called when it is done.
+//! or [`Room::Write`] tells what to do, and the method named there is to be called when it is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,13 +29,17 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::{ObjectId, ProcessId, TaskId};
 
 use crate::allocator::{Allocation, Allocator, taken_for};
-use crate::error::{AlreadyExists, CreateError, Full, GetError, UnsealedError};
+use crate::error::{AlreadyExists, CreateError, GetError, UnsealedError};
 use crate::extent::Extent;
 
+mod candidates;
 mod object;
+mod room;
 
+use candidates::Candidates;
 pub use object::SpillFile;
 use object::{Object, State, Tally};
+pub(crate) use room::BATCH;
 
 /// Answer to [`ObjectTable::create`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +64,8 @@ pub enum Restore {
 /// How room can be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Room {
-    /// Spill these objects, least recently used first: for each call [`ObjectTable::spill_started`].
-    Spill(Vec<ObjectId>),
+    /// Write these objects, least recently used first: for each call [`ObjectTable::write_started`].
+    Write(Vec<ObjectId>),
     /// Others are making enough of it: wait until one of them is done.
     Wait,
 }
@@ -82,8 +94,10 @@ pub struct StoreStats {
     pub unsealed: u64,
     /// Of objects that somebody reads.
     pub pinned: u64,
-    /// On disk, or on its way there.
+    /// On disk only.
     pub spilled: u64,
+    /// Of objects in memory that are on disk, too, or on their way there.
+    pub copies: u64,
     /// How much may be on disk.
     pub spill_capacity: u64,
     /// Number of objects, wherever they are.
@@ -98,10 +112,6 @@ struct Holdings {
     pins: BTreeMap<ObjectId, u64>,
 }
 
-/// How many of the least recently used objects are looked at for a run of bytes that is long enough before one object is
-/// spilled that is long enough by itself: about a millisecond's worth.
-const EVICTIONS_TRIED: usize = 1024;
-
 /// All objects of a store, and the map of its arena. The sums beside it are kept, and not counted anew, since each `put` asks for
 /// them.
 #[derive(Debug)]
@@ -112,18 +122,19 @@ pub struct ObjectTable {
     /// The processes that may create and pin. An entry ends with [`ObjectTable::process_gone`];
     /// requests that come later are refused, so nothing can be left to a process that is gone.
     attached: BTreeMap<ProcessId, Holdings>,
-    /// Sealed objects in memory that nobody reads, least recently used first.
-    evictable: BTreeMap<u64, ObjectId>,
-    /// The same by the bytes that each would free.
-    evictable_by_size: BTreeSet<(u64, u64)>,
-    /// Changes of what is free or could be.
-    changes: u64,
-    /// After how many changes no room could be made for how many bytes. Whoever asks again before anything has changed
-    /// is answered at once.
-    hopeless: Option<(u64, u64)>,
-    spilling: BTreeSet<ObjectId>,
+    /// Sealed objects in memory that nobody reads.
+    candidates: Candidates,
+    /// When fewer bytes than this are free, the oldest objects are written until as many are free or can be.
+    ahead: u64,
+    /// Bytes of objects that have left memory before older ones, since those were not written. As much of those is to be
+    /// written, so that their turn comes.
+    overtaken: u64,
+    /// No sooner is anything written ahead of need.
+    rests_until: Duration,
+    /// Files that are not needed any more.
+    unneeded: Vec<SpillFile>,
     tally: Tally,
-    /// The key that the next evictable object gets.
+    /// The key of order that the next object gets that nobody reads any more.
     next_use: u64,
     next_file: u64,
     now: Duration,
@@ -139,16 +150,22 @@ impl ObjectTable {
             spill_capacity,
             objects: BTreeMap::new(),
             attached: BTreeMap::new(),
-            evictable: BTreeMap::new(),
-            evictable_by_size: BTreeSet::new(),
-            changes: 0,
-            hopeless: None,
-            spilling: BTreeSet::new(),
+            candidates: Candidates::new(capacity),
+            ahead: 0,
+            overtaken: 0,
+            rests_until: Duration::ZERO,
+            unneeded: Vec::new(),
             tally: Tally::default(),
             next_use: 0,
             next_file: 0,
             now: Duration::ZERO,
         }
+    }
+
+    /// Writes objects ahead of need while more than `mark` bytes are used; see [`ObjectTable::ahead_of_need`].
+    #[must_use]
+    pub fn writing_ahead_above(self, mark: u64) -> Self {
+        Self { ahead: self.allocator.capacity().saturating_sub(mark), ..self }
     }
 
     /// Says what time it is, as time since any fixed moment. What is freed from now on is as old.
@@ -164,7 +181,9 @@ impl ObjectTable {
 
     /// Sets memory aside for an object.
     pub fn create(&mut self, id: ObjectId, size: u64, by: ProcessId) -> Result<Created, CreateError> {
-        let Some(holdings) = self.attached.get_mut(&by) else { return Err(CreateError::NotAttached { by }) };
+        if !self.attached.contains_key(&by) {
+            return Err(CreateError::NotAttached { by });
+        }
         if let Some(object) = self.objects.get_mut(&id) {
             let state = match object {
                 object if object.is_unsealed() && object.doomed => AlreadyExists::Deleting,
@@ -182,10 +201,11 @@ impl ObjectTable {
         if size > capacity {
             return Err(CreateError::TooLarge { id, size, capacity, spill_capacity: self.spill_capacity });
         }
-        let Some(allocation) = self.allocator.allocate(size) else {
-            return Ok(Created::MakeRoom(self.room_for(size, self.spill_capacity)?));
+        let allocation = match self.allocate(size, self.spill_capacity)? {
+            Ok(allocation) => allocation,
+            Err(room) => return Ok(Created::MakeRoom(room)),
         };
-        holdings.unsealed.insert(id);
+        self.attached.entry(by).or_default().unsealed.insert(id);
         self.objects.insert(id, Object { size, state: State::Nowhere, pins: 0, doomed: false, last_used: None });
         let extent = allocation.extent;
         self.transition(id, |object| object.state = State::Reserving { extent, by: Some(by) });
@@ -223,7 +243,7 @@ impl ObjectTable {
     pub fn seal(&mut self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
         let extent = self.unsealed_extent(id, by)?;
         self.forget_unsealed(id, by);
-        self.transition(id, |object| object.state = State::Sealed { extent });
+        self.transition(id, |object| object.state = State::Sealed { extent, copy: None });
         Ok(())
     }
 
@@ -256,7 +276,7 @@ impl ObjectTable {
             State::Nowhere => Err(GetError::Absent { id }),
             State::Spilled { .. } => Ok(Pin::Spilled),
             State::Restoring { .. } => Ok(Pin::Restoring),
-            State::Sealed { extent } | State::Spilling { extent, .. } => {
+            State::Sealed { extent, .. } | State::Writing { extent, .. } => {
                 *holdings.pins.entry(id).or_default() += 1;
                 self.transition(id, |object| object.pins += 1);
                 Ok(Pin::Located(extent))
@@ -277,10 +297,9 @@ impl ObjectTable {
     }
 
     /// Deletes an object: nobody can pin it any more, and its memory is free at the last unpin (at
-    /// its seal or abort, if it is being written). Answers the file to remove, if there is one.
-    #[must_use = "the file is to be removed"]
-    pub fn delete(&mut self, id: ObjectId) -> Option<SpillFile> {
-        self.transition(id, |object| object.doomed = true)
+    /// its seal or abort, if it is being written).
+    pub fn delete(&mut self, id: ObjectId) {
+        self.transition(id, |object| object.doomed = true);
     }
 
     /// The objects that a process owns, whoever made them.
@@ -306,35 +325,38 @@ impl ObjectTable {
         }
     }
 
-    /// Begins to spill an object, unless it may not be spilled (any more). Answers what to write
-    /// where; then call [`ObjectTable::spilled`] or [`ObjectTable::spill_failed`].
-    pub fn spill_started(&mut self, id: ObjectId) -> Option<(Extent, SpillFile)> {
-        let object = self.objects.get(&id).filter(|object| object.is_evictable())?;
-        let extent = object.extent()?;
+    /// Begins to write a copy of an object, unless it has one, or is read. Answers what to write where; then call
+    /// [`ObjectTable::written`] or [`ObjectTable::write_failed`].
+    pub fn write_started(&mut self, id: ObjectId) -> Option<(Extent, SpillFile)> {
+        let object = self.objects.get(&id).filter(|object| object.pins == 0)?;
+        let State::Sealed { extent, copy: None } = object.state else { return None };
         let file = SpillFile { id, number: self.next_file };
         self.next_file += 1;
-        self.transition(id, |object| object.state = State::Spilling { extent, file });
+        if object.last_used == self.candidates.oldest_dirty() {
+            self.overtaken = self.overtaken.saturating_sub(taken_for(extent).len);
+        }
+        self.transition(id, |object| object.state = State::Writing { extent, file });
         Some((extent, file))
     }
 
-    /// The file is written. Answers it if it is not needed, because the object was pinned or
-    /// deleted meanwhile.
-    #[must_use = "the file is to be removed"]
-    pub fn spilled(&mut self, id: ObjectId) -> Option<SpillFile> {
+    /// The copy is written. The object stays in memory until others need the room.
+    pub fn written(&mut self, id: ObjectId) {
         self.transition(id, |object| {
-            if let State::Spilling { extent, file } = object.state {
-                object.state = if object.pins > 0 { State::Sealed { extent } } else { State::Spilled { file } };
-            }
-        })
-    }
-
-    /// The file could not be written, and there is none: the object stays in memory.
-    pub fn spill_failed(&mut self, id: ObjectId) {
-        self.transition(id, |object| {
-            if let State::Spilling { extent, .. } = object.state {
-                object.state = State::Sealed { extent };
+            if let State::Writing { extent, file } = object.state {
+                object.state = State::Sealed { extent, copy: Some(file) };
             }
         });
+    }
+
+    /// The copy could not be written, and there is none.
+    pub fn write_failed(&mut self, id: ObjectId) {
+        let file = self.objects.get(&id).and_then(Object::file);
+        self.transition(id, |object| {
+            if let State::Writing { extent, .. } = object.state {
+                object.state = State::Sealed { extent, copy: None };
+            }
+        });
+        self.unneeded.pop_if(|unneeded| Some(*unneeded) == file);
     }
 
     /// Begins to bring a spilled object back.
@@ -342,11 +364,11 @@ impl ObjectTable {
         let Some(&Object { size, state: State::Spilled { file }, doomed: false, .. }) = self.objects.get(&id) else {
             return Err(GetError::Absent { id });
         };
-        let Some(allocation) = self.allocator.allocate(size) else {
-            // Its own file goes as soon as it is back. Without that credit, a full store and a full
-            // disk could never exchange anything.
-            let spill_capacity = self.spill_capacity.saturating_add(size);
-            return Ok(Restore::MakeRoom(self.room_for(size, spill_capacity)?));
+        // Its own file can go as soon as it is back. Without that credit, a full store and a full
+        // disk could never exchange anything.
+        let allocation = match self.allocate(size, self.spill_capacity.saturating_add(size))? {
+            Ok(allocation) => allocation,
+            Err(room) => return Ok(Restore::MakeRoom(room)),
         };
         let extent = allocation.extent;
         self.transition(id, |object| object.state = State::Restoring { extent, file });
@@ -358,25 +380,34 @@ impl ObjectTable {
         self.allocator.backed(cold);
     }
 
-    /// The object is back in memory. Answers its file, which is not needed any more.
-    #[must_use = "the file is to be removed"]
-    pub fn restored(&mut self, id: ObjectId) -> Option<SpillFile> {
+    /// The object is back in memory. It keeps its copy, unless room on disk is short.
+    pub fn restored(&mut self, id: ObjectId) {
         self.transition(id, |object| {
-            if let State::Restoring { extent, .. } = object.state {
-                object.state = State::Sealed { extent };
+            if let State::Restoring { extent, file } = object.state {
+                object.state = State::Sealed { extent, copy: Some(file) };
             }
-        })
+        });
+        self.give_up_copies(self.tally.files().saturating_sub(self.spill_capacity), &[]);
     }
 
-    /// The object could not be brought back, and stays on disk. Answers its file if it was deleted
-    /// meanwhile.
-    #[must_use = "the file is to be removed"]
-    pub fn restore_failed(&mut self, id: ObjectId) -> Option<SpillFile> {
+    /// The object could not be brought back, and stays on disk.
+    pub fn restore_failed(&mut self, id: ObjectId) {
         self.transition(id, |object| {
             if let State::Restoring { file, .. } = object.state {
                 object.state = State::Spilled { file };
             }
-        })
+        });
+    }
+
+    /// Whether there are files that nothing needs any more.
+    pub fn has_unneeded(&self) -> bool {
+        !self.unneeded.is_empty()
+    }
+
+    /// Files that nothing needs any more: they are to be removed.
+    #[must_use = "the files are to be removed"]
+    pub fn take_unneeded(&mut self) -> Vec<SpillFile> {
+        std::mem::take(&mut self.unneeded)
     }
 
     /// Withdraws memory that has been free for `older_than`. Punch it out, then call
@@ -387,13 +418,11 @@ impl ObjectTable {
 
     /// An extent of [`ObjectTable::trim`] has no memory behind it any more.
     pub fn punched(&mut self, extent: Extent) {
-        self.changes += 1;
         self.allocator.punched(extent);
     }
 
     /// An extent of [`ObjectTable::trim`] still has its memory.
     pub fn punch_failed(&mut self, extent: Extent) {
-        self.changes += 1;
         self.allocator.punch_failed(extent, self.now);
     }
 
@@ -407,78 +436,10 @@ impl ObjectTable {
             unsealed: self.tally.unsealed,
             pinned: self.tally.pinned,
             spilled: self.tally.spilled,
+            copies: self.tally.copies + self.tally.writing,
             spill_capacity: self.spill_capacity,
             objects: self.objects.len() as u64,
         }
-    }
-
-    /// The least recently used objects that together have `bytes`, or as many as may be spilled: for memory that the
-    /// machine lacks, wherever in the arena it is.
-    pub fn victims(&self, bytes: u64) -> Vec<ObjectId> {
-        let mut spill_room = self.spill_capacity.saturating_sub(self.tally.spilled);
-        let mut freed = 0;
-        let mut victims = Vec::new();
-        for id in self.evictable.values() {
-            let spillable = |object: &&Object| (1..=spill_room).contains(&object.size);
-            let Some(object) = self.objects.get(id).filter(spillable) else { continue };
-            if freed >= bytes {
-                break;
-            }
-            spill_room -= object.size;
-            freed += object.size;
-            victims.push(*id);
-        }
-        victims
-    }
-
-    /// How room for `size` bytes can be made. Nothing is spilled unless that will make it fit.
-    fn room_for(&mut self, size: u64, spill_capacity: u64) -> Result<Room, Full> {
-        let spill_room = spill_capacity.saturating_sub(self.tally.spilled);
-        let full = Full {
-            needed: size,
-            capacity: self.allocator.capacity(),
-            free: self.allocator.free_bytes(),
-            pinned: self.tally.pinned,
-            unsealed: self.tally.unsealed,
-            spill_room,
-        };
-        let mut foresight = self.allocator.foresee(size);
-        let leaving = self.spilling.iter().filter_map(|id| self.objects.get(id)).filter(|object| object.pins == 0);
-        let fits_soon = leaving.filter_map(Object::extent).any(|extent| foresight.suppose_free(extent).is_some());
-        if fits_soon || foresight.fits() {
-            return Ok(Room::Wait);
-        }
-        if self.spill_capacity == 0 || spill_room == 0 || full.free + self.tally.evictable < size {
-            return Err(full);
-        }
-        if self.hopeless.is_some_and(|(changes, least)| changes == self.changes && least <= size) {
-            return Err(full);
-        }
-        let alone = || {
-            let extent = Extent { offset: 0, len: size };
-            let &(_, key) = self.evictable_by_size.range((taken_for(extent).len, 0)..).next()?;
-            let id = *self.evictable.get(&key)?;
-            self.objects.get(&id).filter(|object| object.size <= spill_room).map(|_| id)
-        };
-        let mut candidates = Vec::new();
-        for (tried, &id) in self.evictable.values().enumerate() {
-            if tried == EVICTIONS_TRIED
-                && let Some(id) = alone()
-            {
-                return Ok(Room::Spill(vec![id]));
-            }
-            let Some(extent) = self.objects.get(&id).and_then(Object::extent) else { continue };
-            candidates.push((id, extent));
-            if let Some(hole) = foresight.suppose_free(extent) {
-                // Those that lie elsewhere would be spilled for nothing.
-                candidates.retain(|&(_, extent)| taken_for(extent).overlaps(hole));
-                let bytes: u64 = candidates.iter().map(|(_, extent)| extent.len).sum();
-                let victims = candidates.into_iter().map(|(id, _)| id).collect();
-                return if bytes <= spill_room { Ok(Room::Spill(victims)) } else { Err(full) };
-            }
-        }
-        self.hopeless = Some((self.changes, size));
-        Err(full)
     }
 
     fn unsealed_extent(&self, id: ObjectId, by: ProcessId) -> Result<Extent, UnsealedError> {
@@ -497,16 +458,15 @@ impl ObjectTable {
     }
 
     /// Every change of an object goes through here, which keeps all that follows from its state:
-    /// the sums, the order of use, and that memory is freed when nothing refers to it. Answers the
-    /// file that nothing refers to any more.
-    fn transition(&mut self, id: ObjectId, change: impl FnOnce(&mut Object)) -> Option<SpillFile> {
-        let object = self.objects.get_mut(&id)?;
+    /// the sums, the order of use, and that memory and files go when nothing refers to them.
+    fn transition(&mut self, id: ObjectId, change: impl FnOnce(&mut Object)) {
+        let Some(object) = self.objects.get_mut(&id) else { return };
         let before = *object;
         change(object);
         if object.doomed && object.is_idle() {
             object.state = State::Nowhere;
         }
-        object.last_used = object.is_evictable().then(|| {
+        object.last_used = object.is_unread().then(|| {
             before.last_used.unwrap_or_else(|| {
                 self.next_use += 1;
                 self.next_use
@@ -515,33 +475,19 @@ impl ObjectTable {
         let after = *object;
 
         self.tally.replace(Tally::of(&before), Tally::of(&after));
-        if before.last_used != after.last_used {
-            self.changes += 1;
-            if let (Some(key), Some(extent)) = (before.last_used, before.extent()) {
-                self.evictable.remove(&key);
-                self.evictable_by_size.remove(&(taken_for(extent).len, key));
-            }
-            if let (Some(key), Some(extent)) = (after.last_used, after.extent()) {
-                self.evictable.insert(key, id);
-                self.evictable_by_size.insert((taken_for(extent).len, key));
-            }
-        }
-        if matches!(after.state, State::Spilling { .. }) {
-            self.spilling.insert(id);
-        } else {
-            self.spilling.remove(&id);
-        }
+        self.candidates.replace(id, before.standing(), after.standing());
         if after.extent().is_none()
             && let Some(extent) = before.extent()
         {
             self.allocator.free(extent, self.now);
-            self.changes += 1;
+        }
+        if let Some(file) = before.file().filter(|file| after.file() != Some(*file)) {
+            self.unneeded.push(file);
         }
         if after.state == State::Nowhere {
             debug_assert_eq!(after.pins, 0, "{id} is read while its memory is freed");
             self.objects.remove(&id);
         }
-        before.file().filter(|_| after.file().is_none())
     }
 }
 

@@ -43,7 +43,7 @@ impl Daemon {
                 Report::Exited { process, code, signal } => {
                     let gone = self.devices.held.leaves(process);
                     self.store.process_gone(process);
-                    self.transfers.object_settled();
+                    self.object_settled();
                     let mut pool = self.pool.lock();
                     if let Some(known) = pool.processes.get_mut(&process) {
                         known.gone = Some(gone);

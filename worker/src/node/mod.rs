@@ -5,7 +5,7 @@
 //!   `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
-//!   owner is gone.
+//!   owner is gone; `ahead`: when objects are written to disk.
 //! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `memory`: who uses how much of it, and who is ended for that.
@@ -15,6 +15,7 @@
 //! ended by the guard, connections close, and the memory vanishes with its last descriptor. After kill -9,
 //! the guard does the same, and the head learns of it: the connection ends, and nobody listens there any more.
 
+mod ahead;
 mod executables;
 mod exits;
 mod head;
@@ -88,6 +89,8 @@ pub struct NodeConfig {
     pub spill_dir: Option<PathBuf>,
     /// How much may go there, in bytes.
     pub spill_bytes: u64,
+    /// The part of the store above which objects go there before others need their room.
+    pub spill_ahead: f64,
     /// How it watches its memory.
     pub memory: MemoryConfig,
     /// Where to listen for other machines.
@@ -181,6 +184,8 @@ pub(crate) struct Daemon {
     /// Bounds the launches that the guard has not answered.
     launches: Arc<tokio::sync::Semaphore>,
     transfers: transfer::Transfers,
+    /// Who writes objects to disk ahead of need.
+    ahead: ahead::Ahead,
     owners: owners::Owners,
     executables: executables::Executables,
     devices: Devices,
@@ -218,6 +223,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         capacity: config.store_bytes,
         spill_dir: config.spill_dir.clone(),
         spill_capacity: config.spill_bytes,
+        write_ahead_above: (config.store_bytes as f64 * config.spill_ahead) as u64,
     })
     .map_err(|error| Error::io("making the object store", &error))?
     .limited_by(move || crate::machine::HERE.memory_left(for_objects));
@@ -245,6 +251,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         pool: Mutex::new(pool),
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         transfers: transfer::Transfers::default(),
+        ahead: ahead::Ahead::default(),
         owners: owners::Owners::new(steward),
         executables: executables::Executables::default(),
         devices: Devices {

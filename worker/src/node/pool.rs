@@ -166,10 +166,16 @@ impl Daemon {
             self.transfers.close_idle();
             let daemon = self.clone();
             // Giving gigabytes back takes a while.
-            let trimmed = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now())).await;
+            let trimmed = tokio::task::spawn_blocking(move || {
+                daemon.store.remove_unneeded_files();
+                daemon.store.trim(Instant::now())
+            });
+            let trimmed = trimmed.await;
             if trimmed.is_err_and(|error| error.is_panic()) {
                 return self.end(&panics::defect("this node", "giving memory back", "see above"));
             }
+            // A disk that has refused may have room now.
+            self.write_ahead();
             self.step(Event::Tick);
         }
     }

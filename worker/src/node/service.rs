@@ -92,7 +92,7 @@ impl Daemon {
         // What worker processes hold is taken back when they have ended; a driver only has its connection.
         if matches!(hello.role, Role::Driver(_)) {
             self.store.process_gone(peer);
-            self.transfers.object_settled();
+            self.object_settled();
         }
     }
 
@@ -107,7 +107,7 @@ impl Daemon {
                 for object in objects {
                     self.store.release(object, peer);
                 }
-                self.transfers.object_settled();
+                self.object_settled();
             }
             NodeMessage::Delete(objects) => self.delete(objects),
             NodeMessage::OwnersGone { owners, are_jobs_over } => self.owners_gone(&owners, are_jobs_over),
@@ -200,7 +200,7 @@ impl wingbeat_net::services::Node for NodeService {
 
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {
         let sealed = self.daemon.store.seal(object, self.peer);
-        self.daemon.transfers.object_settled();
+        self.daemon.object_settled();
         sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })
     }
 

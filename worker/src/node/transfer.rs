@@ -315,7 +315,7 @@ impl Daemon {
                     let created = daemon.store.create(object, size, by);
                     if created.is_err() {
                         // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
-                        daemon.transfers.object_settled();
+                        daemon.object_settled();
                     }
                     created.map(Some)
                 });
@@ -525,7 +525,7 @@ impl Daemon {
             Ok(()) => self.store.seal(object, self.who.process),
             Err(_) => self.store.abort(object, self.who.process),
         };
-        self.transfers.object_settled();
+        self.object_settled();
         settled.map_err(|error| Failure::Unreached(error.to_string())).and(filled)
     }
 
@@ -594,7 +594,7 @@ impl Daemon {
             Err(error) => Err(error),
         };
         self.store.release(object, self.who.process);
-        self.transfers.object_settled();
+        self.object_settled();
         sent
     }
 

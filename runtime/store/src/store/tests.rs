@@ -14,8 +14,14 @@ fn object(seq: u64) -> ObjectId {
 }
 
 fn spilling_store(capacity: u64) -> (NodeStore, tempfile::TempDir) {
+    spilling_store_above(capacity, capacity)
+}
+
+/// One that writes ahead of need above a mark.
+fn spilling_store_above(mark: u64, capacity: u64) -> (NodeStore, tempfile::TempDir) {
     let disk = tempfile::tempdir().unwrap();
-    let config = StoreConfig { capacity, spill_dir: Some(disk.path().into()), spill_capacity: 1 << 30 };
+    let config =
+        StoreConfig { capacity, spill_dir: Some(disk.path().into()), spill_capacity: 1 << 30, write_ahead_above: mark };
     let store = NodeStore::new(config).unwrap();
     store.attach(DAEMON);
     store.attach(WORKER);
@@ -23,7 +29,9 @@ fn spilling_store(capacity: u64) -> (NodeStore, tempfile::TempDir) {
 }
 
 fn memory_store(capacity: u64) -> NodeStore {
-    let store = NodeStore::new(StoreConfig { capacity, spill_dir: None, spill_capacity: 0 }).unwrap();
+    let store =
+        NodeStore::new(StoreConfig { capacity, spill_dir: None, spill_capacity: 0, write_ahead_above: u64::MAX })
+            .unwrap();
     store.attach(DAEMON);
     store.attach(WORKER);
     store
@@ -89,6 +97,72 @@ fn a_store_holds_more_than_its_memory_by_spilling() {
     store.remove_unneeded_files();
     assert_eq!((store.spill.disk_bytes(), store.has_unneeded_files()), (0, false));
     assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0, "nothing has a name");
+}
+
+#[test]
+fn what_was_read_back_is_not_written_again() {
+    let (store, _disk) = spilling_store(4 * MIB);
+    for seq in 0..12 {
+        store.put(seq, MIB).unwrap();
+    }
+    let read_all = || {
+        for seq in 0..12 {
+            store.assert_intact(seq, MIB);
+            while store.write_ahead() {}
+        }
+    };
+    read_all();
+    let files = store.spill.files();
+    assert_eq!(files.len(), 12);
+    read_all();
+    assert_eq!(store.spill.files(), files);
+    let stats = store.stats();
+    assert_eq!((stats.spilled, stats.copies), (8 * MIB, 4 * MIB));
+}
+
+#[test]
+fn what_was_written_ahead_makes_room_without_the_disk() {
+    let (store, _disk) = spilling_store_above(3 * MIB, 4 * MIB);
+    store.put(0, 2 * MIB).unwrap();
+    (1..8).for_each(|seq| store.put(seq, 100_000).unwrap());
+    assert!(!store.is_behind() && !store.write_ahead());
+    store.put(8, MIB).unwrap();
+    while store.write_ahead() {}
+    assert!(!store.is_behind());
+    let extent = store.try_create(object(9), 2 * MIB, DAEMON).unwrap();
+    assert!(extent.is_some(), "there is room at once");
+    store.abort(object(9), DAEMON).unwrap();
+    store.assert_intact(0, 2 * MIB);
+}
+
+#[test]
+fn small_objects_are_written_ahead_together() {
+    let (store, _disk) = spilling_store_above(0, 4 * MIB);
+    let size = |seq: u64| 10_000 + seq * 77;
+    (0..100).for_each(|seq| store.put(seq, size(seq)).unwrap());
+    assert!(!store.write_ahead(), "once is enough");
+    assert_eq!(store.spill.files().len(), 100);
+    store.put(101, 4 * MIB).unwrap();
+    store.delete(object(101));
+    (0..100).for_each(|seq| store.assert_intact(seq, size(seq)));
+}
+
+#[test]
+fn a_disk_that_refuses_what_is_written_ahead_is_nobodys_error() {
+    let store = NodeStore::new(StoreConfig {
+        capacity: 2 * MIB,
+        spill_dir: Some("/proc/wingbeat-cannot-be-made".into()),
+        spill_capacity: 1 << 30,
+        write_ahead_above: MIB,
+    })
+    .unwrap();
+    store.attach(DAEMON);
+    store.put(1, MIB).unwrap();
+    store.put(2, MIB).unwrap();
+    assert!(store.is_behind());
+    assert!(!store.write_ahead() && !store.is_behind(), "it rests");
+    store.assert_intact(1, MIB);
+    assert_eq!((store.stats().spilled, store.stats().copies), (0, 0));
 }
 
 #[test]
@@ -174,6 +248,7 @@ fn a_disk_that_refuses_loses_no_object() {
         capacity: 2 * MIB,
         spill_dir: Some("/proc/wingbeat-cannot-be-made".into()),
         spill_capacity: 1 << 30,
+        write_ahead_above: MIB,
     })
     .unwrap();
     store.attach(DAEMON);
@@ -203,7 +278,7 @@ fn what_needs_no_disk_is_answered_without_blocking() {
 fn many_threads_share_a_store_that_is_too_small_for_them() {
     const THREADS: u64 = 4;
     const OBJECTS: u64 = 30;
-    let (store, _disk) = spilling_store(3 * MIB);
+    let (store, _disk) = spilling_store_above(2 * MIB, 3 * MIB);
     let size = |seq: u64| if seq.is_multiple_of(8) { MIB } else { 16 * 1024 + (seq * 7919) % (200 * 1024) };
     thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -231,6 +306,9 @@ fn many_threads_share_a_store_that_is_too_small_for_them() {
                     if n % 3 == 2 {
                         store.delete(object(seq - 1));
                     }
+                    if thread == 0 {
+                        while store.write_ahead() {}
+                    }
                     if n % 10 == 0 {
                         store.trim(Instant::now() + WARM_FOR);
                     }
@@ -242,7 +320,7 @@ fn many_threads_share_a_store_that_is_too_small_for_them() {
         store.delete(object(seq));
     }
     let stats = store.stats();
-    assert_eq!((stats.used, stats.pinned, stats.spilled, stats.objects), (0, 0, 0, 0));
+    assert_eq!((stats.used, stats.pinned, stats.spilled, stats.copies, stats.objects), (0, 0, 0, 0, 0));
 }
 
 /// As if the machine had so many bytes of memory for the store.

@@ -2,10 +2,11 @@
 
 use wingbeat_core::{ObjectId, ProcessId};
 
+use super::candidates::Standing;
 use crate::allocator::taken_for;
 use crate::extent::Extent;
 
-/// The name of one spilling of an object. No two are equal, also when an object is spilled twice or
+/// The name of one copy of an object on disk. No two are equal, also when an object is written twice or
 /// made again, so a late removal never hits a newer file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SpillFile {
@@ -27,14 +28,18 @@ pub(super) enum State {
         extent: Extent,
         by: ProcessId,
     },
+    /// In memory. Since it never changes, a copy that it has on disk stays good: with one, it leaves memory without
+    /// another write.
     Sealed {
         extent: Extent,
+        copy: Option<SpillFile>,
     },
-    /// Still readable. If it is pinned meanwhile, it stays in memory.
-    Spilling {
+    /// In memory and readable, while its copy is written.
+    Writing {
         extent: Extent,
         file: SpillFile,
     },
+    /// On disk only.
     Spilled {
         file: SpillFile,
     },
@@ -54,7 +59,7 @@ pub(super) struct Object {
     pub(super) pins: u64,
     /// It was deleted, and goes when it is idle.
     pub(super) doomed: bool,
-    /// Its key in `ObjectTable::evictable`, while it may be spilled.
+    /// When it was used last, while nobody reads it: larger is later.
     pub(super) last_used: Option<u64>,
 }
 
@@ -63,8 +68,8 @@ impl Object {
         match self.state {
             State::Reserving { extent, .. }
             | State::Unsealed { extent, .. }
-            | State::Sealed { extent }
-            | State::Spilling { extent, .. }
+            | State::Sealed { extent, .. }
+            | State::Writing { extent, .. }
             | State::Restoring { extent, .. } => Some(extent),
             State::Spilled { .. } | State::Nowhere => None,
         }
@@ -72,8 +77,9 @@ impl Object {
 
     pub(super) fn file(&self) -> Option<SpillFile> {
         match self.state {
-            State::Spilling { file, .. } | State::Spilled { file } | State::Restoring { file, .. } => Some(file),
-            State::Reserving { .. } | State::Unsealed { .. } | State::Sealed { .. } | State::Nowhere => None,
+            State::Writing { file, .. } | State::Spilled { file } | State::Restoring { file, .. } => Some(file),
+            State::Sealed { copy, .. } => copy,
+            State::Reserving { .. } | State::Unsealed { .. } | State::Nowhere => None,
         }
     }
 
@@ -85,13 +91,21 @@ impl Object {
         self.pins == 0 && matches!(self.state, State::Sealed { .. } | State::Spilled { .. })
     }
 
-    /// Where it lies, if it may be spilled.
-    pub(super) fn evictable(&self) -> Option<Extent> {
-        self.extent().filter(|_| self.is_evictable())
+    /// Whether it is complete in memory, and nobody reads it.
+    pub(super) fn is_unread(&self) -> bool {
+        self.pins == 0 && matches!(self.state, State::Sealed { .. } | State::Writing { .. })
     }
 
-    pub(super) fn is_evictable(&self) -> bool {
-        self.pins == 0 && matches!(self.state, State::Sealed { .. })
+    /// What stands between its memory and another object; `None` if it has none.
+    pub(super) fn standing(&self) -> Option<(Extent, Standing)> {
+        let has_copy = matches!(self.state, State::Sealed { copy: Some(_), .. });
+        let standing = match (self.state, self.last_used) {
+            (State::Writing { .. }, Some(_)) => Standing::Writing,
+            (State::Sealed { copy: Some(_), .. }, Some(key)) => Standing::Clean(key),
+            (State::Sealed { copy: None, .. }, Some(key)) => Standing::Dirty(key),
+            _ => Standing::Held { has_copy },
+        };
+        self.extent().map(|extent| (taken_for(extent), standing))
     }
 }
 
@@ -100,9 +114,14 @@ impl Object {
 pub(super) struct Tally {
     pub(super) unsealed: u64,
     pub(super) pinned: u64,
+    /// On disk only.
     pub(super) spilled: u64,
-    /// What could be freed by spilling, rounding included.
-    pub(super) evictable: u64,
+    /// On their way to the disk.
+    pub(super) writing: u64,
+    /// In memory and on disk.
+    pub(super) copies: u64,
+    /// What can be freed at once, rounding included.
+    pub(super) clean: u64,
 }
 
 impl Tally {
@@ -111,15 +130,27 @@ impl Tally {
         Self {
             unsealed: if_so(object.is_unsealed()),
             pinned: if_so(object.pins > 0),
-            spilled: if_so(object.file().is_some()),
-            evictable: object.evictable().map_or(0, |extent| taken_for(extent).len),
+            spilled: if_so(matches!(object.state, State::Spilled { .. } | State::Restoring { .. })),
+            writing: if_so(matches!(object.state, State::Writing { .. })),
+            copies: if_so(matches!(object.state, State::Sealed { copy: Some(_), .. })),
+            clean: match object.standing() {
+                Some((taken, Standing::Clean(_))) => taken.len,
+                _ => 0,
+            },
         }
+    }
+
+    /// What lies on the disk, or is on its way there.
+    pub(super) fn files(&self) -> u64 {
+        self.spilled + self.writing + self.copies
     }
 
     pub(super) fn replace(&mut self, before: Self, after: Self) {
         self.unsealed = self.unsealed - before.unsealed + after.unsealed;
         self.pinned = self.pinned - before.pinned + after.pinned;
         self.spilled = self.spilled - before.spilled + after.spilled;
-        self.evictable = self.evictable - before.evictable + after.evictable;
+        self.writing = self.writing - before.writing + after.writing;
+        self.copies = self.copies - before.copies + after.copies;
+        self.clean = self.clean - before.clean + after.clean;
     }
 }

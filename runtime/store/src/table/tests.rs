@@ -1,8 +1,10 @@
 use proptest::prelude::*;
 use wingbeat_core::TaskId;
 
+use super::candidates::EVICTIONS_TRIED;
 use super::*;
 use crate::allocator::WARM_FOR;
+use crate::error::Full;
 
 const KIB: u64 = 1 << 10;
 const CAPACITY: u64 = 1 << 20;
@@ -42,15 +44,32 @@ impl ObjectTable {
         }
     }
 
-    fn spill(&mut self, id: ObjectId) {
-        self.spill_started(id).unwrap();
-        assert_eq!(self.spilled(id), None);
+    /// Writes a copy of it.
+    fn copy(&mut self, id: ObjectId) -> SpillFile {
+        let (_, file) = self.write_started(id).unwrap();
+        self.written(id);
+        file
     }
 
-    fn restore(&mut self, id: ObjectId) -> Option<SpillFile> {
+    fn spill(&mut self, id: ObjectId) -> SpillFile {
+        let file = self.copy(id);
+        assert!(self.evict(id) > 0);
+        file
+    }
+
+    fn restore(&mut self, id: ObjectId) {
         let Ok(Restore::Read(allocation, _)) = self.restore_started(id) else { panic!("{id} cannot be restored") };
         self.backed(&allocation.cold);
-        self.restored(id)
+        self.restored(id);
+    }
+
+    fn read(&mut self, id: ObjectId) {
+        assert!(matches!(self.pin(id, BOB), Ok(Pin::Located(_))), "{id} is not in memory");
+        assert!(self.unpin(id, BOB));
+    }
+
+    fn is_spilled(&self, id: ObjectId) -> bool {
+        matches!(self.objects[&id].state, State::Spilled { .. })
     }
 
     /// What must hold at any time.
@@ -62,9 +81,7 @@ impl ObjectTable {
             tally.replace(Tally::default(), Tally::of(object));
             extents.extend(object.extent().map(taken_for));
             used += object.extent().map_or(0, |extent| taken_for(extent).len);
-            assert_eq!(object.last_used.is_some(), object.is_evictable());
-            assert_eq!(object.last_used.and_then(|key| self.evictable.get(&key)), object.last_used.map(|_| &id));
-            assert_eq!(self.spilling.contains(&id), matches!(object.state, State::Spilling { .. }));
+            assert_eq!(object.last_used.is_some(), object.is_unread());
             let pins: u64 = self.attached.values().filter_map(|holdings| holdings.pins.get(&id)).sum();
             assert_eq!(object.pins, pins, "{id} is pinned by nobody that could release it");
             let creators = self.attached.values().filter(|holdings| holdings.unsealed.contains(&id)).count();
@@ -75,12 +92,11 @@ impl ObjectTable {
         extents.sort();
         assert!(extents.is_sorted_by(|a, b| a.end() <= b.offset), "objects overlap");
         assert_eq!(self.tally, tally);
-        assert_eq!(self.evictable_by_size.len(), self.evictable.len());
-        assert!(self.evictable_by_size.iter().all(|(_, key)| self.evictable.contains_key(key)));
-        assert_eq!(self.evictable.len(), self.objects.values().filter(|object| object.is_evictable()).count());
+        let objects = self.objects.iter().map(|(id, object)| (*id, object.standing()));
+        self.candidates.check(self.allocator.capacity(), objects);
         assert_eq!(self.stats().used, used);
         // An object that is exchanged for another one is on disk for a moment longer.
-        assert!(self.tally.spilled <= self.spill_capacity + CAPACITY);
+        assert!(self.tally.files() <= self.spill_capacity + CAPACITY);
     }
 }
 
@@ -112,7 +128,7 @@ fn a_deleted_object_that_is_still_read_is_there_again_when_it_is_made_again() {
     table.write(object(1), 100);
     table.seal(object(1), ALICE).unwrap();
     table.pin(object(1), BOB).unwrap();
-    assert_eq!(table.delete(object(1)), None);
+    table.delete(object(1));
     let again = table.create(object(1), 100, ALICE);
     assert!(matches!(again, Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. })), "{again:?}");
     table.unpin(object(1), BOB);
@@ -132,7 +148,7 @@ fn an_object_is_not_created_twice() {
     assert_eq!(existing(&mut table, 100), AlreadyExists::Sealed);
     assert_eq!(existing(&mut table, 99), AlreadyExists::Different);
     table.pin(object(1), BOB).unwrap();
-    assert_eq!(table.delete(object(1)), None);
+    table.delete(object(1));
     assert!(!table.contains(object(1)));
     table.unpin(object(1), BOB);
     assert!(matches!(table.create(object(1), 1, BOB), Ok(Created::Reserve(_))));
@@ -147,8 +163,9 @@ fn a_full_store_spills_the_least_recently_used_object() {
     // Reading it makes object 0 the most recently used one.
     table.pin(object(0), BOB).unwrap();
     table.unpin(object(0), BOB);
-    assert_eq!(table.room(object(9), 256 * KIB), Room::Spill(vec![object(1)]));
-    table.spill(object(1));
+    assert_eq!(table.room(object(9), 256 * KIB), Room::Write(vec![object(1)]));
+    table.copy(object(1));
+    assert_eq!((table.stats().spilled, table.stats().copies), (0, 256 * KIB), "it is in memory, too");
     table.put(object(9), 256 * KIB);
     assert_eq!(table.pin(object(1), BOB).unwrap(), Pin::Spilled);
     assert!(table.contains(object(1)));
@@ -163,7 +180,7 @@ fn only_what_makes_the_hole_is_spilled() {
     }
     table.pin(object(1), BOB).unwrap();
     // 0 is older than 2 and 3, but lies alone behind the pinned 1.
-    assert_eq!(table.room(object(9), 512 * KIB), Room::Spill(vec![object(2), object(3)]));
+    assert_eq!(table.room(object(9), 512 * KIB), Room::Write(vec![object(2), object(3)]));
 }
 
 #[test]
@@ -171,20 +188,56 @@ fn a_pinned_object_never_spills() {
     let mut table = table(CAPACITY);
     table.put(object(1), CAPACITY);
     table.pin(object(1), BOB).unwrap();
-    assert_eq!(table.spill_started(object(1)), None);
+    assert_eq!(table.write_started(object(1)), None);
     let Err(CreateError::Full(full)) = table.create(object(2), 64, ALICE) else { panic!("there is no room") };
     assert_eq!((full.needed, full.free, full.pinned), (64, 0, CAPACITY));
 }
 
 #[test]
-fn an_object_that_is_pinned_while_it_spills_stays_in_memory() {
+fn an_object_that_is_pinned_while_it_is_written_stays_in_memory_and_keeps_its_copy() {
     let mut table = table(CAPACITY);
     let extent = table.put(object(1), CAPACITY);
-    let (_, file) = table.spill_started(object(1)).unwrap();
+    table.write_started(object(1)).unwrap();
     assert_eq!(table.pin(object(1), BOB).unwrap(), Pin::Located(extent));
-    assert_eq!(table.spilled(object(1)), Some(file), "its file is not needed");
-    assert_eq!(table.stats().used, CAPACITY);
-    assert_eq!(table.stats().spilled, 0);
+    table.written(object(1));
+    assert!(!table.has_unneeded());
+    assert!(matches!(table.create(object(2), 64, ALICE), Err(CreateError::Full(_))));
+    assert_eq!((table.stats().used, table.stats().spilled, table.stats().copies), (CAPACITY, 0, CAPACITY));
+    table.unpin(object(1), BOB);
+    table.put(object(2), 64);
+    assert!(table.is_spilled(object(1)));
+}
+
+#[test]
+fn what_has_a_copy_leaves_memory_again_without_another_write() {
+    let mut table = table(2 * CAPACITY);
+    table.put(object(1), CAPACITY);
+    let file = table.spill(object(1));
+    table.put(object(2), CAPACITY);
+    table.spill(object(2));
+    for _ in 0..3 {
+        table.restore(object(1));
+        assert_eq!(table.objects[&object(1)].file(), Some(file));
+        assert_eq!(table.write_started(object(1)), None);
+        // Whoever needs the room has it at once.
+        table.restore(object(2));
+    }
+    assert!(table.is_spilled(object(1)) && !table.has_unneeded());
+    table.delete(object(1));
+    assert_eq!(table.take_unneeded(), [file]);
+}
+
+#[test]
+fn a_copy_that_costs_nothing_more_to_evict_goes_before_older_objects_that_must_be_written() {
+    let mut table = table(CAPACITY);
+    for seq in 0..4 {
+        table.put(object(seq), 256 * KIB);
+    }
+    table.copy(object(2));
+    table.put(object(9), 256 * KIB);
+    assert!(table.is_spilled(object(2)));
+    // Then it is the turn of the old ones.
+    assert_eq!(table.room(object(10), 256 * KIB), Room::Write(vec![object(0)]));
 }
 
 #[test]
@@ -208,11 +261,12 @@ fn a_full_disk_ends_the_spilling() {
 fn a_second_writer_waits_for_the_room_that_is_being_made() {
     let mut table = table(CAPACITY);
     table.put(object(1), CAPACITY);
-    assert_eq!(table.room(object(2), KIB), Room::Spill(vec![object(1)]));
-    table.spill_started(object(1)).unwrap();
+    assert_eq!(table.room(object(2), KIB), Room::Write(vec![object(1)]));
+    table.write_started(object(1)).unwrap();
     assert_eq!(table.room(object(3), KIB), Room::Wait);
-    table.spill_failed(object(1));
-    assert_eq!(table.room(object(3), KIB), Room::Spill(vec![object(1)]));
+    table.write_failed(object(1));
+    assert!(!table.has_unneeded(), "there is no file");
+    assert_eq!(table.room(object(3), KIB), Room::Write(vec![object(1)]));
 }
 
 #[test]
@@ -228,12 +282,120 @@ fn an_object_larger_than_the_store_is_refused_at_once() {
 fn a_spilled_object_comes_back_even_if_the_disk_is_full() {
     let mut table = table(600 * KIB);
     table.put(object(1), 600 * KIB);
-    table.spill(object(1));
+    let file = table.spill(object(1));
     table.put(object(2), 600 * KIB);
-    assert_eq!(table.restore_started(object(1)).unwrap(), Restore::MakeRoom(Room::Spill(vec![object(2)])));
-    table.spill(object(2));
-    assert!(table.restore(object(1)).is_some(), "its file is not needed any more");
+    assert_eq!(table.restore_started(object(1)).unwrap(), Restore::MakeRoom(Room::Write(vec![object(2)])));
+    table.copy(object(2));
+    table.restore(object(1));
+    assert!(table.is_spilled(object(2)));
+    assert_eq!(table.take_unneeded(), [file], "there is no room for it beside the other");
     assert!(matches!(table.pin(object(1), BOB), Ok(Pin::Located(_))));
+}
+
+#[test]
+fn copies_of_what_is_in_memory_are_given_up_when_the_disk_is_short_of_room() {
+    let mut table = table(512 * KIB);
+    for seq in 0..4 {
+        table.put(object(seq), 256 * KIB);
+    }
+    let (old, read) = (table.copy(object(1)), table.copy(object(2)));
+    table.pin(object(1), BOB).unwrap();
+    table.pin(object(2), BOB).unwrap();
+    table.unpin(object(1), BOB);
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(table.room(object(9), 256 * KIB), Room::Write(vec![object(0)]));
+    assert_eq!(table.take_unneeded(), [old], "one is enough");
+    table.copy(object(0));
+    table.put(object(9), 256 * KIB);
+    // What leaves memory keeps its own.
+    table.unpin(object(2), BOB);
+    table.put(object(10), 256 * KIB);
+    assert!(table.is_spilled(object(0)) && table.is_spilled(object(2)));
+    assert_eq!(table.objects[&object(2)].file(), Some(read));
+    assert!(matches!(table.create(object(11), 256 * KIB, ALICE), Err(CreateError::Full(Full { spill_room: 0, .. }))));
+    table.check();
+}
+
+/// Has a mark at 3/4, and five objects of 128 KiB.
+fn below_the_mark(spill_capacity: u64) -> ObjectTable {
+    let mut table = table(spill_capacity).writing_ahead_above(768 * KIB);
+    for seq in 0..5 {
+        table.put(object(seq), 128 * KIB);
+    }
+    table
+}
+
+#[test]
+fn nothing_is_written_ahead_below_the_mark() {
+    let mut table = below_the_mark(CAPACITY);
+    table.put(object(5), 128 * KIB);
+    assert!(!table.is_behind() && table.ahead_of_need().is_empty());
+}
+
+#[test]
+fn above_the_mark_the_oldest_objects_are_written_until_others_find_room_at_once() {
+    let mut table = below_the_mark(CAPACITY);
+    table.put(object(5), 128 * KIB);
+    table.put(object(6), 64 * KIB);
+    table.read(object(0));
+    assert!(table.is_behind());
+    assert_eq!(table.ahead_of_need()[..2], [object(1), object(2)]);
+    table.write_started(object(1)).unwrap();
+    assert!(!table.is_behind(), "what is being written counts");
+    table.written(object(1));
+    // 192 KiB are free, and 128 KiB can be.
+    assert_eq!(table.ahead_of_need(), []);
+    for seq in 10..12 {
+        table.put(object(seq), 128 * KIB);
+    }
+    assert!(table.is_spilled(object(1)));
+    assert!(table.is_behind());
+    table.check();
+}
+
+#[test]
+fn what_is_written_ahead_has_room_on_the_disk_and_costs_nobody_a_copy() {
+    let mut table = below_the_mark(200 * KIB);
+    table.put(object(5), 256 * KIB);
+    assert_eq!(table.ahead_of_need(), [object(0)]);
+    table.copy(object(0));
+    assert!(!table.is_behind() && table.ahead_of_need().is_empty());
+    assert!(!table.has_unneeded());
+}
+
+#[test]
+fn a_disk_that_refuses_is_left_alone_for_a_while() {
+    let mut table = below_the_mark(CAPACITY);
+    table.put(object(5), 256 * KIB);
+    table.rest();
+    assert!(!table.is_behind() && table.ahead_of_need().is_empty());
+    table.at(Duration::from_secs(60));
+    assert!(table.is_behind());
+}
+
+#[test]
+fn old_objects_are_written_when_younger_ones_have_left_memory_before_them() {
+    let mut table = table(2 * CAPACITY).writing_ahead_above(768 * KIB);
+    for seq in 0..4 {
+        table.put(object(seq), 256 * KIB);
+    }
+    table.copy(object(3));
+    assert!(!table.is_behind(), "a quarter can be free at once");
+    table.put(object(4), 256 * KIB);
+    assert!(table.is_spilled(object(3)));
+    table.copy(object(4));
+    // Otherwise those two would take turns for as long as they are used, beside others that nobody uses.
+    assert_eq!(table.ahead_of_need()[..1], [object(0)]);
+    table.copy(object(0));
+    assert!(!table.is_behind());
+    table.restore(object(3));
+    assert!(table.is_spilled(object(0)));
+    // Where there is room again, nobody is in anybody's way.
+    table.restore(object(0));
+    assert!(table.is_spilled(object(4)) && table.overtaken > 0);
+    (1..4).for_each(|seq| table.delete(object(seq)));
+    table.put(object(5), 64 * KIB);
+    assert!(!table.is_behind());
 }
 
 #[test]
@@ -242,7 +404,7 @@ fn a_deleted_object_is_gone_at_once_and_its_memory_at_the_last_unpin() {
     table.put(object(1), CAPACITY);
     table.pin(object(1), ALICE).unwrap();
     table.pin(object(1), BOB).unwrap();
-    assert_eq!(table.delete(object(1)), None);
+    table.delete(object(1));
     assert!(matches!(table.pin(object(1), BOB), Err(GetError::Absent { .. })));
     assert!(table.unpin(object(1), ALICE));
     assert_eq!(table.stats().used, CAPACITY);
@@ -255,18 +417,21 @@ fn a_deleted_object_is_gone_at_once_and_its_memory_at_the_last_unpin() {
 fn deletion_waits_for_the_writer_and_for_the_disk() {
     let mut table = table(CAPACITY);
     table.write(object(1), KIB);
-    assert_eq!(table.delete(object(1)), None);
+    table.delete(object(1));
     table.seal(object(1), ALICE).unwrap();
     assert!(!table.contains(object(1)));
 
     table.put(object(2), KIB);
-    let (_, file) = table.spill_started(object(2)).unwrap();
-    assert_eq!(table.delete(object(2)), None);
-    assert_eq!(table.spilled(object(2)), Some(file));
+    let (_, file) = table.write_started(object(2)).unwrap();
+    table.delete(object(2));
+    assert!(!table.has_unneeded());
+    table.written(object(2));
+    assert_eq!(table.take_unneeded(), [file]);
 
     table.put(object(3), KIB);
-    table.spill(object(3));
-    assert!(table.delete(object(3)).is_some());
+    let file = table.spill(object(3));
+    table.delete(object(3));
+    assert_eq!(table.take_unneeded(), [file]);
     assert_eq!(
         table.stats(),
         StoreStats { backed: table.stats().backed, ..super::ObjectTable::new(CAPACITY, CAPACITY).stats() }
@@ -313,7 +478,10 @@ enum Operation {
     Unpin { seq: u64, by: u64 },
     Delete { seq: u64 },
     Gone { by: u64 },
-    SpillDone { seq: u64, succeeds: bool },
+    WriteDone { seq: u64, succeeds: bool },
+    Ahead,
+    NoRoom { bytes: u64 },
+    Shed { bytes: u64 },
     RestoreDone { seq: u64, succeeds: bool },
     Trim { after_ms: u64 },
     Punched,
@@ -332,7 +500,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (seq.clone(), by.clone()).prop_map(|(seq, by)| Unpin { seq, by }),
         2 => seq.clone().prop_map(|seq| Delete { seq }),
         1 => by.prop_map(|by| Gone { by }),
-        4 => (seq.clone(), prop::bool::weighted(0.8)).prop_map(|(seq, succeeds)| SpillDone { seq, succeeds }),
+        4 => (seq.clone(), prop::bool::weighted(0.8)).prop_map(|(seq, succeeds)| WriteDone { seq, succeeds }),
+        2 => Just(Ahead),
+        1 => (1..CAPACITY).prop_map(|bytes| NoRoom { bytes }),
+        1 => (1..CAPACITY).prop_map(|bytes| Shed { bytes }),
         4 => (seq, prop::bool::weighted(0.8)).prop_map(|(seq, succeeds)| RestoreDone { seq, succeeds }),
         1 => (0..20_000u64).prop_map(|after_ms| Trim { after_ms }),
         1 => Just(Punched),
@@ -351,22 +522,30 @@ struct Shell {
 }
 
 impl Shell {
-    fn remove(&mut self, file: Option<SpillFile>) {
-        if let Some(file) = file {
+    fn remove_unneeded(&mut self, table: &mut ObjectTable) {
+        for file in table.take_unneeded() {
             assert!(self.files.remove(&file), "{file:?} was removed twice, or never written");
+        }
+    }
+
+    fn write(&mut self, table: &mut ObjectTable, objects: Vec<ObjectId>) {
+        for id in objects {
+            assert!(!self.located.keys().any(|(pinned, _)| *pinned == id), "{id} is pinned");
+            let (_, file) = table.write_started(id).unwrap();
+            self.files.insert(file);
         }
     }
 
     fn make_room(&mut self, table: &mut ObjectTable, room: Room) {
         match room {
-            Room::Wait => assert!(!table.spilling.is_empty() || !self.withdrawn.is_empty(), "waits for nothing"),
-            Room::Spill(victims) => {
-                assert!(!victims.is_empty());
-                for id in victims {
-                    assert!(!self.located.keys().any(|(pinned, _)| *pinned == id), "{id} is pinned");
-                    let (_, file) = table.spill_started(id).unwrap();
-                    self.files.insert(file);
-                }
+            Room::Wait => {
+                let is_written = |object: &Object| matches!(object.state, State::Writing { .. });
+                let is_one_written = table.objects.values().any(is_written);
+                assert!(is_one_written || !self.withdrawn.is_empty(), "waits for nothing");
+            }
+            Room::Write(objects) => {
+                assert!(!objects.is_empty());
+                self.write(table, objects);
             }
         }
     }
@@ -412,31 +591,46 @@ impl Shell {
                     }
                 }
             }
-            Operation::Delete { seq } => {
-                let file = table.delete(object(seq));
-                self.remove(file);
-            }
+            Operation::Delete { seq } => table.delete(object(seq)),
             Operation::Gone { by } => {
                 table.process_gone(ProcessId(by));
                 self.located.retain(|(_, process), _| *process != ProcessId(by));
                 table.attach(ProcessId(by));
             }
-            Operation::SpillDone { seq, succeeds } => {
-                if let Some(State::Spilling { file, .. }) = state(table, object(seq)) {
+            Operation::WriteDone { seq, succeeds } => {
+                if let Some(State::Writing { file, .. }) = state(table, object(seq)) {
                     if succeeds {
-                        let unwanted = table.spilled(object(seq));
-                        self.remove(unwanted);
+                        table.written(object(seq));
                     } else {
-                        table.spill_failed(object(seq));
+                        table.write_failed(object(seq));
                         self.files.remove(&file);
                     }
                 }
             }
+            Operation::Ahead => {
+                let objects = table.ahead_of_need();
+                let files = table.tally.files();
+                self.write(table, objects);
+                assert!(table.tally.files() <= table.spill_capacity.max(files), "there is no room on the disk");
+            }
+            Operation::NoRoom { bytes } => {
+                let copies = table.tally.copies;
+                let is_given_up = table.give_up_copies(bytes, &[]);
+                assert!(table.tally.copies <= copies.saturating_sub(bytes), "there is more to give up");
+                assert!(is_given_up || table.tally.copies == copies);
+            }
+            Operation::Shed { bytes } => {
+                let objects = table.shed(bytes);
+                self.write(table, objects);
+            }
             Operation::RestoreDone { seq, succeeds } => {
                 if let Some(State::Restoring { .. }) = state(table, object(seq)) {
                     let id = object(seq);
-                    let unwanted = if succeeds { table.restored(id) } else { table.restore_failed(id) };
-                    self.remove(unwanted);
+                    if succeeds {
+                        table.restored(id)
+                    } else {
+                        table.restore_failed(id)
+                    };
                 }
             }
             Operation::Trim { after_ms } => {
@@ -447,8 +641,9 @@ impl Shell {
         }
     }
 
-    fn check(&self, table: &ObjectTable) {
+    fn check(&mut self, table: &mut ObjectTable) {
         table.check();
+        self.remove_unneeded(table);
         let needed: BTreeSet<_> = table.objects.values().filter_map(Object::file).collect();
         assert_eq!(self.files, needed);
         for (&(id, _), extents) in &self.located {
@@ -461,34 +656,38 @@ impl Shell {
 
 proptest! {
     #[test]
-    fn whatever_happens_nothing_overlaps_moves_or_leaks(operations in prop::collection::vec(operation(), 1..300)) {
-        let mut table = ObjectTable::new(CAPACITY, CAPACITY);
+    fn whatever_happens_nothing_overlaps_moves_or_leaks(
+        mark in prop_oneof![Just(0), Just(CAPACITY / 2), Just(CAPACITY)],
+        operations in prop::collection::vec(operation(), 1..300),
+    ) {
+        let mut table = ObjectTable::new(CAPACITY, CAPACITY).writing_ahead_above(mark);
         (0..3).for_each(|by| table.attach(ProcessId(by)));
         let mut shell = Shell::default();
         for operation in operations {
             shell.apply(&mut table, operation);
-            shell.check(&table);
+            shell.check(&mut table);
         }
         // When every process is gone, all IO is over and everything is deleted, nothing is left.
         for seq in 0..12 {
             for succeeds in [true, false] {
-                shell.apply(&mut table, Operation::SpillDone { seq, succeeds });
+                shell.apply(&mut table, Operation::WriteDone { seq, succeeds });
                 shell.apply(&mut table, Operation::RestoreDone { seq, succeeds });
                 shell.apply(&mut table, Operation::Reserved { seq, succeeds });
             }
             shell.apply(&mut table, Operation::Delete { seq });
         }
         (0..3).for_each(|by| shell.apply(&mut table, Operation::Gone { by }));
-        shell.check(&table);
+        shell.check(&mut table);
         prop_assert_eq!(shell.files.len(), 0);
         let stats = table.stats();
-        prop_assert_eq!((stats.objects, stats.used, stats.pinned, stats.unsealed, stats.spilled), (0, 0, 0, 0, 0));
+        prop_assert_eq!((stats.objects, stats.used, stats.pinned, stats.unsealed), (0, 0, 0, 0));
+        prop_assert_eq!((stats.spilled, stats.copies), (0, 0));
     }
 }
 
 /// So many small objects that are used least recently, and of which every second one is read: they free no long run.
 fn scattered(table: &mut ObjectTable) {
-    for n in 0..2 * EVICTIONS_TRIED as u64 + 2 {
+    for n in 0..2 * EVICTIONS_TRIED as u64 + 3 {
         table.put(object(n), 64);
         if n % 2 == 0 {
             table.pin(object(n), BOB).unwrap();
@@ -505,25 +704,64 @@ fn one_long_object_is_spilled_where_a_thousand_short_ones_make_no_room() {
     let free = table.allocator.free_bytes();
     table.put(rest, free);
     table.pin(rest, BOB).unwrap();
-    assert_eq!(table.room(object(2_000_000), 400 * KIB), Room::Spill(vec![long]));
+    assert_eq!(table.room(object(2_000_000), 400 * KIB), Room::Write(vec![long]));
     table.check();
 }
 
+/// How many objects are looked at meanwhile.
+fn steps<R>(table: &mut ObjectTable, work: impl FnOnce(&mut ObjectTable) -> R) -> (R, u64) {
+    table.candidates.steps.set(0);
+    let result = work(table);
+    (result, table.candidates.steps.get())
+}
+
 #[test]
-fn a_store_without_hope_answers_at_once_until_something_changes() {
+fn a_store_without_hope_looks_at_nothing() {
     let mut table = table(CAPACITY);
     scattered(&mut table);
     let rest = object(1_000_001);
     let free = table.allocator.free_bytes();
     table.put(rest, free);
     table.pin(rest, BOB).unwrap();
-    let asked = |table: &mut ObjectTable| table.create(object(2_000_000), 64 * KIB, ALICE);
-    assert!(matches!(asked(&mut table), Err(CreateError::Full(_))));
-    assert_eq!(table.hopeless, Some((table.changes, 64 * KIB)));
-    assert!(matches!(asked(&mut table), Err(CreateError::Full(_))));
+    let (asked, looked_at) = steps(&mut table, |table| table.create(object(2_000_000), 64 * KIB, ALICE));
+    assert!(matches!(asked, Err(CreateError::Full(_))));
+    assert_eq!(looked_at, 0);
     // What is shorter still has a chance.
     assert!(matches!(table.create(object(2_000_001), 64, ALICE), Ok(Created::MakeRoom(_))));
     table.unpin(rest, BOB);
-    assert_eq!(table.room(object(2_000_000), 64 * KIB), Room::Spill(vec![rest]));
+    assert_eq!(table.room(object(2_000_000), 64 * KIB), Room::Write(vec![rest]));
     table.check();
+}
+
+/// 100,000 objects fill the store, were used in no order of their places, and every sixteenth is being written.
+fn hundred_thousand() -> ObjectTable {
+    const COUNT: u64 = 100_000;
+    let mut table = ObjectTable::new(COUNT.next_multiple_of(1024) * 64, u64::MAX);
+    table.attach(ALICE);
+    (0..COUNT).for_each(|n| _ = table.write(object(n), 64));
+    let free = table.allocator.free_bytes();
+    table.write(object(COUNT), free);
+    // A prime number that does not divide theirs visits each once.
+    for n in (0..COUNT).map(|n| n * 7_919 % COUNT).filter(|n| n % 16 != 0) {
+        table.seal(object(n), ALICE).unwrap();
+    }
+    table
+}
+
+#[test]
+fn how_many_objects_are_looked_at_for_room_does_not_depend_on_how_many_there_are() {
+    let mut table = hundred_thousand();
+    // What lies between two that are read: one at a time is looked at, and then those that leave.
+    let (hole, most) = (15 * 64, EVICTIONS_TRIED as u64 + 16);
+    for n in 0..50 {
+        let id = object(1_000_000 + n);
+        let (room, looked_at) = steps(&mut table, |table| table.room(id, hole));
+        assert!(looked_at <= most, "{looked_at} objects were looked at to write some");
+        let Room::Write(leaving) = room else { panic!("{room:?}") };
+        assert!(leaving.len() <= 15);
+        leaving.into_iter().for_each(|id| _ = table.copy(id));
+        let (_, looked_at) = steps(&mut table, |table| table.write(id, hole));
+        assert!(looked_at <= most, "{looked_at} objects were looked at to evict some");
+        assert!(steps(&mut table, |table| table.ahead_of_need().len()).1 <= most);
+    }
 }
