@@ -246,6 +246,7 @@ impl State {
     /// Places whoever fits now, and answers with everything that is to be done.
     fn act(&mut self) -> Vec<Action> {
         self.serve();
+        self.tell_of_starts();
         let actions = std::mem::take(&mut self.out);
         self.done(actions)
     }

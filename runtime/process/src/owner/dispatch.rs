@@ -38,11 +38,13 @@ use crate::owner::wanted::Wanted;
 mod at_home;
 mod dealing;
 mod leases;
+mod spreading;
 
 use at_home::AtHome;
 pub(crate) use at_home::TakenHome;
 use dealing::Touched;
 use leases::{Lease, Leases, Phase, Standings};
+use spreading::{Keeping, Spreading};
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -202,10 +204,12 @@ struct Queue {
     front_since_ms: Option<u64>,
     /// It is among those that have changed.
     is_touched: bool,
+    /// Set if its tasks are to be spread.
+    spreading: Option<Box<Spreading>>,
 }
 
 impl Queue {
-    fn new(name: Name) -> Queue {
+    fn new(shape: &Shape, name: Name) -> Queue {
         Queue {
             ready: VecDeque::new(),
             standings: Standings::default(),
@@ -214,6 +218,7 @@ impl Queue {
             name,
             front_since_ms: None,
             is_touched: false,
+            spreading: Spreading::of(shape),
         }
     }
 }
@@ -223,6 +228,9 @@ impl Queue {
 pub(crate) struct Dispatch {
     queues: BTreeMap<Arc<Shape>, Queue>,
     touched: Touched,
+    keeping: Keeping,
+    /// How many nodes there are, as far as the head has said.
+    nodes: u32,
     leases: Leases,
     by_worker: HashMap<ProcessId, LeaseId>,
     at_home: AtHome,
@@ -335,7 +343,7 @@ impl Dispatch {
 
     /// The ready tasks among which this one belongs.
     fn queue_of(&mut self, task: &Task) -> &mut VecDeque<Task> {
-        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(&task.shape, task.name.clone()));
         self.touched.add(&task.shape, queue);
         &mut queue.ready
     }
@@ -360,8 +368,14 @@ impl Dispatch {
             out.push(Action::Return { lease: grant.lease });
             return;
         };
+        let shape = shape.clone();
+        if let Some(queue) = self.queues.get_mut(&shape)
+            && let Some(spreading) = &mut queue.spreading
+        {
+            spreading.came(now_ms);
+        }
         self.by_worker.insert(grant.worker.process, grant.lease);
-        self.leases.insert(Lease::new(Grant { shape: shape.clone(), ..grant }, now_ms));
+        self.leases.insert(Lease::new(Grant { shape, ..grant }, now_ms));
     }
 
     /// The head says that the shape can never be had.
@@ -371,6 +385,7 @@ impl Dispatch {
         let Some(queue) = self.queues.get_mut(&shape) else { return };
         self.touched.add(&shape, queue);
         queue.announced = 0;
+        queue.spreading = Spreading::of(&shape);
         for task in queue.ready.drain(..) {
             // The head knows the name of one of them.
             let error = error.clone().about(|| task.name.to_string());
@@ -546,23 +561,26 @@ impl Dispatch {
         if waiting && lease.phase == Phase::Open {
             lease.phase = Phase::Waiting;
         }
-        let mut returned = Vec::new();
-        lease.in_flight = std::mem::take(&mut lease.in_flight)
-            .into_iter()
-            .filter_map(|(seq, task)| {
-                if tasks.contains(&task.spec.id) {
-                    lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
-                    returned.push(task);
-                    None
-                } else {
-                    Some((seq, task))
-                }
-            })
-            .collect();
+        // Half of 2,000 may come back: none is searched for among all.
+        let mut given: HashSet<TaskId> = tasks.iter().copied().collect();
+        let mut returned = Vec::with_capacity(given.len());
+        // They were the last.
+        let mut kept = Vec::new();
+        while !given.is_empty()
+            && let Some((seq, task)) = lease.in_flight.pop_back()
+        {
+            if given.remove(&task.spec.id) {
+                lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
+                returned.push(task);
+            } else {
+                kept.push((seq, task));
+            }
+        }
+        lease.in_flight.extend(kept.into_iter().rev());
         if lease.in_flight.is_empty() {
             lease.idle_since_ms = now_ms;
         }
-        for task in returned.into_iter().rev() {
+        for task in returned {
             if task.cancelled {
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
@@ -745,6 +763,9 @@ impl Dispatch {
         let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
         if let Some(at) = self.leases.next_due() {
             sooner(at.saturating_sub(now_ms));
+        }
+        if let Some(ms) = self.keep(now_ms) {
+            sooner(ms);
         }
         // Somebody else's unstarted tasks may be worth taking in a moment.
         if self.leases.are_uneven() {

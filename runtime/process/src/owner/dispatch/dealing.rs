@@ -8,6 +8,7 @@ use wingbeat_core::spec::Shape;
 use wingbeat_net::messages::Weight;
 
 use super::leases::Lease;
+use super::spreading::Spreading;
 use super::{
     AHEAD_BYTES, AHEAD_NANOS, AHEAD_TASKS, Action, Dispatch, LONG_NANOS, OVERHEAD_NANOS, Queue, Task, WANTED_LIMIT,
     lost_argument,
@@ -50,9 +51,17 @@ impl Dispatch {
             let Some(queue) = self.queues.get_mut(&shape) else { continue };
             queue.is_touched = false;
             let before = out.len();
+            let is_spread = queue.spreading.is_some();
+            if is_spread {
+                self.announce(&shape, now_ms, out);
+            }
             self.fill(&shape, now_ms, out);
             self.rebalance(&shape, now_ms, out);
-            self.announce(&shape, now_ms, out);
+            if is_spread {
+                self.note_keeping(&shape, now_ms);
+            } else {
+                self.announce(&shape, now_ms, out);
+            }
             // Where something was done, there may be more to do the next time.
             if out.len() > before
                 && let Some(queue) = self.queues.get_mut(&shape)
@@ -93,30 +102,51 @@ impl Dispatch {
             return;
         }
         queue.front_since_ms.get_or_insert(now_ms);
-        let depth = queue.depth();
+        let mut depth = queue.depth();
+        let mut available = queue.ready.len();
+        if let Some(spreading) = &queue.spreading {
+            available = available.saturating_sub(spreading.kept(now_ms));
+            if spreading.is_unanswered(queue.announced, &queue.standings, now_ms) {
+                depth = 1;
+            }
+        }
         // Refilled at half, so that tasks go in batches.
         let (open, in_flight) = queue.standings.open_up_to(depth / 2);
         if open == 0 {
             return;
         }
         // Filled up to one level, so that who has less gets more.
-        let all = queue.ready.len() + in_flight;
+        let all = available + in_flight;
         let takers = open + usize::from(queue.left_to_home(&self.at_home, now_ms) > 0);
         let level = all.div_ceil(takers).min(depth);
-        let Queue { ready, standings, front_since_ms, .. } = queue;
+        let Queue { ready, standings, front_since_ms, spreading, .. } = queue;
+        let kept = ready.len() - available;
         let mut last = None;
-        while let Some((in_flight, id)) = standings.open_after(last)
+        while let Some(next) = standings.open_after(last)
+            && let (in_flight, turn, id) = next
             && in_flight <= depth / 2
             && in_flight < level
-            && !ready.is_empty()
+            && ready.len() > kept
         {
-            last = Some((in_flight, id));
+            last = Some(next);
+            let mut level = level;
+            if let Some(spreading) = spreading
+                && turn == 0
+            {
+                // What was kept for it.
+                level = level.max(spreading.share).min(depth);
+            }
+            let share = (level - in_flight).min(ready.len() - kept);
             self.leases.change_now(id, standings, now_ms, |lease| {
                 if lease.in_flight.is_empty() {
                     lease.last_result_ms = now_ms;
                 }
-                if push(lease, level - in_flight, ready, &self.dead_nodes, out) {
+                if push(lease, share, ready, &self.dead_nodes, out) {
                     *front_since_ms = Some(now_ms);
+                    if let Some(spreading) = spreading {
+                        spreading.pushes += 1;
+                        lease.turn = spreading.pushes;
+                    }
                 }
             });
         }
@@ -150,13 +180,24 @@ impl Dispatch {
         };
         let could_use = queue.ready.len() - left_to_home + now_stuck + soon_done / 64;
         let (held, waiting) = (standings.held, standings.waiting);
+        let (mut wanted, mut coming) = (standings.busy + could_use, 0);
+        if let Some(spreading) = &queue.spreading {
+            // However short they are, each node is to have some.
+            let all = queue.ready.len() - left_to_home + standings.tasks();
+            wanted = wanted.max(all.min(self.nodes as usize));
+            coming = spreading.starting;
+        }
         // In steps, so that the head hears of real changes only: none, what is held, or the next power of two.
-        let wanted = match (standings.busy + could_use).min(WANTED_LIMIT) + waiting {
-            wanted if wanted <= held => held as u32,
+        let wanted = match wanted.min(WANTED_LIMIT) + waiting {
+            wanted if wanted <= held + coming => (held + coming) as u32,
+            wanted if queue.spreading.is_some() => Spreading::rounded(wanted, self.nodes as usize) as u32,
             wanted => wanted.next_power_of_two() as u32,
         };
         if wanted != queue.announced {
             queue.announced = wanted;
+            if let Some(spreading) = &mut queue.spreading {
+                spreading.is_asked(now_ms);
+            }
             out.push(Action::Demand { shape: shape.clone(), wanted, name: queue.name.clone() });
         }
         if queue.ready.is_empty() && held == 0 && wanted == 0 {
@@ -165,15 +206,14 @@ impl Dispatch {
     }
 }
 
-/// Pushes at most so many of the ready tasks. Whether it were any.
+/// Pushes so many of the ready tasks, or as many as may be. Whether it were any.
 fn push(
     lease: &mut Lease,
-    most: usize,
+    share: usize,
     ready: &mut VecDeque<Task>,
     dead_nodes: &HashSet<NodeId>,
     out: &mut Vec<Action>,
 ) -> bool {
-    let share = most.min(ready.len());
     let first = lease.next;
     let mut tasks = Vec::with_capacity(share);
     while tasks.len() < share {

@@ -37,6 +37,8 @@ pub(super) struct Lease {
     pub bytes: usize,
     pub next: u64,
     pub taking_back: bool,
+    /// Of a shape that is to be spread: which push to any of its leases the last one to this lease was.
+    pub turn: u64,
     pub idle_since_ms: u64,
     /// When it last delivered, or got its first task.
     pub last_result_ms: u64,
@@ -57,6 +59,7 @@ impl Lease {
             bytes: 0,
             next: 0,
             taking_back: false,
+            turn: 0,
             idle_since_ms: now_ms,
             last_result_ms: now_ms,
             death: None,
@@ -85,7 +88,8 @@ impl Lease {
             Phase::Open if in_flight > 1 && silence != Silence::Stuck => Some(self.last_result_ms + STUCK_MS),
             _ => None,
         };
-        let place = Place { phase: self.phase, in_flight, silence, taking_back: self.taking_back };
+        let (phase, taking_back, turn) = (self.phase, self.taking_back, self.turn);
+        let place = Place { phase, in_flight, silence, taking_back, turn };
         Entry { place, ages_at, wakes_at }
     }
 }
@@ -106,6 +110,7 @@ struct Place {
     in_flight: usize,
     silence: Silence,
     taking_back: bool,
+    turn: u64,
 }
 
 impl Place {
@@ -135,6 +140,9 @@ struct Entry {
     wakes_at: Option<u64>,
 }
 
+/// A lease that takes tasks, in the order in which they get some: how many it has, its turn, and which it is.
+pub(super) type OpenLease = (usize, u64, LeaseId);
+
 /// What the leases of one shape come to.
 #[derive(Default)]
 #[cfg_attr(test, derive(PartialEq, Debug))]
@@ -151,7 +159,7 @@ pub(super) struct Standings {
     /// Leases with more than one task.
     stacked: usize,
     /// Those that take tasks, by how many they have.
-    open: BTreeSet<(usize, LeaseId)>,
+    open: BTreeSet<OpenLease>,
     /// How many of them have so many.
     levels: BTreeMap<usize, usize>,
     /// Those that may give tasks to others, by how many they have.
@@ -166,12 +174,17 @@ impl Standings {
     }
 
     /// The open lease with the fewest tasks that comes after another in this order.
-    pub(super) fn open_after(&self, after: Option<(usize, LeaseId)>) -> Option<(usize, LeaseId)> {
+    pub(super) fn open_after(&self, after: Option<OpenLease>) -> Option<OpenLease> {
         use std::ops::Bound::{Excluded, Unbounded};
         match after {
             None => self.open.first().copied(),
             Some(after) => self.open.range((Excluded(after), Unbounded)).next().copied(),
         }
+    }
+
+    /// How many tasks are with them.
+    pub(super) fn tasks(&self) -> usize {
+        self.busy + self.unstarted + self.unstarted_behind_stuck
     }
 
     pub(super) fn has_idle(&self) -> bool {
@@ -197,7 +210,7 @@ impl Standings {
         *self.unstarted_of(place) += place.unstarted();
         self.stacked += usize::from(place.in_flight > 1);
         if place.is_open() {
-            self.open.insert((place.in_flight, id));
+            self.open.insert((place.in_flight, place.turn, id));
             *self.levels.entry(place.in_flight).or_default() += 1;
         }
         if place.may_give() {
@@ -214,7 +227,7 @@ impl Standings {
         *self.unstarted_of(place) -= place.unstarted();
         self.stacked -= usize::from(place.in_flight > 1);
         if place.is_open() {
-            self.open.remove(&(place.in_flight, id));
+            self.open.remove(&(place.in_flight, place.turn, id));
             if let Some(count) = self.levels.get_mut(&place.in_flight) {
                 *count -= 1;
                 if *count == 0 {

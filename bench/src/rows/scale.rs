@@ -1,0 +1,60 @@
+//! Many nodes, each a daemon of this machine: how fast they join, what a task costs then, and whether tasks that are to be spread are.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use wingbeat::get_all;
+use wingbeat_tests::TestCluster;
+
+use super::{Figures, tasks};
+use crate::measure::times;
+use crate::report::{Figure, Must};
+
+const NODES: usize = 300;
+
+#[wingbeat::remote]
+fn process() -> u32 {
+    std::process::id()
+}
+
+/// What was measured with so many nodes of one CPU.
+struct Measured {
+    joined: f64,
+    noops: Vec<f64>,
+    /// Nodes that ran some of as many tasks as there are nodes.
+    used: usize,
+}
+
+fn with_nodes(count: usize) -> Result<Measured> {
+    let mut cluster = TestCluster::start(0, 0)?;
+    let begun = Instant::now();
+    cluster.add_nodes(count, &["--num-cpus", "1", "--object-store-memory", "32MiB"])?;
+    let joined = begun.elapsed().as_secs_f64();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        let session = wingbeat::init_at(cluster.address()).token(&cluster.token()?).await?;
+        let spread: Vec<_> = (0..count).map(|_| process::options().spread().remote()).collect();
+        // Each node has one CPU, and so one process at a time.
+        let used = get_all(&spread).await?.into_iter().collect::<BTreeSet<u32>>().len();
+        let noops = times(3, async || {
+            ensure!(tasks::all_right(100_000).await?);
+            Ok(())
+        })
+        .await;
+        session.shutdown().await;
+        anyhow::Ok(Measured { joined, noops: noops?, used })
+    })
+}
+
+pub(super) fn nodes_300() -> Figures {
+    let few = with_nodes(20)?;
+    let many = with_nodes(NODES)?;
+    let best = few.noops.iter().copied().fold(f64::INFINITY, f64::min);
+    let ratios = many.noops.iter().map(|seconds| seconds / best).collect();
+    Ok(vec![
+        Figure::of("nodes_300", "s", true, vec![many.joined], Must::Reach(1.5)),
+        Figure::of("nodes_300_noops", "× of 20 nodes", true, ratios, Must::Reach(2.0)),
+        Figure::of("nodes_300_spread", "nodes", false, vec![many.used as f64], Must::Reach(NODES as f64)),
+    ])
+}
