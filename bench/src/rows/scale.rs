@@ -1,14 +1,18 @@
 //! Many nodes, each a daemon of this machine: how fast they join, what a task costs then, and whether tasks that are to be spread are.
+//! And the status of a cluster with many actors and many who wait, and for how long at a time others wait for the head meanwhile.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use wingbeat::get_all;
+use wingbeat_core::spec::Shape;
+use wingbeat_core::{Amount, ProcessId, ResourceSet};
 use wingbeat_tests::TestCluster;
 
 use super::{Figures, tasks};
-use crate::measure::times;
+use crate::head::Head;
+use crate::measure::{REPEAT, times};
 use crate::report::{Figure, Must};
 
 const NODES: usize = 300;
@@ -56,5 +60,43 @@ pub(super) fn nodes_300() -> Figures {
         Figure::of("nodes_300", "s", true, vec![many.joined], Must::Reach(1.5)),
         Figure::of("nodes_300_noops", "× of 20 nodes", true, ratios, Must::Reach(2.0)),
         Figure::of("nodes_300_spread", "nodes", false, vec![many.used as f64], Must::Reach(NODES as f64)),
+    ])
+}
+
+pub(super) fn status_10000() -> Figures {
+    const ACTORS: u64 = 10_000;
+    const WAITERS: u64 = 1_000;
+    // As many nodes of 64 CPUs as the actors need.
+    let mut head = Head::with_nodes(ACTORS.div_ceil(64));
+    for number in 1..=ACTORS {
+        head.create(number)?;
+    }
+    // More than any node has, and a hundred different amounts.
+    for number in 1..=WAITERS {
+        head.driver(1_000 + number);
+        let asked = ResourceSet::cpus(Amount::from_units(650_000 + number as i64 % 100));
+        let shape = Shape { patient: true, ..Shape::of(asked) };
+        head.demand(ProcessId(1_000 + number), &shape, 1);
+    }
+    let (mut all, mut longest) = (Vec::new(), Vec::new());
+    for _ in 0..=REPEAT {
+        let begun = Instant::now();
+        let mut taking = head.state.begin_picture(1);
+        let mut most = 0.0_f64;
+        let mut last = Instant::now();
+        while head.state.take_part(&mut taking, 1) {
+            most = most.max(last.elapsed().as_secs_f64());
+            last = Instant::now();
+        }
+        let picture = taking.picture();
+        all.push(begun.elapsed().as_secs_f64() * 1e3);
+        longest.push(most * 1e3);
+        ensure!((picture.actors.len() as u64, picture.pending.len() as u64) == (ACTORS, WAITERS));
+    }
+    all.remove(0);
+    longest.remove(0);
+    Ok(vec![
+        Figure::of("status_10000", "ms", true, all, Must::Reach(100.0)),
+        Figure::of("status_10000_lock", "ms", true, longest, Must::Reach(1.0)),
     ])
 }
