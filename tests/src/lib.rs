@@ -366,6 +366,21 @@ impl TestCluster {
         self.start_node(args.iter().map(OsString::from).chain(defaults))
     }
 
+    /// Adds so many nodes that start at the same time, and waits until all have joined.
+    pub fn add_nodes(&mut self, count: usize, args: &[&str]) -> Result<()> {
+        let mut starting = Vec::new();
+        for _ in 0..count {
+            let mut command = self.command()?;
+            command.arg("worker").args(args).arg("--spill-dir").arg(self.dir.path());
+            starting.push(Daemon::start(&mut command)?);
+        }
+        for node in starting {
+            node.log.wait_for("joined")?;
+            self.nodes.push(Some(node));
+        }
+        Ok(())
+    }
+
     /// Adds a node without any arguments, which offers whatever its machine has, and answers with its number.
     pub fn add_default_node(&mut self) -> Result<usize> {
         self.start_node(std::iter::empty())

@@ -102,6 +102,18 @@ fn join(cluster: &TestCluster) -> Local {
     Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()))
 }
 
+/// Twice, as no worker process is there the first time, and all are the second time.
+#[test]
+fn as_many_short_tasks_as_nodes_run_on_all_of_them_if_they_are_to_be_spread() {
+    let cluster = TestCluster::start(4, 1).unwrap();
+    let _session = join(&cluster);
+    for _ in 0..2 {
+        let nodes: Vec<_> = (0..4).map(|_| parent_pid::options().spread().remote()).collect();
+        let nodes: BTreeSet<u32> = get_all_blocking(&nodes).unwrap().into_iter().collect();
+        assert_eq!(nodes.len(), 4, "{nodes:?}");
+    }
+}
+
 #[test]
 fn work_spreads_over_the_nodes() {
     let cluster = TestCluster::start(2, 1).unwrap();

@@ -38,6 +38,7 @@ const ROWS: &[Program] = &[
             "HeadMessage::LeaseReady",
             "HeadMessage::LeaseEnded",
             "HeadEvent::Granted",
+            "HeadEvent::Starting",
             "HeadEvent::Recall",
             "HeadEvent::Nodes",
             "NodeMessage::BeginJob",

@@ -11,6 +11,7 @@ mod objects;
 mod one_by_one;
 mod payloads;
 mod restart;
+mod scale;
 pub(crate) mod scheduler;
 mod spilling;
 mod start;
@@ -101,6 +102,8 @@ rows! {
     alone decisions_10000_nodes = scheduler::decisions_10000_nodes;
     alone head_restart_under_load = restart::head_restart_under_load;
     alone head_restart_100k_actors = restart::head_restart_100k_actors;
+    alone status_10000 = scale::status_10000;
+    alone nodes_300 = scale::nodes_300;
     alone node_to_node = cluster::node_to_node, limit_tcp;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
     alone spill = spilling::spill, limit_disk;

@@ -223,6 +223,10 @@ pub(crate) fn tasks(world: &mut World) {
     for (number, after) in (0..).zip(after) {
         world.right(after.get_blocking(), 2 * number);
     }
+    let spread: Vec<_> = (0..4).map(|number| double::options().spread().remote(number)).collect();
+    for (number, spread) in (0..).zip(spread) {
+        world.right(spread.get_blocking(), 2 * number);
+    }
     // Short tasks are pushed ahead, behind one that is long; another node takes them over.
     for round in 0..20 {
         let (began, go_on) = (world.file(&format!("began {round}")), world.file(&format!("go on {round}")));

@@ -325,7 +325,12 @@ impl wingbeat_net::services::Head for Service {
 
     async fn state(self, _: Context) -> ClusterState {
         let now = self.shell.now();
-        let mut state = self.shell.inside.lock().state.picture_at(now);
+        // Others wait for a part of this, and not for all of it.
+        let mut taking = self.shell.inside.lock().state.begin_picture(now);
+        while self.shell.inside.lock().state.take_part(&mut taking, now) {
+            tokio::task::yield_now().await;
+        }
+        let mut state = taking.picture();
         state.uptime_secs = self.shell.started.elapsed().as_secs();
         state.standby = self.shell.standby_state();
         state

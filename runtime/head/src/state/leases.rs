@@ -25,6 +25,8 @@ pub(super) struct Demand {
     pub wanted: u32,
     pub name: String,
     pub held: BTreeSet<LeaseId>,
+    /// How many of those were not ready yet, of those that this head has granted.
+    starting: u32,
     /// Leases that are of use: not those whose process waits.
     pub active: u32,
     /// Order of service among equals.
@@ -78,11 +80,19 @@ pub(super) struct Leases {
     /// Who has a demand for a shape in a placement group: also those who hold what they want, or are set aside.
     in_groups: BTreeSet<(ShapeId, ProcessId)>,
     pub leases: BTreeMap<LeaseId, Lease>,
+    /// Whose demand is to be spread, and who is yet to hear how many of its leases are being started.
+    unanswered: BTreeSet<Asker>,
 }
 
 impl Leases {
     pub(super) fn new(first: u64) -> Leases {
-        Leases { next: first, demands: BTreeMap::new(), in_groups: BTreeSet::new(), leases: BTreeMap::new() }
+        Leases {
+            next: first,
+            demands: BTreeMap::new(),
+            in_groups: BTreeSet::new(),
+            leases: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
+        }
     }
 
     pub(super) fn next_id(&mut self) -> LeaseId {
@@ -126,6 +136,7 @@ impl State {
             demand.is_guessed = false;
             demand.name = name;
         }
+        self.starts_change(asker);
         let waiter = Waiter::Tasks(asker.0, asker.1);
         let waited = self.queue.contains(waiter);
         self.requeue(&asker);
@@ -168,6 +179,7 @@ impl State {
             wanted: 0,
             name: String::new(),
             held: BTreeSet::new(),
+            starting: 0,
             active: 0,
             turn,
             failures: 0,
@@ -222,9 +234,11 @@ impl State {
         let id = self.new_lease(taken, Holder::Tasks(asker), job, LeaseHolder::Tasks(asker.0, shape));
         if let Some(demand) = self.leases.demands.get_mut(&asker) {
             demand.held.insert(id);
+            demand.starting += 1;
             demand.active += 1;
             demand.turn = turn;
         }
+        self.starts_change(asker);
         self.queue.served(Waiter::Tasks(asker.0, asker.1), self.now);
         self.requeue(&asker);
     }
@@ -270,6 +284,7 @@ impl State {
     pub(super) fn lease_ready(&mut self, id: LeaseId, worker: Address, pid: u32) {
         let now = self.now;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
+        let is_starting = lease.is_starting();
         lease.worker = Some((worker.process, pid));
         lease.granted_at = now;
         let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.ending);
@@ -286,6 +301,7 @@ impl State {
             Holder::Tasks(asker) => {
                 if let Some(demand) = self.leases.demands.get_mut(&asker) {
                     demand.failures = 0;
+                    demand.starting -= u32::from(is_starting);
                 }
                 let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
                 let Some(at) = self.nodes.get(node) else { return };
@@ -348,16 +364,38 @@ impl State {
         self.order(node, NodeMessage::EndLease { lease: id, kill });
     }
 
+    /// The owner of a demand that is to be spread hears what it has come to.
+    fn starts_change(&mut self, asker: Asker) {
+        if self.shapes.get(asker.1).is_some_and(|shape| shape.strategy == Strategy::Spread) {
+            self.leases.unanswered.insert(asker);
+        }
+    }
+
+    /// Once all who fit have their places.
+    pub(super) fn tell_of_starts(&mut self) {
+        while let Some((process, shape)) = self.leases.unanswered.pop_first() {
+            let Some(demand) = self.leases.demands.get(&(process, shape)) else { continue };
+            let (wanted, leases) = (demand.wanted, demand.starting);
+            let Some(shape) = self.shapes.get(shape).cloned() else { continue };
+            self.tell(process, HeadEvent::Starting { shape, wanted, leases });
+        }
+    }
+
     fn unhold(&mut self, asker: &Asker, id: LeaseId) {
         let waits = self.leases.leases.get(&id).is_some_and(|lease| !lease.waiting.is_empty());
+        let is_starting = self.leases.leases.get(&id).is_some_and(Lease::is_starting);
         if let Some(demand) = self.leases.demands.get_mut(asker)
             && demand.held.remove(&id)
         {
             demand.active -= u32::from(!waits);
+            demand.starting -= u32::from(is_starting);
             if demand.is_guessed {
                 demand.wanted = demand.held.len() as u32;
             }
             self.requeue(asker);
+            if is_starting {
+                self.starts_change(*asker);
+            }
         }
     }
 
@@ -540,6 +578,11 @@ impl Taken {
 }
 
 impl Lease {
+    /// Its owner is yet to hear of it.
+    fn is_starting(&self) -> bool {
+        self.worker.is_none() && !self.was_before
+    }
+
     /// What is to be given back: without the CPUs that a waiting execution gave back already.
     pub(super) fn still_taken(&self) -> Taken {
         let mut taken = self.taken.clone();

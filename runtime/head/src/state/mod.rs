@@ -59,6 +59,7 @@ pub use hears::Speaker;
 use keeping::PATIENCE;
 use leases::{Holder, Leases};
 use nodes::Nodes;
+pub use picture::Taking;
 use queue::{Hold, Queue};
 use quotas::Quotas;
 use recorded::Recorded;
@@ -246,6 +247,7 @@ impl State {
     /// Places whoever fits now, and answers with everything that is to be done.
     fn act(&mut self) -> Vec<Action> {
         self.serve();
+        self.tell_of_starts();
         let actions = std::mem::take(&mut self.out);
         self.done(actions)
     }
@@ -411,7 +413,19 @@ impl State {
 
     /// The same as of now: nothing may have happened for long.
     pub fn picture_at(&self, now: Millis) -> ClusterState {
-        picture::of(self, now.max(self.now))
+        let mut taking = self.begin_picture(now);
+        while self.take_part(&mut taking, now) {}
+        taking.picture()
+    }
+
+    /// Begins to take a picture in parts, each with [`State::take_part`].
+    pub fn begin_picture(&self, now: Millis) -> Taking {
+        Taking::begin(self, now.max(self.now))
+    }
+
+    /// Takes the next part of a picture. Whether there are more.
+    pub fn take_part(&self, taking: &mut Taking, now: Millis) -> bool {
+        taking.go_on(self, now.max(self.now))
     }
 
     /// Every living node.
@@ -750,6 +764,12 @@ impl State {
             self.lease_waits(lease, task, false);
         }
     }
+}
+
+/// Everything that comes after a key, or all.
+fn after<K: Ord, V>(map: &BTreeMap<K, V>, last: Option<K>) -> impl Iterator<Item = (&K, &V)> {
+    use std::ops::Bound::{Excluded, Unbounded};
+    map.range((last.map_or(Unbounded, Excluded), Unbounded))
 }
 
 #[cfg(test)]

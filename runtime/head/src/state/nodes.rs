@@ -8,10 +8,10 @@ use wingbeat_core::spec::{MachineId, Shape, Strategy};
 use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::NodeInfo;
 
-use super::Millis;
 use super::facts::{Drained, Fact};
 use super::index::{Cost, Index, Order, Requirement, RequirementId, Slot, Slots};
 use super::pool::{Devices, Pool};
+use super::{Millis, after};
 
 /// Nodes of one machine that are looked at because they are near: there are several only in tests.
 const NEAR: usize = 8;
@@ -187,6 +187,11 @@ impl Nodes {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Node> {
         self.by_id.values().filter_map(|slot| self.at(*slot))
+    }
+
+    /// Those that come after this one, by id, or all.
+    pub(super) fn after(&self, last: Option<NodeId>) -> impl Iterator<Item = &Node> {
+        after(&self.by_id, last).filter_map(|(_, slot)| self.at(*slot))
     }
 
     pub(super) fn len(&self) -> usize {

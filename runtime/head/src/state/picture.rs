@@ -2,88 +2,181 @@
 
 use std::collections::BTreeMap;
 
-use wingbeat_core::{JobId, ResourceSet};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
 use wingbeat_net::messages::{ActorRow, ClusterState, JobState, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
 
 use super::queue::Waiter;
 use super::shapes::ShapeId;
-use super::{Millis, State};
+use super::{Millis, State, after};
 
 /// Shapes and groups of which one picture says what each node lacks: the others say how to ask. Looking at the nodes
 /// for each of thousands would take as long as others may wait for the head.
 const EXPLAINED: usize = 64;
 
-pub(super) fn of(state: &State, now: Millis) -> ClusterState {
-    let nodes = state.nodes.iter().map(|node| NodeState {
-        info: node.info.clone(),
-        available: node.pool.available.clone(),
-        leases: node.leases.len() as u32,
-        draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
-        suspect_secs: node.suspect.map(|since| now.saturating_sub(since) / 1_000),
-        held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
-    });
-    let absent = state.recovering.iter().flat_map(|recovering| recovering.infos()).map(|info| info.id).collect();
-    let mut leases: BTreeMap<JobId, u32> = BTreeMap::new();
-    for lease in state.leases.leases.values() {
-        *leases.entry(lease.job).or_default() += 1;
+/// Rows that are taken at a time: others wait for the head no longer than this takes, about half a millisecond.
+const ROWS: usize = 256;
+/// Leases that are counted at a time.
+const COUNTED: usize = 4_096;
+
+/// A picture that is being taken, in parts: between them, others may ask the head, and what it knows may change.
+pub struct Taking {
+    picture: ClusterState,
+    next: Part,
+    leases: BTreeMap<JobId, u32>,
+    reasons: Reasons,
+}
+
+/// What comes next, each after the last one that was taken.
+enum Part {
+    Nodes(Option<NodeId>),
+    Leases(Option<LeaseId>),
+    Actors(Option<ActorId>),
+    Groups(Option<PlacementGroupId>),
+    Pending(Option<Waiter>),
+    End,
+}
+
+impl Taking {
+    pub(super) fn begin(state: &State, now: Millis) -> Taking {
+        let absent = state.recovering.iter().flat_map(|recovering| recovering.infos()).map(|info| info.id).collect();
+        let quotas = state.quotas.iter().map(|(namespace, quota)| QuotaRow {
+            namespace: namespace.to_owned(),
+            limit: quota.limit.clone(),
+            used: quota.used.clone(),
+        });
+        let picture = ClusterState {
+            absent,
+            cluster: Some(state.cluster),
+            uptime_secs: now / 1000,
+            quotas: quotas.collect(),
+            ..ClusterState::default()
+        };
+        Taking { picture, next: Part::Nodes(None), leases: BTreeMap::new(), reasons: Reasons::default() }
     }
-    let jobs = state.jobs.values().map(|job| JobState {
-        id: job.spec.id,
-        name: job.spec.name.clone(),
-        leases: leases.get(&job.spec.id).copied().unwrap_or_default(),
-    });
-    let actors = state.actors.rows().map(|row| ActorRow {
-        id: row.spec.id,
-        class_name: row.spec.class_name.clone(),
-        name: row.spec.name.clone(),
-        state: row.state.to_owned(),
-        node: row.node,
-        pid: row.pid,
-        restarts: row.restarts,
-    });
-    let groups = state.groups.iter().map(|group| PlacementGroupRow {
-        id: group.spec.id,
-        name: group.spec.name.clone(),
-        state: if group.is_placed() { "placed" } else { "pending" }.to_owned(),
-        strategy: group.spec.strategy,
-        bundles: group
-            .spec
-            .bundles
-            .iter()
-            .zip(&group.placed)
-            .map(|(bundle, placed)| (bundle.resources.clone(), placed.as_ref().map(|placed| placed.taken.node)))
-            .collect(),
-    });
-    let quotas = state.quotas.iter().map(|(namespace, quota)| QuotaRow {
-        namespace: namespace.to_owned(),
-        limit: quota.limit.clone(),
-        used: quota.used.clone(),
-    });
-    let mut reasons = Reasons { state, by_shape: BTreeMap::new(), groups: 0 };
-    ClusterState {
-        standby: None,
-        absent,
-        cluster: Some(state.cluster),
-        uptime_secs: now / 1000,
-        nodes: nodes.collect(),
-        jobs: jobs.collect(),
-        actors: actors.collect(),
-        placement_groups: groups.collect(),
-        quotas: quotas.collect(),
-        pending: state.queue.waiters().filter_map(|waiter| reasons.row_of(waiter)).collect(),
+
+    /// Takes the next part. Whether there are more.
+    pub(super) fn go_on(&mut self, state: &State, now: Millis) -> bool {
+        self.next = match self.next {
+            Part::Nodes(last) => self.nodes(state, last, now),
+            Part::Leases(last) => self.leases(state, last),
+            Part::Actors(last) => self.actors(state, last),
+            Part::Groups(last) => self.groups(state, last),
+            Part::Pending(last) => self.pending(state, last),
+            Part::End => Part::End,
+        };
+        !matches!(self.next, Part::End)
+    }
+
+    /// The picture, when there are no more parts.
+    #[must_use]
+    pub fn picture(self) -> ClusterState {
+        self.picture
+    }
+
+    fn nodes(&mut self, state: &State, last: Option<NodeId>, now: Millis) -> Part {
+        let rows = state.nodes.after(last).take(ROWS).map(|node| NodeState {
+            info: node.info.clone(),
+            available: node.pool.available.clone(),
+            leases: node.leases.len() as u32,
+            draining: node.draining.as_ref().map(|drain| drain.as_asked.why.clone()),
+            suspect_secs: node.suspect.map(|since| now.saturating_sub(since) / 1_000),
+            held_devices: node.held.iter().map(|(device, who)| format!("GPU {device}: {who}")).collect(),
+        });
+        match taken(&mut self.picture.nodes, rows) {
+            Some(last) => Part::Nodes(Some(last.info.id)),
+            None => Part::Leases(None),
+        }
+    }
+
+    fn leases(&mut self, state: &State, last: Option<LeaseId>) -> Part {
+        let mut counted = None;
+        for (id, lease) in after(&state.leases.leases, last).take(COUNTED) {
+            *self.leases.entry(lease.job).or_default() += 1;
+            counted = Some(*id);
+        }
+        if counted.is_some() {
+            return Part::Leases(counted);
+        }
+        let jobs = state.jobs.values().map(|job| JobState {
+            id: job.spec.id,
+            name: job.spec.name.clone(),
+            leases: self.leases.get(&job.spec.id).copied().unwrap_or_default(),
+        });
+        self.picture.jobs = jobs.collect();
+        Part::Actors(None)
+    }
+
+    fn actors(&mut self, state: &State, last: Option<ActorId>) -> Part {
+        let rows = state.actors.rows_after(last).take(ROWS).map(|row| ActorRow {
+            id: row.spec.id,
+            class_name: row.spec.class_name.clone(),
+            name: row.spec.name.clone(),
+            state: row.state.to_owned(),
+            node: row.node,
+            pid: row.pid,
+            restarts: row.restarts,
+        });
+        match taken(&mut self.picture.actors, rows) {
+            Some(last) => Part::Actors(Some(last.id)),
+            None => Part::Groups(None),
+        }
+    }
+
+    fn groups(&mut self, state: &State, last: Option<PlacementGroupId>) -> Part {
+        let rows = state.groups.after(last).take(ROWS).map(|group| PlacementGroupRow {
+            id: group.spec.id,
+            name: group.spec.name.clone(),
+            state: if group.is_placed() { "placed" } else { "pending" }.to_owned(),
+            strategy: group.spec.strategy,
+            bundles: group
+                .spec
+                .bundles
+                .iter()
+                .zip(&group.placed)
+                .map(|(bundle, placed)| (bundle.resources.clone(), placed.as_ref().map(|placed| placed.taken.node)))
+                .collect(),
+        });
+        match taken(&mut self.picture.placement_groups, rows) {
+            Some(last) => Part::Groups(Some(last.id)),
+            None => Part::Pending(None),
+        }
+    }
+
+    fn pending(&mut self, state: &State, last: Option<Waiter>) -> Part {
+        let explained = self.reasons.explained();
+        let mut taken = None;
+        for waiter in state.queue.waiters_after(last).take(ROWS) {
+            taken = Some(waiter);
+            self.picture.pending.extend(self.reasons.row_of(state, waiter));
+            // Each of these looks at all nodes.
+            if self.reasons.explained() > explained {
+                break;
+            }
+        }
+        taken.map_or(Part::End, |last| Part::Pending(Some(last)))
     }
 }
 
+/// Adds these rows. The last of them, if there are any.
+fn taken<T>(rows: &mut Vec<T>, more: impl Iterator<Item = T>) -> Option<&T> {
+    let before = rows.len();
+    rows.extend(more);
+    rows[before..].last()
+}
+
 /// Why those who wait do so, said once for all who ask for the same.
-struct Reasons<'a> {
-    state: &'a State,
+#[derive(Default)]
+struct Reasons {
     by_shape: BTreeMap<ShapeId, String>,
     groups: usize,
 }
 
-impl Reasons<'_> {
-    fn row_of(&mut self, waiter: Waiter) -> Option<PendingRow> {
-        let state = self.state;
+impl Reasons {
+    fn explained(&self) -> usize {
+        self.by_shape.len() + self.groups
+    }
+
+    fn row_of(&mut self, state: &State, waiter: Waiter) -> Option<PendingRow> {
         let (name, id, resources, count): (String, String, ResourceSet, u32) = match waiter {
             Waiter::Tasks(process, shape) => {
                 let demand = state.leases.demands.get(&(process, shape))?;
@@ -99,12 +192,11 @@ impl Reasons<'_> {
                 (spec.title(), id.to_string(), sum, 1)
             }
         };
-        let why = self.why(waiter, &id);
+        let why = self.why(state, waiter, &id);
         Some(PendingRow { name, id, resources, count, why })
     }
 
-    fn why(&mut self, waiter: Waiter, id: &str) -> String {
-        let state = self.state;
+    fn why(&mut self, state: &State, waiter: Waiter, id: &str) -> String {
         if let Some(held) = state.hold_in_short(waiter) {
             return held;
         }

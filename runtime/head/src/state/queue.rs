@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::{ActorId, JobId, PlacementGroupId, ProcessId};
 
-use super::Millis;
 use super::shapes::ShapeId;
+use super::{Millis, after};
 
 /// Blocked classes that are looked at when something was given back; the others are looked at as time passes.
 const LOOKED_AT: usize = 64;
@@ -490,6 +490,11 @@ impl Queue {
     /// Everybody, by name.
     pub(super) fn waiters(&self) -> impl Iterator<Item = Waiter> {
         self.entries.keys().copied()
+    }
+
+    /// Those who come after this one, or all.
+    pub(super) fn waiters_after(&self, last: Option<Waiter>) -> impl Iterator<Item = Waiter> {
+        after(&self.entries, last).map(|(waiter, _)| *waiter)
     }
 
     /// All classes with somebody in them.

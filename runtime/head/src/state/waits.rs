@@ -3,6 +3,7 @@
 //! An execution that waits for a task waits for the execution of that task. A call that was sent to an actor
 //! all of whose executions wait cannot start, so it waits for those. A circle in this graph never ends.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use wingbeat_core::{ActorId, ProcessId, TaskId};
@@ -19,10 +20,16 @@ pub(super) struct Waits {
     waits: BTreeMap<TaskId, (ProcessId, Wait)>,
     /// The same by process, which may end.
     of_process: BTreeMap<ProcessId, BTreeSet<TaskId>>,
+    /// For how many executions each task, and each actor, is among what they wait for.
+    awaited: BTreeMap<TaskId, u32>,
+    awaited_of_actor: BTreeMap<ActorId, u32>,
     /// The same by the actor in which they run.
     of_actor: BTreeMap<ActorId, BTreeSet<TaskId>>,
     /// Executions that closed a circle, and when.
     suspects: BTreeMap<TaskId, Millis>,
+    /// How often it was looked what an execution waits for.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
 }
 
 /// Executions that wait for each other.
@@ -45,8 +52,17 @@ impl Waits {
         if let Some((actor, _)) = wait.actor {
             self.of_actor.entry(actor).or_default().insert(task);
         }
+        for (on, actor) in &wait.on {
+            *self.awaited.entry(*on).or_default() += 1;
+            if let Some(actor) = actor {
+                *self.awaited_of_actor.entry(*actor).or_default() += 1;
+            }
+        }
+        // Whoever nobody waits for closes no circle: all that it waits for need not be looked through.
+        let is_in_actor = |(actor, _)| self.awaited_of_actor.contains_key(&actor);
+        let is_awaited = self.awaited.contains_key(&task) || wait.actor.is_some_and(is_in_actor);
         self.waits.insert(task, (process, wait));
-        let closes = self.circle_of(task).is_some();
+        let closes = is_awaited && self.circle_of(task).is_some();
         if closes {
             self.suspects.insert(task, now);
         }
@@ -89,6 +105,12 @@ impl Waits {
     pub(super) fn end(&mut self, task: TaskId) {
         self.suspects.remove(&task);
         let Some((process, wait)) = self.waits.remove(&task) else { return };
+        for (on, actor) in &wait.on {
+            one_less(&mut self.awaited, *on);
+            if let Some(actor) = actor {
+                one_less(&mut self.awaited_of_actor, *actor);
+            }
+        }
         forget(&mut self.of_process, process, task);
         if let Some((actor, _)) = wait.actor {
             forget(&mut self.of_actor, actor, task);
@@ -117,23 +139,40 @@ impl Waits {
     /// them are blocked, which is found by taking away, again and again, whoever is not.
     fn blocked_with(&self, task: TaskId) -> Option<BTreeSet<TaskId>> {
         let mut blocked = BTreeSet::new();
+        // Groups of executions of which one must go on first: for whom, and in which groups each execution is.
+        let mut waiters = Vec::new();
+        let mut groups_with: BTreeMap<TaskId, Vec<usize>> = BTreeMap::new();
+        let mut groups_of: BTreeMap<TaskId, usize> = BTreeMap::new();
+        let mut free = Vec::new();
         let mut next = vec![task];
         while let Some(task) = next.pop() {
-            if self.waits.contains_key(&task) && blocked.insert(task) {
-                next.extend(self.blockers(task).into_iter().flat_map(|(_, executions)| executions));
+            if !self.waits.contains_key(&task) || !blocked.insert(task) {
+                continue;
+            }
+            let blockers = self.blockers(task);
+            if blockers.is_empty() {
+                free.push(task);
+            }
+            groups_of.insert(task, blockers.len());
+            for (_, executions) in blockers {
+                for execution in &executions {
+                    groups_with.entry(*execution).or_default().push(waiters.len());
+                }
+                waiters.push(Some(task));
+                next.extend(executions);
             }
         }
-        loop {
-            let is_blocked = |task: &TaskId| {
-                let mut groups = self.blockers(*task).into_iter();
-                groups.any(|(_, executions)| executions.iter().all(|other| blocked.contains(other)))
-            };
-            let free: Vec<TaskId> = blocked.iter().filter(|task| !is_blocked(task)).copied().collect();
-            if free.is_empty() {
-                break;
-            }
-            for task in free {
-                blocked.remove(&task);
+        // A group with somebody who goes on holds nobody up, and who is held up by none goes on.
+        while let Some(task) = free.pop() {
+            blocked.remove(&task);
+            for group in groups_with.remove(&task).into_iter().flatten() {
+                let Some(waiter) = waiters[group].take() else { continue };
+                if let Some(groups) = groups_of.get_mut(&waiter) {
+                    *groups -= 1;
+                    if *groups == 0 {
+                        free.push(waiter);
+                    }
+                }
             }
         }
         blocked.contains(&task).then_some(blocked)
@@ -164,6 +203,8 @@ impl Waits {
 
     /// What `task` waits for, each with the executions of which at least one must go on first.
     fn blockers(&self, task: TaskId) -> Vec<(TaskId, Vec<TaskId>)> {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
         let Some((_, wait)) = self.waits.get(&task) else { return Vec::new() };
         let mut blockers = Vec::new();
         for (on, actor) in &wait.on {
@@ -185,6 +226,15 @@ impl Waits {
         let wait = executions.first().and_then(|task| self.waits.get(task));
         let Some((_, room)) = wait.and_then(|(_, wait)| wait.actor) else { return Vec::new() };
         if executions.len() < room as usize { Vec::new() } else { executions.iter().copied().collect() }
+    }
+}
+
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
+    if let Entry::Occupied(mut count) = counts.entry(key) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
     }
 }
 
@@ -249,6 +299,23 @@ mod tests {
         let mut waits = Waits::default();
         assert!(!waits.begin(0, ProcessId(10), wait(1, Some((100, 1)), &[(2, None)])));
         assert!(waits.begin(0, ProcessId(30), wait(2, None, &[(3, Some(100))])));
+    }
+
+    /// Each waits for the one before, and says so after that, as where messages of many processes come in any order.
+    #[test]
+    fn a_long_chain_is_looked_through_once_and_only_by_whoever_somebody_waits_for() {
+        const LENGTH: u64 = 2_000;
+        let mut waits = Waits::default();
+        for seq in 1..LENGTH {
+            assert!(!waits.begin(0, ProcessId(10), wait(seq, None, &[(seq - 1, None)])));
+        }
+        assert_eq!(waits.looks.get(), 0, "nobody waits for the last one");
+        // Somebody waits for the last one, which says again what it waits for.
+        waits.begin(0, ProcessId(10), wait(LENGTH + 1, None, &[(LENGTH - 1, None)]));
+        waits.begin(0, ProcessId(10), wait(LENGTH - 1, None, &[(LENGTH - 2, None)]));
+        assert!(waits.looks.get() <= LENGTH as usize, "{}", waits.looks.get());
+        (1..LENGTH + 2).for_each(|seq| waits.end(task(seq)));
+        assert!(waits.awaited.is_empty() && waits.of_process.is_empty());
     }
 
     #[test]

@@ -60,6 +60,7 @@ kinds!(HeadMessage {
 });
 kinds!(HeadEvent {
     Granted,
+    Starting,
     Recall,
     Refused,
     Nodes,

@@ -302,6 +302,16 @@ pub enum HeadEvent {
         /// Its process id.
         pid: u32,
     },
+    /// What a demand for leases that are to be spread has come to: an answer to each, and to each change. Who has tasks for all of
+    /// them does not push all to the first.
+    Starting {
+        /// Which demand.
+        shape: Arc<Shape>,
+        /// What was wanted.
+        wanted: u32,
+        /// How many leases have a place, and their processes are being started: `Granted` follows for each.
+        leases: u32,
+    },
     /// Others need the lease: finish what runs, then return it.
     Recall(LeaseId),
     /// No node could ever hold this shape; its tasks fail.

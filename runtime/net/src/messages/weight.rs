@@ -169,6 +169,7 @@ impl Weight for HeadEvent {
                 HeadEvent::Granted { shape: asked, worker, node, .. } => {
                     shape(asked) + address(worker) + address(&node.address)
                 }
+                HeadEvent::Starting { shape: asked, .. } => shape(asked),
                 HeadEvent::Refused { shape: asked, error: why } => shape(asked) + error(why),
                 HeadEvent::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
                 HeadEvent::Actor {

@@ -12,6 +12,9 @@
 //!                        └── given back, lost ──┘
 //! ```
 //!
+//! A message costs what it has touched: the shapes and leases that have changed are noted, and only those are dealt with
+//! (`dealing`), by sums and orders over leases that are kept (`leases`).
+//!
 //! A task that waits for what it has submitted gives its process away meanwhile: `at_home`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -33,9 +36,15 @@ use crate::owner::retrying::{RetryOn, Verdict, one_less, pause_ms};
 use crate::owner::wanted::Wanted;
 
 mod at_home;
+mod dealing;
+mod leases;
+mod spreading;
 
 use at_home::AtHome;
 pub(crate) use at_home::TakenHome;
+use dealing::Touched;
+use leases::{Lease, Leases, Phase, Standings};
+use spreading::{Keeping, Spreading};
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
 /// waits for its next short task, and little enough to be dealt again when another lease appears.
@@ -183,61 +192,33 @@ impl Task {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Open,
-    /// The worker process waits in user code, and takes no tasks.
-    Waiting,
-    /// The head wants it back; what runs finishes.
-    Recalled,
-    /// The connection to the worker process ended; its cause is not known yet.
-    Lost {
-        since_ms: u64,
-    },
-}
-
-struct Lease {
-    grant: Grant,
-    phase: Phase,
-    /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
-    in_flight: VecDeque<(u64, Task)>,
-    /// What those weigh.
-    bytes: usize,
-    next: u64,
-    taking_back: bool,
-    idle_since_ms: u64,
-    /// When it last delivered, or got its first task.
-    last_result_ms: u64,
-    /// The news of its end, if it came before the end of the connection.
-    death: Option<WorkerDeath>,
-}
-
-impl Lease {
-    fn is_stuck(&self, now_ms: u64) -> bool {
-        !self.in_flight.is_empty() && now_ms >= self.last_result_ms + STUCK_MS
-    }
-}
-
 struct Queue {
     ready: VecDeque<Task>,
-    leases: Vec<LeaseId>,
+    /// Its leases.
+    standings: Standings,
     /// Smoothed run time of a task; none before the first result.
     average_nanos: Option<f64>,
     announced: u32,
     name: Name,
     /// Since when its first ready task is the first.
     front_since_ms: Option<u64>,
+    /// It is among those that have changed.
+    is_touched: bool,
+    /// Set if its tasks are to be spread.
+    spreading: Option<Box<Spreading>>,
 }
 
 impl Queue {
-    fn new(name: Name) -> Queue {
+    fn new(shape: &Shape, name: Name) -> Queue {
         Queue {
             ready: VecDeque::new(),
-            leases: Vec::new(),
+            standings: Standings::default(),
             average_nanos: None,
             announced: 0,
             name,
             front_since_ms: None,
+            is_touched: false,
+            spreading: Spreading::of(shape),
         }
     }
 }
@@ -246,7 +227,11 @@ impl Queue {
 #[derive(Default)]
 pub(crate) struct Dispatch {
     queues: BTreeMap<Arc<Shape>, Queue>,
-    leases: BTreeMap<LeaseId, Lease>,
+    touched: Touched,
+    keeping: Keeping,
+    /// How many nodes there are, as far as the head has said.
+    nodes: u32,
+    leases: Leases,
     by_worker: HashMap<ProcessId, LeaseId>,
     at_home: AtHome,
     resting: Resting,
@@ -301,7 +286,7 @@ impl Dispatch {
     /// How many are not done.
     pub(crate) fn pending(&self) -> usize {
         let ready = self.queues.values().map(|queue| queue.ready.len()).sum::<usize>();
-        let in_flight = self.leases.values().map(|lease| lease.in_flight.len()).sum::<usize>();
+        let in_flight = self.leases.iter().map(|lease| lease.in_flight.len()).sum::<usize>();
         ready + in_flight + self.at_home.len() + self.undecided.len() + self.resting.len()
     }
 
@@ -322,7 +307,7 @@ impl Dispatch {
         if let Some(task) = self.undecided.get(&id) {
             return Some((task.name.to_string(), DispatchStanding::Undecided));
         }
-        self.leases.values().find_map(|lease| {
+        self.leases.iter().find_map(|lease| {
             let before = lease.in_flight.iter().position(|(_, task)| task.spec.id == id)?;
             let standing = DispatchStanding::Pushed { before, lease: lease.grant.lease, pid: lease.grant.pid };
             Some((lease.in_flight[before].1.name.to_string(), standing))
@@ -333,7 +318,7 @@ impl Dispatch {
     pub(crate) fn what_is_left(&self) -> Vec<String> {
         let ready =
             self.queues.values().flat_map(|queue| queue.ready.iter().map(|task| format!("{} ready", task.spec.id)));
-        let leases = self.leases.values().map(|lease| {
+        let leases = self.leases.iter().map(|lease| {
             let flying: Vec<TaskId> = lease.in_flight.iter().map(|(_, task)| task.spec.id).collect();
             format!("{} ({:?}) with {flying:?}", lease.grant.lease, lease.phase)
         });
@@ -353,193 +338,54 @@ impl Dispatch {
             out.push(Action::Fail { task, error });
             return;
         }
-        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
-        queue.ready.push_back(task);
+        self.queue_of(&task).push_back(task);
     }
 
-    /// Pushes what can be pushed and says how many leases are wanted. Called once after a round of events.
-    pub(crate) fn settle(&mut self, now_ms: u64, out: &mut Vec<Action>) {
-        self.offer_home(now_ms, out);
-        let shapes: Vec<Arc<Shape>> = self.queues.keys().cloned().collect();
-        for shape in shapes {
-            self.fill(&shape, now_ms, out);
-            self.rebalance(&shape, now_ms, out);
-            self.announce(&shape, now_ms, out);
-        }
-    }
-
-    fn fill(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(queue) = self.queues.get_mut(shape) else { return };
-        if queue.ready.is_empty() {
-            queue.front_since_ms = None;
-            return;
-        }
-        queue.front_since_ms.get_or_insert(now_ms);
-        let depth = match queue.average_nanos {
-            None => 1,
-            Some(nanos) => {
-                // The next ones wait at hand, unless a round trip is nothing beside a task: among longer ones there
-                // may be some that take no time at all.
-                let least = if nanos < LONG_NANOS { 4 } else { 1 };
-                ((AHEAD_NANOS / (nanos + OVERHEAD_NANOS)) as usize).clamp(least, AHEAD_TASKS)
-            }
-        };
-        let mut open: Vec<(usize, LeaseId)> = queue
-            .leases
-            .iter()
-            .filter_map(|id| self.leases.get(id))
-            .filter(|lease| lease.phase == Phase::Open && !lease.is_stuck(now_ms))
-            // Refilled at half, so that tasks go in batches.
-            .filter(|lease| lease.in_flight.len() * 2 <= depth || lease.in_flight.is_empty())
-            .map(|lease| (lease.in_flight.len(), lease.grant.lease))
-            .filter(|(in_flight, _)| *in_flight < depth)
-            .collect();
-        open.sort_unstable();
-        if open.is_empty() {
-            return;
-        }
-        // Filled up to one level, so that who has less gets more.
-        let all = queue.ready.len() + open.iter().map(|(in_flight, _)| in_flight).sum::<usize>();
-        let takers = open.len() + usize::from(queue.left_to_home(&self.at_home, now_ms) > 0);
-        let level = all.div_ceil(takers).min(depth);
-        for (in_flight, id) in open {
-            let share = level.saturating_sub(in_flight).min(queue.ready.len());
-            let Some(lease) = self.leases.get_mut(&id) else { continue };
-            if share == 0 {
-                continue;
-            }
-            if lease.in_flight.is_empty() {
-                lease.last_result_ms = now_ms;
-            }
-            let first = lease.next;
-            let mut tasks = Vec::with_capacity(share);
-            while tasks.len() < share {
-                let Some(weight) = queue.ready.front().map(|task| task.spec.weight()) else { break };
-                if lease.bytes > 0 && lease.bytes + weight > AHEAD_BYTES {
-                    break;
-                }
-                let Some(task) = queue.ready.pop_front() else { break };
-                // A node that has joined since knows nothing of them, and would look for them in vain.
-                if let Some(argument) = lost_argument(&task.spec, &self.dead_nodes) {
-                    out.push(Action::ArgumentLost { task, argument });
-                    continue;
-                }
-                tasks.push(task.spec.clone());
-                lease.bytes += weight;
-                lease.in_flight.push_back((lease.next, task));
-                lease.next += 1;
-            }
-            if tasks.is_empty() {
-                continue;
-            }
-            queue.front_since_ms = Some(now_ms);
-            out.push(Action::Push { worker: lease.grant.worker.clone(), lease: id, first, tasks });
-        }
-    }
-
-    /// An idle lease gets half of what the fullest one has not started.
-    fn rebalance(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(queue) = self.queues.get(shape) else { return };
-        if !queue.ready.is_empty() || queue.leases.len() < 2 {
-            return;
-        }
-        let leases = || queue.leases.iter().filter_map(|id| self.leases.get(id));
-        if !leases().any(|lease| lease.phase == Phase::Open && lease.in_flight.is_empty()) {
-            return;
-        }
-        let fullest = leases()
-            .filter(|lease| matches!(lease.phase, Phase::Open | Phase::Waiting) && !lease.taking_back)
-            // One that delivers is about to be done by itself.
-            .filter(|lease| lease.in_flight.len() >= 2 && now_ms > lease.last_result_ms + 1)
-            .max_by_key(|lease| (lease.in_flight.len(), std::cmp::Reverse(lease.grant.lease)))
-            .map(|lease| lease.grant.lease);
-        if let Some(lease) = fullest.and_then(|id| self.leases.get_mut(&id)) {
-            lease.taking_back = true;
-            let most = (lease.in_flight.len() / 2).max(1) as u32;
-            let worker = lease.grant.worker.process;
-            out.push(Action::TakeBack { worker, lease: lease.grant.lease, most, recalled: false });
-        }
-    }
-
-    fn announce(&mut self, shape: &Arc<Shape>, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(queue) = self.queues.get_mut(shape) else { return };
-        let mut busy = 0;
-        let mut waiting = 0;
-        for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
-            match lease.phase {
-                Phase::Waiting => waiting += 1,
-                _ => busy += usize::from(!lease.in_flight.is_empty()),
-            }
-        }
-        // A task in flight on each busy lease, and those that could start elsewhere. Leases whose process
-        // waits are held but of no use.
-        let short = queue.average_nanos.is_some_and(|nanos| nanos < 20_000.0);
-        let left_to_home = queue.left_to_home(&self.at_home, now_ms);
-        let (mut soon_done, mut could_start) = (0, queue.ready.len() - left_to_home);
-        for lease in queue.leases.iter().filter_map(|id| self.leases.get(id)) {
-            let unstarted = lease.in_flight.len().saturating_sub(1);
-            if short && !lease.is_stuck(now_ms) {
-                soon_done += unstarted;
-            } else {
-                could_start += unstarted;
-            }
-        }
-        let could_use = could_start + soon_done / 64;
-        let held = queue.leases.len();
-        // In steps, so that the head hears of real changes only: none, what is held, or the next power of two.
-        let wanted = match (busy + could_use).min(WANTED_LIMIT) + waiting {
-            wanted if wanted <= held => held as u32,
-            wanted => wanted.next_power_of_two() as u32,
-        };
-        if wanted != queue.announced {
-            queue.announced = wanted;
-            out.push(Action::Demand { shape: shape.clone(), wanted, name: queue.name.clone() });
-        }
-        if queue.ready.is_empty() && queue.leases.is_empty() && wanted == 0 {
-            self.queues.remove(shape);
-        }
+    /// The ready tasks among which this one belongs.
+    fn queue_of(&mut self, task: &Task) -> &mut VecDeque<Task> {
+        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(&task.shape, task.name.clone()));
+        self.touched.add(&task.shape, queue);
+        &mut queue.ready
     }
 
     /// The leases that it has.
     pub(crate) fn leases(&self) -> impl Iterator<Item = LeaseId> {
-        self.leases.keys().copied()
+        self.leases.iter().map(|lease| lease.grant.lease)
     }
 
     /// The head knows nothing of what is wanted: [`Dispatch::settle`] says it again.
     pub(crate) fn announce_anew(&mut self) {
-        for queue in self.queues.values_mut() {
+        for (shape, queue) in &mut self.queues {
             queue.announced = u32::MAX;
+            self.touched.add(shape, queue);
         }
     }
 
     /// The head granted a lease.
     pub(crate) fn granted(&mut self, grant: Grant, now_ms: u64, out: &mut Vec<Action>) {
-        let Some((shape, queue)) = self.queues.iter_mut().find(|(known, _)| **known == grant.shape) else {
+        let Some((shape, _)) = self.queues.get_key_value(&grant.shape) else {
             // Nothing of the shape is left to do.
             out.push(Action::Return { lease: grant.lease });
             return;
         };
-        let id = grant.lease;
-        queue.leases.push(id);
-        self.by_worker.insert(grant.worker.process, id);
-        let lease = Lease {
-            grant: Grant { shape: shape.clone(), ..grant },
-            phase: Phase::Open,
-            in_flight: VecDeque::new(),
-            bytes: 0,
-            next: 0,
-            taking_back: false,
-            idle_since_ms: now_ms,
-            last_result_ms: now_ms,
-            death: None,
-        };
-        self.leases.insert(id, lease);
+        let shape = shape.clone();
+        if let Some(queue) = self.queues.get_mut(&shape)
+            && let Some(spreading) = &mut queue.spreading
+        {
+            spreading.came(now_ms);
+        }
+        self.by_worker.insert(grant.worker.process, grant.lease);
+        self.leases.insert(Lease::new(Grant { shape, ..grant }, now_ms));
     }
 
     /// The head says that the shape can never be had.
     pub(crate) fn refused(&mut self, shape: &Shape, error: &Error, out: &mut Vec<Action>) {
-        let Some((_, queue)) = self.queues.iter_mut().find(|(known, _)| ***known == *shape) else { return };
+        let Some((shape, _)) = self.queues.get_key_value(shape) else { return };
+        let shape = shape.clone();
+        let Some(queue) = self.queues.get_mut(&shape) else { return };
+        self.touched.add(&shape, queue);
         queue.announced = 0;
+        queue.spreading = Spreading::of(&shape);
         for task in queue.ready.drain(..) {
             // The head knows the name of one of them.
             let error = error.clone().about(|| task.name.to_string());
@@ -549,7 +395,7 @@ impl Dispatch {
 
     /// The head wants a lease back.
     pub(crate) fn recalled(&mut self, id: LeaseId, out: &mut Vec<Action>) {
-        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let Some(lease) = self.leases.change(id) else { return };
         if matches!(lease.phase, Phase::Open | Phase::Waiting) {
             lease.phase = Phase::Recalled;
             // What waits there for what it has submitted may run that for hours.
@@ -566,7 +412,7 @@ impl Dispatch {
 
     fn return_if_done(&mut self, id: LeaseId, out: &mut Vec<Action>) {
         let done =
-            self.leases.get(&id).is_some_and(|lease| lease.phase == Phase::Recalled && lease.in_flight.is_empty());
+            self.leases.get(id).is_some_and(|lease| lease.phase == Phase::Recalled && lease.in_flight.is_empty());
         if done {
             self.give_up(id);
             out.push(Action::Return { lease: id });
@@ -574,12 +420,14 @@ impl Dispatch {
     }
 
     fn give_up(&mut self, id: LeaseId) -> Option<Lease> {
-        let lease = self.leases.remove(&id)?;
+        let shape = self.leases.get(id)?.grant.shape.clone();
+        let mut queue = self.queues.get_mut(&shape);
+        let lease = self.leases.remove(id, queue.as_mut().map(|queue| &mut queue.standings))?;
         self.by_worker.remove(&lease.grant.worker.process);
-        if let Some(queue) = self.queues.get_mut(&lease.grant.shape) {
-            queue.leases.retain(|other| *other != id);
+        if let Some(queue) = queue {
             // What was announced included it.
             queue.announced = u32::MAX;
+            self.touched.add(&shape, queue);
         }
         Some(lease)
     }
@@ -601,7 +449,7 @@ impl Dispatch {
             return settled;
         }
         let Some(id) = self.by_worker.get(&worker).copied() else { return Settled::Unknown };
-        let Some(lease) = self.leases.get_mut(&id) else { return Settled::Unknown };
+        let Some(lease) = self.leases.change(id) else { return Settled::Unknown };
         let Some(at) = lease.in_flight.iter().position(|(_, flying)| flying.spec.id == task) else {
             return Settled::Unknown;
         };
@@ -696,8 +544,7 @@ impl Dispatch {
     /// Puts a task at the front of its queue.
     fn again(&mut self, mut task: Task, after: After) {
         task.costs(after);
-        let queue = self.queues.entry(task.shape.clone()).or_insert_with(|| Queue::new(task.name.clone()));
-        queue.ready.push_front(task);
+        self.queue_of(&task).push_front(task);
     }
 
     /// A worker process gave unstarted tasks back.
@@ -709,28 +556,31 @@ impl Dispatch {
         now_ms: u64,
         out: &mut Vec<Action>,
     ) {
-        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let Some(lease) = self.leases.change(id) else { return };
         lease.taking_back = false;
         if waiting && lease.phase == Phase::Open {
             lease.phase = Phase::Waiting;
         }
-        let mut returned = Vec::new();
-        lease.in_flight = std::mem::take(&mut lease.in_flight)
-            .into_iter()
-            .filter_map(|(seq, task)| {
-                if tasks.contains(&task.spec.id) {
-                    lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
-                    returned.push(task);
-                    None
-                } else {
-                    Some((seq, task))
-                }
-            })
-            .collect();
+        // Half of 2,000 may come back: none is searched for among all.
+        let mut given: HashSet<TaskId> = tasks.iter().copied().collect();
+        let mut returned = Vec::with_capacity(given.len());
+        // They were the last.
+        let mut kept = Vec::new();
+        while !given.is_empty()
+            && let Some((seq, task)) = lease.in_flight.pop_back()
+        {
+            if given.remove(&task.spec.id) {
+                lease.bytes = lease.bytes.saturating_sub(task.spec.weight());
+                returned.push(task);
+            } else {
+                kept.push((seq, task));
+            }
+        }
+        lease.in_flight.extend(kept.into_iter().rev());
         if lease.in_flight.is_empty() {
             lease.idle_since_ms = now_ms;
         }
-        for task in returned.into_iter().rev() {
+        for task in returned {
             if task.cancelled {
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
@@ -743,7 +593,7 @@ impl Dispatch {
 
     /// A worker process takes tasks again.
     pub(crate) fn ready(&mut self, id: LeaseId) {
-        if let Some(lease) = self.leases.get_mut(&id)
+        if let Some(lease) = self.leases.change(id)
             && lease.phase == Phase::Waiting
         {
             lease.phase = Phase::Open;
@@ -752,8 +602,9 @@ impl Dispatch {
 
     /// The user wants these tasks not to run; those that are found are taken out of `wanted`.
     pub(crate) fn cancel(&mut self, wanted: &mut Wanted, out: &mut Vec<Action>) {
-        for queue in self.queues.values_mut() {
+        for (shape, queue) in &mut self.queues {
             for task in wanted.take_from(&mut queue.ready, |task| task.spec.id) {
+                self.touched.add(shape, queue);
                 let error = Error::Cancelled { task: task.name.to_string() };
                 out.push(Action::Fail { task, error });
             }
@@ -765,15 +616,16 @@ impl Dispatch {
             out.push(Action::Fail { task, error });
         }
         self.at_home.cancel(wanted, out);
-        for lease in self.leases.values_mut() {
-            if wanted.is_empty() {
-                return;
-            }
-            for (_, task) in &mut lease.in_flight {
-                let id = task.spec.id;
-                if let Some(force) = wanted.take(id) {
-                    task.cancelled = true;
-                    out.push(Action::Cancel { worker: lease.grant.worker.process, task: id, force });
+        if wanted.is_empty() {
+            return;
+        }
+        for (grant, task) in self.leases.tasks_mut() {
+            let id = task.spec.id;
+            if let Some(force) = wanted.take(id) {
+                task.cancelled = true;
+                out.push(Action::Cancel { worker: grant.worker.process, task: id, force });
+                if wanted.is_empty() {
+                    return;
                 }
             }
         }
@@ -782,7 +634,7 @@ impl Dispatch {
     /// Tasks that `parent` submitted.
     pub(crate) fn children_of(&self, parent: TaskId) -> Vec<TaskId> {
         let ready = self.queues.values().flat_map(|queue| queue.ready.iter());
-        let flying = self.leases.values().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
+        let flying = self.leases.iter().flat_map(|lease| lease.in_flight.iter().map(|(_, task)| task));
         let all =
             ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
         all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
@@ -791,11 +643,10 @@ impl Dispatch {
     /// The connection to a process ended.
     pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64, out: &mut Vec<Action>) {
         let Some(id) = self.by_worker.get(&worker).copied() else { return };
-        let Some(lease) = self.leases.get_mut(&id) else { return };
-        if !matches!(lease.phase, Phase::Lost { .. }) {
-            lease.phase = Phase::Lost { since_ms: now_ms };
-        }
-        if let Some(death) = lease.death.take() {
+        let Some(lease) = self.leases.change(id) else { return };
+        let death = lease.death.take();
+        self.leases.lose(id, now_ms);
+        if let Some(death) = death {
             self.bury(id, Some(death), now_ms, out);
         }
     }
@@ -804,7 +655,7 @@ impl Dispatch {
     /// results which are still on their way count.
     pub(crate) fn worker_died(&mut self, death: WorkerDeath, now_ms: u64, out: &mut Vec<Action>) {
         let Some(id) = self.by_worker.get(&death.process).copied() else { return };
-        let Some(lease) = self.leases.get_mut(&id) else { return };
+        let Some(lease) = self.leases.change(id) else { return };
         if matches!(lease.phase, Phase::Lost { .. }) {
             self.bury(id, Some(death), now_ms, out);
         } else {
@@ -859,7 +710,7 @@ impl Dispatch {
     /// is acted upon as soon as the connection has ended: what was moved away from the node has not failed.
     pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
         self.dead_nodes.insert(node);
-        let there = self.leases.values().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
+        let there = self.leases.iter().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
         let lost: Vec<LeaseId> = there.map(|lease| lease.grant.lease).collect();
         for id in lost {
             let Some(lease) = self.give_up(id) else { continue };
@@ -879,57 +730,28 @@ impl Dispatch {
 
     /// Whether it waits for the cause of a lost connection.
     pub(crate) fn waits_for_causes(&self) -> bool {
-        self.leases.values().any(|lease| matches!(lease.phase, Phase::Lost { .. }))
+        !self.leases.lost().is_empty()
     }
 
     /// There is no head that could have told a cause: the time for that begins anew.
     pub(crate) fn no_cause_is_told(&mut self, now_ms: u64) {
-        for lease in self.leases.values_mut() {
-            if let Phase::Lost { since_ms } = &mut lease.phase {
-                *since_ms = now_ms;
+        for id in self.leases.lost().clone() {
+            if let Some(lease) = self.leases.change(id) {
+                lease.phase = Phase::Lost { since_ms: now_ms };
             }
         }
     }
 
     /// Time passes. Answers in how many milliseconds it wants to be called again.
     pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
-        let mut next: Option<u64> = None;
-        let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
-        let mut idle = Vec::new();
-        let mut unexplained = Vec::new();
-        for lease in self.leases.values() {
-            match lease.phase {
-                Phase::Lost { since_ms } if now_ms >= since_ms + CAUSE_LIMIT_MS => unexplained.push(lease.grant.lease),
-                Phase::Lost { since_ms } => sooner(since_ms + CAUSE_LIMIT_MS - now_ms),
-                // Where something waits that has nothing in flight, an earlier task has left something behind.
-                Phase::Open | Phase::Waiting if lease.in_flight.is_empty() => {
-                    if now_ms >= lease.idle_since_ms + IDLE_KEEP_MS {
-                        idle.push(lease.grant.lease);
-                    } else {
-                        sooner(lease.idle_since_ms + IDLE_KEEP_MS - now_ms);
-                        // Somebody else's unstarted tasks may be worth taking in a moment.
-                        if self
-                            .leases
-                            .values()
-                            .any(|other| other.grant.shape == lease.grant.shape && other.in_flight.len() > 1)
-                        {
-                            sooner(2);
-                        }
-                    }
-                }
-                // What stands behind a task that turns out to be long is to start elsewhere.
-                Phase::Open if lease.in_flight.len() > 1 && !lease.is_stuck(now_ms) => {
-                    sooner(lease.last_result_ms + STUCK_MS - now_ms);
-                }
-                _ => {}
-            }
-        }
-        if let Some(ms) = self.resting.next(now_ms) {
-            sooner(ms);
-        }
+        self.renew_leases(now_ms);
+        let mut next = self.resting.next(now_ms);
         while let Some(task) = self.resting.rested(now_ms) {
             self.again(task, After::Nothing);
         }
+        let due = self.leases.due(now_ms);
+        let (unexplained, idle): (Vec<LeaseId>, Vec<LeaseId>) =
+            due.into_iter().partition(|id| self.leases.lost().contains(id));
         for id in unexplained {
             self.bury(id, None, now_ms, out);
         }
@@ -938,6 +760,17 @@ impl Dispatch {
                 out.push(Action::Return { lease: id });
             }
         }
+        let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
+        if let Some(at) = self.leases.next_due() {
+            sooner(at.saturating_sub(now_ms));
+        }
+        if let Some(ms) = self.keep(now_ms) {
+            sooner(ms);
+        }
+        // Somebody else's unstarted tasks may be worth taking in a moment.
+        if self.leases.are_uneven() {
+            sooner(2);
+        }
         next
     }
 
@@ -945,7 +778,7 @@ impl Dispatch {
     pub(crate) fn return_idle(&mut self, out: &mut Vec<Action>) -> bool {
         let is_idle =
             |lease: &&Lease| matches!(lease.phase, Phase::Open | Phase::Waiting) && lease.in_flight.is_empty();
-        let idle: Vec<LeaseId> = self.leases.values().filter(is_idle).map(|lease| lease.grant.lease).collect();
+        let idle: Vec<LeaseId> = self.leases.iter().filter(is_idle).map(|lease| lease.grant.lease).collect();
         for lease in &idle {
             self.give_up(*lease);
             out.push(Action::Return { lease: *lease });
@@ -967,10 +800,10 @@ impl Dispatch {
     pub(crate) fn end(&mut self, error: &Error, out: &mut Vec<Action>) {
         self.session_over = Some(error.clone());
         let queues = std::mem::take(&mut self.queues);
-        let leases = std::mem::take(&mut self.leases);
+        let leases = self.leases.take_all();
         self.by_worker.clear();
         let ready = queues.into_values().flat_map(|queue| queue.ready);
-        let flying = leases.into_values().flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
+        let flying = leases.flat_map(|lease| lease.in_flight.into_iter().map(|(_, task)| task));
         let undecided = std::mem::take(&mut self.undecided).into_values();
         for task in ready.chain(flying).chain(self.at_home.take_all()).chain(undecided).chain(self.resting.take_all()) {
             out.push(Action::Fail { task, error: error.clone() });
@@ -1006,6 +839,9 @@ fn verdict(task: &Task, error: &Error) -> Verdict {
         error => task.retry_on.verdict(error),
     }
 }
+
+#[cfg(test)]
+mod scale_tests;
 
 #[cfg(test)]
 #[path = "dispatch_tests.rs"]

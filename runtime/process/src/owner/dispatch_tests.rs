@@ -344,7 +344,7 @@ fn a_task_that_is_moved_begins_again_at_no_cost_as_another_attempt_and_leaves_no
     let mut out = Vec::new();
     dispatch.granted(grant(1), 0, &mut out);
     dispatch.settle(0, &mut out);
-    let retries = dispatch.leases[&LeaseId(1)].in_flight[0].1.retries;
+    let retries = dispatch.leases.get(LeaseId(1)).unwrap().in_flight[0].1.retries;
     out.clear();
     dispatch.connection_lost(ProcessId(101), 1, &mut out);
     dispatch.worker_died(WorkerDeath { is_moved: true, ..death(1, 1) }, 0, &mut out);

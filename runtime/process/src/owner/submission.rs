@@ -462,7 +462,11 @@ impl Owner {
             HeadEvent::Refused { shape, error } => core.dispatch.refused(&shape, &error, &mut todo.dispatch),
             HeadEvent::WorkerDied(death) => core.dispatch.worker_died(death, now, &mut todo.dispatch),
             HeadEvent::Actor { actor, state } => core.calls.actor_is(actor, state, &mut todo.calls),
-            HeadEvent::Nodes(count) => self.submission.nodes.store(count, Ordering::Relaxed),
+            HeadEvent::Nodes(count) => {
+                self.submission.nodes.store(count, Ordering::Relaxed);
+                core.dispatch.nodes_are(count);
+            }
+            HeadEvent::Starting { shape, wanted, leases } => core.dispatch.starting(&shape, wanted, leases, now),
             HeadEvent::NodeDied { .. }
             | HeadEvent::Deadlock { .. }
             | HeadEvent::PlacementGroup { .. }

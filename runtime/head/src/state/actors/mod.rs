@@ -14,10 +14,10 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, ActorState, Address, ScopedName}
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{ActorId, Incarnation, JobId, LeaseId, NodeId, ProcessId};
 
-use super::Millis;
 use super::facts::{Fact, KeptActor};
 use super::nodes::Nodes;
 use super::shapes::ShapeId;
+use super::{Millis, after};
 
 /// Dead actors that are remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
@@ -254,8 +254,9 @@ impl Actors {
         dead.map(|actor| actor.spec.args.len()).sum()
     }
 
-    pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.actors.values().filter_map(|actor| {
+    /// Those that live or are to live and come after this one, by id, or all.
+    pub(super) fn rows_after(&self, last: Option<ActorId>) -> impl Iterator<Item = Row<'_>> {
+        after(&self.actors, last).filter_map(|(_, actor)| {
             let (state, node, pid) = match &actor.phase {
                 Phase::Pending { after: None } => ("starting", None, None),
                 Phase::Pending { after: Some(_) } => ("restarting", None, None),

@@ -16,11 +16,11 @@ use wingbeat_core::spec::{
 use wingbeat_core::{Amount, JobId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 use wingbeat_net::messages::DeviceInfo;
 
-use super::Millis;
 use super::facts::Drained;
 use super::index::{Order, Requirement, RequirementId, Slot};
 use super::nodes::{Drain, Nodes, Taken, requirements_of};
 use super::pool::{Devices, Pool, Span};
+use super::{Millis, after};
 
 /// Groups that are gone and remembered, so that whoever asks late learns the cause.
 const TOMBSTONES: usize = 10_000;
@@ -116,6 +116,11 @@ impl Groups {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Group> {
         self.groups.values()
+    }
+
+    /// Those that come after this one, by id, or all.
+    pub(super) fn after(&self, last: Option<PlacementGroupId>) -> impl Iterator<Item = &Group> {
+        after(&self.groups, last).map(|(_, group)| group)
     }
 
     pub(super) fn captures(&self, id: PlacementGroupId) -> bool {

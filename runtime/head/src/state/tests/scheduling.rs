@@ -67,6 +67,29 @@ fn spread_goes_to_the_node_with_the_fewest_leases() {
 }
 
 #[test]
+fn whoever_spreads_hears_how_many_leases_are_being_started() {
+    let mut bench = zones();
+    let spread = Shape { strategy: Strategy::Spread, ..shape(cpus(1.0)) };
+    let starting = |bench: &mut Bench| {
+        bench.told_to(DRIVER, |event| match event {
+            HeadEvent::Starting { wanted, leases, .. } => Some((*wanted, *leases)),
+            _ => None,
+        })
+    };
+    bench.wants(DRIVER, spread.clone(), 9);
+    assert_eq!(starting(&mut bench), [(9, 6)], "as many as there is room for");
+    let first = bench.starts()[0].lease;
+    bench.says(NodeId(1), HeadMessage::LeaseReady { lease: first, worker: address(worker_of(first)), pid: 77 });
+    assert_eq!((bench.granted(DRIVER), starting(&mut bench)), (vec![first], vec![]), "its owner counts");
+    bench.wants(DRIVER, spread.clone(), 10);
+    assert_eq!(starting(&mut bench), [(10, 5)]);
+    bench.step(Event::NodeLost(NodeId(3), "test".into()));
+    assert_eq!(starting(&mut bench).last().map(|(_, leases)| *leases), Some(3));
+    bench.wants(DRIVER, shape(cpus(1.0)), 1);
+    assert_eq!(starting(&mut bench), [], "others need not know");
+}
+
+#[test]
 fn work_without_devices_avoids_nodes_that_have_some() {
     let mut bench = Bench::empty();
     bench.driver(DRIVER);

@@ -147,7 +147,10 @@ impl Dispatch {
                 Request::Task(task) => Some(task),
                 _ => None,
             },
-            Newest::Ready(shape) => self.queues.get_mut(&shape).and_then(|queue| queue.ready.pop_back()),
+            Newest::Ready(shape) => self.queues.get_mut(&shape).and_then(|queue| {
+                self.touched.add(&shape, queue);
+                queue.ready.pop_back()
+            }),
         };
         self.at_home.is_hungry = taken.is_none();
         let Some(task) = taken else { return TakenHome::Nothing };
