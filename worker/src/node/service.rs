@@ -12,7 +12,7 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{
-    Ballot, Fetch, Leadership, Located, NodeMessage, ProcessStacks, Support, Vote, WorkerStart,
+    Ballot, Fetch, Leadership, Located, NodeMessage, Place, ProcessStacks, Support, Vote, WorkerStart,
 };
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
@@ -20,6 +20,7 @@ use wingbeat_net::silence::Probing;
 use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
+use super::transfer::{Present, Room};
 use super::{Daemon, is_from_head, send_arena};
 
 /// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
@@ -192,10 +193,14 @@ impl wingbeat_net::services::Node for NodeService {
         size: u64,
         replaces: bool,
         steward: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
-        let place = self.daemon.create(object, size, self.peer, replaces).await?;
+    ) -> Result<Place, Error> {
+        let present = if replaces { Present::Replaced } else { Present::Kept };
+        let place = self.daemon.create(object, size, self.peer, present).await?;
         self.note_owner(object, steward);
-        Ok(place.map(located))
+        Ok(match place {
+            Room::Free(extent) => Place::Free(located(extent)),
+            Room::Taken(len) => Place::Taken { len },
+        })
     }
 
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {

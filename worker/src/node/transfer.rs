@@ -226,6 +226,26 @@ impl Transfers {
     }
 }
 
+/// What becomes of an object that is here when it is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Present {
+    /// It goes: an earlier attempt whose result never arrived made it, perhaps of something else, with refs of a process that is gone.
+    Replaced,
+    /// It stays, whatever its size: somebody may have it already, and read it.
+    Kept,
+    /// It stays if it has the size of what is to be written.
+    Same,
+}
+
+/// What there is for an object that is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// Nothing of it yet. It is to be written here.
+    Free(Extent),
+    /// The object, complete, of so many bytes.
+    Taken(u64),
+}
+
 /// Why an object did not come from a holder.
 enum Failure {
     /// The holder has no copy, or has died.
@@ -286,21 +306,19 @@ impl Daemon {
         object: ObjectId,
         size: u64,
         by: ProcessId,
-        replaces: bool,
-    ) -> Result<Option<Extent>, Error> {
+        present: Present,
+    ) -> Result<Room, Error> {
         let mut waiting_since = None;
         loop {
             // Before the look, so that nothing between the two is missed.
             let settled = self.transfers.settled.notified();
             let mut created = self.store.try_create(object, size, by);
             let is_replaced = match &created {
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) => true,
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => replaces,
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) => present != Present::Kept,
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => present == Present::Replaced,
                 _ => false,
             };
             if is_replaced {
-                // An earlier attempt whose result never arrived. It may have given something else, and refs of a process
-                // that is gone.
                 self.delete(vec![object]);
                 created = match self.store.is_going(object) {
                     // It is being read, or moved to disk or back. Asked for now, it would stay.
@@ -322,8 +340,15 @@ impl Daemon {
                 created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
             }
             match created {
-                Ok(extent) => return Ok(extent),
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
+                Ok(Some(extent)) => return Ok(Room::Free(extent)),
+                Ok(None) => {}
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(Room::Taken(size)),
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) if present == Present::Kept => {
+                    // It may be gone since.
+                    if let Some(size) = self.store.keep(object) {
+                        return Ok(Room::Taken(size));
+                    }
+                }
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
                     let in_time = self.transfers.others_settle(state, since, settled).await;
@@ -514,9 +539,8 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<(), Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let Some(extent) = self.create(object, size, self.who.process, false).await.map_err(Failure::Place)? else {
-            return Ok(());
-        };
+        let room = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
+        let Room::Free(extent) = room else { return Ok(()) };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
             Ok(Ok(())) => self.fill(extent, node, wire).await,
             Ok(Err(failure)) | Err(failure) => Err(failure),

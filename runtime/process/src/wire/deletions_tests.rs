@@ -12,7 +12,7 @@ use wingbeat_core::value::{ObjectValue, Stored};
 use wingbeat_core::{JobId, ProcessId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
-use wingbeat_net::messages::{Ballot, Fetch, Leadership, Located, ProcessStacks, Support, Vote, WorkerStart};
+use wingbeat_net::messages::{Ballot, Fetch, Leadership, Located, Place, ProcessStacks, Support, Vote, WorkerStart};
 use wingbeat_net::services::Node;
 
 use super::*;
@@ -41,7 +41,7 @@ impl Node for Deleting {
         _: u64,
         _: bool,
         _: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
+    ) -> Result<Place, Error> {
         Err(Error::NoSession)
     }
     async fn seal(self, _: Context, _: ObjectId) -> Result<(), Error> {

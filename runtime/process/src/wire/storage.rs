@@ -9,7 +9,7 @@ use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::{StoreNode, Stored};
-use wingbeat_net::messages::{Fetch, Located, PeerMessage};
+use wingbeat_net::messages::{Fetch, Located, PeerMessage, Place};
 use wingbeat_store::Extent;
 
 use crate::owner::Outside;
@@ -70,7 +70,8 @@ impl Process {
     }
 
     /// Writes an encoded value into the node's store. Blocks the calling thread for two round trips to the
-    /// daemon and the copy. What an earlier attempt at the same task has left there is kept, unless this `replaces` it.
+    /// daemon and the copy. What an earlier attempt at the same task has left there is kept, unless this `replaces` it; the
+    /// size in the answer is then that of what is there.
     pub(crate) fn store(&self, id: ObjectId, encoded: &Encoded<'_>, replaces: bool) -> Result<Stored, Error> {
         let size = encoded.len() as u64;
         loop {
@@ -83,10 +84,13 @@ impl Process {
                 };
                 process.ask_node(ask).await
             };
-            let (node, located) = self.on_io(create)?;
+            let (node, place) = self.on_io(create)?;
+            let size = match place {
+                Place::Free(_) => size,
+                Place::Taken { len } => len,
+            };
             let stored = Stored { size, nodes: vec![node.here()], refs: None };
-            // Without a place, it is there.
-            if let Some(located) = located
+            if let Place::Free(located) = place
                 && let Err(error) = self.fill(&node, id, located, encoded)
             {
                 match node.connection().is_closed() && self.wire.home.moves.load(Ordering::Acquire) {
