@@ -21,7 +21,7 @@ use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
 use super::transfer::{Present, Room};
-use super::{Daemon, is_from_head, send_arena};
+use super::{Daemon, is_from_head};
 
 /// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
 const STACKS_LIMIT: Duration = Duration::from_secs(20);
@@ -56,11 +56,9 @@ impl Daemon {
         match hello.purpose {
             Purpose::Bulk => return self.serve_bulk(stream).await,
             Purpose::Arena => {
-                if let Stream::Unix(stream) = stream {
-                    let arena = self.store.attach(hello.address.process);
-                    if let Err(error) = stream.into_std().and_then(|stream| send_arena(&stream, arena)) {
-                        tracing::warn!(%error, "cannot hand out the store's memory");
-                    }
+                // Worker processes have it from the guard.
+                if let (Stream::Unix(stream), Role::Driver(_)) = (stream, hello.role) {
+                    self.lend_memory(stream, hello.address.process).await;
                 }
                 return;
             }
@@ -89,12 +87,8 @@ impl Daemon {
             }
         })
         .await;
+        // What the peer holds in the store is not taken back here: user code may read and write there for longer (`loans`).
         connection.close();
-        // What worker processes hold is taken back when they have ended; a driver only has its connection.
-        if matches!(hello.role, Role::Driver(_)) {
-            self.store.process_gone(peer);
-            self.transfers.object_settled();
-        }
     }
 
     fn take_in(self: &Arc<Self>, peer: ProcessId, message: NodeMessage) {

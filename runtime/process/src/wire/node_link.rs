@@ -38,6 +38,7 @@ struct Shared {
 /// The node of this process. A driver moves to another one when the first dies.
 #[derive(Default)]
 pub(crate) struct HomeNode {
+    /// None before the first is attached, and after the session: views that live on keep the memory of theirs.
     pub link: watch::Sender<Option<NodeLink>>,
     /// Somebody attaches another node when this one dies.
     pub moves: AtomicBool,

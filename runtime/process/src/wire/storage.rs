@@ -24,6 +24,10 @@ const TOLD_AGAIN: Duration = Duration::from_secs(1);
 impl Process {
     /// Attaches the store of a node, the first one or, after that one died, another.
     pub fn set_storage(&self, storage: NodeLink) {
+        if self.is_shut_down() {
+            storage.connection().close();
+            return;
+        }
         if let Some(steward) = storage.steward() {
             // A driver that moves to another node keeps that of its first.
             let _ = self.wire.steward.set(steward);
