@@ -31,7 +31,7 @@ use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
-use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError, NodeStore};
 
 use super::Daemon;
 use super::wire::{self, Wire};
@@ -246,6 +246,33 @@ pub(super) enum Room {
     Taken(u64),
 }
 
+/// What the store did for a process on a thread that may block. It is undone if whoever has asked is gone when it is done: the
+/// connection has ended, or the call was given up, and nobody would ever seal the extent or release the pin.
+struct Unclaimed {
+    daemon: Arc<Daemon>,
+    object: ObjectId,
+    by: ProcessId,
+    extent: Extent,
+    undo: fn(&NodeStore, ObjectId, ProcessId),
+    is_claimed: bool,
+}
+
+impl Unclaimed {
+    fn claim(mut self) -> Extent {
+        self.is_claimed = true;
+        self.extent
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if !self.is_claimed {
+            (self.undo)(&self.daemon.store, self.object, self.by);
+            self.daemon.transfers.object_settled();
+        }
+    }
+}
+
 /// Why an object did not come from a holder.
 enum Failure {
     /// The holder has no copy, or has died.
@@ -296,8 +323,8 @@ fn thread_failed(what: &str, error: &tokio::task::JoinError) -> Error {
 }
 
 impl Daemon {
-    /// Gives a process a place for an object that it is to write; none if the object is here already, unless it `replaces`
-    /// that. Waits for another process that is writing it, or still reads an older one.
+    /// Gives a process a place for an object that it is to write, unless the object is `present` and stays. Waits for another
+    /// process that is writing it, or still reads one that goes.
     ///
     /// # Errors
     /// There is no room, or the other process takes too long.
@@ -335,9 +362,13 @@ impl Daemon {
                         // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
                         daemon.transfers.object_settled();
                     }
-                    created.map(Some)
+                    let undo = |store: &NodeStore, object, by| {
+                        let _ = store.abort(object, by);
+                    };
+                    created.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
                 });
-                created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+                let got = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+                created = got.map(|got| Some(got.claim()));
             }
             match created {
                 Ok(Some(extent)) => return Ok(Room::Free(extent)),
@@ -416,8 +447,15 @@ impl Daemon {
             Err(error) => return Ok(Err(error)),
         }
         let daemon = self.clone();
-        let got = tokio::task::spawn_blocking(move || daemon.store.get(object, by)).await;
-        got.map_err(|error| thread_failed("reading a spilled object", &error))
+        let got = tokio::task::spawn_blocking(move || {
+            let undo = |store: &NodeStore, object, by| {
+                store.release(object, by);
+            };
+            let got = daemon.store.get(object, by);
+            got.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
+        });
+        let got = got.await.map_err(|error| thread_failed("reading a spilled object", &error))?;
+        Ok(got.map(Unclaimed::claim))
     }
 
     /// Makes sure that an object can be read here. True when a copy was made.

@@ -170,3 +170,7 @@ impl Process {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "storage_tests.rs"]
+mod tests;
