@@ -66,12 +66,8 @@ pub trait Node {
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
     /// Reserves memory for an object that the caller is about to write, unless it is there, complete, and not to be replaced.
     /// The steward answers for it when its owner is no more.
-    async fn create(
-        object: ObjectId,
-        size: u64,
-        replaces: bool,
-        steward: Option<Box<Address>>,
-    ) -> Result<Place, Error>;
+    async fn create(object: ObjectId, size: u64, replaces: bool, steward: Option<Box<Address>>)
+    -> Result<Place, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// What the threads of a worker process here do.

@@ -29,10 +29,8 @@ fn listening(process: &Process, breaking: usize) -> (PretendedNode, StoreNode) {
             }
             let serving = serving.clone();
             tokio::spawn(async move {
-                let (connection, _, server) = mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(
-                    stream,
-                    Waiting::Asleep,
-                );
+                let (connection, _, server) =
+                    mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
                 mux::serve(server, serving.serve()).await;
                 connection.closed().await;
             });
@@ -70,7 +68,7 @@ fn what_was_made_again_while_its_deletion_waited_is_not_deleted() {
     process.owner.resolve_object(needed.object(), stored_at(&at), Vec::new());
     process.delete_at(&at, task.output(0));
     process.delete_at(&at, task.output(1));
-    node.wait_for(|told| told.deleted.len() >= 1);
+    node.wait_for(|told| !told.deleted.is_empty());
     assert_eq!(node.told().deleted, BTreeSet::from([1]));
     drop(needed);
     node.wait_for(|told| told.deleted.len() == 2);

@@ -123,14 +123,7 @@ impl Node for PretendedNode {
     }
 
     /// Another attempt has made each object, of 7 bytes.
-    async fn create(
-        self,
-        _: Context,
-        _: ObjectId,
-        _: u64,
-        _: bool,
-        _: Option<Box<Address>>,
-    ) -> Result<Place, Error> {
+    async fn create(self, _: Context, _: ObjectId, _: u64, _: bool, _: Option<Box<Address>>) -> Result<Place, Error> {
         Ok(Place::Taken { len: 7 })
     }
 
