@@ -20,7 +20,7 @@ use wingbeat_net::silence::Probing;
 use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
-use super::transfer::{Present, Room};
+use super::transfer::{Destination, Present};
 use super::{Daemon, is_from_head};
 
 /// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
@@ -192,8 +192,8 @@ impl wingbeat_net::services::Node for NodeService {
         let place = self.daemon.create(object, size, self.peer, present).await?;
         self.note_owner(object, steward);
         Ok(match place {
-            Room::Free(extent) => Place::Free(located(extent)),
-            Room::Taken(len) => Place::Taken { len },
+            Destination::Free(extent) => Place::Free(located(extent)),
+            Destination::Taken(len) => Place::Taken { len },
         })
     }
 

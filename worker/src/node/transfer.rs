@@ -239,7 +239,7 @@ pub(super) enum Present {
 
 /// What there is for an object that is to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Room {
+pub(super) enum Destination {
     /// Nothing of it yet. It is to be written here.
     Free(Extent),
     /// The object, complete, of so many bytes.
@@ -334,7 +334,7 @@ impl Daemon {
         size: u64,
         by: ProcessId,
         present: Present,
-    ) -> Result<Room, Error> {
+    ) -> Result<Destination, Error> {
         let mut waiting_since = None;
         loop {
             // Before the look, so that nothing between the two is missed.
@@ -371,13 +371,15 @@ impl Daemon {
                 created = got.map(|got| Some(got.claim()));
             }
             match created {
-                Ok(Some(extent)) => return Ok(Room::Free(extent)),
+                Ok(Some(extent)) => return Ok(Destination::Free(extent)),
                 Ok(None) => {}
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(Room::Taken(size)),
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => {
+                    return Ok(Destination::Taken(size));
+                }
                 Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) if present == Present::Kept => {
                     // It may be gone since.
                     if let Some(size) = self.store.keep(object) {
-                        return Ok(Room::Taken(size));
+                        return Ok(Destination::Taken(size));
                     }
                 }
                 Err(CreateError::AlreadyExists { state, .. }) => {
@@ -577,8 +579,8 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<(), Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let room = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
-        let Room::Free(extent) = room else { return Ok(()) };
+        let destination = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
+        let Destination::Free(extent) = destination else { return Ok(()) };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
             Ok(Ok(())) => self.fill(extent, node, wire).await,
             Ok(Err(failure)) | Err(failure) => Err(failure),
