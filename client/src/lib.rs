@@ -117,8 +117,8 @@ pub use wingbeat_macros::main;
 ///
 /// The function stays as it is. A struct of the same name has `remote(…)`, which answers at once with a ref, and
 /// `options()`. Arguments, results and errors are types with plain derived serde (no `untagged`, `tag`, `flatten`,
-/// `skip_serializing_if` or `serde_json::Value`); an argument may also be a ref to one, whose value is
-/// then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
+/// `skip_serializing_if` or `serde_json::Value`, and `skip` of a variant only behind all others); an argument may also be a ref
+/// to one, whose value is then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
 /// [`ObjectStream`], and the `E` of a `Result<T, E>` through [`Error::application`].
 ///
 /// A task that waits for a ref gives its CPUs to others meanwhile, and its process to the tasks that it has submitted, unless one of

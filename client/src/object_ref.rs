@@ -145,7 +145,8 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
 }
 
 impl<T: Number> ObjectRef<Vec<T>> {
-    /// The elements, where they lie: a large vector is read in the node's shared memory, without a copy.
+    /// The elements, where they lie: a large vector is read in the node's shared memory, without a copy. One of `u128` or `i128` is
+    /// copied, since it is not aligned there; a [`Buffer`](crate::Buffer) of them is not.
     ///
     /// ```no_run
     /// # #[wingbeat::remote] fn samples() -> Vec<f32> { vec![0.0; 1 << 20] }

@@ -31,7 +31,7 @@ impl fmt::Display for QueueError {
     }
 }
 
-/// An item as it is queued: encoded, with what it refers to.
+/// An item as it is queued: encoded, with what it refers to. The actor keeps it in its own memory, so nothing of it is read in place.
 #[derive(Serialize, Deserialize)]
 struct Item {
     #[serde(with = "serde_bytes")]
@@ -137,6 +137,9 @@ where
 
 /// A first-in, first-out queue that any process of the job can put into and get from. It can be sent like a ref, and so
 /// can refs and handles inside its items: what they refer to lives at least as long as the item is queued.
+///
+/// Items are copied into the queue and out of it, also their [buffers](crate::Buffer). Queue refs to what is large (`put`): that
+/// stays in shared memory, and is read there.
 ///
 /// ```no_run
 /// # async fn run() -> wingbeat::Result<()> {

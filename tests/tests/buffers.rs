@@ -6,10 +6,19 @@ mod common;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use common::{Local, Started};
 use serde::{Deserialize, Serialize};
 use wingbeat::{Buffer, Error, ObjectRef, Queue, put};
+use wingbeat_core::spec::Address;
+use wingbeat_core::{JobId, ProcessId, TaskId};
+use wingbeat_net::address::{self, Stream};
+use wingbeat_net::messages::Place;
+use wingbeat_net::mux::{self, Waiting};
+use wingbeat_net::services::{NodeClient, NodeRequest, NodeResponse, ProcessRequest, ProcessResponse};
+use wingbeat_net::silence::Probing;
+use wingbeat_net::{Connection, Hello, Purpose, Role, Token};
 use wingbeat_tests::TestCluster;
 
 /// Numbers of a buffer that is stored, and of one that is sent with messages.
@@ -181,14 +190,148 @@ fn what_a_buffer_has_kept_is_free_when_it_is_dropped() {
     let buffer = put(&numbers(half)).unwrap().get_blocking().unwrap();
     assert!(buffer.is_elsewhere() && is_right(&buffer));
     drop(buffer);
-    // The node may hear of it later than of these.
-    let limit = std::time::Duration::from_secs(60);
-    let again = wingbeat_tests::poll(limit, || match put(&numbers(half)) {
+    put_when_there_is_room(half);
+}
+
+/// The node may hear of what was dropped later than of this.
+fn put_when_there_is_room(count: usize) {
+    let object = wingbeat_tests::poll(Duration::from_secs(60), || match put(&numbers(count)) {
         Ok(object) => Some(object),
         Err(Error::StoreFull { .. }) => None,
         Err(error) => panic!("{error}"),
     });
-    assert!(is_right(&again.unwrap().get_blocking().unwrap()));
+    assert!(is_right(&object.unwrap().get_blocking().unwrap()));
+}
+
+/// A cluster whose node, with a store of so many bytes, outlives its drivers.
+fn cluster_with(store: &str) -> TestCluster {
+    let mut cluster = TestCluster::start(0, 0).unwrap();
+    cluster.add_node(&["--num-cpus", "1", "--object-store-memory", store]).unwrap();
+    cluster
+}
+
+fn join(cluster: &TestCluster) -> Local {
+    Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()))
+}
+
+#[test]
+fn a_buffer_outlives_the_session_that_has_read_it_on_a_node_that_lives_on() {
+    let cluster = cluster_with("40MiB");
+    let first = join(&cluster);
+    let buffer = put(&numbers(MANY)).unwrap().get_blocking().unwrap();
+    let view = put(&vec![7u8; 1 << 20]).unwrap().view_blocking().unwrap();
+    assert!(buffer.is_elsewhere());
+    drop(first);
+    let is_as_it_was = || is_right(&buffer) && view.iter().all(|byte| *byte == 7);
+    for _ in 0..3 {
+        // Each is another job, to which the memory would be given.
+        let _next = join(&cluster);
+        fill_the_store();
+        assert!(is_as_it_was());
+    }
+}
+
+#[test]
+fn what_a_session_has_kept_is_free_when_its_last_buffer_is_dropped() {
+    let cluster = cluster_with("16MiB");
+    let half = MANY / 8 * 9;
+    let first = join(&cluster);
+    let buffer = put(&numbers(half)).unwrap().get_blocking().unwrap();
+    drop(first);
+    let _second = join(&cluster);
+    // There is room for one.
+    assert!(matches!(put(&numbers(half)), Err(Error::StoreFull { .. })));
+    assert!(buffer.is_elsewhere() && is_right(&buffer));
+    drop(buffer);
+    put_when_there_is_room(half);
+}
+
+#[test]
+fn what_a_driver_has_kept_is_free_when_it_is_killed() {
+    const READER: &str = "WINGBEAT_TEST_READER";
+    let half = MANY / 8 * 9;
+    if let Ok(address) = std::env::var(READER) {
+        let _reader = Local::from(wingbeat::init_at(&address));
+        let buffer = put(&numbers(half)).unwrap().get_blocking().unwrap();
+        println!("it has read {}", buffer.len());
+        loop {
+            std::thread::park();
+        }
+    }
+    let cluster = cluster_with("16MiB");
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let command = command.args(["--exact", "what_a_driver_has_kept_is_free_when_it_is_killed", "--nocapture"]);
+    let command = command.env(READER, cluster.address()).env("WINGBEAT_TOKEN", cluster.token().unwrap());
+    let mut reader = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(reader.stdout.take().unwrap()));
+    assert!(lines.any(|line| line.unwrap().contains("it has read")));
+    let _driver = join(&cluster);
+    let full = put(&numbers(half));
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    assert!(matches!(full, Err(Error::StoreFull { .. })));
+    put_when_there_is_room(half);
+}
+
+/// A driver as its node sees it, without a process of its own: it can end each of its connections.
+struct HandMade {
+    lent: Stream,
+    control: Connection,
+    node: NodeClient,
+}
+
+impl HandMade {
+    async fn join(address: &Address, token: &Token) -> HandMade {
+        let process = ProcessId::random();
+        let role = Role::Driver(JobId::random());
+        let hello = |purpose| {
+            let of_tool = Hello::of_tool();
+            Hello { role, purpose, address: Address { process, ..of_tool.address.clone() }, ..of_tool }
+        };
+        let lent = address::dial(address, "the node", token, hello(Purpose::Arena)).await.unwrap();
+        // The memory comes with this byte.
+        let Stream::Unix(socket) = &lent else { panic!("it is on another machine") };
+        socket.readable().await.unwrap();
+        let stream = address::dial(address, "the node", token, hello(Purpose::Control)).await.unwrap();
+        let (control, client, _) = mux::connect_probing::<NodeRequest, NodeResponse, ProcessRequest, ProcessResponse>(
+            stream,
+            Waiting::Asleep,
+            Probing::Expects,
+        );
+        HandMade { lent, control, node: NodeClient::new(mux::client_config(), client).spawn() }
+    }
+
+    async fn create(&self, seq: u64, size: u64) -> Result<Place, Error> {
+        let object = TaskId { owner: ProcessId(7), seq }.output(0);
+        self.node.create(mux::within(Duration::from_secs(60)), object, size, false, None).await.unwrap()
+    }
+}
+
+#[test]
+fn what_a_driver_writes_is_its_own_until_it_has_nothing_mapped() {
+    let cluster = cluster_with("16MiB");
+    let driver = join(&cluster);
+    let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+    let (address, token) = (state.nodes[0].info.address.clone(), Token::new(cluster.token().unwrap()));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let writer = HandMade::join(&address, &token).await;
+        let size = 9 << 20;
+        assert!(matches!(writer.create(1, size).await, Ok(Place::Free(_))));
+        writer.control.close();
+        writer.control.closed().await;
+        // Another thread of the writer may be copying still.
+        let next = HandMade::join(&address, &token).await;
+        assert!(matches!(next.create(2, size).await, Err(Error::StoreFull { .. })));
+        drop(writer.lent);
+        let created = loop {
+            match next.create(2, size).await {
+                Err(Error::StoreFull { .. }) => tokio::task::yield_now().await,
+                other => break other.unwrap(),
+            }
+        };
+        assert!(matches!(created, Place::Free(_)));
+    });
 }
 
 struct Keeper(Vec<Buffer<u64>>);

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::Local;
-use wingbeat::{ObjectRef, ObjectStream, put};
+use wingbeat::{Buffer, ObjectRef, ObjectStream, put};
 
 /// Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
 /// More than the limit for inline values.
 const STORED: usize = 256 << 10;
+/// Numbers that are so large.
+const LENGTH: usize = STORED / 8;
 
 fn dies_here() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
@@ -89,6 +91,38 @@ fn a_producer_that_dies_goes_on_where_its_consumer_is() {
                     every_item_comes_once(Case { at, ahead, bytes, is_slow });
                 }
             }
+        }
+    }
+}
+
+/// Six items, which are longer when the first attempt has died: before the fifth.
+#[wingbeat::remote]
+fn yields_longer_ones_again(marker: PathBuf) -> impl Iterator<Item = Buffer<u64>> {
+    let is_again = marker.exists();
+    (0..6).map(move |index| {
+        if index == 4 && !is_again {
+            std::fs::write(&marker, "").unwrap();
+            dies_here();
+        }
+        vec![index; LENGTH + usize::from(is_again)].into()
+    })
+}
+
+#[test]
+fn items_that_a_consumer_reads_stay_when_the_next_attempt_makes_others() {
+    let _local = Local::start(2);
+    let dir = tempfile::tempdir().unwrap();
+    let mut stream = yields_longer_ones_again::options().stream_ahead(2).remote(dir.path().join("died"));
+    let items: Vec<Buffer<u64>> = std::iter::from_fn(|| stream.next_blocking()).map(Result::unwrap).collect();
+    assert_eq!(items.len(), 6);
+    for (index, item) in items.iter().enumerate() {
+        assert!(item.is_elsewhere() && item.iter().all(|number| *number == index as u64), "item {index}");
+        match index {
+            // The fifth was asked for when these were taken.
+            0..=2 => assert_eq!(item.len(), LENGTH, "item {index}"),
+            // It was stored, and has perhaps not arrived.
+            3 => {}
+            _ => assert_eq!(item.len(), LENGTH + 1, "item {index}"),
         }
     }
 }

@@ -139,7 +139,8 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
     Ok((id, address))
 }
 
-/// The node's shared memory, over a connection of its own.
+/// The node's shared memory, over a connection of its own, which lasts as long as anything here can touch the memory: longer than
+/// the session, where user code holds views.
 async fn map_arena(session: &Session, daemon: &Address, token: &Token) -> Result<Arc<Mapping>, Error> {
     let hello = session.process().hello(Purpose::Arena);
     let stream = address::dial(daemon, "the node daemon", token, hello).await?;
@@ -155,7 +156,8 @@ async fn map_arena(session: &Session, daemon: &Address, token: &Token) -> Result
         }
     };
     let capacity = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64;
-    Mapping::open(fd, capacity).map_err(failed)
+    let lease = stream.into_std().map_err(failed)?;
+    Mapping::open_leased(fd, capacity, lease.into()).map_err(failed)
 }
 
 /// A head and a node, or a node alone, inside this process, on a runtime of their own. Dropping it ends them.

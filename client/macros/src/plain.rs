@@ -30,7 +30,9 @@ pub(crate) fn expand(item: &DeriveInput) -> syn::Result<TokenStream> {
         "`{name}` has padding, bytes that belong to no field: order its fields from large to small, and fill what is left \
          with a field such as `unused: [u8; 4]`"
     );
+    let empty = format!("`{name}` has no bytes that could be sent");
     let check = quote_spanned! {name.span()=>
+        ::core::assert!(::core::mem::size_of::<#name>() > 0, #empty);
         ::core::assert!(::core::mem::size_of::<#name>() == ::wingbeat::__private::sum(&[#(#sizes),*]), #padding);
     };
     Ok(quote! {

@@ -41,6 +41,12 @@ enum Color {
 #[repr(C)]
 struct Nothing;
 
+#[derive(Clone, Copy, Plain)]
+#[repr(C)]
+struct Empty {
+    nothing: [u8; 0],
+}
+
 fn main() {
     let _ = wingbeat::Buffer::from(vec![String::new()]);
 }

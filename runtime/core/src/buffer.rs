@@ -13,8 +13,8 @@ use crate::plain::{Plain, plain_bytes, plain_slice, plain_vec};
 /// Numbers, or other [`Plain`] elements, that are copied once on their way into the cluster and not at all on their way out.
 ///
 /// It is read as a slice, made from a `Vec` without a copy, and may stand anywhere in a value that is sent: in a struct, in a
-/// map, as an argument, a result or an item. One of 4 KiB or more is written straight into the node's shared memory, and whoever
-/// gets the value reads it there. Clones share the elements. To change them, take them out with [`into_vec`](Self::into_vec), or
+/// map, as an argument, a result or an item of a stream. One of 4 KiB or more, in a value of more than 100 KiB, is written straight
+/// into the node's shared memory, and whoever gets the value reads it there. Items of a queue are copied. Clones share the elements. To change them, take them out with [`into_vec`](Self::into_vec), or
 /// change them in place with [`to_mut`](Self::to_mut): both copy what is shared, or lies in shared memory.
 ///
 /// A buffer that lies in shared memory keeps the whole value there that it was a part of, also when nobody has a ref to that

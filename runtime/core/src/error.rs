@@ -207,7 +207,7 @@ pub enum Error {
     },
     /// An argument or a result cannot be encoded.
     #[error(
-        "{what} cannot be sent: {why}; use types with plain derived serde (no untagged, flatten, skip_serializing_if or serde_json::Value)"
+        "{what} cannot be sent: {why}; use types with plain derived serde (no untagged, flatten, skip_serializing_if or serde_json::Value; skip of a variant only behind all others)"
     )]
     Encode {
         /// The function and argument.

@@ -453,3 +453,70 @@ fn sequences_of_nothing_are_not_read_for_ever() {
     assert!(decode_value::<Vec<()>>(&count(1 << 60)).is_err());
     assert!(decode_value::<Vec<()>>(&count(u64::MAX)).is_err());
 }
+
+#[derive(Serialize, Deserialize, PartialEq, Debug, Default)]
+struct Sometimes {
+    first: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+    last: u32,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+enum SometimesOf {
+    Here {
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        items: Vec<u8>,
+        last: u32,
+    },
+}
+
+#[test]
+fn a_field_that_is_left_out_this_time_is_an_error() {
+    comes_back(&Sometimes { note: Some("here".to_owned()), ..Sometimes::default() });
+    comes_back(&SometimesOf::Here { items: vec![1], last: 2 });
+    let why = |error: Option<wingbeat_core::codec::CodecError>| error.unwrap().0;
+    let of_struct = why(encode_value(&vec![Sometimes::default()]).err());
+    assert!(of_struct.contains("field `note`") && of_struct.contains("skip_serializing_if"), "{of_struct}");
+    let of_variant = why(encode_value(&SometimesOf::Here { items: vec![], last: 2 }).err());
+    assert!(of_variant.contains("field `items`"), "{of_variant}");
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct Never {
+    first: u32,
+    #[serde(skip)]
+    here_alone: Option<String>,
+    last: u32,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+enum SkipsTheLast {
+    First(u8),
+    Second(u8),
+    #[serde(skip)]
+    #[allow(dead_code, reason = "it is never written")]
+    HereAlone(u8),
+}
+
+#[test]
+fn what_is_always_left_out_is_no_field_of_either_side() {
+    comes_back(&Never { first: 1, here_alone: None, last: 2 });
+    comes_back(&vec![SkipsTheLast::First(1), SkipsTheLast::Second(2)]);
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+enum SkipsTheFirst {
+    #[serde(skip)]
+    #[allow(dead_code, reason = "it is never written")]
+    HereAlone(u8),
+    Second(u8),
+    Third(u8),
+}
+
+/// Why the guide says that skipped variants come last: derived serde counts them when it writes, and not when it reads.
+#[test]
+fn behind_a_skipped_variant_each_is_read_as_the_next() {
+    assert_eq!(read::<SkipsTheFirst>(&encoded(&SkipsTheFirst::Second(1))), SkipsTheFirst::Third(1));
+    decode_value::<SkipsTheFirst>(&encoded(&SkipsTheFirst::Third(1))).unwrap_err();
+}

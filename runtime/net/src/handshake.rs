@@ -166,7 +166,8 @@ pub enum Purpose {
     Control,
     /// Raw frames of object bytes.
     Bulk,
-    /// The descriptor of the node's shared memory (unix sockets only).
+    /// The descriptor of the node's shared memory (unix sockets only), for a driver. It lasts as long as anything there can touch the
+    /// memory.
     Arena,
 }
 

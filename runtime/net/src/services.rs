@@ -64,14 +64,10 @@ pub trait Node {
     async fn orders(number: u64, messages: Vec<NodeMessage>);
     /// A worker process that the daemon started reports.
     async fn register_worker(address: Address, pid: u32) -> Result<WorkerStart, Error>;
-    /// Reserves memory for an object that the caller is about to write; none if it is there, complete, already.
+    /// Reserves memory for an object that the caller is about to write, unless it is there, complete, and not to be replaced.
     /// The steward answers for it when its owner is no more.
-    async fn create(
-        object: ObjectId,
-        size: u64,
-        replaces: bool,
-        steward: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error>;
+    async fn create(object: ObjectId, size: u64, replaces: bool, steward: Option<Box<Address>>)
+    -> Result<Place, Error>;
     /// The object is complete and may be read.
     async fn seal(object: ObjectId) -> Result<(), Error>;
     /// What the threads of a worker process here do.

@@ -6,6 +6,9 @@
 //!
 //! - an extent is written by one process only, from `create` until `seal`, and read by nobody then;
 //! - from `seal` on nobody writes it, and it is not given to anybody else while it is pinned.
+//!
+//! Both hold for as long as the process can touch the bytes. So pins and unsealed extents are taken back from a process only
+//! when it has ended, or has nothing mapped any more, which its [lease](Mapping::open_leased) tells the daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -73,6 +76,8 @@ pub struct Mapping {
     capacity: u64,
     /// Offset → end of every live [`WriteRegion`], so that no two views of this process alias.
     writing: Mutex<BTreeMap<u64, u64>>,
+    /// See [`Mapping::open_leased`]. The last field, since fields are dropped in order: closed when nothing is mapped any more.
+    _lease: Option<OwnedFd>,
 }
 
 impl Mapping {
@@ -81,6 +86,17 @@ impl Mapping {
     /// Fails with `InvalidInput` if the descriptor is not such an arena: shorter than `capacity`, or
     /// not sealed against shrinking.
     pub fn open(fd: OwnedFd, capacity: u64) -> io::Result<Arc<Mapping>> {
+        Mapping::open_with(fd, capacity, None)
+    }
+
+    /// As [`Mapping::open`], for a process that may live on without the arena. `lease` is this end of the socket over which the
+    /// daemon sent the descriptor. It is closed when the last view is gone, with the process at the latest, and until then
+    /// the daemon takes nothing back.
+    pub fn open_leased(fd: OwnedFd, capacity: u64, lease: OwnedFd) -> io::Result<Arc<Mapping>> {
+        Mapping::open_with(fd, capacity, Some(lease))
+    }
+
+    fn open_with(fd: OwnedFd, capacity: u64, lease: Option<OwnedFd>) -> io::Result<Arc<Mapping>> {
         let not_an_arena = || {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -98,6 +114,7 @@ impl Mapping {
             write: Window::map(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?,
             capacity,
             writing: Mutex::new(BTreeMap::new()),
+            _lease: lease,
         }))
     }
 
@@ -299,6 +316,27 @@ mod tests {
         let bytes = Bytes::from(mapping.reading(extent).unwrap());
         drop((arena, mapping));
         assert_eq!(bytes.slice(1..), &b"bc"[..]);
+    }
+
+    #[test]
+    fn a_lease_ends_with_the_last_view() {
+        let (arena, _) = arena_and_mapping();
+        let (lease, daemon) = std::os::unix::net::UnixStream::pair().unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        let fd = arena.fd().try_clone_to_owned().unwrap();
+        let mapping = Mapping::open_leased(fd, arena.capacity(), lease.into()).unwrap();
+        let has_ended = || match io::Read::read(&mut &daemon, &mut [0]) {
+            Ok(read) => read == 0,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        };
+        let reading = mapping.reading(Extent { offset: 0, len: 1 }).unwrap();
+        let writing = mapping.writing(Extent { offset: PAGE, len: 1 }).unwrap();
+        drop(mapping);
+        assert!(!has_ended());
+        drop(reading);
+        assert!(!has_ended());
+        drop(writing);
+        assert!(has_ended());
     }
 
     #[test]

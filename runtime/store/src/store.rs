@@ -244,6 +244,11 @@ impl NodeStore {
         self.lock().contains(id)
     }
 
+    /// Keeps an object that is complete here, also one that was deleted and is still read. Answers its size.
+    pub fn keep(&self, id: ObjectId) -> Option<u64> {
+        self.lock().keep(id)
+    }
+
     /// Whether the object was deleted and is still here, because somebody reads it or it is moved to disk or back.
     pub fn is_going(&self, id: ObjectId) -> bool {
         self.lock().is_going(id)

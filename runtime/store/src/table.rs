@@ -260,6 +260,13 @@ impl ObjectTable {
         self.objects.get(&id).is_some_and(|object| !object.doomed && !object.is_unsealed())
     }
 
+    /// Keeps an object that is complete here, also one that was deleted and is still read. Answers its size.
+    pub fn keep(&mut self, id: ObjectId) -> Option<u64> {
+        let object = self.objects.get_mut(&id).filter(|object| !object.is_unsealed())?;
+        object.doomed = false;
+        Some(object.size)
+    }
+
     /// Whether the object was deleted and is still here.
     pub fn is_going(&self, id: ObjectId) -> bool {
         self.objects.get(&id).is_some_and(|object| object.doomed)

@@ -4,6 +4,7 @@
 //! - `pool`: the worker processes, about which [`wingbeat_node`] decides; `launch`: how they are started by the `guard`;
 //!   `exits`: how they end.
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
+//! - `loans`: the store's memory in drivers.
 //! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
 //!   owner is gone; `ahead`: when objects are written to disk.
 //! - `executables`: the programs of jobs, which may come from other machines.
@@ -21,6 +22,7 @@ mod exits;
 mod head;
 mod kept;
 mod launch;
+mod loans;
 mod memory;
 mod output;
 mod owners;
@@ -183,6 +185,7 @@ pub(crate) struct Daemon {
     pool: Mutex<pool::Pool>,
     /// Bounds the launches that the guard has not answered.
     launches: Arc<tokio::sync::Semaphore>,
+    loans: loans::Loans,
     transfers: transfer::Transfers,
     /// Who writes objects to disk ahead of need.
     ahead: ahead::Ahead,
@@ -250,6 +253,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         guard,
         pool: Mutex::new(pool),
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
+        loans: loans::Loans::default(),
         transfers: transfer::Transfers::default(),
         ahead: ahead::Ahead::default(),
         owners: owners::Owners::new(steward),

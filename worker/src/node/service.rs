@@ -12,7 +12,7 @@ use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::{Hello, Purpose, Role};
 use wingbeat_net::limits;
 use wingbeat_net::messages::{
-    Ballot, Fetch, Leadership, Located, NodeMessage, ProcessStacks, Support, Vote, WorkerStart,
+    Ballot, Fetch, Leadership, Located, NodeMessage, Place, ProcessStacks, Support, Vote, WorkerStart,
 };
 use wingbeat_net::mux::{self, Connection, Waiting};
 use wingbeat_net::services::{Node as _, NodeRequest, NodeResponse, ProcessClient, ProcessRequest, ProcessResponse};
@@ -20,7 +20,8 @@ use wingbeat_net::silence::Probing;
 use wingbeat_node::Event;
 use wingbeat_store::Extent;
 
-use super::{Daemon, is_from_head, send_arena};
+use super::transfer::{Destination, Present};
+use super::{Daemon, is_from_head};
 
 /// A worker process looks at its threads, and names what it finds, within this time: it may get little CPU.
 const STACKS_LIMIT: Duration = Duration::from_secs(20);
@@ -55,11 +56,9 @@ impl Daemon {
         match hello.purpose {
             Purpose::Bulk => return self.serve_bulk(stream).await,
             Purpose::Arena => {
-                if let Stream::Unix(stream) = stream {
-                    let arena = self.store.attach(hello.address.process);
-                    if let Err(error) = stream.into_std().and_then(|stream| send_arena(&stream, arena)) {
-                        tracing::warn!(%error, "cannot hand out the store's memory");
-                    }
+                // Worker processes have it from the guard.
+                if let (Stream::Unix(stream), Role::Driver(_)) = (stream, hello.role) {
+                    self.lend_memory(stream, hello.address.process).await;
                 }
                 return;
             }
@@ -88,12 +87,8 @@ impl Daemon {
             }
         })
         .await;
+        // What the peer holds in the store is not taken back here: user code may read and write there for longer (`loans`).
         connection.close();
-        // What worker processes hold is taken back when they have ended; a driver only has its connection.
-        if matches!(hello.role, Role::Driver(_)) {
-            self.store.process_gone(peer);
-            self.object_settled();
-        }
     }
 
     fn take_in(self: &Arc<Self>, peer: ProcessId, message: NodeMessage) {
@@ -192,10 +187,14 @@ impl wingbeat_net::services::Node for NodeService {
         size: u64,
         replaces: bool,
         steward: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
-        let place = self.daemon.create(object, size, self.peer, replaces).await?;
+    ) -> Result<Place, Error> {
+        let present = if replaces { Present::Replaced } else { Present::Kept };
+        let place = self.daemon.create(object, size, self.peer, present).await?;
         self.note_owner(object, steward);
-        Ok(place.map(located))
+        Ok(match place {
+            Destination::Free(extent) => Place::Free(located(extent)),
+            Destination::Taken(len) => Place::Taken { len },
+        })
     }
 
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {

@@ -31,7 +31,7 @@ use wingbeat_core::{NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::address::{self, Stream};
 use wingbeat_net::handshake::Purpose;
 use wingbeat_net::limits::limits;
-use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError};
+use wingbeat_store::{AlreadyExists, CreateError, Extent, GetError, NodeStore};
 
 use super::Daemon;
 use super::wire::{self, Wire};
@@ -226,6 +226,53 @@ impl Transfers {
     }
 }
 
+/// What becomes of an object that is here when it is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Present {
+    /// It goes: an earlier attempt whose result never arrived made it, perhaps of something else, with refs of a process that is gone.
+    Replaced,
+    /// It stays, whatever its size: somebody may have it already, and read it.
+    Kept,
+    /// It stays if it has the size of what is to be written.
+    Same,
+}
+
+/// What there is for an object that is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Destination {
+    /// Nothing of it yet. It is to be written here.
+    Free(Extent),
+    /// The object, complete, of so many bytes.
+    Taken(u64),
+}
+
+/// What the store did for a process on a thread that may block. It is undone if whoever has asked is gone when it is done: the
+/// connection has ended, or the call was given up, and nobody would ever seal the extent or release the pin.
+struct Unclaimed {
+    daemon: Arc<Daemon>,
+    object: ObjectId,
+    by: ProcessId,
+    extent: Extent,
+    undo: fn(&NodeStore, ObjectId, ProcessId),
+    is_claimed: bool,
+}
+
+impl Unclaimed {
+    fn claim(mut self) -> Extent {
+        self.is_claimed = true;
+        self.extent
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if !self.is_claimed {
+            (self.undo)(&self.daemon.store, self.object, self.by);
+            self.daemon.transfers.object_settled();
+        }
+    }
+}
+
 /// Why an object did not come from a holder.
 enum Failure {
     /// The holder has no copy, or has died.
@@ -276,8 +323,8 @@ fn thread_failed(what: &str, error: &tokio::task::JoinError) -> Error {
 }
 
 impl Daemon {
-    /// Gives a process a place for an object that it is to write; none if the object is here already, unless it `replaces`
-    /// that. Waits for another process that is writing it, or still reads an older one.
+    /// Gives a process a place for an object that it is to write, unless the object is `present` and stays. Waits for another
+    /// process that is writing it, or still reads one that goes.
     ///
     /// # Errors
     /// There is no room, or the other process takes too long.
@@ -286,21 +333,19 @@ impl Daemon {
         object: ObjectId,
         size: u64,
         by: ProcessId,
-        replaces: bool,
-    ) -> Result<Option<Extent>, Error> {
+        present: Present,
+    ) -> Result<Destination, Error> {
         let mut waiting_since = None;
         loop {
             // Before the look, so that nothing between the two is missed.
             let settled = self.transfers.settled.notified();
             let mut created = self.store.try_create(object, size, by);
             let is_replaced = match &created {
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) => true,
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => replaces,
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) => present != Present::Kept,
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => present == Present::Replaced,
                 _ => false,
             };
             if is_replaced {
-                // An earlier attempt whose result never arrived. It may have given something else, and refs of a process
-                // that is gone.
                 self.delete(vec![object]);
                 created = match self.store.is_going(object) {
                     // It is being read, or moved to disk or back. Asked for now, it would stay.
@@ -317,13 +362,26 @@ impl Daemon {
                         // Whoever waits for this writer has its turn, also when nobody waits for this answer any more.
                         daemon.object_settled();
                     }
-                    created.map(Some)
+                    let undo = |store: &NodeStore, object, by| {
+                        let _ = store.abort(object, by);
+                    };
+                    created.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
                 });
-                created = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+                let got = creating.await.map_err(|error| thread_failed("spilling objects", &error))?;
+                created = got.map(|got| Some(got.claim()));
             }
             match created {
-                Ok(extent) => return Ok(extent),
-                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => return Ok(None),
+                Ok(Some(extent)) => return Ok(Destination::Free(extent)),
+                Ok(None) => {}
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Sealed, .. }) => {
+                    return Ok(Destination::Taken(size));
+                }
+                Err(CreateError::AlreadyExists { state: AlreadyExists::Different, .. }) if present == Present::Kept => {
+                    // It may be gone since.
+                    if let Some(size) = self.store.keep(object) {
+                        return Ok(Destination::Taken(size));
+                    }
+                }
                 Err(CreateError::AlreadyExists { state, .. }) => {
                     let since = *waiting_since.get_or_insert_with(Instant::now);
                     let in_time = self.transfers.others_settle(state, since, settled).await;
@@ -391,8 +449,15 @@ impl Daemon {
             Err(error) => return Ok(Err(error)),
         }
         let daemon = self.clone();
-        let got = tokio::task::spawn_blocking(move || daemon.store.get(object, by)).await;
-        got.map_err(|error| thread_failed("reading a spilled object", &error))
+        let got = tokio::task::spawn_blocking(move || {
+            let undo = |store: &NodeStore, object, by| {
+                store.release(object, by);
+            };
+            let got = daemon.store.get(object, by);
+            got.map(|extent| Unclaimed { daemon, object, by, extent, undo, is_claimed: false })
+        });
+        let got = got.await.map_err(|error| thread_failed("reading a spilled object", &error))?;
+        Ok(got.map(Unclaimed::claim))
     }
 
     /// Makes sure that an object can be read here. True when a copy was made.
@@ -514,9 +579,8 @@ impl Daemon {
         wire: &Arc<Wire>,
     ) -> Result<(), Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
-        let Some(extent) = self.create(object, size, self.who.process, false).await.map_err(Failure::Place)? else {
-            return Ok(());
-        };
+        let destination = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
+        let Destination::Free(extent) = destination else { return Ok(()) };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
             Ok(Ok(())) => self.fill(extent, node, wire).await,
             Ok(Err(failure)) | Err(failure) => Err(failure),

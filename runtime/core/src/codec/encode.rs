@@ -329,13 +329,13 @@ impl Serializer for &mut Writer {
 }
 
 macro_rules! write_parts {
-    ($($part:ident: $name:ident($($named:ty)?)),* $(,)?) => {$(
+    ($($part:ident: $name:ident),* $(,)?) => {$(
         impl $part for &mut Writer {
             type Ok = ();
             type Error = CodecError;
 
             #[inline]
-            fn $name<T: Serialize + ?Sized>(&mut self, $(_: $named,)? value: &T) -> Result<(), CodecError> {
+            fn $name<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), CodecError> {
                 value.serialize(&mut **self)
             }
 
@@ -347,13 +347,45 @@ macro_rules! write_parts {
     )*};
 }
 write_parts! {
-    SerializeSeq: serialize_element(),
-    SerializeTuple: serialize_element(),
-    SerializeTupleStruct: serialize_field(),
-    SerializeTupleVariant: serialize_field(),
-    SerializeStruct: serialize_field(&'static str),
-    SerializeStructVariant: serialize_field(&'static str),
+    SerializeSeq: serialize_element,
+    SerializeTuple: serialize_element,
+    SerializeTupleStruct: serialize_field,
+    SerializeTupleVariant: serialize_field,
 }
+
+/// Fields have no names in the encoded form: one that is left out this time would make its reader take the next for it. `skip_serializing_if`
+/// alone comes here; what is left out always (`skip`) is no field of either side.
+#[cold]
+fn left_out(field: &'static str) -> CodecError {
+    CodecError(format!(
+        "its field `{field}` is left out of it (`skip_serializing_if`), which a reader cannot see, since fields are known by their \
+         places; write the field always"
+    ))
+}
+
+macro_rules! write_fields {
+    ($($part:ident),* $(,)?) => {$(
+        impl $part for &mut Writer {
+            type Ok = ();
+            type Error = CodecError;
+
+            #[inline]
+            fn serialize_field<T: Serialize + ?Sized>(&mut self, _: &'static str, value: &T) -> Result<(), CodecError> {
+                value.serialize(&mut **self)
+            }
+
+            fn skip_field(&mut self, field: &'static str) -> Result<(), CodecError> {
+                Err(left_out(field))
+            }
+
+            #[inline]
+            fn end(self) -> Result<(), CodecError> {
+                Ok(())
+            }
+        }
+    )*};
+}
+write_fields!(SerializeStruct, SerializeStructVariant);
 
 impl SerializeMap for &mut Writer {
     type Ok = ();

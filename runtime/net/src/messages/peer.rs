@@ -170,6 +170,18 @@ pub struct Located {
     pub len: u64,
 }
 
+/// What there is for an object that is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// Nothing yet: it is to be written here.
+    Free(Located),
+    /// The object, complete.
+    Taken {
+        /// Its length: perhaps not that of what was to be written, where an earlier attempt has made it.
+        len: u64,
+    },
+}
+
 /// Where an object's copies are, for a node that is to fetch it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fetch {

@@ -267,10 +267,16 @@ impl Drop for Arrivals {
 }
 
 impl Process {
-    async fn fetch_on_io(self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
+    /// [`Process::fetch`], which goes on when nobody waits for it any more: what it has pinned is then released, and a pin of which
+    /// the answer is never read stays.
+    pub(crate) async fn fetch_to_the_end(&self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
         let process = self.clone();
         let fetching = self.io().spawn(async move { process.fetch(id, stored).await });
-        let fetched = fetching.await.map_err(|_| self.owner.over_error())?;
+        fetching.await.map_err(|_| self.owner.over_error())?
+    }
+
+    async fn fetch_on_io(self, id: ObjectId, stored: Stored) -> Result<Bits, Error> {
+        let fetched = self.fetch_to_the_end(id, stored).await;
         // Whatever it says went wrong then: the session closed its connections.
         fetched.map_err(|error| self.ended().cloned().unwrap_or(error))
     }

@@ -125,7 +125,8 @@ impl Process {
         for owner in stored.refs.iter().flat_map(|refs| &refs.owners) {
             self.know(owner);
         }
-        self.fetch(id, stored.clone()).await
+        // Also when the call is cancelled meanwhile.
+        self.fetch_to_the_end(id, stored.clone()).await
     }
 
     /// Sends a result to the task's owner, after the refs in its arguments that are still held here are registered: the

@@ -2,114 +2,43 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
-use parking_lot::Mutex;
-use tarpc::context::Context;
-use wingbeat_core::error::Error;
-use wingbeat_core::spec::Address;
+use wingbeat_core::ProcessId;
 use wingbeat_core::value::{ObjectValue, Stored};
-use wingbeat_core::{JobId, ProcessId};
 use wingbeat_net::address::Listener;
 use wingbeat_net::handshake::Welcome;
-use wingbeat_net::messages::{Ballot, Fetch, Leadership, Located, ProcessStacks, Support, Vote, WorkerStart};
-use wingbeat_net::services::Node;
+use wingbeat_net::services::Node as _;
 
 use super::*;
 use crate::owner::object::Handle;
+use crate::wire::pretended_node::PretendedNode;
 use crate::wire::process::tests::start;
 
-/// A node that is told what to delete.
-#[derive(Clone, Default)]
-struct Deleting(Arc<Mutex<BTreeSet<u32>>>);
-
-impl Node for Deleting {
-    async fn deliver(self, _: Context, messages: Vec<NodeMessage>) {
-        for message in messages {
-            let NodeMessage::Delete(ids) = message else { continue };
-            self.0.lock().extend(ids.iter().map(|id| id.index));
-        }
-    }
-    async fn orders(self, _: Context, _: u64, _: Vec<NodeMessage>) {}
-    async fn register_worker(self, _: Context, _: Address, _: u32) -> Result<WorkerStart, Error> {
-        Err(Error::NoSession)
-    }
-    async fn create(
-        self,
-        _: Context,
-        _: ObjectId,
-        _: u64,
-        _: bool,
-        _: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
-        Err(Error::NoSession)
-    }
-    async fn seal(self, _: Context, _: ObjectId) -> Result<(), Error> {
-        Err(Error::NoSession)
-    }
-    async fn stacks(self, _: Context, _: ProcessId) -> Result<ProcessStacks, Error> {
-        panic!("nobody asks for threads")
-    }
-
-    async fn settle_output(self, _: Context, _: JobId) {}
-    async fn read_kept(
-        self,
-        _: Context,
-        _: Option<wingbeat_core::codec::Payload>,
-    ) -> Vec<(wingbeat_core::codec::Payload, wingbeat_core::codec::Payload)> {
-        Vec::new()
-    }
-    async fn support(self, _: Context, _: Leadership) -> Support {
-        panic!("no head asks")
-    }
-    async fn elect(self, _: Context, _: Ballot) -> Vote {
-        panic!("no standby asks")
-    }
-
-    async fn fetch(self, _: Context, _: Fetch) -> Result<(Located, bool), Error> {
-        Err(Error::NoSession)
-    }
-}
-
-impl Deleting {
-    /// Its first connections end before anything is taken in.
-    fn start(process: &Process, breaking: usize) -> (Deleting, StoreNode) {
-        let node = Deleting::default();
-        let (deleting, token, cluster) = (node.clone(), process.wire.who.token.clone(), process.cluster());
-        let binding = process.io().spawn(async move {
-            let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
-            let address = listener.address().clone();
-            let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None, stands_by: None };
-            let connections = Arc::new(AtomicUsize::new(0));
-            tokio::spawn(listener.serve(token, welcome, move |stream, _| {
-                if connections.fetch_add(1, Ordering::Relaxed) < breaking {
-                    return drop(stream);
-                }
-                let deleting = deleting.clone();
-                tokio::spawn(async move {
-                    let (connection, _, server) =
-                        mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(
-                            stream,
-                            Waiting::Asleep,
-                        );
-                    mux::serve(server, deleting.serve()).await;
-                    connection.closed().await;
-                });
-            }));
-            address
-        });
-        let address = process.io().block_on(binding).unwrap();
-        (node, StoreNode { node: NodeId(3), address })
-    }
-
-    /// Waits until so many were deleted.
-    fn wait_for(&self, count: usize) {
-        let begun = Instant::now();
-        while self.0.lock().len() < count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{} of {count} were deleted", self.0.lock().len());
-            std::thread::yield_now();
-        }
-    }
+/// A node that listens. Its first connections end before anything is taken in.
+fn listening(process: &Process, breaking: usize) -> (PretendedNode, StoreNode) {
+    let node = PretendedNode::new(process);
+    let (serving, token, cluster) = (node.clone(), process.wire.who.token.clone(), process.cluster());
+    let binding = process.io().spawn(async move {
+        let listener = Listener::bind(ProcessId::random(), None).await.unwrap();
+        let address = listener.address().clone();
+        let welcome = Welcome { address: address.clone(), cluster, epoch: None, patience: None, stands_by: None };
+        let connections = Arc::new(AtomicUsize::new(0));
+        tokio::spawn(listener.serve(token, welcome, move |stream, _| {
+            if connections.fetch_add(1, Ordering::Relaxed) < breaking {
+                return drop(stream);
+            }
+            let serving = serving.clone();
+            tokio::spawn(async move {
+                let (connection, _, server) =
+                    mux::connect::<ProcessRequest, ProcessResponse, NodeRequest, NodeResponse>(stream, Waiting::Asleep);
+                mux::serve(server, serving.serve()).await;
+                connection.closed().await;
+            });
+        }));
+        address
+    });
+    let address = process.io().block_on(binding).unwrap();
+    (node, StoreNode { node: NodeId(3), address })
 }
 
 fn stored_at(at: &StoreNode) -> ObjectValue {
@@ -120,12 +49,12 @@ fn stored_at(at: &StoreNode) -> ObjectValue {
 fn what_a_broken_connection_did_not_carry_is_deleted_over_the_next() {
     let session = start();
     let process = session.process().clone();
-    let (node, at) = Deleting::start(&process, 2);
+    let (node, at) = listening(&process, 2);
     let task = process.owner.next_task();
     for index in 0..10_000 {
         process.delete_at(&at, task.output(index));
     }
-    node.wait_for(10_000);
+    node.wait_for(|told| told.deleted.len() == 10_000);
     process.shut_down("the test is over");
 }
 
@@ -133,16 +62,16 @@ fn what_a_broken_connection_did_not_carry_is_deleted_over_the_next() {
 fn what_was_made_again_while_its_deletion_waited_is_not_deleted() {
     let session = start();
     let process = session.process().clone();
-    let (node, at) = Deleting::start(&process, 1);
+    let (node, at) = listening(&process, 1);
     let task = process.owner.next_task();
     let needed = process.owner.new_object(task.output(0), None);
     process.owner.resolve_object(needed.object(), stored_at(&at), Vec::new());
     process.delete_at(&at, task.output(0));
     process.delete_at(&at, task.output(1));
-    node.wait_for(1);
-    assert_eq!(*node.0.lock(), BTreeSet::from([1]));
+    node.wait_for(|told| !told.deleted.is_empty());
+    assert_eq!(node.told().deleted, BTreeSet::from([1]));
     drop(needed);
-    node.wait_for(2);
+    node.wait_for(|told| told.deleted.len() == 2);
     process.shut_down("the test is over");
 }
 
@@ -150,7 +79,7 @@ fn what_was_made_again_while_its_deletion_waited_is_not_deleted() {
 fn a_node_that_is_gone_is_not_dialled() {
     let session = start();
     let process = session.process().clone();
-    let (_, at) = Deleting::start(&process, usize::MAX);
+    let (_, at) = listening(&process, usize::MAX);
     let task = process.owner.next_task();
     process.delete_at(&at, task.output(0));
     process.wire.deletions.forget(at.node);
@@ -163,7 +92,7 @@ fn a_node_that_is_gone_is_not_dialled() {
 fn what_attempts_left_is_deleted_when_the_value_is_elsewhere_or_nobody_needs_it() {
     let session = start();
     let process = session.process().clone();
-    let (node, at) = Deleting::start(&process, 0);
+    let (node, at) = listening(&process, 0);
     let elsewhere = StoreNode { node: NodeId(4), ..at.clone() };
     let task = process.owner.next_task();
     let handle = |index| process.owner.new_object(task.output(index), None);
@@ -179,8 +108,8 @@ fn what_attempts_left_is_deleted_when_the_value_is_elsewhere_or_nobody_needs_it(
     resolve(&moved, stored_at(&elsewhere));
     resolve(&same, stored_at(&at));
     drop(dropped);
-    node.wait_for(4);
-    assert_eq!(*node.0.lock(), BTreeSet::from([0, 2, 3, 4]));
+    node.wait_for(|told| told.deleted.len() >= 4);
+    assert_eq!(node.told().deleted, BTreeSet::from([0, 2, 3, 4]));
     assert!(process.owner.has_no_leftovers());
     process.shut_down("the test is over");
 }

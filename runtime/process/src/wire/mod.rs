@@ -18,6 +18,8 @@ pub(crate) mod node_link;
 pub(crate) mod numbers;
 mod outside;
 mod peers;
+#[cfg(test)]
+pub(crate) mod pretended_node;
 pub(crate) mod process;
 pub(crate) mod service;
 pub(crate) mod steward;

@@ -10,7 +10,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{NodeId, ObjectId, ProcessId};
 use wingbeat_net::link::Link;
-use wingbeat_net::messages::{Fetch, Located, NodeMessage};
+use wingbeat_net::messages::{Fetch, Located, NodeMessage, Place};
 use wingbeat_net::mux::{self, Connection};
 use wingbeat_net::panics;
 use wingbeat_net::services::{NodeClient, NodeRequest};
@@ -38,6 +38,7 @@ struct Shared {
 /// The node of this process. A driver moves to another one when the first dies.
 #[derive(Default)]
 pub(crate) struct HomeNode {
+    /// None before the first is attached, and after the session: views that live on keep the memory of theirs.
     pub link: watch::Sender<Option<NodeLink>>,
     /// Somebody attaches another node when this one dies.
     pub moves: AtomicBool,
@@ -110,14 +111,13 @@ impl NodeLink {
         &self.shared.mapping
     }
 
-    /// None if it is there already.
     pub(super) async fn create(
         &self,
         object: ObjectId,
         size: u64,
         replaces: bool,
         steward: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
+    ) -> Result<Place, Error> {
         self.answered(self.shared.client.create(mux::no_deadline(), object, size, replaces, steward).await).await
     }
 

@@ -587,6 +587,8 @@ impl Process {
         let kept = std::mem::take(&mut *self.wire.life.keep.lock());
         drop(kept);
         self.wire.io.stop();
+        // Nobody attaches another node now. What is left of the mapping belongs to the views that live.
+        self.wire.home.link.send_replace(None);
         self.end_recording();
     }
 }

@@ -9,7 +9,7 @@ use wingbeat_core::codec::Encoded;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
 use wingbeat_core::value::{StoreNode, Stored};
-use wingbeat_net::messages::{Fetch, Located, PeerMessage};
+use wingbeat_net::messages::{Fetch, Located, PeerMessage, Place};
 use wingbeat_store::Extent;
 
 use crate::owner::Outside;
@@ -24,6 +24,10 @@ const TOLD_AGAIN: Duration = Duration::from_secs(1);
 impl Process {
     /// Attaches the store of a node, the first one or, after that one died, another.
     pub fn set_storage(&self, storage: NodeLink) {
+        if self.is_shut_down() {
+            storage.connection().close();
+            return;
+        }
         if let Some(steward) = storage.steward() {
             // A driver that moves to another node keeps that of its first.
             let _ = self.wire.steward.set(steward);
@@ -70,7 +74,8 @@ impl Process {
     }
 
     /// Writes an encoded value into the node's store. Blocks the calling thread for two round trips to the
-    /// daemon and the copy. What an earlier attempt at the same task has left there is kept, unless this `replaces` it.
+    /// daemon and the copy. What an earlier attempt at the same task has left there is kept, unless this `replaces` it; the
+    /// size in the answer is then that of what is there.
     pub(crate) fn store(&self, id: ObjectId, encoded: &Encoded<'_>, replaces: bool) -> Result<Stored, Error> {
         let size = encoded.len() as u64;
         loop {
@@ -83,10 +88,13 @@ impl Process {
                 };
                 process.ask_node(ask).await
             };
-            let (node, located) = self.on_io(create)?;
+            let (node, place) = self.on_io(create)?;
+            let size = match place {
+                Place::Free(_) => size,
+                Place::Taken { len } => len,
+            };
             let stored = Stored { size, nodes: vec![node.here()], refs: None };
-            // Without a place, it is there.
-            if let Some(located) = located
+            if let Place::Free(located) = place
                 && let Err(error) = self.fill(&node, id, located, encoded)
             {
                 match node.connection().is_closed() && self.wire.home.moves.load(Ordering::Acquire) {
@@ -162,3 +170,7 @@ impl Process {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "storage_tests.rs"]
+mod tests;

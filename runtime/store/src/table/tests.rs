@@ -136,6 +136,21 @@ fn a_deleted_object_that_is_still_read_is_there_again_when_it_is_made_again() {
 }
 
 #[test]
+fn a_deleted_object_that_is_still_read_can_be_kept_as_it_is() {
+    let mut table = table(0);
+    table.put(object(1), KIB);
+    table.pin(object(1), BOB).unwrap();
+    assert_eq!(table.delete(object(1)), None);
+    assert_eq!(table.keep(object(1)), Some(KIB));
+    table.unpin(object(1), BOB);
+    assert!(table.contains(object(1)));
+    table.write(object(2), KIB);
+    assert_eq!(table.keep(object(2)), None, "it is not complete");
+    assert_eq!(table.keep(object(3)), None);
+    table.check();
+}
+
+#[test]
 fn an_object_is_not_created_twice() {
     let mut table = table(0);
     let existing = |table: &mut ObjectTable, size: u64| match table.create(object(1), size, BOB) {
