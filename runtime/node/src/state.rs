@@ -292,6 +292,8 @@ impl State {
     pub fn users_of_memory(&self) -> impl Iterator<Item = (User, u32)> {
         self.workers.iter().filter_map(|(process, worker)| {
             let (lease, work) = match worker.stage() {
+                // It does not go when it is asked.
+                Stage::Idle { .. } if worker.has_leftovers() => (None, Work::Leaving),
                 Stage::Idle { .. } => (None, Work::Idle),
                 Stage::Retiring { .. } => (None, Work::Leaving),
                 Stage::Leased { assignment, .. } => (Some(assignment.lease()), assignment.work()),
@@ -509,10 +511,9 @@ impl State {
                 self.apply(process, Change::Retire)
             }
             // Its steward would keep what others refer to, and waits for somebody who is away: that may be lost now.
-            Stage::Retiring { .. } if is_leaving => {
-                self.workers.note(process, |worker| worker.shortage = Some(shortage));
-                self.apply(process, Change::End { by_head: false });
-            }
+            Stage::Retiring { .. } if is_leaving => self.end_for_memory(process, shortage),
+            // What an earlier task has left behind may have taken the memory.
+            Stage::Idle { .. } if is_leaving && worker.has_leftovers() => self.end_for_memory(process, shortage),
             Stage::Leased { assignment, .. } if lease == Some(assignment.lease()) || is_by_kernel => {
                 self.workers.note(process, |worker| worker.shortage = Some(shortage));
                 if !is_by_kernel {
@@ -522,6 +523,11 @@ impl State {
             // It has ended since, or does something else.
             _ => {}
         }
+    }
+
+    fn end_for_memory(&mut self, process: ProcessId, shortage: Box<MemoryShortage>) {
+        self.workers.note(process, |worker| worker.shortage = Some(shortage));
+        self.apply(process, Change::End { by_head: false });
     }
 
     /// Changes the stage of a worker process, and says what follows.

@@ -35,6 +35,10 @@ impl Worker {
         &self.stage
     }
 
+    pub(crate) fn has_leftovers(&self) -> bool {
+        self.has_leftovers
+    }
+
     fn is_free(&self) -> bool {
         self.stage.is_free() && !self.has_leftovers
     }

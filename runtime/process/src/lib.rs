@@ -33,7 +33,7 @@ pub use session::{actor, arguments, context, groups, options, registry, submit, 
 pub use wingbeat_net::messages::{ClusterState, Explanation, Work};
 pub use wire::executor::Executor;
 pub use wire::head_link::HeadLink;
-pub use wire::io::Io;
+pub use wire::io::{Io, does_io};
 pub use wire::node_link::NodeLink;
 pub use wire::process::{Config, Prepared, Process};
 pub use wire::service::PeerService;

@@ -241,12 +241,12 @@ impl Queue {
         self.wake_main(state);
     }
 
-    /// A task that was sent here has ended, or one at home: what it has left behind keeps other leases away. Said under the lock, so that it
-    /// is said in order.
+    /// A task that was sent here has ended, or something that one has left behind, which keeps other leases away. Said under the lock, so that
+    /// it is said in order.
     pub(super) fn look_for_leftovers(&self, state: &mut State) {
-        let are_left = state.at_home.base.is_none() && state.work.at_home() > 0;
-        let was_said = state.at_home.are_left;
-        if are_left && !was_said || was_said && state.work.at_home() == 0 {
+        let goes_on = state.work.goes_on_without_task();
+        let are_left = goes_on && state.at_home.base.is_none();
+        if are_left && !state.at_home.are_left || state.at_home.are_left && !goes_on {
             state.at_home.are_left = are_left;
             self.session.process().tell_node(NodeMessage::LeftBehind(are_left));
         }

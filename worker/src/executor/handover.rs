@@ -128,7 +128,11 @@ fn hand_over() {
     let wake = WAKE.load(Ordering::Acquire);
     // SAFETY: both only answer with a number.
     let (pid, thread) = unsafe { (libc::getpid(), libc::gettid()) };
-    if wake < 0 || pid != PROCESS.load(Ordering::Acquire) || thread == IO_THREAD.load(Ordering::Acquire) {
+    if wake < 0
+        || pid != PROCESS.load(Ordering::Acquire)
+        || thread == IO_THREAD.load(Ordering::Acquire)
+        || wingbeat_process::does_io()
+    {
         return;
     }
     let byte = 1u8;

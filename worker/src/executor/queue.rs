@@ -150,6 +150,10 @@ impl Queue {
             }
         });
         if let Some(next) = next {
+            // This thread was to do the IO then.
+            if has_more(&self.state.lock()) {
+                self.session.process().attend();
+            }
             return next;
         }
         let mut state = self.state.lock();
@@ -200,6 +204,16 @@ impl Queue {
         self.wake_all(&mut state);
     }
 
+    /// What was sent here has come to its end, and its result is yet to be sent.
+    pub(crate) fn ends(&self, execution: &Arc<Execution>) {
+        if !execution.at_home && execution.actor.is_none() {
+            let mut state = self.state.lock();
+            // Whoever says this holds it, too: it is not dropped under the lock.
+            state.at_home.base = None;
+            self.look_for_leftovers(&mut state);
+        }
+    }
+
     /// What a thread took out is done.
     pub(crate) fn done(&self, execution: &Arc<Execution>) {
         let mut state = self.state.lock();
@@ -209,11 +223,7 @@ impl Queue {
         }
         match execution.at_home {
             true => self.done_at_home(&mut state),
-            // Whoever says this holds it, too: it is not dropped under the lock.
-            false => {
-                state.at_home.base = None;
-                self.look_for_leftovers(&mut state);
-            }
+            false => state.at_home.base = None,
         }
     }
 
@@ -473,6 +483,7 @@ impl Executor for Queue {
         if let Some((owner, lease)) = state.work.end_wait() {
             self.session.process().say_ready(owner, lease);
         }
+        self.look_for_leftovers(&mut state);
     }
 
     fn begin_wait_at_home(&self, task: TaskId, blocks: bool) {

@@ -51,7 +51,7 @@ impl Daemon {
             loans.remove(&driver);
             self.store.process_gone(driver);
         }
-        self.transfers.object_settled();
+        self.object_settled();
     }
 }
 

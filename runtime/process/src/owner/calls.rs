@@ -202,6 +202,11 @@ pub(crate) enum CallStanding {
 }
 
 impl Calls {
+    /// How many actors there are to which this process has a handle.
+    pub(crate) fn actors(&self) -> usize {
+        self.targets.len()
+    }
+
     /// How many are not done.
     pub(crate) fn pending(&self) -> usize {
         self.targets.values().map(|target| target.queue.len() + target.in_flight.len()).sum()

@@ -89,6 +89,9 @@ pub(crate) struct Submission {
     pub(super) nodes: AtomicU32,
 }
 
+/// Of so many actors it is looked whether calls to them are under way; each takes a few nanoseconds of each call that is waited for alone.
+const ACTORS_LOOKED_AT: usize = 1_000;
+
 #[derive(Default)]
 struct Inbox {
     requests: Vec<Request>,
@@ -157,6 +160,11 @@ impl Submission {
         let asked = self.inbox.lock().requests.len();
         let core = self.core.lock();
         asked + core.dispatch.pending() + core.calls.pending() + self.unresolved.len()
+    }
+
+    /// Whether one task or call at most is not done. With very many actors nobody looks, and there may be more.
+    pub(crate) fn is_at_most_one(&self) -> bool {
+        self.look(|_, calls| calls.actors() <= ACTORS_LOOKED_AT) && self.pending() <= 1
     }
 
     #[cfg(test)]

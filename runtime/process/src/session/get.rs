@@ -143,7 +143,7 @@ impl ValueFuture {
             && context::current().is_none()
             // Another runtime may be polling this thread, and none runs inside of another.
             && tokio::runtime::Handle::try_current().is_err()
-            && process.owner.submission.pending() <= 1
+            && process.owner.submission.is_at_most_one()
             && let Some(value) = process.drive(|cx| Pin::new(&mut self).poll(cx))
         {
             return value;
@@ -330,6 +330,7 @@ impl Session {
                 {
                     return Poll::Ready(Ok(arrivals.ready()));
                 }
+                process.attend();
                 if waiting.is_none() {
                     // Who waits for some of several is held up by none of them in particular.
                     let all = count == arrivals.handles.len();

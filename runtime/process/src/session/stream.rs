@@ -104,6 +104,7 @@ impl StreamHandle {
         drop(state);
         // Outside of the lock: it may be the last that holds this very stream.
         drop(old);
+        session.process().attend();
         if waiting.is_none() {
             *waiting = Waiting::begin(vec![(self.task, self.producer)]);
         }

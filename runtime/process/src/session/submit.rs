@@ -129,7 +129,7 @@ impl Session {
     /// time mostly waits for it next, and sends it then.
     fn has_submitted(&self) {
         let process = self.process();
-        if process.rests() && (context::current().is_some() || process.owner.submission.pending() > 1) {
+        if process.rests() && (context::current().is_some() || !process.owner.submission.is_at_most_one()) {
             process.attend();
         }
     }

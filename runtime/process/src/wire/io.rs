@@ -34,6 +34,8 @@ const GRACE: Duration = Duration::from_micros(500);
 const LOOKS: u32 = 8;
 /// Who comes back too late each time asks again only after so many waits.
 const MOST_SKIPPED: u32 = 256;
+/// Every so often the IO thread goes on at once, with what has come for others.
+const CATCHES_UP: u32 = 64;
 /// At the end: connections that still have something to write get a moment, and no more.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// At the end: how long a thread that does the IO may take to let go. It is told, and does no work of users then.
@@ -75,6 +77,8 @@ struct Shared {
     is_stopping: AtomicBool,
     /// The IO thread, once it runs.
     own: OnceLock<Thread>,
+    /// The process. A forked child has its sockets and must leave them alone.
+    pid: rustix::process::Pid,
     /// Has the IO thread look whether it is to let go.
     let_go: Notify,
     /// Has the thread that does the IO look whether it is to end that.
@@ -106,6 +110,7 @@ impl Io {
             is_asleep: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             own: OnceLock::new(),
+            pid: rustix::process::getpid(),
             let_go: Notify::new(),
             driver: AtomicWaker::new(),
             skipped: AtomicU32::new(0),
@@ -147,7 +152,7 @@ impl Io {
     /// It is polled inside of the runtime, and must contain no user code; the thread must not poll for any other runtime.
     pub(crate) fn drive<F: Future>(&self, future: Pin<&mut F>) -> Option<F::Output> {
         let shared = &*self.shared;
-        if !shared.takes_turn() {
+        if rustix::process::getpid() != shared.pid || !shared.takes_turn() {
             return None;
         }
         let before = DRIVES.replace(true);
@@ -178,11 +183,7 @@ impl Io {
 
     /// Ends the thread and waits for it, unless this is it.
     pub fn stop(&self) {
-        let shared = &self.shared;
-        shared.is_stopping.store(true, Ordering::SeqCst);
-        shared.driver.wake();
-        shared.let_go.notify_one();
-        shared.wake_own();
+        self.shared.stop();
         let thread = self.thread.lock().take();
         let is_io = Handle::try_current().is_ok_and(|current| current.id() == self.handle.id());
         if let Some(thread) = thread
@@ -192,6 +193,17 @@ impl Io {
             let _ = thread.join();
         }
     }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// Whether this thread does the IO of some process now, so that nobody else does it. May be asked in a signal handler.
+pub fn does_io() -> bool {
+    DRIVES.get()
 }
 
 impl Shared {
@@ -207,6 +219,13 @@ impl Shared {
         if let Some(runtime) = runtime {
             runtime.shutdown_timeout(LAST_WORDS);
         }
+    }
+
+    fn stop(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.driver.wake();
+        self.let_go.notify_one();
+        self.wake_own();
     }
 
     /// Does the IO until another thread is to do it.
@@ -316,11 +335,11 @@ impl Drop for Left<'_> {
     fn drop(&mut self) {
         let shared = self.shared;
         DRIVES.set(self.before);
-        shared.left.fetch_add(1, Ordering::SeqCst);
+        let left = shared.left.fetch_add(1, Ordering::SeqCst);
         // The IO thread may let go in this moment.
         while !shared.turns(turn::ASKED, turn::OWN) {
             if shared.turns(turn::DRIVEN, turn::FREE) {
-                if shared.is_crowded.swap(false, Ordering::SeqCst) {
+                if shared.is_crowded.swap(false, Ordering::SeqCst) || left % CATCHES_UP == 0 {
                     shared.is_needed.store(true, Ordering::SeqCst);
                     shared.wake_own();
                 } else if shared.is_asleep.load(Ordering::SeqCst) {

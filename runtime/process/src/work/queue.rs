@@ -290,6 +290,11 @@ impl<R: Clone> Queue<R> {
         self.at_home.len()
     }
 
+    /// Whether something goes on here also when no task does that was sent here: what one has left behind, or a wait that it has not ended.
+    pub fn goes_on_without_task(&self) -> bool {
+        self.actor.is_none() && (self.waiting > 0 || !self.at_home.is_empty())
+    }
+
     /// Whether the task that was sent here waits, and all that was begun beside it.
     pub fn all_wait(&self) -> bool {
         self.waiting > 0 && self.at_home.values().all(|waits| *waits)

@@ -90,6 +90,12 @@ fn described(tid: u32) -> Option<ThreadStack> {
 
 /// Without what is the same for every task, and no longer than people read.
 fn shortened(mut frames: Vec<StackFrame>) -> Vec<StackFrame> {
+    // While it waits for work, the thread does the IO.
+    let does_io =
+        |frame: &StackFrame| frame.function.trim_start_matches('<').starts_with("wingbeat_process::wire::io::");
+    if let Some(below) = frames.iter().rposition(does_io) {
+        frames.drain(..=below);
+    }
     if let Some(below) = frames.iter().position(is_executors) {
         frames.truncate(below);
         // Those that lead from the executor to the function.
