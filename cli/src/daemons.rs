@@ -101,7 +101,7 @@ pub(crate) struct WorkerArgs {
     /// How much may go there, such as 100GiB; half of what is free if nothing is said.
     #[arg(long, value_parser = sizes::bytes)]
     spill_limit: Option<u64>,
-    /// The part of the object store above which objects are written to disk before others need their room; 1 for never.
+    /// The part of the object store above which objects are written to disk before others need their room; 1 for not before it is full.
     #[arg(long, value_parser = sizes::part, default_value_t = join::SPILL_AHEAD)]
     spill_ahead: f64,
     /// The part of all memory above which tasks and actors are ended, before the kernel kills a process of its choice; 0.95 if neither

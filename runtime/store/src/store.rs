@@ -30,7 +30,7 @@ pub struct StoreConfig {
     /// How many bytes may be spilled.
     pub spill_capacity: u64,
     /// Where more bytes than this are used, objects are written to disk [ahead of need](NodeStore::write_ahead); the
-    /// capacity for never.
+    /// capacity for not before the store is full.
     pub write_ahead_above: u64,
 }
 
