@@ -19,7 +19,7 @@ use wingbeat_net::address::{Listener, this_machine};
 use wingbeat_net::handshake::{Epoch, Hello, Resumes, Role};
 use wingbeat_net::messages::{
     Ballot, ClusterState, Explanation, Fetch, HeadEvent, HeadMessage, Leadership, LeaseHolder, Located, LogLine,
-    NodeInfo, NodeMessage, PeerMessage, ProcessStacks, Running, RunningLease, Support, TaskStanding, Vote,
+    NodeInfo, NodeMessage, PeerMessage, Place, ProcessStacks, Running, RunningLease, Support, TaskStanding, Vote,
     WorkerCommand, WorkerStart,
 };
 use wingbeat_net::mux::{self, Waiting};
@@ -159,14 +159,7 @@ impl Node for NodeService {
         Err(nothing_here())
     }
 
-    async fn create(
-        self,
-        _: Context,
-        _: ObjectId,
-        _: u64,
-        _: bool,
-        _: Option<Box<Address>>,
-    ) -> Result<Option<Located>, Error> {
+    async fn create(self, _: Context, _: ObjectId, _: u64, _: bool, _: Option<Box<Address>>) -> Result<Place, Error> {
         Err(nothing_here())
     }
 
