@@ -141,7 +141,7 @@ impl NodeStore {
     /// Takes back all that a process has: its unsealed objects are gone, its pins are dropped.
     /// What it still asks for is refused, also what is under way.
     pub fn process_gone(&self, process: ProcessId) {
-        self.lock().process_gone(process);
+        self.change(|table| table.process_gone(process));
     }
 
     /// Gives a process an extent of `size` bytes to fill, then to [seal](NodeStore::seal). Spills
@@ -181,12 +181,12 @@ impl NodeStore {
 
     /// Completes an object that the process created and filled. It can be read from now on.
     pub fn seal(&self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
-        self.lock().seal(id, by)
+        self.change(|table| table.seal(id, by))
     }
 
     /// Gives up an object that the process created.
     pub fn abort(&self, id: ObjectId, by: ProcessId) -> Result<(), UnsealedError> {
-        self.lock().abort(id, by)
+        self.change(|table| table.abort(id, by))
     }
 
     /// Pins an object for a process and answers where it lies, until [`NodeStore::release`].
@@ -236,7 +236,7 @@ impl NodeStore {
 
     /// Takes one pin of a process back. Answers whether it had one.
     pub fn release(&self, id: ObjectId, by: ProcessId) -> bool {
-        self.lock().unpin(id, by)
+        self.change(|table| table.unpin(id, by))
     }
 
     /// Whether the object is complete here, in memory or on disk.
@@ -257,7 +257,7 @@ impl NodeStore {
     /// Deletes an object: nobody can get it any more, and its memory is free at the last release.
     /// Deleting what is not here is fine. What it has on disk stays there until [`NodeStore::remove_unneeded_files`].
     pub fn delete(&self, id: ObjectId) {
-        self.lock().delete(id);
+        self.change(|table| table.delete(id));
     }
 
     /// The objects that a process owns, complete or not.
@@ -345,6 +345,13 @@ impl NodeStore {
         let mut table = self.table.lock();
         table.at(self.started.elapsed());
         table
+    }
+
+    /// Something that may make room: whoever waits for that looks again, and not only when a slow disk is done.
+    fn change<R>(&self, change: impl FnOnce(&mut ObjectTable) -> R) -> R {
+        let changed = change(&mut self.lock());
+        self.done.notify_all();
+        changed
     }
 
     /// Does something slow without the lock.

@@ -756,10 +756,18 @@ impl Dispatch {
             self.bury(id, None, now_ms, out);
         }
         for id in idle {
+            let shape = self.leases.get(id).map(|lease| lease.grant.shape.clone());
+            if shape.is_some_and(|shape| self.keeps_leases_of(&shape)) {
+                if let Some(lease) = self.leases.change(id) {
+                    lease.idle_since_ms = now_ms;
+                }
+                continue;
+            }
             if self.give_up(id).is_some() {
                 out.push(Action::Return { lease: id });
             }
         }
+        self.renew_leases(now_ms);
         let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
         if let Some(at) = self.leases.next_due() {
             sooner(at.saturating_sub(now_ms));

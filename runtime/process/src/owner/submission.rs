@@ -474,7 +474,7 @@ impl Owner {
                 self.submission.nodes.store(count, Ordering::Relaxed);
                 core.dispatch.nodes_are(count);
             }
-            HeadEvent::Starting { shape, wanted, leases } => core.dispatch.starting(&shape, wanted, leases, now),
+            HeadEvent::Starting { shape, wanted, leases } => core.dispatch.starting(&shape, wanted, leases),
             HeadEvent::NodeDied { .. }
             | HeadEvent::Deadlock { .. }
             | HeadEvent::PlacementGroup { .. }

@@ -61,6 +61,10 @@ impl Shared {
             Error::ActorDied { actor, cause, .. } if matches!(**cause, Error::NodeDied { .. }) => {
                 self.explains(cause) || report.deaths > 0 && self.yielding.borrow().contains(actor)
             }
+            // A drained node does not wait for this one, nor for calls that it runs.
+            Error::ActorUnavailable { actor, cause, .. } if matches!(&**cause, Error::NodeDied { .. }) => {
+                self.explains(cause) || self.yielding.borrow().contains(actor)
+            }
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
             // A quota that was too low for it, or a node that is not there.
             Error::Infeasible { .. } => broke || self.was_limited.get() || report.restarts > 0,

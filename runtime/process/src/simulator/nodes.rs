@@ -392,7 +392,10 @@ impl World {
     fn note_what_outlives(&self, process: &Process) {
         let steward = process.side.steward().filter(|_| self.nodes.contains_key(&process.node.get()));
         if let Some(steward) = steward.and_then(|steward| self.processes.get(&steward)) {
-            self.shared.outlives.borrow_mut().extend(steward.owner.values_shadowed_of(process.id));
+            // What it has freed is not said yet, perhaps.
+            let is_there = |id: &ObjectId| process.owner.objects.get(*id).is_some();
+            let shadowed = steward.owner.values_shadowed_of(process.id).into_iter().filter(is_there);
+            self.shared.outlives.borrow_mut().extend(shadowed);
         }
     }
 

@@ -124,11 +124,12 @@ impl BlockFile {
     fn or_through_the_cache(&self, mut io: impl FnMut(&File) -> io::Result<()>) -> io::Result<()> {
         match io(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                // Another thread may have found this out at the same time.
                 let flags = fcntl_getfl(&self.0)?;
-                if !flags.contains(OFlags::DIRECT) {
-                    return Err(error);
+                if flags.contains(OFlags::DIRECT) {
+                    tracing::debug!(%error, "spilling goes through the page cache from now on");
+                    fcntl_setfl(&self.0, flags - OFlags::DIRECT)?;
                 }
-                fcntl_setfl(&self.0, flags - OFlags::DIRECT)?;
                 io(&self.0)
             }
             done => done,

@@ -140,8 +140,13 @@ impl ObjectTable {
             unsealed: self.tally.unsealed,
             spill_room,
         };
-        if self.spill_capacity == 0 || spill_room == 0 {
+        // What is being written can be given up when it is.
+        let if_written = || if self.tally.writing > 0 { Ok(Err(Room::Wait)) } else { Err(full) };
+        if self.spill_capacity == 0 {
             return Err(full);
+        }
+        if spill_room == 0 {
+            return if_written();
         }
         let leaving = self.candidates.that_make_room_in_the_end(size, &self.objects).ok_or(full)?;
         let has_copy = |id: &&ObjectId| self.objects.get(id).is_some_and(|object| object.file().is_some());
@@ -153,7 +158,7 @@ impl ObjectTable {
             ids.iter().filter_map(|id| self.objects.get(id)).map(|object| object.size).sum()
         };
         if bytes(&clean) + bytes(&dirty) > spill_room {
-            return Err(full);
+            return if_written();
         }
         let dirty: Vec<ObjectId> = dirty.into_iter().copied().collect();
         self.give_up_for(&dirty, spill_capacity, &leaving);

@@ -105,7 +105,9 @@ impl Dispatch {
         let mut depth = queue.depth();
         let mut available = queue.ready.len();
         if let Some(spreading) = &queue.spreading {
-            available = available.saturating_sub(spreading.kept(now_ms));
+            // One that has had nothing yet is one of those for which some are kept.
+            let at_least = usize::from(matches!(queue.standings.open_after(None), Some((0, 0, _)))).min(available);
+            available = available.saturating_sub(spreading.kept(now_ms)).max(at_least);
             if spreading.is_unanswered(queue.announced, &queue.standings, now_ms) {
                 depth = 1;
             }
@@ -185,12 +187,14 @@ impl Dispatch {
             // However short they are, each node is to have some.
             let all = queue.ready.len() - left_to_home + standings.tasks();
             wanted = wanted.max(all.min(self.nodes as usize));
-            coming = spreading.starting;
+            coming = spreading.coming(now_ms);
         }
         // In steps, so that the head hears of real changes only: none, what is held, or the next power of two.
         let wanted = match wanted.min(WANTED_LIMIT) + waiting {
             wanted if wanted <= held + coming => (held + coming) as u32,
-            wanted if queue.spreading.is_some() => Spreading::rounded(wanted, self.nodes as usize) as u32,
+            wanted if queue.spreading.is_some() => {
+                Spreading::rounded(wanted, self.nodes as usize, queue.announced) as u32
+            }
             wanted => wanted.next_power_of_two() as u32,
         };
         if wanted != queue.announced {

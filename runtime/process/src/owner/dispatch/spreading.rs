@@ -12,7 +12,7 @@ use wingbeat_core::spec::{Shape, Strategy};
 use super::leases::Standings;
 use super::{Dispatch, Queue};
 
-/// Nothing is kept for others, and the head's answer is not waited for, when neither a lease nor an answer has come for so long:
+/// Nothing is kept for others, and the head's answer is not waited for, when no lease has come for so long since leases were asked for:
 /// a few times what a worker process needs to start on a busy machine.
 const KEEP_MS: u64 = 5_000;
 
@@ -25,8 +25,10 @@ pub(super) struct Spreading {
     pub share: usize,
     /// The number of leases that the head has answered to.
     answered: u32,
-    /// When it did, or a lease came.
+    /// When tasks began to wait, or the last lease came.
     since_ms: u64,
+    /// Whether tasks wait since then.
+    is_waiting: bool,
     /// How many pushes there were.
     pub pushes: u64,
 }
@@ -37,8 +39,16 @@ impl Spreading {
         (shape.strategy == Strategy::Spread).then(Box::default)
     }
 
+    /// Leases are asked for, since tasks wait. What is asked for afterwards gives nobody more time.
     pub(super) fn is_asked(&mut self, now_ms: u64) {
-        self.since_ms = now_ms;
+        if !std::mem::replace(&mut self.is_waiting, true) {
+            self.since_ms = now_ms;
+        }
+    }
+
+    /// Leases that will come: none any more where they were waited for too long.
+    pub(super) fn coming(&self, now_ms: u64) -> usize {
+        if now_ms < self.keeps_until() { self.starting } else { 0 }
     }
 
     /// A lease has come.
@@ -59,12 +69,17 @@ impl Spreading {
 
     /// How many tasks are kept for leases that are to come.
     pub(super) fn kept(&self, now_ms: u64) -> usize {
-        if now_ms < self.keeps_until() { self.starting * self.share } else { 0 }
+        self.coming(now_ms) * self.share
     }
 
-    /// As few leases as are needed, or one for each node: with more than that, the first to come may be on the same nodes.
-    pub(super) fn rounded(wanted: usize, nodes: usize) -> usize {
-        wanted.next_power_of_two().min(wanted.max(nodes))
+    /// As few leases as are needed, or one for each node: with more than that, the first to come may be on the same nodes. What was asked
+    /// for stays while that is less than twice as much, since the head answers each time.
+    pub(super) fn rounded(wanted: usize, nodes: usize, announced: u32) -> usize {
+        let announced = announced as usize;
+        match wanted <= announced && announced < 2 * wanted && wanted > nodes {
+            true => announced,
+            false => wanted.next_power_of_two().min(wanted.max(nodes)),
+        }
     }
 }
 
@@ -78,15 +93,21 @@ impl Dispatch {
     }
 
     /// The head has answered to a demand for leases that are to be spread, or that has changed: so many are being started.
-    pub(crate) fn starting(&mut self, shape: &Arc<Shape>, wanted: u32, leases: u32, now_ms: u64) {
+    pub(crate) fn starting(&mut self, shape: &Arc<Shape>, wanted: u32, leases: u32) {
         let Some(queue) = self.queues.get_mut(shape) else { return };
         self.touched.add(shape, queue);
         let tasks = queue.ready.len() + queue.standings.tasks();
         let Some(spreading) = &mut queue.spreading else { return };
+        // What has run meanwhile was the share of others: that of those to come does not shrink.
+        let at_least = if spreading.starting > 0 { spreading.share } else { 1 };
         spreading.starting = leases as usize;
-        spreading.share = tasks.div_ceil((queue.standings.held + spreading.starting).max(1));
+        spreading.share = (tasks / (queue.standings.held + spreading.starting).max(1)).max(at_least);
         spreading.answered = wanted;
-        spreading.since_ms = now_ms;
+    }
+
+    /// Whether leases of this shape are kept, though nothing runs under them: tasks wait, which may be for these.
+    pub(super) fn keeps_leases_of(&self, shape: &Arc<Shape>) -> bool {
+        self.keeping.contains(shape)
     }
 
     /// Notes whether time alone may have tasks of this queue pushed.
@@ -96,6 +117,12 @@ impl Dispatch {
             let is_unanswered = spreading.is_unanswered(queue.announced, &queue.standings, now_ms);
             !queue.ready.is_empty() && (is_unanswered || spreading.kept(now_ms) > 0)
         };
+        if let Some(queue) = self.queues.get_mut(shape)
+            && queue.ready.is_empty()
+            && let Some(spreading) = &mut queue.spreading
+        {
+            spreading.is_waiting = false;
+        }
         match self.queues.get(shape) {
             Some(queue) if keeps(queue) => drop(self.keeping.insert(shape.clone())),
             _ => drop(self.keeping.remove(shape)),
