@@ -18,11 +18,13 @@ use parking_lot::Mutex;
 
 /// Messages that are further apart are not waited for awake: one wake-up more or less does not matter to them.
 const LONG: Duration = Duration::from_millis(1);
-/// It is looked no shorter than this, where messages come that quickly.
-const SHORT: Duration = Duration::from_micros(20);
+/// It is looked no shorter than this: many messages come sooner, and now and then one needs a little longer.
+const SHORT: Duration = Duration::from_micros(100);
 /// So many messages come in quick succession where one side waits for the other, and seldom by chance: among tasks of mixed
 /// lengths, a thread that looks is in the way of one that works.
 const STREAK: u32 = 16;
+/// So many after a miss among many that came.
+const SHORT_STREAK: u32 = 4;
 /// As many after trials that were in vain.
 const LONGEST_STREAK: u32 = 4_096;
 /// So many messages are waited for awake before it is compared.
@@ -166,7 +168,9 @@ impl Habit {
     }
 
     fn missed(&mut self) {
-        self.sleeps_for(2 * self.needed);
+        // Where it has been worth it, one miss says little: another program had the core for a moment.
+        let needed = if self.count >= TRIAL { SHORT_STREAK } else { 2 * self.needed };
+        self.sleeps_for(needed);
     }
 
     fn sleeps_for(&mut self, messages: u32) {

@@ -35,7 +35,7 @@ const LOOKS: u32 = 8;
 /// Who comes back too late each time asks again only after so many waits.
 const MOST_SKIPPED: u32 = 256;
 /// Every so often the IO thread goes on at once, with what has come for others.
-const CATCHES_UP: u32 = 64;
+const CATCHES_UP: u32 = 1_024;
 /// At the end: connections that still have something to write get a moment, and no more.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// At the end: how long a thread that does the IO may take to let go. It is told, and does no work of users then.
