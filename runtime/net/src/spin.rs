@@ -155,7 +155,7 @@ impl Habit {
     fn found(&mut self, time: Duration) {
         self.awake = mean(self.awake, time, self.count.min(TRIAL - 1));
         self.count += 1;
-        if self.count % TRIAL != 0 {
+        if !self.count.is_multiple_of(TRIAL) {
             return;
         }
         if self.awake > WORTH * self.asleep {

@@ -339,7 +339,7 @@ impl Drop for Left<'_> {
         // The IO thread may let go in this moment.
         while !shared.turns(turn::ASKED, turn::OWN) {
             if shared.turns(turn::DRIVEN, turn::FREE) {
-                if shared.is_crowded.swap(false, Ordering::SeqCst) || left % CATCHES_UP == 0 {
+                if shared.is_crowded.swap(false, Ordering::SeqCst) || left.is_multiple_of(CATCHES_UP) {
                     shared.is_needed.store(true, Ordering::SeqCst);
                     shared.wake_own();
                 } else if shared.is_asleep.load(Ordering::SeqCst) {
