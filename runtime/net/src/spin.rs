@@ -1,7 +1,7 @@
 //! Waiting awake for a moment, where that is quicker than to sleep.
 //!
 //! To wake an idle core costs 25 to 60 µs, which is more than everything else that happens to a small task; but on a busy machine, who waits
-//! awake is in the way of whoever makes what it waits for. So each connection finds out which is quicker on it ([`Habit`]): whoever
+//! awake is in the way of whoever makes what it waits for. So each connection finds out which is quicker on it (`Habit`): whoever
 //! reads from it looks for the next message before it sleeps, but only
 //! - on connections that carry tasks and calls,
 //! - after messages in quick succession,

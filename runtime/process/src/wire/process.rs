@@ -376,7 +376,7 @@ impl Process {
         self.wire.io.rests()
     }
 
-    /// Waits on this thread, which does the IO meanwhile, until `poll` is ready. None if that cannot be. See [`Io::drive`] for what
+    /// Waits on this thread, which does the IO meanwhile, until `poll` is ready. None if that cannot be. See `Io::drive` for what
     /// is not to be done in `poll`.
     pub fn drive<T>(&self, poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
         self.wire.io.drive(std::pin::pin!(std::future::poll_fn(poll)))

@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_secs(10);
 
 impl ObjectTable {
     /// The least recently used objects without a copy, as many as are to be written now so that whoever needs room later
-    /// does not wait for the disk: about [`BATCH`] bytes. None while there is room, or no disk to write to.
+    /// does not wait for the disk: about `BATCH` bytes. None while there is room, or no disk to write to.
     pub fn ahead_of_need(&self) -> Vec<ObjectId> {
         let mut room = self.spill_capacity.saturating_sub(self.tally.files());
         let mut bytes = 0;
