@@ -147,8 +147,7 @@ fn small_objects_are_written_ahead_together() {
     (0..100).for_each(|seq| store.assert_intact(seq, size(seq)));
 }
 
-#[test]
-fn a_disk_that_refuses_what_is_written_ahead_is_nobodys_error() {
+fn on_a_disk_that_refuses() -> NodeStore {
     let store = NodeStore::new(StoreConfig {
         capacity: 2 * MIB,
         spill_dir: Some("/proc/wingbeat-cannot-be-made".into()),
@@ -157,6 +156,12 @@ fn a_disk_that_refuses_what_is_written_ahead_is_nobodys_error() {
     })
     .unwrap();
     store.attach(DAEMON);
+    store
+}
+
+#[test]
+fn a_disk_that_refuses_what_is_written_ahead_is_nobodys_error() {
+    let store = on_a_disk_that_refuses();
     store.put(1, MIB).unwrap();
     store.put(2, MIB).unwrap();
     assert!(store.is_behind());
@@ -244,14 +249,7 @@ fn a_copy_on_disk_that_has_changed_there_is_an_error_and_the_others_are_fine() {
 
 #[test]
 fn a_disk_that_refuses_loses_no_object() {
-    let store = NodeStore::new(StoreConfig {
-        capacity: 2 * MIB,
-        spill_dir: Some("/proc/wingbeat-cannot-be-made".into()),
-        spill_capacity: 1 << 30,
-        write_ahead_above: MIB,
-    })
-    .unwrap();
-    store.attach(DAEMON);
+    let store = on_a_disk_that_refuses();
     store.put(1, 2 * MIB).unwrap();
     let error = store.put(2, MIB).unwrap_err();
     assert!(matches!(error, CreateError::Spill(_)), "{error}");
