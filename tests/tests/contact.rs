@@ -374,12 +374,12 @@ fn a_call_of_an_actor_that_falls_silent_fails_by_name_and_later_calls_reach_it()
     });
 }
 
-/// Has the cluster do something before it holds, and after.
+/// Has the cluster do something before it holds, and after: in processes of their own, which only the head can give.
 #[wingbeat::remote(max_retries = 1)]
 fn ask_twice(dir: PathBuf) -> u64 {
-    let first = double::remote(1).get_blocking().unwrap();
+    let first = double::options().isolated(true).remote(1).get_blocking().unwrap();
     hold_here(&dir);
-    first + double::remote(2).get_blocking().unwrap()
+    first + double::options().isolated(true).remote(2).get_blocking().unwrap()
 }
 
 #[test]
