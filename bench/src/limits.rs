@@ -1,17 +1,20 @@
 //! What the machine itself can do, measured in the same run: nothing of Wingbeat is on the way.
 
 use std::hint::black_box;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::process::{Child, Command};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
+use wingbeat_tests::hosts::Hosts;
 
 use crate::measure::{REPEAT, repeated, repeated_blocking};
 use crate::report::{Figure, Must};
+use crate::rows::args::SIZES;
 
 /// Names what this program is to be instead of the bench: the other process of a limit.
 pub(crate) const OTHER: &str = "WINGBEAT_BENCH_OTHER";
@@ -25,7 +28,9 @@ pub(crate) fn be_other() -> Option<Result<()>> {
     Some(match kind {
         "echo" => runtime().and_then(|runtime| runtime.block_on(echo(at))),
         "echo_hops" => runtime().and_then(|runtime| runtime.block_on(echo_with_hop(at))),
+        "stream" => read_stream(at),
         "tcp" => send_tcp(at),
+        "tcp_reader" => read_tcp(at),
         other => Err(anyhow::anyhow!("{OTHER}={other}")),
     })
 }
@@ -134,6 +139,65 @@ pub(crate) fn limit_echo_hops() -> Result<Vec<Figure>> {
     Ok(vec![Figure::rate("limit_echo_hops", ROUNDS, &seconds, Must::Nothing)])
 }
 
+/// Bytes that are sent, or read, at once.
+const STREAM_BATCH: usize = 256 << 10;
+
+/// Reads messages of the length that each begins with, every one into memory of its own, and answers each with its length.
+fn read_stream(at: &str) -> Result<()> {
+    let stream = std::os::unix::net::UnixStream::connect(at)?;
+    let mut messages = BufReader::with_capacity(STREAM_BATCH, stream.try_clone()?);
+    let mut answers = BufWriter::new(stream);
+    let mut length = [0; 8];
+    loop {
+        // What was asked for is answered before this waits.
+        if messages.buffer().is_empty() {
+            answers.flush()?;
+        }
+        if messages.read_exact(&mut length).is_err() {
+            return Ok(());
+        }
+        let mut bytes = vec![0; u64::from_le_bytes(length) as usize];
+        messages.read_exact(&mut bytes)?;
+        answers.write_all(&(black_box(&bytes).len() as u64).to_le_bytes())?;
+    }
+}
+
+/// The bytes of the `args_*` rows in batches over a unix socket between two processes, copied once at each end: messages a second.
+pub(crate) fn limit_stream() -> Result<Vec<Figure>> {
+    let dir = tempfile::tempdir()?;
+    let at = dir.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&at)?;
+    let _other = Other::start("stream", &at.display().to_string())?;
+    let (stream, _) = listener.accept()?;
+    let mut figures = Vec::new();
+    for size in &SIZES {
+        let seconds = repeated_blocking(|| {
+            let mut answers = BufReader::new(stream.try_clone()?);
+            let mut messages = BufWriter::with_capacity(STREAM_BATCH, &stream);
+            std::thread::scope(|threads| {
+                let answered = threads.spawn(move || -> Result<bool> {
+                    let mut length = [0; 8];
+                    for _ in 0..size.count {
+                        answers.read_exact(&mut length)?;
+                        ensure!(u64::from_le_bytes(length) == size.bytes as u64);
+                    }
+                    Ok(answers.buffer().is_empty())
+                });
+                for _ in 0..size.count {
+                    let bytes = vec![1u8; size.bytes];
+                    messages.write_all(&(bytes.len() as u64).to_le_bytes())?;
+                    messages.write_all(black_box(&bytes))?;
+                }
+                messages.flush()?;
+                ensure!(answered.join().is_ok_and(|ended| ended.is_ok_and(|all| all)), "the answers were wrong");
+                Ok(())
+            })
+        })?;
+        figures.push(Figure::rate(size.limit, size.count, &seconds, Must::Nothing));
+    }
+    Ok(figures)
+}
+
 /// Copying into shared memory whose pages are there.
 pub(crate) fn limit_memcpy() -> Result<Vec<Figure>> {
     const SIZE: usize = 256 << 20;
@@ -170,21 +234,49 @@ fn send_tcp(at: &str) -> Result<()> {
     Ok(())
 }
 
-/// One loopback connection between two processes, into one buffer.
-pub(crate) fn limit_tcp() -> Result<Vec<Figure>> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let _other = Other::start("tcp", &listener.local_addr()?.to_string())?;
+/// Seconds of each time that everything has come from whoever connects, into one buffer.
+fn received(listener: &TcpListener) -> Result<Vec<f64>> {
     let (mut stream, _) = listener.accept().context("nobody connected")?;
     let mut buffer = vec![0; TCP_PIECE];
-    let seconds = repeated_blocking(|| {
+    repeated_blocking(|| {
         stream.write_all(&[1])?;
         for _ in 0..TCP_BYTES / TCP_PIECE {
             stream.read_exact(&mut buffer)?;
         }
         ensure!(buffer[TCP_PIECE - 1] == 7);
         Ok(())
-    })?;
-    Ok(vec![Figure::bandwidth("limit_tcp", TCP_BYTES as u64, &seconds, Must::Nothing)])
+    })
+}
+
+fn read_tcp(at: &str) -> Result<()> {
+    let listener = TcpListener::bind(at)?;
+    println!("ready");
+    println!("{}", serde_json::to_string(&received(&listener)?)?);
+    Ok(())
+}
+
+/// One loopback connection between two processes.
+pub(crate) fn limit_tcp() -> Result<Vec<Figure>> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let _other = Other::start("tcp", &listener.local_addr()?.to_string())?;
+    Ok(vec![Figure::bandwidth("limit_tcp", TCP_BYTES as u64, &received(&listener)?, Must::Nothing)])
+}
+
+/// One connection between two of these hosts.
+pub(crate) fn limit_tcp_hosts(hosts: &Hosts, [from, to]: [usize; 2]) -> Result<Figure> {
+    let at = format!("{}:7000", hosts.address(to));
+    let this = std::env::current_exe()?;
+    let other = |host: usize, kind: &str| {
+        let mut command = hosts.on(host, &this);
+        command.env(OTHER, format!("{kind} {at}")).stdout(Stdio::piped());
+        command
+    };
+    let mut reader = Other(other(to, "tcp_reader").spawn()?);
+    let mut lines = BufReader::new(reader.0.stdout.take().context("no stdout")?).lines();
+    ensure!(lines.next().context("the reader has ended")?? == "ready");
+    let _sender = Other(other(from, "tcp").spawn()?);
+    let seconds: Vec<f64> = serde_json::from_str(&lines.next().context("the reader has ended")??)?;
+    Ok(Figure::bandwidth("limit_tcp_hosts", TCP_BYTES as u64, &seconds, Must::Nothing))
 }
 
 const DISK_BYTES: u64 = 1 << 30;

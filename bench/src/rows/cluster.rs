@@ -10,7 +10,7 @@ use crate::measure::times;
 use crate::report::{Figure, Must};
 
 #[wingbeat::remote]
-fn made(bytes: u64, byte: u8) -> Vec<u8> {
+pub(super) fn made(bytes: u64, byte: u8) -> Vec<u8> {
     vec![byte; bytes as usize]
 }
 
@@ -41,7 +41,7 @@ fn in_cluster(cluster: &TestCluster, row: impl AsyncFnOnce() -> Figures) -> Figu
     })
 }
 
-async fn is_read_on(node: usize, object: &ObjectRef<Vec<u8>>) -> (ObjectRef<u64>, ObjectRef<u8>) {
+pub(super) async fn is_read_on(node: usize, object: &ObjectRef<Vec<u8>>) -> (ObjectRef<u64>, ObjectRef<u8>) {
     end_of::options().num_cpus(1.0).resource(&format!("node-{node}"), 1.0).remote(vec![object.clone()])
 }
 

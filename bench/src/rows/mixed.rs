@@ -12,7 +12,7 @@ use crate::report::{Figure, Must};
 /// Works for so many microseconds of CPU time. Answers where, and from when to when by the machine's clock, in
 /// nanoseconds, and how much CPU time it took.
 #[wingbeat::remote]
-fn work(micros: u64) -> Vec<u64> {
+pub(super) fn work(micros: u64) -> Vec<u64> {
     let clock = |id| {
         let time = rustix::time::clock_gettime(id);
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -1,10 +1,15 @@
 //! The rows, in the order in which they run.
 
 mod actors;
+pub(crate) mod args;
 mod cluster;
 mod collective;
+mod computing;
 mod contention;
+mod exchange;
+mod hosts;
 mod launch;
+mod many_actors;
 mod mixed;
 mod nested;
 mod objects;
@@ -15,6 +20,7 @@ mod scale;
 pub(crate) mod scheduler;
 mod spilling;
 mod start;
+mod tail;
 mod tasks;
 mod values;
 
@@ -58,12 +64,14 @@ macro_rules! rows {
 rows! {
     alone limit_echo = limits::limit_echo;
     alone limit_echo_hops = limits::limit_echo_hops;
+    alone limit_stream = limits::limit_stream;
     alone limit_memcpy = limits::limit_memcpy;
     alone limit_tcp = limits::limit_tcp;
     alone limit_disk = limits::limit_disk;
     alone startup_to_first_task = start::startup_to_first_task;
     alone idle_rss = start::idle_rss;
     cluster tasks_sync = tasks::tasks_sync, limit_echo;
+    cluster tasks_sync_p99 = tail::tasks_sync_p99;
     cluster tasks_async = tasks::tasks_async;
     cluster task_chain_100 = tasks::task_chain_100;
     cluster tasks_multi_client_async = tasks::tasks_multi_client_async, tasks_async;
@@ -73,6 +81,7 @@ rows! {
     cluster actor_async = actors::actor_async;
     cluster actor_n_n_async = actors::actor_n_n_async, actor_async;
     cluster actor_create_to_first_reply = actors::actor_create_to_first_reply;
+    alone actors_1000 = many_actors::actors_1000;
     cluster put_small = objects::put_small;
     cluster get_small = objects::get_small;
     cluster put_bandwidth = objects::put_bandwidth, limit_memcpy;
@@ -88,13 +97,18 @@ rows! {
     cluster get_object_with_10k_refs = objects::get_object_with_10k_refs;
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
+    cluster cpu = computing::cpu;
     cluster nested_fib18 = nested::nested_fib18;
     cluster nested_sync_fib14 = nested::nested_sync_fib14;
     cluster queue_1m = tasks::queue_1m;
+    cluster args = args::args, limit_stream;
+    cluster map_1000x1MiB = exchange::map_1000x1mib, limit_memcpy;
+    cluster shuffle_64x64 = exchange::shuffle_64x64, limit_memcpy;
     cluster tasks_1k_of_50kb = payloads::tasks_1k_of_50kb;
     cluster tasks_100k_of_1kb = payloads::tasks_100k_of_1kb;
     alone driver_beside_half_open = contention::driver_beside_half_open;
     alone gang_beside_streams = contention::gang_beside_streams;
+    alone short_beside_busy = tail::short_beside_busy;
     alone equal_jobs = contention::equal_jobs;
     alone new_shape_among_1k = contention::new_shape_among_1k;
     alone placement_group_create_remove = scheduler::placement_group_create_remove;
@@ -105,6 +119,8 @@ rows! {
     alone status_10000 = scale::status_10000;
     alone nodes_300 = scale::nodes_300;
     alone node_to_node = cluster::node_to_node, limit_tcp;
+    alone node_to_node_tcp = hosts::node_to_node_tcp;
+    alone broadcast_8 = hosts::broadcast_8;
     alone broadcast_4 = cluster::broadcast_4, limit_tcp;
     alone spill = spilling::spill, limit_disk;
     alone limit_gloo = collective::limit_gloo;

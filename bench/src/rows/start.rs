@@ -24,6 +24,8 @@ pub(crate) fn be_other() -> Option<Result<()>> {
         "start" => start(),
         "idle" => idle(),
         "one_by_one" => super::one_by_one::one_by_one(),
+        "between_hosts" => super::hosts::between_hosts(),
+        "to_eight_hosts" => super::hosts::to_eight_hosts(),
         other => Err(anyhow::anyhow!("{OTHER}={other}")),
     })
 }
