@@ -11,7 +11,8 @@ use crate::stage::{Assignment, Effect, Event, Stage};
 pub(crate) struct Worker {
     pub job: JobId,
     pub gpus: Vec<u32>,
-    /// Changed by [`Workers::apply`] alone, which keeps the indices right.
+    /// In [`Workers`], changed by [`Workers::apply`] alone, which keeps the indices right. One that was taken out gets another by
+    /// [`Worker::parted`] and [`Worker::with`], and is entered anew.
     stage: Stage,
     /// 0 until the guard has started it.
     pub pid: u32,

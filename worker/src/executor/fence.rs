@@ -15,8 +15,8 @@ use super::queue::Queue;
 /// The head is asked so many times within the limit of silence.
 const QUESTIONS: u32 = 4;
 
-/// Starts no task or call while the daemon is silent for longer than the head waits for it, and ends the process if the head
-/// has given the node up. Whatever runs goes on until then.
+/// Starts no task or call while the daemon has been silent for longer than [`Limits::silence`](wingbeat_net::limits::Limits::silence), and
+/// ends the process if the head has given the node up. Whatever runs goes on until then.
 pub(super) async fn keep(queue: Arc<Queue>, connection: Connection, node: NodeId) {
     let mut silence = connection.silence();
     while silence.wait_for(|silent| *silent).await.is_ok() {

@@ -50,16 +50,17 @@ pub enum HeadMessage {
     /// The owner has lost contact with the worker process of a lease, which may still run tasks of it. So nobody else can use
     /// that process: the head ends it.
     AbandonLease(LeaseId),
-    /// The worker process of this lease (none for a driver) waits, and gives its CPUs back meanwhile.
+    /// An execution waits for others, so that a circle among them is found. Said again when it waits for something else, too.
     Waiting {
-        /// The lease under which it runs.
+        /// The lease whose CPUs are free from now on. None where they are not, since the process runs something else, and where that is
+        /// known already.
         lease: Option<LeaseId>,
         /// What it waits for.
         wait: Wait,
     },
-    /// It goes on.
+    /// It goes on, and uses the CPUs of its lease again.
     Resumed {
-        /// The lease under which it runs.
+        /// The lease under which it runs. None for what a process has submitted itself.
         lease: Option<LeaseId>,
         /// The execution.
         task: TaskId,
@@ -75,8 +76,8 @@ pub enum HeadMessage {
         /// Whether it may be restarted within its budget.
         may_restart: bool,
     },
-    /// Nobody holds a handle any more and all calls are done (`unheld`), or the user asked for an orderly
-    /// end: the actor finishes what it was sent and ends.
+    /// Nobody holds a handle any more, or the user asked for an orderly end and this process's calls are done: the actor
+    /// finishes what it was sent and ends.
     TerminateActor {
         /// Which.
         actor: ActorId,
@@ -104,7 +105,8 @@ pub enum HeadMessage {
     LeaseEnded(LeaseId),
     /// From a node: these devices cannot be given on, and what holds each, in words. The latest word counts.
     DevicesHeld(Vec<(u32, String)>),
-    /// From a node: a worker process ended unasked. Comes before the `LeaseEnded` of its lease.
+    /// From a node: a worker process that had reported has ended, whoever wanted that, and also one without a lease. Comes before the
+    /// `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),
     /// From a node: in its store are objects of these processes, made for these jobs. It asks who of them is gone.
     Owners(BTreeMap<JobId, BTreeSet<ProcessId>>),

@@ -1,6 +1,7 @@
 //! What the parties say to each other.
 //!
-//! One-way messages travel in batches, in order, through each service's `deliver`: what queued while
+//! One-way messages travel in batches, in order: through each service's `deliver`, and what the head says through `orders` (to a
+//! node) and `head_events`, what a node says to its worker processes through `commands`. What queued while
 //! the last batch was being sent goes out as the next. The acknowledgement of a batch says that its
 //! messages were taken in, in order; it never waits for user code.
 //!

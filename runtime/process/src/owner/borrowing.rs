@@ -10,9 +10,9 @@
 //!     release ───── Release(id, n) ──────────▶ forgets the borrower, if n is still its latest
 //! ```
 //!
-//! Whoever sends a ref holds it until the receiver *confirms*. Three messages confirm: a task's result (its arguments),
-//! `Received` (the refs in a result) and the release of an object (the refs in its value). A confirmation leaves
-//! when, for each of the refs that it concerns and that this process still holds, the registration was acknowledged or the
+//! Whoever sends a ref holds it until the receiver *confirms*. Four messages confirm: a task's result (its arguments),
+//! `Received` (the refs in a result), `ItemReceived` (those in an item of a stream) and the release of an object (the refs in its
+//! value). A confirmation leaves when, for each of the refs that it concerns and that this process still holds, the registration was acknowledged or the
 //! owner is gone. It waits for nothing else: one owner that stands still delays only messages about its own objects.
 //! Where the owner is also the receiver, order on the link does the same without waiting.
 

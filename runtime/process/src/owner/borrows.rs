@@ -183,7 +183,7 @@ impl Owner {
         handles
     }
 
-    /// As [`Process::borrow`], but the registration is not sent yet.
+    /// As [`Owner::borrow`], but the registration is not sent yet.
     fn hold(self: &Arc<Self>, id: ObjectId) -> (Handle, bool) {
         let owner = id.owner();
         if owner != self.id {

@@ -5,7 +5,8 @@
 //! a process does that over connections, and a test or a simulation writes it down.
 //!
 //! Many threads use one owner at once: users' threads submit and drop handles, and the IO thread takes in what others say. So
-//! it has no single entrance, but small locks of its own, none of which is held while somebody else's code runs.
+//! it has no single entrance, but small locks of its own, none of which is held while user code runs. What is said to an [`Outside`] is
+//! said after them, but for registrations (`borrows`), which leave in the order of their numbers.
 //!
 //! - Objects: [`object`], [`table`], `waiters`, `worklist` (freeing what is nested deeply); `objects` and `borrows` (what becomes of
 //!   them), `borrowing` (the protocol that counts refs across processes), `leftovers`.

@@ -3,7 +3,7 @@
 //! Two processes that talk to each other have a *contact*. What one says to the other goes over one link, which is carried by
 //! one connection at a time: who has something to say dials, and either side may use what the other has dialled. A
 //! connection that ends is no loss. Both sides look for each other, and what was not answered is sent again over the next one
-//! ([`Link::carry`]); the receiver passes over what it has taken in (`Contact::heard`).
+//! ([`Link::carry`]); the receiver passes over what it has taken in (`Numbers::heard`).
 //!
 //! A contact is lost when the other process is certainly gone (nobody listens where it did, or the head says so), when it could
 //! not be found for as long as [`wingbeat_net::limits::Limits::contact`], or when the other side has lost it. Then whatever
