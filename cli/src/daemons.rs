@@ -67,6 +67,7 @@ pub(crate) struct HeadArgs {
 }
 
 /// Start a node: this machine's CPUs, GPUs and memory join the cluster.
+// A field for each option.
 #[derive(Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct WorkerArgs {

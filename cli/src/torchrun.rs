@@ -25,6 +25,7 @@ use crate::train::{End, run};
 ///
 ///     wingbeat torchrun --nproc-per-node 2 train.py --epochs 3
 ///     wingbeat torchrun --nnodes 2 --nproc-per-node gpu --address 10.0.0.1:6420 -m package.train
+// A field for each option, of which torchrun has as many.
 #[derive(Args)]
 #[command(verbatim_doc_comment, infer_long_args = true)]
 pub(crate) struct TorchrunArgs {

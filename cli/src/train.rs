@@ -31,6 +31,7 @@ fn stopped_by(signal: Option<i32>) -> u8 {
 /// the command.
 ///
 ///     wingbeat train --workers 2 train.py -- --epochs 3
+// A field for each option.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct TrainArgs {

@@ -38,7 +38,7 @@ pub const ADDRESS_VARIABLE: &str = "WINGBEAT_ADDRESS";
 /// Where a token was given, for messages.
 const TOKEN_OPTION: &str = "init().token(..)";
 
-/// How a driver joins.
+/// How a driver joins. A field for each option.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
     /// The head, as `host:port` or a list of such; else `WINGBEAT_ADDRESS`; else a private cluster is started.

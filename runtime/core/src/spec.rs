@@ -307,7 +307,8 @@ pub struct ScopedName {
     pub name: String,
 }
 
-/// An actor as it is asked for.
+/// An actor as it is asked for. Its many fields are all that a head or a node needs to start it, also one that has never heard of its
+/// creator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ActorSpec {
     /// Its id, chosen by the creator.

@@ -15,7 +15,7 @@ use wingbeat_core::limits::set_to;
 
 use crate::patience::Patience;
 
-/// The limits of this process.
+/// The limits of this process. A field for each; all follow from [`Patience`] and the environment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// A TCP connection on which nothing was heard for so long is dead, and who was behind it suspect: [`Patience::suspect_after`], 5 s,

@@ -40,7 +40,7 @@ struct Follower {
     has_all: bool,
 }
 
-/// The side of the head.
+/// The side of the head. Its many fields are one state: whether the head leads, and what it acknowledges, follows from most of them.
 pub(crate) struct Leading {
     epoch: Epoch,
     /// Of what was said last about the standby.

@@ -118,6 +118,8 @@ struct Node {
     heard: Option<Millis>,
 }
 
+/// A head, its standby, their files, the nodes, and what is on its way between them. Its many fields are those of all of these: one seed
+/// decides what becomes of them.
 struct World {
     random: StdRng,
     now: Millis,

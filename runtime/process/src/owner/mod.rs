@@ -115,8 +115,8 @@ pub(crate) trait Outside: Any + Send + Sync {
     fn has_ebbed(&self, owner: &Arc<Owner>);
 }
 
-/// What one process owns, has borrowed, and has asked others for. After [`Owner::end`] nothing waits, and after [`Owner::clear`]
-/// nothing is held.
+/// What one process owns, has borrowed, and has asked others for: a field for each kind, most with a type, a file and locks of their own.
+/// After [`Owner::end`] nothing waits, and after [`Owner::clear`] nothing is held.
 pub(crate) struct Owner {
     pub id: ProcessId,
     pub cluster: ClusterId,

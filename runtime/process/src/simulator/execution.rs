@@ -86,7 +86,7 @@ pub(super) enum Asked {
 /// An actor, where one was asked for.
 pub(super) type Answer = Result<Option<ActorInfo>, Error>;
 
-/// What everything in the world shares.
+/// What everything in the world shares. Its many fields are one for each kind of thing that happens to all of it, or that checks ask about.
 pub(super) struct Shared {
     pub config: Config,
     pub clock: Arc<AtomicU64>,

@@ -86,7 +86,7 @@ impl Config {
     }
 }
 
-/// What happened.
+/// What happened, counted. A field for each kind of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Report {
     pub happenings: u64,

@@ -23,6 +23,8 @@ use crate::owner::Owner;
 use crate::owner::table::Released;
 use crate::work::Held;
 
+/// A process: a driver, a worker process or a steward. Its many fields are the parts that a real one has, what it is about to do, and what
+/// checks ask about.
 pub(super) struct Process {
     pub id: ProcessId,
     pub job: JobId,

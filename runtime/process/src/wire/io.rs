@@ -62,6 +62,8 @@ pub struct Io {
     started: Instant,
 }
 
+/// What the IO thread shares with threads that may do the IO in its place. Most of its many fields are set by one and read by the other, without
+/// a lock.
 struct Shared {
     /// Until the end.
     runtime: RwLock<Option<Runtime>>,

@@ -83,7 +83,8 @@ pub(crate) struct Assigned {
 /// A function that shows what user code has printed.
 type LogSink = Box<dyn Fn(Vec<LogLine>) + Send + Sync>;
 
-/// The connections of a process, and what runs beside them. All of it lives until the process is shut down.
+/// The connections of a process, and what runs beside them: a field for each, most of which have a type and a file of their own. All of it
+/// lives until the process is shut down.
 pub(crate) struct Wire {
     pub who: Identity,
     /// The thread on which all connections live.

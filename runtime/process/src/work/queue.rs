@@ -83,7 +83,8 @@ pub enum Cancelled<R> {
     Running(R),
 }
 
-/// What a worker process has to do. Lives as long as the process.
+/// What a worker process has to do. Lives as long as the process. Its many fields are one state: what may begin, and what goes back, depends
+/// on most of them.
 pub struct Queue<R> {
     /// With who sent them, their lease and their number on it.
     tasks: VecDeque<(ProcessId, LeaseId, u64, Arc<TaskSpec>)>,

@@ -50,6 +50,7 @@ enum Phase {
     Dead(Error),
 }
 
+/// An actor, until it is one of too many dead ones. Most of its many fields say whether, when and after what it lives again.
 struct Actor {
     spec: Arc<ActorSpec>,
     /// What it needs to be placed; only while it is pending.
