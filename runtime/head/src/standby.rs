@@ -111,25 +111,32 @@ pub(crate) fn is_a_copy(file: &Path, head: &Address) -> Error {
     }
 }
 
-/// What a standby's tasks share.
+/// What a standby's tasks share, until it leads or ends. Its many fields are what it copies, what it decides by, and what others ask of
+/// it meanwhile.
 struct Standby {
     token: Token,
     cluster: ClusterId,
+    /// Where its copy of the journal lies. When it leads, that is its journal.
     file: PathBuf,
     /// Where it would serve.
     address: Address,
+    /// Where the head is that it follows, and which.
     way: Way,
+    /// Whether it follows, or asks for promises.
     deciding: Mutex<StandingBy>,
     /// None when it takes over.
     journal: Mutex<Option<Arc<Journal>>>,
+    /// Executables of detached actors, beside the file, each while one needs it.
     programs: Arc<Programs>,
     /// Jobs and actors, for the programs that may be needed.
     known: Mutex<BTreeMap<FactKey, Fact>>,
+    /// Whether it has all that the head has written, and may take over. For whoever waits for that.
     is_current: watch::Sender<bool>,
     /// How long it was paused last since the file cannot be written; none while it can.
     cannot_write: Mutex<Option<Duration>>,
     /// When programs were tried last that the head did not give.
     lacks: Arc<Mutex<BTreeMap<String, Instant>>>,
+    /// Counts from its start.
     clock: Clock,
     /// Once it leads.
     leads: OnceLock<Arc<Shell>>,

@@ -116,8 +116,11 @@ struct Holdings {
 /// them.
 #[derive(Debug)]
 pub struct ObjectTable {
+    /// Which parts of the arena are given out.
     allocator: Allocator,
+    /// Bytes that may be on disk; 0 for never.
     spill_capacity: u64,
+    /// From their creation until they are deleted, and idle.
     objects: BTreeMap<ObjectId, Object>,
     /// The processes that may create and pin. An entry ends with [`ObjectTable::process_gone`];
     /// requests that come later are refused, so nothing can be left to a process that is gone.
@@ -133,10 +136,13 @@ pub struct ObjectTable {
     rests_until: Duration,
     /// Files that are not needed any more.
     unneeded: Vec<SpillFile>,
+    /// Sums over the objects, changed with each of them.
     tally: Tally,
     /// The key of order that the next object gets that nobody reads any more.
     next_use: u64,
+    /// The number of the next copy on disk.
     next_file: u64,
+    /// The latest time that [`ObjectTable::at`] was told.
     now: Duration,
 }
 

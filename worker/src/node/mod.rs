@@ -67,7 +67,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// many as it may have open, which may be 256; and the guard starts one after the other anyway.
 const LAUNCHES: usize = 16;
 
-/// What a node is.
+/// What a node is. Its many fields are the options of a node, with what the head has answered to whoever starts it.
 pub struct NodeConfig {
     /// Where the head is.
     pub head: Address,
@@ -174,24 +174,34 @@ struct Devices {
 /// The daemon, a field for each of its parts. All of it lives until it has ended.
 pub(crate) struct Daemon {
     who: Identity,
+    /// What it says to the head, over one connection after another. The daemon ends when the head is lost.
     head: head::HeadLink,
     /// Which head it supports.
     succession: succession::Succession,
     /// What it keeps of what the head knows.
     kept: Mutex<kept::Kept>,
+    /// The one on which it was started: its parts run there, whichever thread begins them.
     runtime: tokio::runtime::Handle,
+    /// The node's objects. The memory is gone with the last descriptor, which a process that maps it has, too.
     pub(crate) store: NodeStore,
+    /// Starts and ends worker processes. When it ends without being told, so does the daemon.
     guard: Guard,
+    /// The worker processes, each from its launch until [`wingbeat_node::Action::Forget`].
     pool: Mutex<pool::Pool>,
     /// Bounds the launches that the guard has not answered.
     launches: Arc<tokio::sync::Semaphore>,
+    /// The store's memory in drivers, until they have nothing mapped any more.
     loans: loans::Loans,
+    /// Objects that come from other nodes or go there, and the connections for that until they are idle.
     transfers: transfer::Transfers,
     /// Who writes objects to disk ahead of need.
     ahead: ahead::Ahead,
+    /// Whose objects lie here, as long as any do; and the steward, which is shut down last.
     owners: owners::Owners,
+    /// Programs, each until no job of it is left here.
     executables: executables::Executables,
     devices: Devices,
+    /// How it watches memory, and what the last look has shown.
     memory: memory::Memory,
     ending: Ending,
 }

@@ -114,13 +114,19 @@ impl Drop for Written {
     }
 }
 
-/// Everything that the head's tasks share.
+/// Everything that the head's tasks share. It lives as long as any of them.
 pub(crate) struct Shell {
+    /// What changes together. Never held across an await.
     inside: Mutex<Inside>,
+    /// Where facts are written; none where nodes keep them, or nobody does.
     journal: Option<Box<dyn Durable>>,
+    /// The executables of detached actors, each while one needs it.
     programs: Arc<Programs>,
+    /// When the state's time began.
     started: Instant,
+    /// Notified when time may matter from now on.
     ticks: Notify,
+    /// How far the head's end is. It only goes on.
     stopping: watch::Sender<Stage>,
     /// Why it cannot go on, if it cannot.
     broken: OnceLock<String>,
@@ -148,7 +154,9 @@ enum Stage {
 
 struct Inside {
     state: State,
+    /// Drivers and worker processes that are connected or away, until they are lost.
     processes: BTreeMap<ProcessId, Peer<ProcessClient, HeadEvent>>,
+    /// The same of nodes.
     nodes: BTreeMap<NodeId, Peer<NodeClient, NodeMessage>>,
     /// What nodes keep for the next head, where no journal does.
     copies: Option<Copies>,

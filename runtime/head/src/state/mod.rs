@@ -133,17 +133,25 @@ struct Job {
 /// several of them.
 pub struct State {
     cluster: ClusterId,
+    /// When the present step happens, or the last one.
     now: Millis,
+    /// Those that have joined, until they are lost; and what some that were lost had.
     nodes: Nodes,
+    /// What somebody asks for, numbered for as long as somebody does.
     shapes: Shapes,
+    /// Who waits for a place, until it has one or wants none.
     queue: Queue,
     /// Counts up with everybody who begins to wait or is served.
     turns: u64,
+    /// Where room is kept, until its time is over.
     reservations: Reservations,
     /// What may still be searched for groups until the next tick.
     searches: gangs::Budget,
+    /// Of namespaces that have one.
     quotas: Quotas,
+    /// Placement groups until they are gone, and why the latest of those are.
     groups: Groups,
+    /// Until the driver is gone and nothing of the job is left.
     jobs: BTreeMap<JobId, Job>,
     /// The job of every driver.
     drivers: BTreeMap<ProcessId, JobId>,
@@ -152,9 +160,13 @@ pub struct State {
     /// The job and the node of every worker process that has served and runs. Its node says when it has ended, also of one that
     /// was idle. An idle one is neither leased nor connected, and may still ask for leases: to make again what it owns.
     worker_jobs: BTreeMap<ProcessId, (JobId, NodeId)>,
+    /// Processes that have ended, the latest ones.
     departed: Departed,
+    /// Who wants how many, until it wants none and has none; and leases, until their node says that they are over, or is lost.
     leases: Leases,
+    /// Living actors, and why the latest dead ones are dead.
     actors: Actors,
+    /// Executions that wait, until they go on or their process is gone.
     waits: Waits,
     /// Counts changes of which jobs have detached actors.
     programs_version: u64,
@@ -173,9 +185,13 @@ pub struct State {
     /// Why they cannot be written now. Nothing new is granted then: the next head would not know on which nodes that is, and
     /// could start it once more.
     cannot_write: Option<String>,
+    /// What has become true since [`State::take_facts`].
     facts: Vec<Fact>,
+    /// Ticks since something else happened, or a tick had an effect.
     idle_ticks: u32,
+    /// What follows from the present step, until it answers.
     out: Vec<Action>,
+    /// Who is told of each step, if somebody is.
     recorded: Recorded,
 }
 

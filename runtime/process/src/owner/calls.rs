@@ -107,8 +107,11 @@ enum Phase {
 /// What calls that were given up may still store, by the process that they were sent to.
 type Leaving = BTreeMap<ProcessId, Vec<(TaskId, Outputs, StoreNode)>>;
 
+/// An actor, from the first call of this process until its handle is freed.
 struct Target {
+    /// For people.
     class_name: Arc<str>,
+    /// Changed by what the head says, by a loss of contact, and by who kills it here. `Dead` is the last.
     phase: Phase,
     /// Where what was sent stores its outputs: the node of the present life, or of the last one.
     node: Option<StoreNode>,
@@ -116,10 +119,13 @@ struct Target {
     gone: Option<Incarnation>,
     /// It was killed while its life was not known: the next one of which the head says that it is alive may be the one that was meant.
     is_killed: bool,
+    /// Calls that were not sent yet.
     queue: CallQueue,
+    /// Calls that were sent to the present life, until their results, or its end.
     in_flight: VecDeque<Call>,
     /// What those weigh.
     bytes: usize,
+    /// The head was asked to say what becomes of it: from the first call on.
     watching: bool,
     /// It is to end when the calls before this are done; later ones fail.
     ending: bool,

@@ -226,14 +226,21 @@ impl Queue {
 /// The state.
 #[derive(Default)]
 pub(crate) struct Dispatch {
+    /// By shape, from the first task until nothing waits, no lease is held and none is wanted.
     queues: BTreeMap<Arc<Shape>, Queue>,
+    /// Shapes of which something has changed, until [`Dispatch::settle`].
     touched: Touched,
+    /// Shapes whose tasks are kept for leases that are to come; renewed by [`Dispatch::settle`].
     keeping: Keeping,
     /// How many nodes there are, as far as the head has said.
     nodes: u32,
+    /// From the head's word until they are given up: returned, abandoned, or lost with their process or node.
     leases: Leases,
+    /// The same leases, by their worker processes.
     by_worker: HashMap<ProcessId, LeaseId>,
+    /// Tasks that run in this process, until they have a result.
     at_home: AtHome,
+    /// Tasks that are tried again after a pause, until that is over.
     resting: Resting,
     /// Tasks that have failed, while user code is asked whether they are tried again. Seldom any.
     undecided: BTreeMap<TaskId, Task>,

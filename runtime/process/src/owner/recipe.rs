@@ -23,13 +23,17 @@ const DEPTH_LIMIT: u32 = 256;
 /// Bytes of arguments that all recipes of a process may hold; later objects get none.
 const BYTES_LIMIT: u64 = 256 << 20;
 
-/// What a task was called with.
+/// What a task was called with. Lives as long as an output of it, or a recipe that was made from one.
 pub(crate) struct Recipe {
     /// Without arguments.
     spec: TaskSpec,
+    /// What it ran on, and asks for again.
     pub(super) shape: Arc<Shape>,
+    /// For people.
     pub(super) name: Name,
+    /// Those that were left when it was done: each time that it is made again has as many.
     pub(super) memory_retries: MemoryRetries,
+    /// Which errors of its own cost a retry, as the task said.
     pub(super) retry_on: RetryOn,
     /// Attempts that are left, over all times that it is made again.
     retries: AtomicU32,
@@ -37,8 +41,11 @@ pub(crate) struct Recipe {
     attempt: AtomicU32,
     /// Whether an attempt is under way.
     busy: AtomicBool,
+    /// Its arguments, in order.
     pub(super) ingredients: Vec<Ingredient>,
+    /// How many recipes lie behind it, one made from the next.
     depth: u32,
+    /// What it holds of `total`, until it is dropped.
     bytes: u64,
     /// What all recipes of the process hold.
     total: Arc<AtomicU64>,

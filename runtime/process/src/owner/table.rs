@@ -38,6 +38,7 @@ pub(crate) struct Released {
 /// The objects of a process.
 #[derive(Default)]
 pub(crate) struct ObjectTable {
+    /// Each while anybody needs it.
     objects: DashMap<ObjectId, Arc<Object>>,
     /// What each borrower holds, so that its death is cheap to act on.
     borrowed_by: DashMap<ProcessId, HashSet<ObjectId>>,

@@ -28,17 +28,23 @@ pub(super) enum Phase {
     },
 }
 
+/// A lease, from the head's word until it is given up.
 pub(super) struct Lease {
+    /// As the head has granted it. Nothing of it changes.
     pub grant: Grant,
+    /// Changed by what the head and the worker process say, and by [`Leases::lose`]; who is lost stays so.
     pub phase: Phase,
     /// In order of pushing. `next - in_flight.len()` is not the first's number: tasks leave in any order.
     pub in_flight: VecDeque<(u64, Task)>,
     /// What those weigh.
     pub bytes: usize,
+    /// The number of the next task that is pushed.
     pub next: u64,
+    /// Tasks were asked back, until the answer to that.
     pub taking_back: bool,
     /// Of a shape that is to be spread: which push to any of its leases the last one to this lease was.
     pub turn: u64,
+    /// Since when nothing is in flight, while nothing is. Counted anew while it is kept for tasks that wait.
     pub idle_since_ms: u64,
     /// When it last delivered, or got its first task.
     pub last_result_ms: u64,
