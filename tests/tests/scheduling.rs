@@ -301,3 +301,35 @@ fn why_answers_for_a_task_from_its_arguments_to_its_worker_process() {
     assert!(!ok && bad.contains("task-…"), "{bad}");
     drop(joined);
 }
+
+/// Answers at once, or when its marker is gone.
+#[wingbeat::remote]
+fn stay_if(started: Option<PathBuf>) {
+    if let Some(started) = started {
+        std::fs::write(&started, "").unwrap();
+        while started.exists() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_short_task_that_was_sent_behind_one_that_turns_out_to_be_long_runs_elsewhere() {
+    let _local = Local::start(2);
+    for _ in 0..200 {
+        // One after another, they need one worker process, and are known to be short.
+        stay_if::remote(None).get_blocking().unwrap();
+    }
+    for _ in 0..10 {
+        let started = Started::new();
+        let long = stay_if::remote(Some(started.path()));
+        started.wait();
+        // Sent when nobody can know yet that the other is long.
+        stay_if::remote(None).get_timeout_blocking(LIMIT).unwrap();
+        std::fs::remove_file(started.path()).unwrap();
+        long.get_timeout_blocking(LIMIT).unwrap();
+        for _ in 0..200 {
+            stay_if::remote(None).get_blocking().unwrap();
+        }
+    }
+}

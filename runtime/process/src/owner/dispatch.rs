@@ -749,10 +749,9 @@ impl Dispatch {
         }
     }
 
-    /// Time passes. Answers in how many milliseconds it wants to be called again.
-    pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) -> Option<u64> {
+    /// Time passes.
+    pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         self.renew_leases(now_ms);
-        let mut next = self.resting.next(now_ms);
         while let Some(task) = self.resting.rested(now_ms) {
             self.again(task, After::Nothing);
         }
@@ -774,19 +773,18 @@ impl Dispatch {
                 out.push(Action::Return { lease: id });
             }
         }
+        self.touch_kept(now_ms);
+    }
+
+    /// In how many milliseconds [`Dispatch::tick`] has something to do. Asked when everything is settled: what was just sent
+    /// somewhere may have to be looked after.
+    pub(crate) fn next_tick(&mut self, now_ms: u64) -> Option<u64> {
         self.renew_leases(now_ms);
-        let mut sooner = |ms: u64| next = Some(next.map_or(ms, |known: u64| known.min(ms)));
-        if let Some(at) = self.leases.next_due() {
-            sooner(at.saturating_sub(now_ms));
-        }
-        if let Some(ms) = self.keep(now_ms) {
-            sooner(ms);
-        }
+        let due = self.leases.next_due().map(|at| at.saturating_sub(now_ms));
         // Somebody else's unstarted tasks may be worth taking in a moment.
-        if self.leases.are_uneven() {
-            sooner(2);
-        }
-        next
+        let uneven = self.leases.are_uneven().then_some(2);
+        let all = [due, uneven, self.resting.next(now_ms), self.kept_for(now_ms), self.left_until(now_ms)];
+        all.into_iter().flatten().min()
     }
 
     /// Gives back every lease under which nothing runs. Whether there were any.

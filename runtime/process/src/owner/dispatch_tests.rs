@@ -183,8 +183,9 @@ fn what_stands_behind_a_task_that_does_not_end_starts_elsewhere() {
     dispatch.submit(task(101), &mut Vec::new());
     let said = settle(&mut dispatch, 10);
     assert_eq!((&said.pushed[&1], said.wanted), (&vec![101], None), "they are short as a rule");
-    // Whoever has it run asks again when that can be told.
-    assert_eq!(dispatch.tick(10, &mut Vec::new()), Some(STUCK_MS));
+    // Whoever has it run is told when to look again, as soon as it has sent them.
+    assert_eq!(dispatch.next_tick(10), Some(STUCK_MS));
+    dispatch.tick(10 + STUCK_MS, &mut Vec::new());
     assert_eq!(settle(&mut dispatch, 10 + STUCK_MS).wanted, Some(2));
     dispatch.granted(grant(2), 31, &mut Vec::new());
     assert_eq!(settle(&mut dispatch, 31).taken_back, [(1, 1)]);
@@ -298,7 +299,7 @@ fn a_task_that_was_ended_for_want_of_memory_rests_and_has_retries_of_its_own() {
             matches!(standing, DispatchStanding::Resting { why, pause_ms } if why.contains("memory ran out") && pause_ms == pause)
         );
         assert!(!dispatch.is_done());
-        assert_eq!(dispatch.tick(now, &mut Vec::new()), Some(pause));
+        assert_eq!(dispatch.next_tick(now), Some(pause));
         dispatch.tick(now + pause - 1, &mut Vec::new());
         assert!(settle(&mut dispatch, now).wanted.is_none_or(|wanted| wanted == 0), "it rests");
         now += pause;
@@ -457,7 +458,7 @@ fn attempts(dispatch: &mut Dispatch, until: u64, fails: impl Fn(&mut Dispatch, u
             fails(dispatch, now);
         }
         match dispatch.standing(id(0)) {
-            Some((_, DispatchStanding::Resting { .. })) => now += dispatch.tick(now, &mut Vec::new()).unwrap().max(1),
+            Some((_, DispatchStanding::Resting { .. })) => now += dispatch.next_tick(now).unwrap().max(1),
             other => assert!(matches!(other, Some((_, DispatchStanding::Ready { .. })))),
         }
         dispatch.tick(now, &mut Vec::new());
@@ -557,7 +558,7 @@ fn a_loss_that_nobody_explains_is_settled_after_a_while() {
     settle(&mut dispatch, 0);
     let mut out = Vec::new();
     dispatch.connection_lost(ProcessId(101), 10, &mut out);
-    assert_eq!(dispatch.tick(20, &mut out), Some(CAUSE_LIMIT_MS - 10));
+    assert_eq!(dispatch.next_tick(20), Some(CAUSE_LIMIT_MS - 10));
     dispatch.tick(10 + CAUSE_LIMIT_MS, &mut out);
     let said = said(out);
     assert!(matches!(&said.failed[..], [(0, Error::ContactLost { .. })]));
@@ -723,7 +724,7 @@ fn an_idle_lease_is_returned_after_a_moment() {
     settle(&mut dispatch, 0);
     finish(&mut dispatch, 1, 0, 1, 5);
     let mut out = Vec::new();
-    assert_eq!(dispatch.tick(5, &mut out), Some(IDLE_KEEP_MS));
+    assert_eq!(dispatch.next_tick(5), Some(IDLE_KEEP_MS));
     dispatch.tick(5 + IDLE_KEEP_MS, &mut out);
     assert_eq!(said(out).returned, [1]);
 }

@@ -120,7 +120,7 @@ pub(super) struct Todo {
 }
 
 impl Submission {
-    /// Queues a request and wakes the IO thread if it is the first.
+    /// Queues a request, and has the first of them taken in. Where the IO rests, that is when somebody does it again.
     pub(crate) fn request(&self, request: Request) {
         let mut inbox = self.inbox.lock();
         if inbox.closed {
@@ -314,19 +314,16 @@ impl Owner {
             core.dispatch.no_cause_is_told(now_ms);
             core.calls.no_cause_is_told(now_ms);
         }
-        let mut next_tick = core.dispatch.tick(now_ms, &mut todo.dispatch);
+        core.dispatch.tick(now_ms, &mut todo.dispatch);
         let is_gone = |process| self.outside.is_gone(process);
-        if let Some(ms) = core.calls.tick(now_ms, is_gone, &mut todo.calls) {
-            next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
-        }
+        let next_call = core.calls.tick(now_ms, is_gone, &mut todo.calls);
         core.dispatch.settle(now_ms, &mut todo.dispatch);
-        if let Some(ms) = core.dispatch.left_until(now_ms) {
-            next_tick = Some(next_tick.map_or(ms, |sooner| sooner.min(ms)));
-        }
+        let next_task = core.dispatch.next_tick(now_ms);
         drop(core);
         self.perform(todo);
         // The head that comes back has about all of the time.
-        if waits_for_causes { Some(next_tick.map_or(HELD_LOOK_MS, |next| next.min(HELD_LOOK_MS))) } else { next_tick }
+        let next_cause = waits_for_causes.then_some(HELD_LOOK_MS);
+        [next_task, next_call, next_cause].into_iter().flatten().min()
     }
 
     /// The next task to run in this process while the one that submitted it waits, if `accepts` takes it. Whoever takes it sends its

@@ -101,7 +101,7 @@ enum Newest {
 
 /// What there was to run in this process.
 pub(crate) enum TakenHome {
-    /// This, and whether [`Dispatch::left_until`] is to be asked: it was not while nothing was taken.
+    /// This, and whether [`Dispatch::next_tick`] is to be asked: it says nothing of this while nothing was taken.
     Task {
         spec: Arc<TaskSpec>,
         opens: bool,
@@ -214,7 +214,7 @@ impl Dispatch {
     }
 
     /// In how many milliseconds what is ready is too old to be left to this process.
-    pub(crate) fn left_until(&self, now_ms: u64) -> Option<u64> {
+    pub(super) fn left_until(&self, now_ms: u64) -> Option<u64> {
         let has_ready = || self.queues.values().any(|queue| !queue.ready.is_empty());
         (self.at_home.is_open(now_ms) && has_ready()).then_some(LEFT_MS)
     }

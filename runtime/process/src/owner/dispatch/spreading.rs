@@ -129,18 +129,20 @@ impl Dispatch {
         }
     }
 
-    /// Time passes for what is kept. Answers in how many milliseconds it is not kept any more.
-    pub(super) fn keep(&mut self, now_ms: u64) -> Option<u64> {
-        let mut next: Option<u64> = None;
+    /// Time passes for what is kept: what is kept no longer is dealt.
+    pub(super) fn touch_kept(&mut self, now_ms: u64) {
         for shape in &self.keeping {
             let Some(queue) = self.queues.get_mut(shape) else { continue };
-            let Some(until) = queue.spreading.as_ref().map(|spreading| spreading.keeps_until()) else { continue };
-            match until.checked_sub(now_ms).filter(|ms| *ms > 0) {
-                Some(ms) => next = Some(next.map_or(ms, |known| known.min(ms))),
-                None => self.touched.add(shape, queue),
+            if queue.spreading.as_ref().is_some_and(|spreading| spreading.keeps_until() <= now_ms) {
+                self.touched.add(shape, queue);
             }
         }
-        next
+    }
+
+    /// In how many milliseconds the first of them is no longer kept.
+    pub(super) fn kept_for(&self, now_ms: u64) -> Option<u64> {
+        let queues = self.keeping.iter().filter_map(|shape| self.queues.get(shape)?.spreading.as_ref());
+        queues.filter_map(|spreading| spreading.keeps_until().checked_sub(now_ms).filter(|ms| *ms > 0)).min()
     }
 }
 
