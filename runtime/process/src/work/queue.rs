@@ -2,7 +2,7 @@
 //!
 //! Whatever is given back was not started and never will be here. `R` is how the user of the queue knows something that runs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::spec::{ActorSpec, TaskSpec};
@@ -110,6 +110,8 @@ pub struct Queue<R> {
     is_recalled: bool,
     /// Tasks of this very process that have begun and are not done, and whether each waits.
     at_home: BTreeMap<TaskId, bool>,
+    /// Those of them that were cancelled by force: nobody waits for them, and their code runs on until it ends.
+    given_up: BTreeSet<TaskId>,
     /// Whether tasks were given back that may not begin beside those.
     gave_back_for_home: bool,
     phase: Phase,
@@ -147,6 +149,7 @@ impl<R> Default for Queue<R> {
             shares: false,
             is_recalled: false,
             at_home: BTreeMap::new(),
+            given_up: BTreeSet::new(),
             gave_back_for_home: false,
             phase: Phase::Open,
             is_held: false,
@@ -169,7 +172,7 @@ impl<R: Clone> Queue<R> {
         }
         self.owner = Some(from);
         // What an earlier task has left here may end the process.
-        if !self.at_home.is_empty() && tasks.iter().any(|task| !task.shares_process) {
+        if self.runs_at_home() && tasks.iter().any(|task| !task.shares_process) {
             self.gave_back_for_home = true;
             let tasks = tasks.iter().map(|task| task.id).collect();
             return Some(GaveBack { to: from, lease, tasks, waiting: true });
@@ -231,7 +234,7 @@ impl<R: Clone> Queue<R> {
         if let Some(actor) = self.to_become.take() {
             return Some(Next::Become(actor));
         }
-        if !self.at_home.is_empty() && self.tasks.front().is_some_and(|(_, _, _, spec)| !spec.shares_process) {
+        if self.runs_at_home() && self.tasks.front().is_some_and(|(_, _, _, spec)| !spec.shares_process) {
             return None;
         }
         let (_, lease, number, spec) = self.tasks.pop_front()?;
@@ -278,9 +281,15 @@ impl<R: Clone> Queue<R> {
         self.at_home.values().any(|waits| !waits)
     }
 
+    /// Whether code of a task of this process runs here, also of one that was given up. It may end the process: nothing begins beside it
+    /// that may not run twice.
+    fn runs_at_home(&self) -> bool {
+        !self.at_home.is_empty() || !self.given_up.is_empty()
+    }
+
     /// Who is to know that more is taken, if tasks were given back because something was left here, and nothing is now.
     pub fn ready_after_home(&mut self) -> Option<(ProcessId, LeaseId)> {
-        if !self.at_home.is_empty() || self.waiting > 0 || !std::mem::take(&mut self.gave_back_for_home) {
+        if self.runs_at_home() || self.waiting > 0 || !std::mem::take(&mut self.gave_back_for_home) {
             return None;
         }
         self.owner.zip(self.lease)
@@ -293,7 +302,7 @@ impl<R: Clone> Queue<R> {
 
     /// Whether something goes on here also when no task does that was sent here: what one has left behind, or a wait that it has not ended.
     pub fn goes_on_without_task(&self) -> bool {
-        self.actor.is_none() && (self.waiting > 0 || !self.at_home.is_empty())
+        self.actor.is_none() && (self.waiting > 0 || self.runs_at_home())
     }
 
     /// Whether the task that was sent here waits, and all that was begun beside it.
@@ -330,20 +339,31 @@ impl<R: Clone> Queue<R> {
     #[must_use]
     pub fn started(&mut self, task: TaskId, execution: R) -> Option<bool> {
         self.running.insert(task, execution);
-        let early = self.cancelled_early.iter().position(|(cancelled, _)| *cancelled == task)?;
-        let (_, force) = self.cancelled_early.swap_remove(early);
-        let is_at_home = force && self.at_home.remove(&task).is_some();
-        if force && !is_at_home {
+        let early: Vec<_> = self.cancelled_early.extract_if(.., |(cancelled, _)| *cancelled == task).collect();
+        let force = early.iter().any(|(_, force)| *force);
+        if force && !self.gives_up(task) {
             self.kill();
         }
-        Some(force)
+        (!early.is_empty()).then_some(force)
+    }
+
+    /// Nobody waits any more for a task that runs at home. False if it does not.
+    fn gives_up(&mut self, task: TaskId) -> bool {
+        let is_at_home = self.at_home.remove(&task).is_some();
+        if is_at_home {
+            self.given_up.insert(task);
+        }
+        is_at_home
     }
 
     /// What was taken out is done. A later attempt at the same task may have begun since, which is not `this`.
     pub fn done(&mut self, task: TaskId, is_this: impl FnOnce(&R) -> bool) {
-        if self.running.get(&task).is_some_and(is_this) {
+        let is_this = self.running.get(&task).is_some_and(is_this);
+        if is_this {
             self.running.remove(&task);
-            self.at_home.remove(&task);
+        }
+        if !is_this || self.at_home.remove(&task).is_none() {
+            self.given_up.remove(&task);
         }
         self.busy -= 1;
         if self.busy == self.running.len() {
@@ -366,9 +386,8 @@ impl<R: Clone> Queue<R> {
             }
         }
         if let Some(running) = self.running.get(&task).cloned() {
-            // The process is that of its owner, too, and lives on. Nobody waits for it any more.
-            let is_at_home = force && self.at_home.remove(&task).is_some();
-            if force && !is_at_home {
+            // At home, the process is that of its owner, too, and lives on.
+            if force && !self.gives_up(task) {
                 // At once: what runs may end by itself, and nothing else is to begin and be killed in its place.
                 self.kill();
             }

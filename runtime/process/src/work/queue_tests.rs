@@ -218,6 +218,31 @@ fn nothing_isolated_begins_beside_what_an_earlier_task_has_left() {
 }
 
 #[test]
+fn nothing_isolated_begins_beside_one_that_was_given_up_and_runs_on() {
+    let mut queue = shared(1);
+    queue.begin_wait();
+    let given_up = id(OTHER, 1);
+    queue.took_home(given_up);
+    assert!(queue.started(given_up, 10).is_none());
+    assert!(matches!(queue.cancel(given_up, true), Cancelled::Running(10)));
+    queue.end_wait();
+    queue.done(id(OWNER, 1), |_| true);
+    assert!(queue.goes_on_without_task());
+    assert_eq!(queue.add_tasks(OWNER, LEASE, 1, tasks([2])), Some(gave([2], true)));
+    assert_eq!(queue.ready_after_home(), None);
+    // Another attempt at the same task ends sooner.
+    queue.took_home(given_up);
+    assert!(queue.started(given_up, 11).is_none());
+    queue.done(given_up, |running| *running == 11);
+    assert!(queue.goes_on_without_task());
+    queue.done(given_up, |running| *running == 10);
+    assert!(!queue.goes_on_without_task());
+    assert_eq!(queue.ready_after_home(), Some((OWNER, LEASE)));
+    assert!(queue.add_tasks(OWNER, LEASE, 1, tasks([2])).is_none());
+    assert_eq!(next(&mut queue, None), Some(2));
+}
+
+#[test]
 fn neither_an_isolated_task_nor_an_actor_gives_its_process_away() {
     let mut queue = leased();
     queue.add_tasks(OWNER, LEASE, 0, tasks([1]));
@@ -254,6 +279,17 @@ fn what_is_cancelled_between_being_taken_out_and_being_begun_hears_of_it() {
     assert!(matches!(queue.cancel(id(OWNER, 5), true), Cancelled::Nothing));
     queue.done(id(OWNER, 2), |_| false);
     assert_eq!(queue.started(id(OWNER, 5), 12), None);
+}
+
+#[test]
+fn of_two_early_cancels_the_forced_one_counts() {
+    let mut queue = leased();
+    queue.add_tasks(OWNER, LEASE, 0, tasks([1]));
+    assert_eq!(next(&mut queue, None), Some(1));
+    for force in [false, true] {
+        assert!(matches!(queue.cancel(id(OWNER, 1), force), Cancelled::Nothing));
+    }
+    assert_eq!(queue.started(id(OWNER, 1), 11), Some(true));
 }
 
 #[test]
