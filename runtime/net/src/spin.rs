@@ -6,7 +6,7 @@
 //! - on connections that carry tasks and calls,
 //! - after messages in quick succession,
 //! - while that brings messages sooner than sleeping does, as measured on the same connection a moment ago,
-//! - while no user code runs in the process, which needs the core more,
+//! - while no task or call runs in the process, which needs the core more (of a driver's own threads nobody knows),
 //! - giving way to whatever else can run on the core, and never on a machine with one,
 //! - and not at all with `WINGBEAT_WAIT_AWAKE=no`.
 

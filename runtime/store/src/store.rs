@@ -37,8 +37,8 @@ pub struct StoreConfig {
 /// The object store of a node. All methods may be called from any thread.
 ///
 /// `create` and `get` may touch the disk and wait for other calls that do: call them where blocking
-/// is fine, after `try_create` and `try_get` answered that they must. They always end, since the IO
-/// that they wait for does. So do `write_ahead`, `remove_unneeded_files`, and `trim`, which punches memory out. The others
+/// is fine, after `try_create` and `try_get` answered that they must. They last as long as the IO that they
+/// wait for, which is long on a disk that hangs. So do `write_ahead`, `remove_unneeded_files`, and `trim`, which punches memory out. The others
 /// only take the lock, which nobody holds during IO.
 ///
 /// The spill file has no name and ends with the store. The memory lives on in the processes that

@@ -342,7 +342,7 @@ impl Queue {
         // It is not asked: woken with an error, it might go on with that. What it has started ends with its owner, which is
         // this process.
         eprintln!("wingbeat: this process ends because the running task {} was cancelled by force", execution.name);
-        // What else was finished here is handed over first. This is the IO thread, which user code cannot hold up.
+        // What else was finished here is handed over first, on the IO thread, which user code cannot hold up.
         let (handed_over, process) = (self.handed_over(), self.session.process().clone());
         self.session.process().vital("a forced cancel", async move {
             let _ = tokio::time::timeout(FORCED_LIMIT, handed_over).await;

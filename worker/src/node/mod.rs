@@ -6,7 +6,7 @@
 //! - `service`: what it answers to the head, to processes of this machine, and to owners elsewhere.
 //! - `loans`: the store's memory in drivers.
 //! - `transfer`: object bytes between nodes; `wire`: the connections that carry them; `owners`: what becomes of objects whose
-//!   owner is gone; `ahead`: when objects are written to disk.
+//!   owner is gone; `disk_work`: when objects are written to disk, and files removed.
 //! - `executables`: the programs of jobs, which may come from other machines.
 //! - `output`: what user code prints.
 //! - `memory`: who uses how much of it, and who is ended for that.
@@ -16,7 +16,7 @@
 //! ended by the guard, connections close, and the memory vanishes with its last descriptor. After kill -9,
 //! the guard does the same, and the head learns of it: the connection ends, and nobody listens there any more.
 
-mod ahead;
+mod disk_work;
 mod executables;
 mod exits;
 mod head;
@@ -194,8 +194,8 @@ pub(crate) struct Daemon {
     loans: loans::Loans,
     /// Objects that come from other nodes or go there, and the connections for that until they are idle.
     transfers: transfer::Transfers,
-    /// Who writes objects to disk ahead of need.
-    ahead: ahead::Ahead,
+    /// Who writes objects to disk ahead of need, and removes files.
+    disk_work: disk_work::DiskWork,
     /// Whose objects lie here, as long as any do; and the steward, which is shut down last.
     owners: owners::Owners,
     /// Programs, each until no job of it is left here.
@@ -265,7 +265,7 @@ pub async fn start(config: NodeConfig) -> Result<NodeHandle, Error> {
         launches: Arc::new(tokio::sync::Semaphore::new(LAUNCHES)),
         loans: loans::Loans::default(),
         transfers: transfer::Transfers::default(),
-        ahead: ahead::Ahead::default(),
+        disk_work: disk_work::DiskWork::default(),
         owners: owners::Owners::new(steward),
         executables: executables::Executables::default(),
         devices: Devices {

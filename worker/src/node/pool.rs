@@ -158,19 +158,15 @@ impl Daemon {
     /// Ends idle processes that are not worth keeping, and gives freed memory back.
     pub(super) async fn keep_house(self: Arc<Self>) {
         let mut ended = self.ending.ended.subscribe();
-        let mut removing: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(*HOUSEKEEPING) => {}
                 _ = ended.wait_for(Option::is_some) => return,
             }
             self.transfers.close_idle();
-            let daemon = self.clone();
             // A disk may hang: nobody waits for it here.
-            if removing.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) && daemon.store.has_unneeded_files() {
-                let daemon = self.clone();
-                removing = Some(tokio::task::spawn_blocking(move || daemon.store.remove_unneeded_files()));
-            }
+            self.remove_unneeded_files();
+            let daemon = self.clone();
             // Giving gigabytes back takes a while.
             let trimmed = tokio::task::spawn_blocking(move || daemon.store.trim(Instant::now()));
             let trimmed = trimmed.await;

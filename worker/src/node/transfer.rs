@@ -273,6 +273,15 @@ impl Drop for Unclaimed {
     }
 }
 
+/// Where a copy that is here now has come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fetched {
+    /// It was fetched.
+    Copied,
+    /// It was here already, or somebody else has made it meanwhile.
+    Found,
+}
+
 /// Why an object did not come from a holder.
 enum Failure {
     /// The holder has no copy, or has died.
@@ -393,15 +402,12 @@ impl Daemon {
         }
     }
 
-    /// Deletes objects here. Disk space is given back on a thread that may block.
+    /// Deletes objects here. Their disk space is given back later.
     pub(super) fn delete(self: &Arc<Self>, objects: Vec<ObjectId>) {
         for object in objects {
             self.store.delete(object);
         }
-        if self.store.has_unneeded_files() {
-            let daemon = self.clone();
-            self.runtime.spawn_blocking(move || daemon.store.remove_unneeded_files());
-        }
+        self.remove_unneeded_files();
     }
 
     /// Pins an object for a process, and answers where it lies and whether a copy was made: from another node or from
@@ -475,16 +481,17 @@ impl Daemon {
         let fetch = tokio::spawn(async move {
             let result = daemon.fetch_from_any(object, stored).await;
             let fetching = daemon.transfers.under_way.lock().remove(&object);
-            if fetching.is_some_and(|fetching| fetching.done.strong_count() == Some(1)) {
-                // Nobody waits for it any more, and nobody would tell its owner of this copy.
+            let is_awaited = fetching.is_none_or(|fetching| fetching.done.strong_count() != Some(1));
+            if !is_awaited && matches!(result, Ok(Fetched::Copied)) {
+                // Nobody would tell its owner of this copy. One that others have made is not ours to delete.
                 daemon.delete(vec![object]);
             }
-            result
+            result.map(drop)
         });
         fetch.map(|fetched| fetched.unwrap_or_else(|error| Err(thread_failed("fetching an object", &error)))).boxed()
     }
 
-    async fn fetch_from_any(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<(), Error> {
+    async fn fetch_from_any(self: &Arc<Self>, object: ObjectId, stored: Stored) -> Result<Fetched, Error> {
         let mut holders: Vec<StoreNode> =
             stored.nodes.into_iter().filter(|holder| holder.node != self.who.id).collect();
         // Whoever reads the same object begins elsewhere, so that not all ask its maker.
@@ -497,7 +504,7 @@ impl Daemon {
             let mut left = Vec::new();
             for holder in holders {
                 match self.fetch_from(object, stored.size, &holder).await {
-                    Ok(()) => return Ok(()),
+                    Ok(copy) => return Ok(copy),
                     Err(Failure::Place(error)) => return Err(error),
                     Err(Failure::Absent(why)) => absent.push(format!("{}: {why}", holder.node)),
                     Err(Failure::Unreached(why)) => {
@@ -526,7 +533,7 @@ impl Daemon {
         }
     }
 
-    async fn fetch_from(self: &Arc<Self>, object: ObjectId, size: u64, holder: &StoreNode) -> Result<(), Failure> {
+    async fn fetch_from(self: &Arc<Self>, object: ObjectId, size: u64, holder: &StoreNode) -> Result<Fetched, Failure> {
         let (node, limit) = (holder.node, self.transfers.limits.silence);
         let connections = self.transfers.holder(holder.address.process);
         let _slot = self.unless_dead(node, slot_of(&connections.slots)).await??;
@@ -534,9 +541,9 @@ impl Daemon {
         let idle = std::iter::from_fn(|| connections.idle.lock().pop()).find(|(wire, _)| !wire.is_stale());
         if let Some((wire, _)) = idle {
             match self.fetch_over(object, size, node, &wire).await {
-                Ok(()) => {
+                Ok(copy) => {
                     connections.idle.lock().push((wire, Instant::now()));
-                    return Ok(());
+                    return Ok(copy);
                 }
                 // It may have been broken for as long as it was idle, and the others with it.
                 Err(Failure::Unreached(why)) => {
@@ -557,9 +564,9 @@ impl Daemon {
             }
         };
         let wire = Wire::new(stream, limit)?;
-        self.fetch_over(object, size, node, &wire).await?;
+        let copy = self.fetch_over(object, size, node, &wire).await?;
         connections.idle.lock().push((wire, Instant::now()));
-        Ok(())
+        Ok(copy)
     }
 
     /// What cannot be left undone halfway does not belong here.
@@ -577,10 +584,10 @@ impl Daemon {
         size: u64,
         node: NodeId,
         wire: &Arc<Wire>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Fetched, Failure> {
         // The place first: what was asked for is then read without a pause, and the holder need not wait.
         let destination = self.create(object, size, self.who.process, Present::Same).await.map_err(Failure::Place)?;
-        let Destination::Free(extent) = destination else { return Ok(()) };
+        let Destination::Free(extent) = destination else { return Ok(Fetched::Found) };
         let filled = match self.unless_dead(node, ask(object, size, wire)).await {
             Ok(Ok(())) => self.fill(extent, node, wire).await,
             Ok(Err(failure)) | Err(failure) => Err(failure),
@@ -590,7 +597,7 @@ impl Daemon {
             Err(_) => self.store.abort(object, self.who.process),
         };
         self.object_settled();
-        settled.map_err(|error| Failure::Unreached(error.to_string())).and(filled)
+        settled.map_err(|error| Failure::Unreached(error.to_string())).and(filled).map(|()| Fetched::Copied)
     }
 
     async fn fill(&self, extent: Extent, node: NodeId, wire: &Arc<Wire>) -> Result<(), Failure> {

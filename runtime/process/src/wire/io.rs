@@ -3,7 +3,7 @@
 //! A thread that only waits for one thing may do the IO meanwhile ([`Io::drive`]): what comes is taken in where it is waited
 //! for, and no other thread has to be woken for it, nor for what the thread has said before. When it goes on, nobody does the IO for
 //! a moment, since the same thread mostly waits again at once. The IO thread stands by, and takes over when nobody is
-//! back after [`GRACE`], or when somebody cannot wait for that ([`Io::attend`]).
+//! back after one to two times [`GRACE`], or when somebody cannot wait for that ([`Io::attend`]).
 //!
 //! ```text
 //!            drive: may I?        the IO thread lets go       done
@@ -28,7 +28,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Notify;
 use wingbeat_core::error::Error;
 
-/// How long nobody does the IO after the thread that did it has gone on.
+/// How long nobody does the IO after the thread that did it has gone on; up to twice as long, since the IO thread may just have looked.
 const GRACE: Duration = Duration::from_micros(500);
 /// How often the IO thread looks at a thread that waits, before it sleeps for as long as that does.
 const LOOKS: u32 = 8;

@@ -1,7 +1,8 @@
 //! A process that takes part in a cluster: what it is, what it holds, and how it ends.
 //!
-//! A [`Process`] owns one IO thread (a private tokio runtime), on which every connection, timer and queue
-//! lives. User code never runs there, and what it calls from its own threads only encodes, queues and waits.
+//! A [`Process`] owns a private tokio runtime, on which every connection, timer and queue lives. One thread at a time runs it: the IO
+//! thread, or one that only waits (`wire/io.rs`). User code never runs meanwhile on that thread, and what it calls from its own
+//! threads encodes, queues and waits.
 //!
 //! It ends by [`Session::shutdown`], by the loss of the head (a driver), or with its daemon (a worker process).
 //! Then everything that is pending fails with the reason, connections close after what was queued is
