@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::net::TcpListener;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 

@@ -105,7 +105,7 @@ pub use wingbeat_macros::Plain;
 /// ```
 ///
 /// Options: `num_cpus`, `num_gpus`, `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
-/// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]` and `#[method(max_retries = 3)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
+/// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
 /// concurrency groups, calls run beside each other, and a later one may come first, also where `&mut self` lets one run at a
@@ -118,15 +118,27 @@ pub use wingbeat_macros::main;
 /// The function stays as it is. A struct of the same name has `remote(…)`, which answers at once with a ref, and
 /// `options()`. Arguments, results and errors are types with plain derived serde (no `untagged`, `tag`, `flatten`,
 /// `skip_serializing_if` or `serde_json::Value`, and `skip` of a variant only behind all others); an argument may also be a ref
-/// to one, whose value is then resolved before the call. A tuple comes back as several refs, `impl Iterator` or `impl Stream` as an
-/// [`ObjectStream`], and the `E` of a `Result<T, E>` through [`Error::application`].
+/// to one, whose value is then resolved before the call. `impl Iterator` and `impl Stream` come back as an [`ObjectStream`], and the
+/// `E` of a `Result<T, E>` through [`Error::application`]. A tuple is one value; with `num_returns = 2` its two parts are two objects:
+///
+/// ```no_run
+/// #[wingbeat::remote(num_returns = 2)]
+/// fn split(mut rows: Vec<f64>) -> (Vec<f64>, Vec<f64>) {
+///     let test = rows.split_off(rows.len() * 4 / 5);
+///     (rows, test)
+/// }
+///
+/// # async fn run() {
+/// let (train, test) = split::remote(vec![0.0; 100]);   // a ref each: either can be passed on without the other
+/// # }
+/// ```
 ///
 /// A task that waits for a ref gives its CPUs to others meanwhile, and its process to the tasks that it has submitted, unless one of
 /// the two is `isolated`. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
 /// Options: `num_cpus`, `num_gpus`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
-/// `retry_if = f`, `isolated`, `stream_ahead`.
+/// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`.
 ///
 /// ```no_run
 /// #[wingbeat::remote(num_cpus = 2, max_retries = 5)]

@@ -43,7 +43,7 @@ fn doubled(numbers: Vec<u64>, log: PathBuf) -> Vec<u64> {
     numbers.into_iter().map(|n| 2 * n).collect()
 }
 
-#[wingbeat::remote]
+#[wingbeat::remote(num_returns = 2)]
 fn halves(log: PathBuf) -> (Vec<u64>, Vec<u64>) {
     note(&log, "halves");
     ((0..MANY).collect(), (MANY..2 * MANY).collect())

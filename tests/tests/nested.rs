@@ -40,9 +40,10 @@ async fn fib(n: u64, pids: bool) -> (u64, Vec<u32>) {
     }
     let (a, b) = (fib::remote(n - 1, pids), fib::remote(n - 2, pids));
     let mut sum = 0;
-    for (value, there) in [a, b] {
-        sum += value.get().await.unwrap();
-        all.extend(there.get().await.unwrap());
+    for part in [a, b] {
+        let (value, there) = part.get().await.unwrap();
+        sum += value;
+        all.extend(there);
     }
     (sum, all.into_iter().collect::<BTreeSet<u32>>().into_iter().collect())
 }
@@ -59,9 +60,8 @@ fn fib_blocking(n: u64) -> u64 {
 #[test]
 fn a_recursion_needs_few_processes() {
     let _local = Local::start(2);
-    let (value, pids) = fib::remote(14, true);
-    assert_eq!(value.get_blocking().unwrap(), 377);
-    let pids = pids.get_blocking().unwrap();
+    let (value, pids) = fib::remote(14, true).get_blocking().unwrap();
+    assert_eq!(value, 377);
     assert!(pids.len() <= 16, "1,219 tasks ran in {} processes", pids.len());
     assert_eq!(fib_blocking::remote(11).get_blocking().unwrap(), 89);
 }
@@ -92,14 +92,13 @@ fn pids_below_one_alone() -> (u32, u32) {
 #[test]
 fn what_is_isolated_has_a_process_of_its_own() {
     let _local = Local::start(1);
-    let (own, below, alone) = pids_below::remote();
-    let own = own.get_blocking().unwrap();
-    assert_eq!(below.get_blocking().unwrap(), own, "it runs where the task waits that has submitted it");
-    assert_ne!(alone.get_blocking().unwrap(), own);
-    let (own, below) = pids_below_one_alone::remote();
-    assert_ne!(below.get_blocking().unwrap(), own.get_blocking().unwrap());
-    let (own, below, _) = pids_below::options().isolated(true).remote();
-    assert_ne!(below.get_blocking().unwrap(), own.get_blocking().unwrap());
+    let (own, below, alone) = pids_below::remote().get_blocking().unwrap();
+    assert_eq!(below, own, "it runs where the task waits that has submitted it");
+    assert_ne!(alone, own);
+    let (own, below) = pids_below_one_alone::remote().get_blocking().unwrap();
+    assert_ne!(below, own);
+    let (own, below, _) = pids_below::options().isolated(true).remote().get_blocking().unwrap();
+    assert_ne!(below, own);
 }
 
 #[wingbeat::remote(max_retries = 1)]
@@ -305,7 +304,7 @@ fn a_task_at_home_has_the_stack_of_one_that_was_sent() {
 async fn goes_on_until(release: PathBuf) -> u64 {
     let mut sum = 0;
     while !release.exists() {
-        sum += fib::remote(6, false).0.get().await.unwrap();
+        sum += fib::remote(6, false).get().await.unwrap().0;
     }
     sum
 }
@@ -464,8 +463,7 @@ async fn above_streams(to: u64) -> (u64, u64) {
 #[test]
 fn streams_are_consumed_where_they_are_made() {
     let _local = Local::start(1);
-    let (sum, good) = above_streams::remote(1_000);
-    assert_eq!((sum.get_blocking().unwrap(), good.get_blocking().unwrap()), (499_500, 1_000));
+    assert_eq!(above_streams::remote(1_000).get_blocking().unwrap(), (499_500, 1_000));
 }
 
 #[wingbeat::remote]

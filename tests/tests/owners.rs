@@ -118,7 +118,7 @@ fn an_actor_that_ended_leaves_nothing_in_the_store() {
 }
 
 /// Its process and what it owns, which keeps the process.
-#[wingbeat::remote]
+#[wingbeat::remote(num_returns = 2)]
 fn owns(len: usize) -> (u32, Vec<ObjectRef<Vec<u8>>>) {
     (std::process::id(), vec![put(&vec![7; len]).unwrap()])
 }
@@ -158,7 +158,7 @@ impl Serialize for Mine {
     }
 }
 
-#[wingbeat::remote]
+#[wingbeat::remote(num_returns = 2)]
 fn two_outputs(dir: PathBuf) -> (Vec<ObjectRef<u64>>, Mine) {
     let filler = put(&(std::process::id() as u64)).unwrap();
     // The process dies when this is in the store, and before anybody hears of it.
@@ -186,7 +186,7 @@ impl Serialize for Unencodable {
     }
 }
 
-#[wingbeat::remote]
+#[wingbeat::remote(num_returns = 2)]
 fn large_and_bad() -> (Vec<u8>, Unencodable) {
     (vec![1; 8 << 20], Unencodable)
 }

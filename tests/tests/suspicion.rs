@@ -161,7 +161,9 @@ fn a_node_that_stands_still_is_suspect_and_goes_on_where_it_was() {
     let stopped = [cluster.node_pid(1).unwrap(), worker, before.pid].map(Stopped::new);
     until_suspect(&cluster, true);
     assert!(!standing(&cluster, id.trim_start_matches("node-"))["suspect_secs"].is_null());
-    assert!(said(&cluster, &["status"]).contains(&format!("{id} (suspect)")));
+    let status = said(&cluster, &["status"]);
+    assert!(status.lines().any(|line| line.contains(&id) && line.contains("suspect")), "{status}");
+    assert!(status.contains("2 nodes (1 suspect)"), "{status}");
     let why = said(&cluster, &["why", &id]);
     assert!(why.contains("is suspect: it has had no connection to the head for"), "{why}");
     // Nothing new is placed there, and what can only run there waits.

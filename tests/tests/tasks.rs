@@ -57,6 +57,37 @@ fn small_only(x: u64) -> Result<u64, Complaint> {
     if x > 10 { Err(Complaint::TooLarge { limit: 10 }) } else { Ok(x) }
 }
 
+#[wingbeat::remote(num_returns = 2)]
+fn div_mod_apart(a: u64, b: u64) -> Result<(u64, u64), String> {
+    if b == 0 { Err("by zero".to_owned()) } else { Ok((a / b, a % b)) }
+}
+
+#[wingbeat::remote]
+fn sum_of_pair((a, b): (u64, u64)) -> u64 {
+    a + b
+}
+
+#[wingbeat::remote]
+fn pairs_to(count: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..count).map(|i| (i, 2 * i))
+}
+
+struct Halves;
+
+#[wingbeat::actor]
+impl Halves {
+    fn new() -> Self {
+        Halves
+    }
+    #[method(num_returns = 2)]
+    fn apart(&self, n: u64) -> (u64, u64) {
+        (n / 2, n - n / 2)
+    }
+    fn together(&self, n: u64) -> (u64, u64) {
+        (n / 2, n - n / 2)
+    }
+}
+
 #[wingbeat::remote]
 fn div_mod(a: u64, b: u64) -> (u64, u64) {
     (a / b, a % b)
@@ -251,10 +282,24 @@ fn an_error_that_a_task_passes_on_keeps_its_value() {
 }
 
 #[test]
-fn a_tuple_is_several_refs() {
+fn a_tuple_is_one_value_or_an_object_for_each_of_its_parts() {
     let _local = Local::start(1);
-    let (quotient, rest) = div_mod::remote(17, 5);
+    let both = div_mod::remote(17, 5);
+    assert_eq!(sum_of_pair::remote(&both).get_blocking().unwrap(), 5);
+    assert_eq!(both.get_blocking().unwrap(), (3, 2));
+    let (quotient, rest) = div_mod_apart::remote(17, 5);
     assert_eq!((quotient.get_blocking().unwrap(), rest.get_blocking().unwrap()), (3, 2));
+    let (quotient, rest) = div_mod_apart::remote(17, 0);
+    for part in [quotient, rest] {
+        assert_eq!(part.get_blocking().unwrap_err().application::<String>().unwrap(), "by zero");
+    }
+    let halves = Halves::remote();
+    let (one, other) = halves.apart(9);
+    assert_eq!((one.get_blocking().unwrap(), other.get_blocking().unwrap()), (4, 5));
+    assert_eq!(halves.together(9).get_blocking().unwrap(), (4, 5));
+    let mut pairs = pairs_to::remote(2);
+    assert_eq!(pairs.next_blocking().unwrap().unwrap(), (0, 0));
+    assert_eq!(pairs.next_blocking().unwrap().unwrap(), (1, 2));
 }
 
 #[test]

@@ -19,13 +19,7 @@ pub(crate) struct Size {
 
 /// All of them travel inside of messages; larger ones are put into shared memory.
 pub(crate) const SIZES: [Size; 4] = [
-    Size {
-        bytes: 1 << 10,
-        count: 50_000,
-        limit: "limit_stream_1KiB",
-        tasks: "args_1KiB",
-        calls: "args_1KiB_actor",
-    },
+    Size { bytes: 1 << 10, count: 50_000, limit: "limit_stream_1KiB", tasks: "args_1KiB", calls: "args_1KiB_actor" },
     Size {
         bytes: 10 << 10,
         count: 20_000,
@@ -33,20 +27,8 @@ pub(crate) const SIZES: [Size; 4] = [
         tasks: "args_10KiB",
         calls: "args_10KiB_actor",
     },
-    Size {
-        bytes: 50 << 10,
-        count: 5_000,
-        limit: "limit_stream_50KiB",
-        tasks: "args_50KiB",
-        calls: "args_50KiB_actor",
-    },
-    Size {
-        bytes: 95 << 10,
-        count: 3_000,
-        limit: "limit_stream_95KiB",
-        tasks: "args_95KiB",
-        calls: "args_95KiB_actor",
-    },
+    Size { bytes: 50 << 10, count: 5_000, limit: "limit_stream_50KiB", tasks: "args_50KiB", calls: "args_50KiB_actor" },
+    Size { bytes: 95 << 10, count: 3_000, limit: "limit_stream_95KiB", tasks: "args_95KiB", calls: "args_95KiB_actor" },
 ];
 
 #[wingbeat::remote]

@@ -60,23 +60,17 @@ fn in_session(row: impl AsyncFnOnce() -> Result<Vec<Vec<f64>>>) -> Result<()> {
 
 async fn made_on(node: usize, count: usize, bytes: u64, byte: u8) -> Result<Vec<ObjectRef<Vec<u8>>>> {
     let resource = format!("node-{node}");
-    let objects: Vec<_> =
-        (0..count).map(|_| made::options().resource(&resource, 0.01).remote(bytes, byte)).collect();
+    let objects: Vec<_> = (0..count).map(|_| made::options().resource(&resource, 0.01).remote(bytes, byte)).collect();
     wait(objects.clone(), count, None).await?;
     Ok(objects)
 }
 
-async fn read_on(node: usize, object: &ObjectRef<Vec<u8>>) -> Result<(u64, u8)> {
-    let (len, last) = is_read_on(node, object).await;
-    Ok((len.get().await?, last.get().await?))
-}
-
 /// The sum of their lengths, and of their last bytes, read where they lie.
 #[wingbeat::remote]
-async fn ends_of(objects: Vec<ObjectRef<Vec<u8>>>) -> Result<Vec<u64>, wingbeat::Error> {
+async fn ends_of(objects: Vec<ObjectRef<Vec<u8>>>) -> Result<(u64, u64), wingbeat::Error> {
     let views = futures::future::try_join_all(objects.iter().map(ObjectRef::view)).await?;
     let lengths = views.iter().map(|view| view.len() as u64).sum();
-    Ok(vec![lengths, views.iter().map(|view| u64::from(view[view.len() - 1])).sum()])
+    Ok((lengths, views.iter().map(|view| u64::from(view[view.len() - 1])).sum()))
 }
 
 const LARGE: u64 = 1 << 30;
@@ -92,7 +86,7 @@ pub(super) fn between_hosts() -> Result<()> {
         for byte in 1..=REPEAT as u8 {
             let object = made_on(2, 1, LARGE, byte).await?.remove(0);
             let begun = Instant::now();
-            ensure!(read_on(1, &object).await? == (LARGE, byte));
+            ensure!(is_read_on(1, &object).get().await? == (LARGE, byte));
             large.push(begun.elapsed().as_secs_f64());
         }
         let mut pieces = Vec::new();
@@ -102,7 +96,7 @@ pub(super) fn between_hosts() -> Result<()> {
             let begun = Instant::now();
             let ends = task.remote(objects).get().await?;
             pieces.push(begun.elapsed().as_secs_f64());
-            ensure!(ends == [PIECES as u64 * PIECE, PIECES as u64 * u64::from(byte)]);
+            ensure!(ends == (PIECES as u64 * PIECE, PIECES as u64 * u64::from(byte)));
         }
         let mut wide = Vec::new();
         for byte in 1..=REPEAT as u8 {
@@ -121,12 +115,11 @@ pub(super) fn node_to_node_tcp() -> Figures {
     let Some(hosts) = hosts(3)? else { return Ok(Vec::new()) };
     let limit = limit_tcp_hosts(&hosts, [2, 1])?;
     let (head, _daemons) = cluster(&hosts, "3GiB")?;
-    let measured: [Vec<f64>; 3] = driven(&hosts, 1, &head, "between_hosts")?
-        .try_into()
-        .ok()
-        .context("the driver printed something else")?;
+    let measured: [Vec<f64>; 3] =
+        driven(&hosts, 1, &head, "between_hosts")?.try_into().ok().context("the driver printed something else")?;
     let [large, pieces, wide] = measured;
-    let figure = |row, bytes, seconds: &[f64], part| Figure::bandwidth(row, bytes, seconds, Must::Of("limit_tcp_hosts", part));
+    let figure =
+        |row, bytes, seconds: &[f64], part| Figure::bandwidth(row, bytes, seconds, Must::Of("limit_tcp_hosts", part));
     Ok(vec![
         limit,
         figure("node_to_node_tcp_first", LARGE, &large[..1], 0.6),
@@ -147,13 +140,13 @@ pub(super) fn to_eight_hosts() -> Result<()> {
         for round in 0..=REPEAT as u8 {
             let object = made_on(1, 1, BROADCAST, 2 * round).await?.remove(0);
             let begun = Instant::now();
-            ensure!(read_on(2, &object).await? == (BROADCAST, 2 * round));
+            ensure!(is_read_on(2, &object).get().await? == (BROADCAST, 2 * round));
             one.push(begun.elapsed().as_secs_f64());
             drop(object);
             let object = made_on(1, 1, BROADCAST, 2 * round + 1).await?.remove(0);
             let begun = Instant::now();
-            let reads = (2..2 + READERS).map(|node| read_on(node, &object));
-            let read = futures::future::try_join_all(reads).await?;
+            let reads: Vec<_> = (2..2 + READERS).map(|node| is_read_on(node, &object)).collect();
+            let read = get_all(&reads).await?;
             all.push(begun.elapsed().as_secs_f64());
             ensure!(read == vec![(BROADCAST, 2 * round + 1); READERS]);
         }

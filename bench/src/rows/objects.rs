@@ -67,11 +67,7 @@ pub(super) async fn put_bandwidth() -> Figures {
         Ok(())
     })
     .await?;
-    let (len, last) = {
-        let answer = reader.end_of(vec![put(&data)?]);
-        (answer.0.get().await?, answer.1.get().await?)
-    };
-    ensure!((len, last) == (LARGE as u64, 7));
+    ensure!(reader.end_of(vec![put(&data)?]).get().await? == (LARGE as u64, 7));
     Ok(vec![Figure::bandwidth("put_bandwidth", COUNT * LARGE as u64, &seconds, Must::Of("limit_memcpy", 0.9))])
 }
 

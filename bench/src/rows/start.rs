@@ -32,8 +32,8 @@ pub(crate) fn be_other() -> Option<Result<()>> {
 
 fn start() -> Result<()> {
     wingbeat::init_blocking()?;
-    let (x, of) = pid::remote(7);
-    ensure!(x.get_blocking()? == 7 && of.get_blocking()? != std::process::id());
+    let (x, of) = pid::remote(7).get_blocking()?;
+    ensure!(x == 7 && of != std::process::id());
     println!("ready");
     wingbeat::shutdown_blocking();
     Ok(())
@@ -45,9 +45,8 @@ fn idle() -> Result<()> {
     let mut seen = std::collections::BTreeSet::new();
     while seen.len() < 2 {
         let refs: Vec<_> = (0..64u64).map(pid::remote).collect();
-        for (x, of) in refs {
-            x.get_blocking()?;
-            seen.insert(of.get_blocking()?);
+        for answer in refs {
+            seen.insert(answer.get_blocking()?.1);
         }
     }
     println!("ready");

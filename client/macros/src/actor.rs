@@ -137,7 +137,9 @@ impl Constructor {
             ReturnType::Default => {
                 return Err(syn::Error::new_spanned(&function.sig, "the constructor returns Self or Result<Self, E>"));
             }
-            ReturnType::Type(_, ty) => matches!(function::returns(&syn::parse_quote!(-> #ty))?, Returns::Fallible(..)),
+            ReturnType::Type(_, ty) => {
+                matches!(function::returns(&syn::parse_quote!(-> #ty), None)?, Returns::Fallible(..))
+            }
         };
         Ok(Constructor {
             parameters: function::parameters(&function.sig)?,
@@ -190,7 +192,7 @@ impl Method {
             cfgs: function.attrs.iter().filter(|attribute| attribute.path().is_ident("cfg")).cloned().collect(),
             visibility: function.vis.clone(),
             parameters: function::parameters(signature)?,
-            returns: function::returns(&signature.output)?,
+            returns: function::returns(&signature.output, attributes.num_returns.as_ref())?,
             text: function::text(signature),
             is_mut,
             is_async: signature.asyncness.is_some(),

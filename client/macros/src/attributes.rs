@@ -7,7 +7,10 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Lit, LitBool, LitStr, Meta, Token, Type};
 
-use crate::function::Returns;
+use crate::function::{NumReturns, Returns};
+
+/// As many parts of a tuple can be objects of their own.
+const MOST_RETURNS: usize = 8;
 
 /// What an attribute may say.
 #[derive(Clone, Copy, PartialEq)]
@@ -29,12 +32,13 @@ impl Place {
                 "retry_on",
                 "retry_if",
                 "isolated",
+                "num_returns",
                 "stream_ahead",
             ],
             Place::Class => {
                 &["num_cpus", "num_gpus", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups"]
             }
-            Place::Method => &["group", "max_retries", "stream_ahead"],
+            Place::Method => &["group", "max_retries", "num_returns", "stream_ahead"],
         }
     }
 }
@@ -45,6 +49,8 @@ pub(crate) struct Attributes {
     fields: Vec<TokenStream>,
     /// Which errors of a function are tried again.
     retry: Retry,
+    /// A tuple is returned as so many objects.
+    pub num_returns: Option<NumReturns>,
     /// The concurrency group of a method.
     pub group: Option<LitStr>,
     /// The concurrency groups that a class declares.
@@ -146,6 +152,14 @@ impl Attributes {
                     ));
                 }
             },
+            "num_returns" => {
+                let count = whole(meta)? as usize;
+                if !(2..=MOST_RETURNS).contains(&count) {
+                    let message = format!("2 to {MOST_RETURNS} objects; without `num_returns` a tuple is one");
+                    return Err(syn::Error::new_spanned(meta, message));
+                }
+                self.num_returns = Some(NumReturns { count, says: meta.clone() });
+            }
             "group" => self.group = Some(text(meta)?),
             "concurrency_groups" => {
                 let Meta::List(list) = meta else {

@@ -3,7 +3,7 @@
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{FnArg, GenericArgument, PathArguments, ReturnType, Signature, Type, TypeParamBound};
+use syn::{FnArg, GenericArgument, Meta, PathArguments, ReturnType, Signature, Type, TypeParamBound};
 
 /// A parameter: its name for people and its type.
 pub(crate) struct Parameter {
@@ -13,9 +13,18 @@ pub(crate) struct Parameter {
     pub ty: Type,
 }
 
+/// As how many objects a tuple is returned.
+#[derive(Clone)]
+pub(crate) struct NumReturns {
+    pub count: usize,
+    /// Where that is said.
+    pub says: Meta,
+}
+
 /// What a function returns, as far as can be seen from how it is written.
 pub(crate) enum Returns {
     One(Type),
+    /// The parts of a tuple, an object each (`num_returns`).
     Many(Vec<Type>),
     /// Items of an iterator (`false`) or of an asynchronous stream (`true`).
     Items(Box<Returns>, bool),
@@ -93,11 +102,15 @@ pub(crate) fn check(signature: &Signature) -> syn::Result<()> {
     Ok(())
 }
 
-/// What a signature returns.
-pub(crate) fn returns(output: &ReturnType) -> syn::Result<Returns> {
-    match output {
-        ReturnType::Default => Ok(Returns::One(syn::parse_quote!(()))),
-        ReturnType::Type(_, ty) => of_type(ty),
+/// What a signature returns. With `num_returns`, the tuple in it is so many objects.
+pub(crate) fn returns(output: &ReturnType, num_returns: Option<&NumReturns>) -> syn::Result<Returns> {
+    let returns = match output {
+        ReturnType::Default => Returns::One(syn::parse_quote!(())),
+        ReturnType::Type(_, ty) => of_type(ty)?,
+    };
+    match num_returns {
+        Some(asked) => returns.taken_apart(asked),
+        None => Ok(returns),
     }
 }
 
@@ -123,7 +136,6 @@ fn bare(ty: &Type) -> &Type {
 fn of_type(ty: &Type) -> syn::Result<Returns> {
     let ty = bare(ty);
     match ty {
-        Type::Tuple(tuple) if tuple.elems.len() >= 2 => Ok(Returns::Many(tuple.elems.iter().cloned().collect())),
         Type::Reference(_) => {
             Err(syn::Error::new_spanned(ty, "a remote function cannot return a borrow; return an owned value"))
         }
@@ -177,6 +189,24 @@ fn item_of(arguments: &PathArguments) -> Option<Type> {
 }
 
 impl Returns {
+    /// As so many objects.
+    fn taken_apart(self, asked: &NumReturns) -> syn::Result<Returns> {
+        let NumReturns { count, says } = asked;
+        let refuse = |why: String| Err(syn::Error::new_spanned(says, format!("`num_returns = {count}`, and {why}")));
+        match self {
+            Returns::One(ty) => match bare(&ty) {
+                Type::Tuple(tuple) if tuple.elems.len() == *count => {
+                    Ok(Returns::Many(tuple.elems.iter().cloned().collect()))
+                }
+                Type::Tuple(tuple) => refuse(format!("the tuple that is returned has {} parts", tuple.elems.len())),
+                _ => refuse("no tuple is returned that is written as one".to_owned()),
+            },
+            Returns::Fallible(inner, error) => Ok(Returns::Fallible(Box::new(inner.taken_apart(asked)?), error)),
+            Returns::Items(..) => refuse("a stream is returned, each item of which is one object".to_owned()),
+            Returns::Many(_) => Ok(self),
+        }
+    }
+
     /// The marker type that says what a call gives.
     pub(crate) fn marker(&self) -> TokenStream {
         match self {

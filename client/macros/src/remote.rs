@@ -18,7 +18,7 @@ pub(crate) fn expand(attribute: TokenStream, item: &ItemFn) -> syn::Result<Token
         ));
     }
     let parameters = function::parameters(signature)?;
-    let returns = function::returns(&signature.output)?;
+    let returns = function::returns(&signature.output, attributes.num_returns.as_ref())?;
     attributes.check_errors(&returns)?;
     let (name, visibility) = (&signature.ident, &item.vis);
     let names: Vec<_> = parameters.iter().map(|parameter| &parameter.name).collect();
