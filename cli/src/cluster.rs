@@ -1,16 +1,12 @@
 //! `wingbeat status` and `wingbeat stop`.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use comfy_table::{ContentArrangement, Table, presets};
 use tarpc::client::RpcError;
-use wingbeat_core::names::{printable, printable_lines};
-use wingbeat_core::resources::MEMORY;
-use wingbeat_core::spec::{Address, ScopedName};
+use wingbeat_core::spec::Address;
 use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::address;
 use wingbeat_net::handshake::Hello;
@@ -23,7 +19,7 @@ use wingbeat_worker::{join, token};
 use crate::daemons::DEFAULT_PORT;
 use crate::named;
 use crate::say::say;
-use crate::sizes;
+use crate::status;
 
 #[derive(Args)]
 pub(crate) struct Where {
@@ -85,7 +81,7 @@ pub(crate) async fn status(args: StatusArgs) -> Result<()> {
     if args.json {
         say!("{}", serde_json::to_string_pretty(&state)?);
     } else {
-        show(&state, args.id.is_none());
+        say!("{}", status::text(&state, args.id.is_none()).trim_end());
     }
     Ok(())
 }
@@ -126,129 +122,6 @@ fn keep_only(id: &str, state: &mut ClusterState) {
     state.placement_groups.retain(|group| is_it(&group.id) || is_there(&group.bundles));
     state.quotas.clear();
     state.pending.retain(|row| row.id == id);
-}
-
-fn table(headings: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(headings);
-    table
-}
-
-fn scoped(name: Option<&ScopedName>) -> String {
-    name.map(|name| printable(&format!("{}/{}", name.namespace, name.name)).into_owned()).unwrap_or_default()
-}
-
-fn show(state: &ClusterState, is_all: bool) {
-    let cluster = state.cluster.map(|cluster| cluster.to_string()).unwrap_or_default();
-    say!("{cluster}, up {} s", state.uptime_secs);
-    if let Some(standby) = &state.standby {
-        let at = standby.address.tcp.map_or_else(|| standby.address.unix.clone(), |tcp| tcp.to_string());
-        match standby.is_current {
-            true => say!("a standby at {at} is up to date, and takes over when this head is gone"),
-            false => say!("a standby at {at} does not have everything yet, and cannot take over"),
-        }
-    }
-    let mut nodes = table(&["node", "host", "free / total", "object store", "leases"]);
-    for node in &state.nodes {
-        let resources: Vec<String> = node
-            .info
-            .resources
-            .iter()
-            .map(|(name, total)| {
-                let free = node.available.get(name);
-                if name == MEMORY {
-                    let bytes = |amount: wingbeat_core::Amount| sizes::shown(amount.as_f64().max(0.0) as u64);
-                    format!("{} / {} memory", bytes(free), bytes(total))
-                } else {
-                    format!("{free} / {total} {name}")
-                }
-            })
-            .collect();
-        nodes.add_row([
-            if node.suspect_secs.is_some() { format!("{} (suspect)", node.info.id) } else { node.info.id.to_string() },
-            printable(&node.info.hostname).into_owned(),
-            resources.join(", "),
-            sizes::shown(node.info.store_bytes),
-            node.leases.to_string(),
-        ]);
-    }
-    if !state.absent.is_empty() {
-        let absent: Vec<String> = state.absent.iter().map(ToString::to_string).collect();
-        say!("the head was started again {}s ago; not back yet: {}", state.uptime_secs, absent.join(", "));
-    }
-    if !state.nodes.is_empty() {
-        say!("{nodes}");
-    } else if state.absent.is_empty() && is_all {
-        say!("no nodes; add one with `wingbeat worker --head <this head>`");
-    }
-    if !state.jobs.is_empty() {
-        let mut jobs = table(&["job", "name", "leases"]);
-        for job in &state.jobs {
-            jobs.add_row([job.id.to_string(), printable(&job.name).into_owned(), job.leases.to_string()]);
-        }
-        say!("{jobs}");
-    }
-    if !state.actors.is_empty() {
-        let mut actors = table(&["actor", "class", "name", "state", "node", "pid", "restarts"]);
-        for actor in &state.actors {
-            actors.add_row([
-                actor.id.to_string(),
-                printable(&actor.class_name).into_owned(),
-                scoped(actor.name.as_ref()),
-                actor.state.clone(),
-                actor.node.map(|node| node.to_string()).unwrap_or_default(),
-                actor.pid.map(|pid| pid.to_string()).unwrap_or_default(),
-                actor.restarts.to_string(),
-            ]);
-        }
-        say!("{actors}");
-    }
-    if !state.placement_groups.is_empty() {
-        let mut groups = table(&["placement group", "name", "state", "strategy", "bundles", "nodes"]);
-        for group in &state.placement_groups {
-            let nodes: BTreeSet<String> =
-                group.bundles.iter().filter_map(|(_, node)| node.map(|node| node.to_string())).collect();
-            groups.add_row([
-                group.id.to_string(),
-                scoped(group.name.as_ref()),
-                group.state.clone(),
-                format!("{:?}", group.strategy),
-                group.bundles.len().to_string(),
-                nodes.into_iter().collect::<Vec<_>>().join(", "),
-            ]);
-        }
-        say!("{groups}");
-    }
-    for quota in &state.quotas {
-        say!("namespace {} holds {} of its quota of {}", printable(&quota.namespace), quota.used, quota.limit);
-    }
-    for node in &state.nodes {
-        if let Some(secs) = node.suspect_secs {
-            say!(
-                "{} ({}) has been suspect for {secs} s: it has no connection to the head. Nothing new is placed there, and nothing of it runs \
-                 elsewhere until it is back or lost",
-                printable(&node.info.hostname),
-                node.info.id
-            );
-        }
-        if let Some(why) = &node.draining {
-            say!("{} ({}) is being drained: {}", printable(&node.info.hostname), node.info.id, printable(why));
-        }
-        for held in &node.held_devices {
-            say!("{} ({}) cannot give on {}", printable(&node.info.hostname), node.info.id, printable(held));
-        }
-    }
-    if !state.pending.is_empty() {
-        let mut pending = table(&["waiting", "wingbeat why", "count", "why"]);
-        for row in &state.pending {
-            let (name, why) = (printable(&row.name).into_owned(), printable_lines(&row.why).into_owned());
-            pending.add_row([name, row.id.clone(), row.count.to_string(), why]);
-        }
-        say!("{pending}");
-    }
 }
 
 #[cfg(test)]

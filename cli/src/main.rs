@@ -13,6 +13,7 @@ mod say;
 mod signals;
 mod sizes;
 mod stack;
+mod status;
 mod torchrun;
 mod train;
 mod why;

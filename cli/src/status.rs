@@ -1,0 +1,335 @@
+//! What `wingbeat status` shows: a summary first, then a table a kind of thing, and at the end what is wrong and what waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use wingbeat_core::names::{printable, printable_lines};
+use wingbeat_core::resources::{CPU, GPU, MEMORY};
+use wingbeat_core::spec::ScopedName;
+use wingbeat_core::{Amount, ResourceSet};
+use wingbeat_net::messages::{ClusterState, NodeState};
+
+use crate::sizes;
+
+/// The columns of a line where the output is no terminal: programs that look for words find them on one line.
+const PIPED_WIDTH: u16 = 500;
+/// Columns whose cells stay on one line.
+const UNBROKEN: [&str; 7] = ["node", "state", "job", "actor", "group", "id", "strategy"];
+/// Fewer columns hold no table.
+const NARROWEST: u16 = 60;
+/// The longest name that is shown of what has one in a table.
+const LONGEST_NAME: usize = 40;
+
+/// What is shown of a cluster; `is_all` says that nothing was left out.
+pub(crate) fn text(state: &ClusterState, is_all: bool) -> String {
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
+    let width = terminal.map_or(PIPED_WIDTH, |size| size.ws_col.max(NARROWEST));
+    let mut shown = Shown { text: String::new(), width };
+    shown.cluster(state, is_all);
+    shown.text
+}
+
+struct Shown {
+    text: String,
+    /// Columns of a line.
+    width: u16,
+}
+
+impl Shown {
+    fn cluster(&mut self, state: &ClusterState, is_all: bool) {
+        if is_all {
+            self.summary(state);
+        }
+        self.nodes(state);
+        self.jobs(state);
+        self.actors(state);
+        self.groups(state);
+        self.quotas(state);
+        self.troubles(state);
+        self.waiting(state);
+    }
+
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.text, "{line}");
+    }
+
+    fn title(&mut self, title: &str) {
+        let gap = if self.text.is_empty() { "" } else { "\n" };
+        let _ = writeln!(self.text, "{gap}{title}");
+    }
+
+    /// Columns under their headings, without rules, and without those in which nothing stands. `numbers` are the columns that are aligned to
+    /// the right. Neither they nor ids, which people copy, are broken into lines.
+    fn table(&mut self, headings: &[&str], numbers: &[&str], rows: Vec<Vec<String>>) {
+        let has_any = |column: &usize| rows.iter().any(|row| !row[*column].is_empty());
+        let columns: Vec<usize> = (0..headings.len()).filter(has_any).collect();
+        let headings: Vec<&str> = columns.iter().map(|column| headings[*column]).collect();
+        let rows = rows.iter().map(|row| columns.iter().map(|column| row[*column].as_str()).collect::<Vec<_>>());
+        let mut table = Table::new();
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_header(headings.clone());
+        table.set_width(self.width);
+        for (number, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((2, 0));
+            let is_number = numbers.contains(&headings[number]);
+            if is_number {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+            if is_number || UNBROKEN.contains(&headings[number]) {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
+        }
+        table.add_rows(rows);
+        let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+        self.line(&lines.join("\n"));
+    }
+
+    fn summary(&mut self, state: &ClusterState) {
+        let cluster = state.cluster.map(|cluster| format!("{cluster}, ")).unwrap_or_default();
+        self.line(&format!("{cluster}up {}", sizes::ago(Duration::from_secs(state.uptime_secs))));
+        self.line(&counted(state).join(", "));
+        let all: ResourceSet = sum(state.nodes.iter().map(|node| &node.info.resources));
+        let free: ResourceSet = sum(state.nodes.iter().map(|node| &node.available));
+        let used: Vec<String> = all.iter().map(|(name, total)| used_of(name, total, free.get(name), true)).collect();
+        if !used.is_empty() {
+            self.line(&format!("used: {}", used.join(", ")));
+        }
+        if let Some(standby) = &state.standby {
+            let at = standby.address.tcp.map_or_else(|| standby.address.unix.clone(), |tcp| tcp.to_string());
+            self.line(&match standby.is_current {
+                true => format!("a standby at {at} is up to date, and takes over when this head is gone"),
+                false => format!("a standby at {at} does not have everything yet, and cannot take over"),
+            });
+        }
+        if state.nodes.is_empty() && state.absent.is_empty() {
+            self.line("add a node with `wingbeat worker --head <this head>`");
+        }
+    }
+
+    fn nodes(&mut self, state: &ClusterState) {
+        if state.nodes.is_empty() {
+            return;
+        }
+        // A column for each resource that most clusters have, and a line for what else a node has.
+        let is_there = |name: &str| state.nodes.iter().any(|node| node.info.resources.get(name) > Amount::ZERO);
+        let own: Vec<&str> = [CPU, GPU, MEMORY].into_iter().filter(|name| is_there(name)).collect();
+        let mut headings = vec!["node", "host", "state"];
+        headings.extend(&own);
+        headings.extend(["store", "leases"]);
+        let numbers = headings.split_off(3);
+        headings.extend(&numbers);
+        let rows = state.nodes.iter().map(|node| {
+            let standing = match (node.suspect_secs, &node.draining) {
+                (Some(_), _) => "suspect",
+                (None, Some(_)) => "draining",
+                (None, None) => "alive",
+            };
+            let mut row = vec![node.info.id.to_string(), short(&node.info.hostname), standing.to_owned()];
+            let of = |name: &&str| match node.info.resources.get(name) {
+                total if total > Amount::ZERO => used_of(name, total, node.available.get(name), false),
+                _ => String::new(),
+            };
+            row.extend(own.iter().map(of));
+            row.extend([sizes::shown(node.info.store_bytes), node.leases.to_string()]);
+            row
+        });
+        let rows = rows.collect();
+        self.title("nodes (used/total)");
+        self.table(&headings, &numbers, rows);
+        for node in &state.nodes {
+            let others = node.info.resources.iter().filter(|(name, _)| !own.contains(name));
+            let others: Vec<String> =
+                others.map(|(name, total)| used_of(name, total, node.available.get(name), true)).collect();
+            if !others.is_empty() {
+                self.line(&format!("  {} also has {}", node.info.id, others.join(", ")));
+            }
+        }
+    }
+
+    fn jobs(&mut self, state: &ClusterState) {
+        if state.jobs.is_empty() {
+            return;
+        }
+        let rows = state.jobs.iter().map(|job| vec![job.id.to_string(), short(&job.name), job.leases.to_string()]);
+        let rows = rows.collect();
+        self.title("jobs");
+        self.table(&["job", "name", "leases"], &["leases"], rows);
+    }
+
+    fn actors(&mut self, state: &ClusterState) {
+        if state.actors.is_empty() {
+            return;
+        }
+        let rows = state.actors.iter().map(|actor| {
+            vec![
+                actor.id.to_string(),
+                short(actor.class_name.rsplit("::").next().unwrap_or_default()),
+                scoped(actor.name.as_ref()),
+                actor.state.clone(),
+                actor.node.map(|node| node.to_string()).unwrap_or_default(),
+                actor.pid.map(|pid| pid.to_string()).unwrap_or_default(),
+                if actor.restarts > 0 { actor.restarts.to_string() } else { String::new() },
+            ]
+        });
+        let rows = rows.collect();
+        self.title("actors");
+        self.table(&["actor", "class", "name", "state", "node", "pid", "restarts"], &["pid", "restarts"], rows);
+    }
+
+    fn groups(&mut self, state: &ClusterState) {
+        if state.placement_groups.is_empty() {
+            return;
+        }
+        let rows = state.placement_groups.iter().map(|group| {
+            let nodes: BTreeSet<String> =
+                group.bundles.iter().filter_map(|(_, node)| node.map(|node| node.to_string())).collect();
+            vec![
+                group.id.to_string(),
+                scoped(group.name.as_ref()),
+                group.state.clone(),
+                format!("{:?}", group.strategy),
+                group.bundles.len().to_string(),
+                nodes.into_iter().collect::<Vec<_>>().join(", "),
+            ]
+        });
+        let rows = rows.collect();
+        self.title("placement groups");
+        self.table(&["group", "name", "state", "strategy", "bundles", "nodes"], &["bundles"], rows);
+    }
+
+    fn quotas(&mut self, state: &ClusterState) {
+        if state.quotas.is_empty() {
+            return;
+        }
+        let rows = state
+            .quotas
+            .iter()
+            .map(|quota| vec![short(&quota.namespace), quota.used.to_string(), quota.limit.to_string()]);
+        let rows = rows.collect();
+        self.title("quotas");
+        self.table(&["namespace", "used", "limit"], &[], rows);
+    }
+
+    /// What a person may have to look after.
+    fn troubles(&mut self, state: &ClusterState) {
+        let mut lines = Vec::new();
+        if !state.absent.is_empty() {
+            let absent: Vec<String> = state.absent.iter().map(ToString::to_string).collect();
+            let since = sizes::ago(Duration::from_secs(state.uptime_secs));
+            lines.push(format!("the head was started again {since} ago; not back yet: {}", absent.join(", ")));
+        }
+        for node in &state.nodes {
+            let name = format!("{} ({})", printable(&node.info.hostname), node.info.id);
+            if let Some(secs) = node.suspect_secs {
+                lines.push(format!(
+                    "{name} has been suspect for {secs} s: it has no connection to the head. Nothing new is placed there, and nothing of \
+                     it runs elsewhere until it is back or lost"
+                ));
+            }
+            if let Some(why) = &node.draining {
+                lines.push(format!("{name} is being drained: {}", printable(why)));
+            }
+            lines.extend(node.held_devices.iter().map(|held| format!("{name} cannot give on {}", printable(held))));
+        }
+        if !lines.is_empty() {
+            self.title("to look after");
+            lines.iter().for_each(|line| self.line(&format!("  {line}")));
+        }
+    }
+
+    fn waiting(&mut self, state: &ClusterState) {
+        if state.pending.is_empty() {
+            return;
+        }
+        let rows = state.pending.iter().map(|row| {
+            vec![short(&row.name), row.count.to_string(), printable_lines(&row.why).into_owned(), row.id.clone()]
+        });
+        let rows = rows.collect();
+        self.title("waiting (`wingbeat why ID` says more)");
+        self.table(&["what", "count", "why", "id"], &["count"], rows);
+    }
+}
+
+/// How much of what there is, in words.
+fn counted(state: &ClusterState) -> Vec<String> {
+    let of = |count: usize, one: &str, many: &str| match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    };
+    let mut parts = vec![match state.nodes.len() {
+        0 => "no nodes".to_owned(),
+        count => of(count, "node", "nodes"),
+    }];
+    let suspect = state.nodes.iter().filter(|node| node.suspect_secs.is_some()).count();
+    let draining = state.nodes.iter().filter(|node| node.draining.is_some()).count();
+    let marks: Vec<String> = [(suspect, "suspect"), (draining, "draining"), (state.absent.len(), "not back yet")]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, mark)| format!("{count} {mark}"))
+        .collect();
+    if !marks.is_empty() {
+        parts[0] = format!("{} ({})", parts[0], marks.join(", "));
+    }
+    parts.push(of(state.jobs.len(), "job", "jobs"));
+    let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+    for actor in state.actors.iter().filter(|actor| actor.state != "alive") {
+        *states.entry(&actor.state).or_default() += 1;
+    }
+    let others: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
+    let actors = of(state.actors.len(), "actor", "actors");
+    parts.push(if others.is_empty() { actors } else { format!("{actors} ({})", others.join(", ")) });
+    if !state.placement_groups.is_empty() {
+        parts.push(of(state.placement_groups.len(), "placement group", "placement groups"));
+    }
+    let waiting: u64 = state.pending.iter().map(|row| u64::from(row.count)).sum();
+    parts.push(match waiting {
+        0 => "nothing waits".to_owned(),
+        1 => "1 waits".to_owned(),
+        count => format!("{count} wait"),
+    });
+    parts
+}
+
+fn sum<'a>(sets: impl Iterator<Item = &'a ResourceSet>) -> ResourceSet {
+    sets.fold(ResourceSet::new(), |mut all, set| {
+        all.add(set);
+        all
+    })
+}
+
+/// `1.5/4 CPU`, and memory in a unit that people read.
+fn used_of(name: &str, total: Amount, free: Amount, is_named: bool) -> String {
+    let used = total - free;
+    let unit = if is_named { format!(" {name}") } else { String::new() };
+    if name == MEMORY {
+        let shown = |amount: Amount| sizes::shown(amount.as_f64().max(0.0) as u64);
+        let (used, total) = (shown(used), shown(total));
+        // The unit once, if both have the same.
+        let used = match (used.split_once(' '), total.split_once(' ')) {
+            (Some((number, one)), Some((_, other))) if one == other => number.to_owned(),
+            _ => used,
+        };
+        return format!("{used}/{total}{unit}");
+    }
+    format!("{used}/{total}{unit}")
+}
+
+fn short(name: &str) -> String {
+    let name = printable(name);
+    match name.char_indices().nth(LONGEST_NAME) {
+        Some((at, _)) => format!("{}…", &name[..at]),
+        None => name.into_owned(),
+    }
+}
+
+fn scoped(name: Option<&ScopedName>) -> String {
+    name.map(|name| short(&format!("{}/{}", name.namespace, name.name))).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+//! What `wingbeat status` shows of a cluster, at several widths.
+
+use wingbeat_core::spec::{Address, MachineId, PlacementStrategy};
+use wingbeat_core::{ActorId, JobId, NodeId, PlacementGroupId, ProcessId};
+use wingbeat_net::messages::{ActorRow, JobState, NodeInfo, PendingRow, PlacementGroupRow, QuotaRow};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn at(state: &ClusterState, width: u16) -> String {
+    let mut shown = Shown { text: String::new(), width };
+    shown.cluster(state, true);
+    shown.text
+}
+
+fn bytes(bytes: u64) -> Amount {
+    Amount::new(bytes as f64).unwrap()
+}
+
+fn node(id: u64, hostname: &str, cpus: u32, gpus: u32) -> NodeState {
+    let memory = bytes(16 * GIB);
+    let resources = ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus)).with(MEMORY, memory);
+    NodeState {
+        info: NodeInfo {
+            id: NodeId(id),
+            address: Address {
+                process: ProcessId(id),
+                machine: MachineId(0),
+                unix: String::new(),
+                tcp: None,
+                steward: None,
+            },
+            hostname: hostname.to_owned(),
+            resources: resources.clone(),
+            devices: Vec::new(),
+            labels: BTreeMap::new(),
+            store_bytes: 5 * GIB,
+        },
+        available: resources,
+        leases: 0,
+        draining: None,
+        suspect_secs: None,
+        held_devices: Vec::new(),
+    }
+}
+
+fn empty() -> ClusterState {
+    ClusterState {
+        cluster: None,
+        uptime_secs: 7,
+        nodes: Vec::new(),
+        absent: Vec::new(),
+        standby: None,
+        jobs: Vec::new(),
+        actors: Vec::new(),
+        placement_groups: Vec::new(),
+        quotas: Vec::new(),
+        pending: Vec::new(),
+    }
+}
+
+fn busy() -> ClusterState {
+    let mut alpha = node(42, "alpha", 8, 2);
+    alpha.available =
+        ResourceSet::cpus(Amount::from_units(25_000)).with(GPU, Amount::whole(1)).with(MEMORY, bytes(12 * GIB));
+    alpha.leases = 6;
+    let mut beta = node(43, "beta", 8, 0);
+    beta.info.resources.set("licence", Amount::whole(3));
+    beta.available = beta.info.resources.clone();
+    beta.suspect_secs = Some(12);
+    let actor = |id: u64, class: &str, state: &str, node: Option<u64>, pid: Option<u32>, restarts| ActorRow {
+        id: ActorId(id),
+        class_name: class.to_owned(),
+        name: None,
+        state: state.to_owned(),
+        node: node.map(NodeId),
+        pid,
+        restarts,
+    };
+    ClusterState {
+        uptime_secs: 3 * 3600 + 62,
+        nodes: vec![alpha, beta],
+        jobs: vec![JobState { id: JobId(7), name: "sweep".into(), leases: 6 }],
+        actors: vec![
+            actor(900, "Counter", "alive", Some(42), Some(4711), 0),
+            actor(901, "sweep::trial::ParameterServer", "restarting", None, None, 3),
+        ],
+        placement_groups: vec![PlacementGroupRow {
+            id: PlacementGroupId(5),
+            name: None,
+            state: "placed".into(),
+            strategy: PlacementStrategy::StrictSpread,
+            bundles: vec![(ResourceSet::new(), Some(NodeId(42))), (ResourceSet::new(), Some(NodeId(43)))],
+        }],
+        quotas: vec![QuotaRow {
+            namespace: "team".into(),
+            limit: ResourceSet::cpus(Amount::whole(8)),
+            used: ResourceSet::cpus(Amount::whole(2)),
+        }],
+        pending: vec![PendingRow {
+            name: "train".into(),
+            id: "process-000000000011".into(),
+            resources: ResourceSet::cpus(Amount::whole(4)).with(GPU, Amount::whole(4)),
+            count: 3,
+            why: "each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU".into(),
+        }],
+        ..empty()
+    }
+}
+
+#[test]
+fn an_empty_cluster_says_what_to_do() {
+    insta::assert_snapshot!(at(&empty(), 80), @r"
+    up 7s
+    no nodes, 0 jobs, 0 actors, nothing waits
+    add a node with `wingbeat worker --head <this head>`
+    ");
+}
+
+#[test]
+fn a_busy_cluster_fits_into_eighty_columns() {
+    let text = at(&busy(), 80);
+    insta::assert_snapshot!(text, @r"
+    up 3h 1m 2s
+    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 wait
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+
+    nodes (used/total)
+      node               host   state      CPU  GPU        memory    store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  5.0 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  5.0 GiB       0
+      node-00000000002b also has 0/3 licence
+
+    jobs
+      job               name   leases
+      job-000000000007  sweep       6
+
+    actors
+      actor               class        state       node                pid  restarts
+      actor-000000000384  Counter      alive       node-00000000002a  4711
+      actor-000000000385  ParameterSe  restarting                                  3
+                          rver
+
+    placement groups
+      group               state   strategy      bundles  nodes
+      group-000000000005  placed  StrictSpread        2  node-00000000002a,
+                                                         node-00000000002b
+
+    quotas
+      namespace  used   limit
+      team       2 CPU  8 CPU
+
+    to look after
+      beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
+
+    waiting (`wingbeat why ID` says more)
+      what   count  why                                         id
+      train      3  each needs 4 CPU, 4 GPU; no node has that   process-000000000011
+                    much: the largest is alpha with 8 CPU, 2
+                    GPU
+    ");
+}
+
+#[test]
+fn a_wide_terminal_has_a_line_for_each_thing() {
+    insta::assert_snapshot!(at(&busy(), 200), @r"
+    up 3h 1m 2s
+    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 wait
+    used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
+
+    nodes (used/total)
+      node               host   state      CPU  GPU        memory    store  leases
+      node-00000000002a  alpha  alive    5.5/8  1/2  4.0/16.0 GiB  5.0 GiB       6
+      node-00000000002b  beta   suspect    0/8       0 B/16.0 GiB  5.0 GiB       0
+      node-00000000002b also has 0/3 licence
+
+    jobs
+      job               name   leases
+      job-000000000007  sweep       6
+
+    actors
+      actor               class            state       node                pid  restarts
+      actor-000000000384  Counter          alive       node-00000000002a  4711
+      actor-000000000385  ParameterServer  restarting                                  3
+
+    placement groups
+      group               state   strategy      bundles  nodes
+      group-000000000005  placed  StrictSpread        2  node-00000000002a, node-00000000002b
+
+    quotas
+      namespace  used   limit
+      team       2 CPU  8 CPU
+
+    to look after
+      beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
+
+    waiting (`wingbeat why ID` says more)
+      what   count  why                                                                                     id
+      train      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
+    ");
+}
+
+#[test]
+fn memory_reads_as_people_write_it_and_amounts_as_they_are() {
+    assert_eq!(used_of(MEMORY, bytes(16 * GIB), bytes(12 * GIB), true), "4.0/16.0 GiB memory");
+    assert_eq!(used_of(MEMORY, bytes(16 * GIB), bytes(16 * GIB), false), "0 B/16.0 GiB");
+    assert_eq!(used_of(CPU, Amount::whole(4), Amount::from_units(25_000), false), "1.5/4");
+}
