@@ -51,7 +51,7 @@ pub use options::{CallOptions, TaskOptions};
 pub use placement_group::{Bundle, NewPlacementGroup, PlacementGroup, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
-pub use running::{cancelled, current_actor, current_task, gpu_ids, is_cancelled};
+pub use running::{cancelled, current_actor, current_attempt, current_node, current_task, gpu_ids, is_cancelled};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::{Number, Plain};
 pub use wingbeat_core::error::{ApplicationError, Error, Result};

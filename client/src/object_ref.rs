@@ -208,6 +208,21 @@ impl<T> Clone for ObjectRef<T> {
     }
 }
 
+/// Refs are equal that refer to the same object.
+impl<T> PartialEq for ObjectRef<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl<T> Eq for ObjectRef<T> {}
+
+impl<T> std::hash::Hash for ObjectRef<T> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.id().hash(state);
+    }
+}
+
 impl<T> fmt::Debug for ObjectRef<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ObjectRef<{}>({})", std::any::type_name::<T>(), self.id())

@@ -1,6 +1,6 @@
 //! What code that runs in a worker process can know of itself.
 
-use wingbeat_core::{ActorId, TaskId};
+use wingbeat_core::{ActorId, NodeId, TaskId};
 use wingbeat_process::{Session, context};
 
 /// Whether the running task was asked to stop. Long computations should look now and then.
@@ -47,6 +47,32 @@ pub async fn cancelled() {
 /// ```
 pub fn current_task() -> Option<TaskId> {
     context::current_task()
+}
+
+/// How often the running task or call was tried before: 0 the first time; none outside of one.
+///
+/// ```
+/// #[wingbeat::remote(max_retries = 5)]
+/// fn fetch(url: String) -> Vec<u8> {
+///     let mirror = wingbeat::current_attempt().unwrap_or(0) % 2;   // another one after each loss
+///     format!("{url} from mirror {mirror}").into_bytes()
+/// }
+/// ```
+pub fn current_attempt() -> Option<u32> {
+    context::current_attempt()
+}
+
+/// The node of this process, whose shared memory it uses: of a task or actor where it runs, of a driver that of its machine, if it
+/// has one; none without a session.
+///
+/// ```
+/// #[wingbeat::remote]
+/// fn place() -> Option<wingbeat::NodeId> {
+///     wingbeat::current_node()
+/// }
+/// ```
+pub fn current_node() -> Option<NodeId> {
+    Some(Session::current().ok()?.process().storage()?.node())
 }
 
 /// The actor that this code runs in; see [`current_task`].

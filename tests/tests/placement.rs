@@ -63,8 +63,7 @@ fn lives(pids: Vec<u32>) -> Vec<bool> {
 
 #[wingbeat::remote]
 fn node() -> String {
-    let session = wingbeat::Session::current().unwrap();
-    session.process().storage().unwrap().node().to_string()
+    wingbeat::current_node().unwrap().to_string()
 }
 
 #[wingbeat::remote]

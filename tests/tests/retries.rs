@@ -51,6 +51,22 @@ fn dies_here() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
 }
 
+/// Fails as often as it is to, and then says which attempt it is.
+#[wingbeat::remote(max_retries = 5, retry_errors)]
+fn which_attempt(failures: u32) -> Result<u32, String> {
+    let attempt = wingbeat::current_attempt().unwrap();
+    if attempt < failures { Err("not yet".to_owned()) } else { Ok(attempt) }
+}
+
+#[test]
+fn a_task_knows_how_often_it_was_tried_before() {
+    let _local = Local::start(1);
+    assert_eq!(wingbeat::current_attempt(), None);
+    for failures in [0, 3] {
+        assert_eq!(which_attempt::remote(failures).get_blocking().unwrap(), failures);
+    }
+}
+
 #[wingbeat::remote]
 fn busy(file: PathBuf, times: usize) -> Result<u64, Busy> {
     if note(&file, "busy") < times { Err(Busy(1)) } else { Ok(7) }

@@ -16,8 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[wingbeat::remote]
 fn node() -> String {
-    let session = wingbeat::Session::current().unwrap();
-    session.process().storage().unwrap().node().to_string()
+    wingbeat::current_node().unwrap().to_string()
 }
 
 #[wingbeat::remote]

@@ -290,7 +290,7 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
         match next {
             Some(Next::Run(spec)) => {
                 queue.uses_cpus();
-                let execution = Execution::at_home(spec.id, task_name(&spec), queue.session.clone());
+                let execution = Execution::at_home((spec.id, spec.attempt), task_name(&spec), queue.session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };

@@ -43,7 +43,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
             Next::Task { lease, number, spec } => {
                 let name = task_name(&spec);
                 queue.page.start(number, &name, spec.yields_memory);
-                let execution = Execution::new(spec.id, name, None, Some(lease), session.clone());
+                let execution = Execution::new((spec.id, spec.attempt), name, None, Some(lease), session.clone());
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };
@@ -122,8 +122,13 @@ fn construct(
 ) -> Result<Instance, Error> {
     let class = registry::table().class(spec.class, &spec.class_name)?;
     let actor = Some((being.actor, being.concurrency));
-    let execution =
-        Execution::new(spec.handle.task, spec.class_name.clone().into(), actor, Some(being.lease), session.clone());
+    let execution = Execution::new(
+        (spec.handle.task, 0),
+        spec.class_name.clone().into(),
+        actor,
+        Some(being.lease),
+        session.clone(),
+    );
     // As part of the execution: while an argument is not there, its CPUs are free for the task that makes it.
     let values = runtime.block_on(execution.scope(session.bring_in(&spec.args, true)))?;
     let arguments = Arguments::new(class.path, session.clone(), values);
@@ -250,7 +255,13 @@ impl Lanes {
         paused: &'a Cell<usize>,
     ) -> Option<futures::future::LocalBoxFuture<'a, ()>> {
         let actor = Some((self.being.actor, self.being.concurrency));
-        let execution = Execution::new(spec.id, task_name(&spec), actor, Some(self.being.lease), self.session.clone());
+        let execution = Execution::new(
+            (spec.id, spec.attempt),
+            task_name(&spec),
+            actor,
+            Some(self.being.lease),
+            self.session.clone(),
+        );
         self.queue.started(&execution);
         let instance = self.instance.clone();
         let method = registry::table().method(spec.function, Some(&self.class));

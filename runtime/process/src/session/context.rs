@@ -26,6 +26,8 @@ thread_local! {
 pub struct Execution {
     /// The task.
     pub task: TaskId,
+    /// How often it was tried before.
+    pub attempt: u32,
     /// Its name, for people.
     pub name: Cow<'static, str>,
     /// The actor it runs in, and how many calls that runs at a time.
@@ -108,22 +110,22 @@ impl Drop for Listener {
 }
 
 impl Execution {
-    /// A run that begins now.
+    /// A run that begins now, of a task and how often that was tried before.
     pub fn new(
-        task: TaskId,
+        (task, attempt): (TaskId, u32),
         name: Cow<'static, str>,
         actor: Option<(ActorId, u32)>,
         lease: Option<LeaseId>,
         session: Session,
     ) -> Arc<Self> {
         let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, name, actor, lease, at_home: false, session, waits, asked })
+        Arc::new(Execution { task, attempt, name, actor, lease, at_home: false, session, waits, asked })
     }
 
     /// A run of a task of this process that begins now, while the one that submitted it waits.
-    pub fn at_home(task: TaskId, name: Cow<'static, str>, session: Session) -> Arc<Self> {
+    pub fn at_home((task, attempt): (TaskId, u32), name: Cow<'static, str>, session: Session) -> Arc<Self> {
         let (waits, asked) = (Mutex::default(), Mutex::default());
-        Arc::new(Execution { task, name, actor: None, lease: None, at_home: true, session, waits, asked })
+        Arc::new(Execution { task, attempt, name, actor: None, lease: None, at_home: true, session, waits, asked })
     }
 
     /// For how long it has waited for others so far.
@@ -246,6 +248,11 @@ pub fn current_task() -> Option<TaskId> {
     current().map(|execution| execution.task)
 }
 
+/// How often the running task was tried before.
+pub fn current_attempt() -> Option<u32> {
+    current().map(|execution| execution.attempt)
+}
+
 /// The actor that this code runs in.
 pub fn current_actor() -> Option<ActorId> {
     current().and_then(|execution| execution.actor.map(|(actor, _)| actor))
@@ -272,7 +279,7 @@ mod tests {
     fn an_execution_that_has_waited_often_keeps_no_wakers() {
         let session = session();
         let task = TaskId { owner: ProcessId::random(), seq: 1 };
-        let execution = Execution::new(task, "f".into(), None, None, session.clone());
+        let execution = Execution::new((task, 0), "f".into(), None, None, session.clone());
         for _ in 0..1_000 {
             // Each wait of a blocked thread has a waker of its own, and each future among several, too.
             let waker = Waker::from(Arc::new(Woken));
