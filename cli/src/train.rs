@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, Best, Keep, Layout, Scaling, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{Backend, Best, Checkpoint, Keep, Layout, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
@@ -115,7 +115,7 @@ pub(crate) struct TrainArgs {
     /// A dataset NAME=FOLDER, with an Arrow file 0.arrow, 1.arrow, … for each rank.
     #[arg(long, hide = true, value_parser = sizes::pair)]
     dataset: Vec<(String, String)>,
-    /// A folder for what functions return, and for why a run failed.
+    /// A folder for what came of the run: what functions return, metrics and checkpoints, or why it failed.
     #[arg(long, hide = true)]
     results: Option<PathBuf>,
     /// Do not start again after a script's exception, only after crashes and lost nodes.
@@ -241,7 +241,8 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
             Ok(wingbeat::put(&bytes)?)
         };
-        trainer = trainer.dataset(name, (0..args.workers.1).map(of_rank).collect::<Result<Vec<_>>>()?);
+        let ranks = args.workers.1 * args.nodes.map_or(1, |(_, most)| most);
+        trainer = trainer.dataset(name, (0..ranks).map(of_rank).collect::<Result<Vec<_>>>()?);
     }
     let end = run(trainer, &session, Heard(signals::OF_RUN.to_vec())).await;
     progress.end();
@@ -251,6 +252,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
                 for (rank, pickled) in &result.returned {
                     std::fs::write(dir.join(format!("returned-{rank}.pickle")), pickled)?;
                 }
+                std::fs::write(dir.join("result.json"), finished(&result).to_string())?;
             }
             note!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
@@ -356,6 +358,21 @@ fn best(text: &str) -> Result<Best, String> {
         None => (text, true),
     };
     Ok(Best { metric: metric.to_owned(), more })
+}
+
+/// What came of a run, as `wingbeat.train` reads it.
+fn finished(result: &TrainResult) -> serde_json::Value {
+    let checkpoint =
+        |checkpoint: &Checkpoint| serde_json::json!({ "url": checkpoint.url, "metrics": texts(&checkpoint.metrics) });
+    serde_json::json!({
+        "metrics": texts(&result.metrics),
+        "checkpoints": result.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
+    })
+}
+
+/// Numbers as text: JSON has no infinity.
+fn texts(metrics: &BTreeMap<String, f64>) -> BTreeMap<&String, String> {
+    metrics.iter().map(|(name, value)| (name, value.to_string())).collect()
 }
 
 /// An error as `wingbeat.torch` reads it.

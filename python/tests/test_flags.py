@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 
-
 DUMP = """
     import json, os, sys
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")

@@ -10,7 +10,6 @@ import subprocess
 import threading
 
 import pytest
-
 from conftest import one_node
 from test_train import CHECKPOINTS
 

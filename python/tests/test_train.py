@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from conftest import DEADLINE_SECONDS
+
 from wingbeat import train
 
 BASE = os.path.realpath(sys.executable)

@@ -6,12 +6,16 @@ FILE holds two pickles: a dict with `sys_path` (where the driver finds its modul
 the standard library) and `returns` ("first" or "all", the ranks whose value is wanted), and the function with its arguments.
 """
 
+from __future__ import annotations
+
 import os
 import pickle
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
-def main():
+def main() -> None:
     with open(sys.argv[1], "rb") as file:
         about = pickle.load(file)
         find_modules(about["sys_path"], about["first"])
@@ -43,7 +47,7 @@ def main():
         raise
 
 
-def find_modules(paths, first):
+def find_modules(paths: list[str], first: int) -> None:
     """Finds modules where the driver does: beside its script first, whatever they are called, and not beside this file."""
     own = [os.path.abspath(path) for path in paths[:first]]  # '' is the working directory, here as there
     own = [path for path in own if os.path.exists(path)]
@@ -52,13 +56,13 @@ def find_modules(paths, first):
     sys.path += [path for path in paths[first:] if path not in sys.path and os.path.exists(path)]
 
 
-def tell(kind, pickled):
-    from wingbeat.train import _connection
+def tell(kind: str, pickled: memoryview) -> None:
+    from wingbeat.train._connection import connection
 
-    _connection().ask({"kind": kind}, pickled)
+    connection().ask({"kind": kind}, pickled)
 
 
-def pickle_value(value):
+def pickle_value(value: Any) -> memoryview:
     try:
         return pickle_portably(value)
     except Exception as error:
@@ -66,7 +70,7 @@ def pickle_value(value):
         raise TypeError(f"{what}, cannot be pickled: {error}") from error
 
 
-def pickle_error(error):
+def pickle_error(error: BaseException) -> memoryview:
     """Pickles an exception so that it can be made again there. Python calls its class with its `args`, which fails for
     one whose `__init__` takes other arguments."""
     from wingbeat._exceptions import remake
@@ -82,14 +86,14 @@ def pickle_error(error):
 class Remade:
     """Is something else when it is unpickled."""
 
-    def __init__(self, make, arguments):
+    def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.make, self.arguments = make, arguments
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return self.make, self.arguments
 
 
-def pickle_portably(value):
+def pickle_portably(value: Any) -> memoryview:
     """Pickles a value so that a process without a GPU can read it: tensors come from the CPU."""
     import io
 
@@ -97,8 +101,8 @@ def pickle_portably(value):
 
     torch = sys.modules.get("torch")
 
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, item):
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, item: Any) -> Any:
             if torch is not None and isinstance(item, torch.Tensor) and item.device.type != "cpu":
                 return item.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return super().reducer_override(item)

@@ -24,6 +24,10 @@ import os
 import sys
 import time
 
+TYPE_CHECKING = False  # as of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 PARENT = "WINGBEAT_RANK_PARENT"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 INTERRUPTED = 128 + 2  # what a shell calls SIGINT
@@ -32,7 +36,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 SIGKILL = 9
 
 
-def main():
+def main() -> None:
     tie_to_parent()
     if len(sys.argv) < 2:
         sys.exit("usage: python -m wingbeat._rank_main (script.py | -m module) [argument ...]")
@@ -43,7 +47,7 @@ def main():
     leave(code)
 
 
-def run():
+def run() -> int:
     """Runs what sys.argv says, and answers with the exit code."""
     sys.orig_argv = [sys.executable, *(["-u"] if getattr(sys.stdout, "write_through", False) else []), *sys.argv]
     before = error_file_state()
@@ -69,7 +73,7 @@ def run():
     return code
 
 
-def find_package():
+def find_package() -> None:
     """Lets the script import `wingbeat` from where this file is, unless another one is installed."""
     own = globals().get("__file__")
     if own is not None:
@@ -79,7 +83,7 @@ def find_package():
             sys.path.append(root)
 
 
-def tell_stacks():
+def tell_stacks() -> None:
     """Makes a signal write the stacks of all threads, also while one is stuck outside of Python."""
     stacks = os.environ.pop(STACKS, None)
     if stacks is None:
@@ -90,7 +94,7 @@ def tell_stacks():
     faulthandler.register(int(number), file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
-def tie_to_parent():
+def tie_to_parent() -> None:
     """Has the kernel kill this process when the thread that spawned it ends."""
     parent = os.environ.pop(PARENT, None)  # or the script's own children would believe it of theirs
     if parent is None:
@@ -103,7 +107,7 @@ def tie_to_parent():
         os.kill(os.getpid(), SIGKILL)
 
 
-def run_as_main(script):
+def run_as_main(script: str) -> None:
     # Not runpy.run_path: it changes sys.argv[0] to the full path, and takes the module out of
     # sys.modules at the script's end, where its threads and exit handlers may still look for it.
     from importlib.machinery import SourceFileLoader
@@ -116,9 +120,9 @@ def run_as_main(script):
     loader = SourceFileLoader("__main__", path)
     module = ModuleType("__main__")
     module.__file__ = path
-    module.__cached__ = None
+    module.__cached__ = None  # type: ignore[attr-defined]
     module.__loader__ = loader
-    module.__builtins__ = __builtins__
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     if sys.version_info < (3, 14):
         module.__annotations__ = {}
     code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
@@ -126,7 +130,7 @@ def run_as_main(script):
     exec(code, module.__dict__)
 
 
-def run_module_as_main(name):
+def run_module_as_main(name: str) -> None:
     import runpy
     from types import ModuleType
 
@@ -134,15 +138,15 @@ def run_module_as_main(name):
         sys.path[0] = os.getcwd()
     # What `python -m` calls. It runs the module in the namespace of `__main__`, which must not be this one.
     sys.modules["__main__"] = ModuleType("__main__")
-    runpy._run_module_as_main(name)
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def keeps_path():
+def keeps_path() -> bool:
     """Whether Python was told to look in no folder of the script's."""
-    return sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
-def code_of(error):
+def code_of(error: SystemExit) -> int:
     """The exit code that Python itself gives to a SystemExit."""
     if error.code is None:
         return 0
@@ -152,7 +156,7 @@ def code_of(error):
     return 1
 
 
-def show(error):
+def show(error: BaseException) -> None:
     """Prints the traceback as Python would, without this file's frames."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals is globals():
@@ -168,7 +172,7 @@ def show(error):
         sys.__excepthook__(type(error), error, frames)
 
 
-def error_file_state():
+def error_file_state() -> "tuple[int, int, int] | None":
     """Changes when somebody writes the error file."""
     try:
         stat = os.stat(os.environ[ERROR_FILE])
@@ -177,7 +181,7 @@ def error_file_state():
         return None
 
 
-def write_error_file(error, raised):
+def write_error_file(error: BaseException, raised: int) -> None:
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
@@ -207,7 +211,7 @@ def write_error_file(error, raised):
         print(f"wingbeat: cannot write {ERROR_FILE}: {problem}", file=sys.stderr)
 
 
-def quoted(text):
+def quoted(text: str) -> str:
     """A string as JSON has it. Not by the module `json`, of which the script may have one of its own."""
     escaped = {unit: f"\\u{unit:04x}" for unit in [*range(0x20), ord('"'), ord("\\"), 0x7F]}
     if not text.isascii():
@@ -220,7 +224,7 @@ def quoted(text):
     return f'"{text.translate(escaped)}"'
 
 
-def leave(code):
+def leave(code: int) -> "NoReturn":
     """Ends the process as Python would: waits for threads, runs exit handlers, flushes; but before Python finalizes.
 
     A gloo thread that lets go of the last collective's tensor asks for the interpreter, and if that is finalizing the
@@ -230,7 +234,7 @@ def leave(code):
     import atexit
     import threading
 
-    for step in (threading._shutdown, atexit._run_exitfuncs):
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
         try:
             step()
         except BaseException as error:

@@ -5,16 +5,17 @@
 A MODULE that ends with ? need not be there. A node has one for each Python environment. It listens on the abstract unix
 socket SOCKET. When it has had no rank and heard of nobody for IDLE_SECONDS, it ends. When its interpreter or what it has
 imported changes, it retires: it stops listening, says `retired`, and ends with the last of its ranks, which are the
-parent's children and live no longer than it. It answers each connection with one line of JSON, `{"python": "3.11"}` or `{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
+parent's children and live no longer than it. It answers each connection with one line of JSON, `{"python": "3.11"}` or
+`{"refused": "why", "retires": false}`, and then takes one request: a line of JSON with
 
     args    what to run, as Python takes it: a script and its arguments, or -m, a module and its arguments
     env     its whole environment
     cwd     its working directory
 
 and, with it, the descriptors of its standard input, output and error. A keeper process is forked, and from that the
-rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the rank for its stacks), and says
-`{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and everything that the rank
-has started with it. A connection that closes ends the rank.
+rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the
+rank for its stacks), and says `{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and
+everything that the rank has started with it. A connection that closes ends the rank.
 
 What a fork shares, a rank must not see: it gets its own environment, arguments, working directory, signals, streams,
 seeds and thread counts, and a `__main__` that multiprocessing's children find again. What has been imported before
@@ -32,6 +33,14 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False  # as of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    Request = dict[str, Any]
+    # The folders that modules come from, each with whether something was imported from it, and the modules' names.
+    Origins = tuple[list[tuple[str, bool]], set[str]]
+
 # What importing torch alone leaves for later, and nearly every script needs: imported while nobody waits.
 LATER = ("torch._dynamo?",)
 # How long nobody must have asked for anything before that.
@@ -43,8 +52,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main():
-    import _rank_main  # noqa: F401  before its folder, whose other files are no modules to be found, leaves the path
+def main() -> None:
+    import _rank_main  # type: ignore[import-not-found]  # noqa: F401  before its folder, whose other files are no modules to be found, leaves the path
 
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     name, idle, modules = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
@@ -64,7 +73,7 @@ def main():
     serve(listener, idle)
 
 
-def load(modules):
+def load(modules: "list[str] | tuple[str, ...]") -> None:
     import importlib
 
     for module in modules:
@@ -77,7 +86,7 @@ def load(modules):
                 print(f"not imported: {name}: {error}", file=sys.stderr, flush=True)
 
 
-def serve(listener, idle):
+def serve(listener: socket.socket, idle: float) -> None:
     import gc
 
     imported = origins()
@@ -111,8 +120,8 @@ def serve(listener, idle):
             changed = fingerprint(imported) != made_of
             refused = "its interpreter or its packages have changed" if changed else why_not_fork()
             try:
-                answer = {"refused": refused, "retires": changed} if refused else {"python": "%d.%d" % sys.version_info[:2]}
-                say(connection, answer)
+                version = ".".join(map(str, sys.version_info[:2]))
+                say(connection, {"refused": refused, "retires": changed} if refused else {"python": version})
                 if not refused:
                     connection.settimeout(60)
                     request, streams = receive(connection)
@@ -135,7 +144,7 @@ def serve(listener, idle):
         pass
 
 
-def has_children(wait=False):
+def has_children(wait: bool = False) -> bool:
     """Whether a keeper lives; with `wait`, once one has ended. Nobody is told how: SIGCHLD is ignored."""
     try:
         os.waitpid(-1, 0 if wait else os.WNOHANG)
@@ -144,13 +153,13 @@ def has_children(wait=False):
         return False
 
 
-def is_ours(connection):
+def is_ours(connection: socket.socket) -> bool:
     """Whether the other side is this user's: anybody on the machine may connect."""
     ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", ucred)[1] == os.geteuid()
+    return bool(struct.unpack("3i", ucred)[1] == os.geteuid())
 
 
-def origins():
+def origins() -> "Origins":
     """The folders that modules come from, each with whether something was imported from it, and the names of those modules.
     They change only when something is imported: looking at every module again would copy the pages that forks share."""
     files = [file for file in (getattr(module, "__file__", None) for module in list(sys.modules.values())) if file]
@@ -159,11 +168,11 @@ def origins():
     return folders, {name.partition(".")[0] for name in sys.modules}
 
 
-def fingerprint(imported):
+def fingerprint(imported: "Origins") -> "list[tuple[Any, ...]]":
     """Changes with the interpreter, with the folders that something was imported from, and when a file that would be imported
     in place of that appears in another. Other files of a project come and go."""
     folders, modules = imported
-    marks = []
+    marks: list[tuple[Any, ...]] = []
     for path, has_imported in [(sys.executable, True), *folders]:
         try:
             if not has_imported and os.path.isdir(path):
@@ -176,7 +185,7 @@ def fingerprint(imported):
     return marks
 
 
-def why_not_fork():
+def why_not_fork() -> "str | None":
     """Why no rank can be forked from here: only the thread that forks goes on in the child, and a hook of the user's would
     have to run in each rank."""
     for name in ("sitecustomize", "usercustomize"):
@@ -197,7 +206,7 @@ def why_not_fork():
     return None
 
 
-def is_system_s(file):
+def is_system_s(file: str) -> bool:
     """Whether a file came with Python or with the machine, and not with the user or an environment."""
     import sysconfig
 
@@ -205,11 +214,13 @@ def is_system_s(file):
     return file.startswith(("/etc/", "/usr/lib/", os.path.join(stdlib, ""))) and "site-packages" not in file
 
 
-def why_not_this_script(request):
+def why_not_this_script(request: "Request") -> "str | None":
     """Why this script must start cold: beside it lies what it would import in place of what has been imported here."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     script = request["args"][0] if request["args"] else "-m"
+    if os.path.realpath(os.path.dirname(script)) == os.path.dirname(os.path.realpath(__file__)):
+        return None  # this package's own: it looks for no modules beside itself
     script = request["cwd"] if script == "-m" else os.path.realpath(os.path.join(request["cwd"], script))
     folder = script if os.path.isdir(script) else os.path.dirname(script)
     try:
@@ -219,7 +230,9 @@ def why_not_this_script(request):
     for entry in entries:
         name, _, kind = entry.name.partition(".")
         module = sys.modules.get(name)
-        if module is None or name in ("__main__", *sys.builtin_module_names) or not (kind == "py" or os.path.exists(os.path.join(entry.path, "__init__.py"))):
+        if module is None or name in ("__main__", *sys.builtin_module_names):
+            continue
+        if kind != "py" and not os.path.exists(os.path.join(entry.path, "__init__.py")):
             continue
         file = getattr(module, "__file__", None)
         if file is None or not file.startswith(os.path.join(folder, "")):
@@ -227,11 +240,11 @@ def why_not_this_script(request):
     return None
 
 
-def say(connection, message):
+def say(connection: socket.socket, message: "dict[str, Any]") -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def receive(connection):
+def receive(connection: socket.socket) -> "tuple[Request | None, list[int]]":
     """The request and the three streams that came with it; None if the other side left."""
     data, streams = b"", []
     while not data.endswith(b"\n"):
@@ -251,7 +264,9 @@ def receive(connection):
             os.close(stream)
 
 
-def fork_keeper(listener, connection, request, streams):
+def fork_keeper(
+    listener: socket.socket, connection: socket.socket, request: "Request", streams: "list[int]"
+) -> None:
     parent = os.getpid()
     if os.fork() == 0:
         try:
@@ -271,7 +286,7 @@ def fork_keeper(listener, connection, request, streams):
         os.close(stream)
 
 
-def prctl(option, value):
+def prctl(option: int, value: int) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -279,14 +294,14 @@ def prctl(option, value):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def tie_to_parent(parent):
+def tie_to_parent(parent: int) -> None:
     """Has the kernel kill this process when its parent ends."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before prctl, which will then never fire
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def keep(connection, rank, streams, stacks_signal):
+def keep(connection: socket.socket, rank: int, streams: "list[int]", stacks_signal: int) -> "NoReturn":
     """Supervises a rank to its end, and ends with it. Everything that the rank starts stays below this process."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for stream in streams:
@@ -340,7 +355,7 @@ def keep(connection, rank, streams, stacks_signal):
     os._exit(0)
 
 
-def reap_all_but(rank):
+def reap_all_but(rank: int) -> None:
     """Reaps what others have left here: a process whose parent has ended becomes this one's child."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -349,14 +364,14 @@ def reap_all_but(rank):
         os.waitpid(ended.si_pid, 0)
 
 
-def signal_group(rank, number):
+def signal_group(rank: int, number: int) -> None:
     try:
         os.killpg(rank, number)
     except ProcessLookupError:  # it has not come as far as to lead one
         os.kill(rank, number)
 
 
-def children():
+def children() -> "list[int]":
     """What is below this process; nothing else reaps it."""
     own = os.getpid()
     try:
@@ -366,7 +381,7 @@ def children():
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == own]
 
 
-def parent_of(pid):
+def parent_of(pid: int) -> "int | None":
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[1])  # a name may hold anything, but ends there
@@ -374,7 +389,7 @@ def parent_of(pid):
         return None  # it has ended
 
 
-def run(request, streams):
+def run(request: "Request", streams: "list[int]") -> None:
     """Makes this process a fresh one, as far as a script can see, and runs what was asked for."""
     import _rank_main
 
@@ -389,7 +404,7 @@ def run(request, streams):
     _rank_main.leave(code)
 
 
-def renew(request, streams):
+def renew(request: "Request", streams: "list[int]") -> None:
     import time
 
     os.setsid()  # also for the scheduler, which shares CPUs between sessions before it does within them
@@ -409,7 +424,7 @@ def renew(request, streams):
     show_as([sys.executable, *request["args"]])
 
 
-def show_as(words):
+def show_as(words: "list[str]") -> None:
     """Has `ps` show what the rank runs, as far as it fits in place of the warm Python's own command line."""
     import ctypes
 
@@ -421,7 +436,7 @@ def show_as(words):
         ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
-def renew_seeds():
+def renew_seeds() -> None:
     """As in new processes, no two ranks have the same. Python's own generator has been seeded again by the fork."""
     random = sys.modules.get("numpy.random")
     if random is not None:
@@ -431,14 +446,14 @@ def renew_seeds():
         torch.default_generator.seed()  # torch.seed() would look for devices
 
 
-def renew_multiprocessing(cwd):
+def renew_multiprocessing(cwd: str) -> None:
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
-        process.ORIGINAL_DIR = cwd  # where its children look for a relative `__main__`
+        process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]  # where its children look for a relative `__main__`
         process.current_process().authkey = os.urandom(32)
 
 
-def renew_threads():
+def renew_threads() -> None:
     """The libraries have read how many threads they are to use in the parent, where nothing is set but OpenBLAS's."""
     openmp = count_of("OMP_NUM_THREADS", None)
     wanted = count_of("MKL_NUM_THREADS", openmp)
@@ -448,12 +463,12 @@ def renew_threads():
     set_openblas(count_of("OPENBLAS_NUM_THREADS", openmp) or len(os.sched_getaffinity(0)))
 
 
-def count_of(variable, default):
+def count_of(variable: str, default: "int | None") -> "int | None":
     text = os.environ.get(variable, "").split(",")[0].strip()
     return int(text) if text.isdigit() and int(text) > 0 else default
 
 
-def set_openblas(count):
+def set_openblas(count: int) -> None:
     """Each of numpy and scipy brings an OpenBLAS of its own, with names of its own."""
     import ctypes
 

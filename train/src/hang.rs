@@ -7,8 +7,13 @@ use crate::ras::Status;
 use crate::shown;
 
 /// Where ranks wait for each other.
-const WAITS: [&str; 4] =
-    ["torch/distributed/distributed_c10d.py", "torch/autograd/graph.py", "wingbeat/train.py", "torch/cuda/__init__.py"];
+const WAITS: [&str; 5] = [
+    "torch/distributed/distributed_c10d.py",
+    "torch/autograd/graph.py",
+    "torch/cuda/__init__.py",
+    "wingbeat/train/_connection.py",
+    "wingbeat/train/_process_group.py",
+];
 /// Lines of a stack that are shown of each rank.
 const LINES: usize = 6;
 

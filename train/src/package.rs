@@ -7,13 +7,35 @@ use std::sync::OnceLock;
 
 use crate::cache;
 
-const FILES: [(&str, &str); 6] = [
+/// Files of the package, by their paths in it.
+const FILES: [(&str, &str); 27] = [
     ("__init__.py", include_str!("../../python/wingbeat/__init__.py")),
-    ("_rank_main.py", include_str!("../../python/wingbeat/_rank_main.py")),
-    ("_warm.py", include_str!("../../python/wingbeat/_warm.py")),
+    ("_command.py", include_str!("../../python/wingbeat/_command.py")),
+    ("_errors.py", include_str!("../../python/wingbeat/_errors.py")),
     ("_exceptions.py", include_str!("../../python/wingbeat/_exceptions.py")),
     ("_function.py", include_str!("../../python/wingbeat/_function.py")),
-    ("train.py", include_str!("../../python/wingbeat/train.py")),
+    ("_launcher.py", include_str!("../../python/wingbeat/_launcher.py")),
+    ("_lazy.py", include_str!("../../python/wingbeat/_lazy.py")),
+    ("_rank_main.py", include_str!("../../python/wingbeat/_rank_main.py")),
+    ("_sending.py", include_str!("../../python/wingbeat/_sending.py")),
+    ("_warm.py", include_str!("../../python/wingbeat/_warm.py")),
+    ("torch.py", include_str!("../../python/wingbeat/torch.py")),
+    ("train/__init__.py", include_str!("../../python/wingbeat/train/__init__.py")),
+    ("train/_checkpoint.py", include_str!("../../python/wingbeat/train/_checkpoint.py")),
+    ("train/_config.py", include_str!("../../python/wingbeat/train/_config.py")),
+    ("train/_connection.py", include_str!("../../python/wingbeat/train/_connection.py")),
+    ("train/_context.py", include_str!("../../python/wingbeat/train/_context.py")),
+    ("train/_dataset.py", include_str!("../../python/wingbeat/train/_dataset.py")),
+    ("train/_device.py", include_str!("../../python/wingbeat/train/_device.py")),
+    ("train/_loop.py", include_str!("../../python/wingbeat/train/_loop.py")),
+    ("train/_prepare.py", include_str!("../../python/wingbeat/train/_prepare.py")),
+    ("train/_process_group.py", include_str!("../../python/wingbeat/train/_process_group.py")),
+    ("train/_report.py", include_str!("../../python/wingbeat/train/_report.py")),
+    ("train/_result.py", include_str!("../../python/wingbeat/train/_result.py")),
+    ("train/_storage.py", include_str!("../../python/wingbeat/train/_storage.py")),
+    ("train/_trainer.py", include_str!("../../python/wingbeat/train/_trainer.py")),
+    ("train/_unsupported.py", include_str!("../../python/wingbeat/train/_unsupported.py")),
+    ("train/torch.py", include_str!("../../python/wingbeat/train/torch.py")),
 ];
 
 /// Changes with the content.
@@ -37,13 +59,41 @@ pub(crate) fn folder() -> std::io::Result<PathBuf> {
         return Ok(package);
     }
     let made = tempfile::Builder::new().prefix("python-").tempdir_in(cache)?;
-    std::fs::create_dir(made.path().join("wingbeat"))?;
     for (name, text) in FILES {
-        std::fs::write(made.path().join("wingbeat").join(name), text)?;
+        let file = made.path().join("wingbeat").join(name);
+        file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(file, text)?;
     }
     // All of it is there, or nothing; and if another was first, that is as good.
     if std::fs::rename(made.path(), &folder).is_err() && !package.exists() {
         return Err(std::io::Error::other(format!("cannot write {}", folder.display())));
     }
     Ok(package)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_module_of_the_package_is_carried_along() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/wingbeat");
+        let (mut there, mut folders) = (BTreeSet::new(), vec![root.clone()]);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                match path.extension() {
+                    _ if path.is_dir() => folders.push(path),
+                    Some(extension) if extension == "py" => {
+                        there.insert(path.strip_prefix(&root).unwrap().display().to_string());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(there, FILES.iter().map(|(name, _)| (*name).to_owned()).collect());
+    }
 }

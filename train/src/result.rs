@@ -15,6 +15,8 @@ pub struct TrainResult {
     pub seconds: f64,
     /// The last metrics that rank 0 reported.
     pub metrics: BTreeMap<String, f64>,
+    /// The checkpoints that the run's storage has kept, in the order of their reports.
+    pub checkpoints: Vec<Checkpoint>,
     /// The newest checkpoint of the run's storage.
     pub checkpoint: Option<Checkpoint>,
     /// The best one, where [`TorchTrainer::checkpoints`](crate::TorchTrainer::checkpoints) says what that is.

@@ -392,7 +392,8 @@ impl TorchTrainer {
             // What was stored is what the caller may want to go on with; that it cannot be told is no reason to say more.
             let checkpoints = self.listed(claim).await;
             so_far.best_checkpoint = self.plan.keep.best(&checkpoints).cloned();
-            so_far.checkpoint = checkpoints.into_iter().last();
+            so_far.checkpoint = checkpoints.last().cloned();
+            so_far.checkpoints = checkpoints;
         }
         if let Err(TrainError::Stopped { so_far }) = &mut outcome {
             so_far.seconds = begun.elapsed().as_secs_f64();
@@ -456,7 +457,8 @@ impl TorchTrainer {
                         seconds: begun.elapsed().as_secs_f64(),
                         metrics,
                         best_checkpoint: self.plan.keep.best(&checkpoints).cloned(),
-                        checkpoint: checkpoints.into_iter().last(),
+                        checkpoint: checkpoints.last().cloned(),
+                        checkpoints,
                         returned,
                     });
                 }

@@ -1,0 +1,96 @@
+"""The `wingbeat` command, as a process of this program."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TextIO
+
+
+def binary() -> str:
+    """Where the `wingbeat` command is: `$WINGBEAT_BIN`, the one that was installed with this package, or one on the PATH.
+
+    Returns:
+        Its path.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    given = os.environ.get("WINGBEAT_BIN")
+    beside = Path(sysconfig.get_path("scripts"), "wingbeat")
+    found = given or (str(beside) if beside.exists() else shutil.which("wingbeat"))
+    if found is None:
+        raise RuntimeError("the `wingbeat` command is not installed; `pip install wingbeat` brings it")
+    return found
+
+
+def local_gpus() -> int:
+    """How many GPUs this machine has, of those that this process may use.
+
+    Returns:
+        The number.
+    """
+    told = subprocess.run([binary(), "devices", "--json"], stdout=subprocess.PIPE, check=True).stdout
+    return len(json.loads(told))
+
+
+def run(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs a command, and shows its output where this program's goes.
+
+    Ctrl-C is passed on, so that ranks have their time to save what they have. A second Ctrl-C kills them.
+
+    Args:
+        command: The command and its arguments.
+        env: Its whole environment.
+
+    Returns:
+        Its exit code.
+    """
+    streams = [_target(sys.stdout, 1), _target(sys.stderr, 2)]
+    # In a session of its own, so that Ctrl-C comes once: from here.
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1], start_new_session=True
+    )
+
+    def show(source: IO[bytes], target: TextIO) -> None:
+        for line in io.TextIOWrapper(source, encoding="utf-8", errors="replace"):
+            target.write(line)
+            target.flush()
+
+    pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    threads = [threading.Thread(target=show, args=pair, daemon=True) for pair in pairs if pair[0] is not None]
+    for thread in threads:
+        thread.start()
+    try:
+        code = process.wait()
+    except BaseException as error:
+        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        try:
+            process.wait()
+        except BaseException:  # asked again: now
+            process.terminate()
+            process.wait()
+        raise
+    for thread in threads:
+        thread.join()
+    return code
+
+
+def _target(stream: TextIO | None, number: int) -> int | None:
+    """Where the command writes: to where this program does, or where that is no file, as in a notebook, into a pipe."""
+    try:
+        is_own = stream is not None and stream.fileno() == number
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError, AttributeError):
+        is_own = False
+    return None if is_own else subprocess.PIPE

@@ -1,0 +1,162 @@
+"""Runs scripts and functions as ranks, by the `wingbeat train` command: what every trainer of this package has in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wingbeat import _command, _sending
+from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of a run that succeeded.
+
+    Attributes:
+        values: What the wanted ranks returned, by rank.
+        told: What `wingbeat train` says of the run: its metrics and checkpoints. Empty with a command of an older version.
+    """
+
+    values: list[Any]
+    told: dict[str, Any]
+
+
+@dataclass
+class Launcher:
+    """How ranks are started.
+
+    Attributes:
+        options: Options of `wingbeat train`.
+        env: Variables of the ranks' environment. They are on no command line, which anybody on the machine can read.
+        files: Texts that each rank finds as files, by name.
+        is_local: Whether ranks run on this machine, whatever `$WINGBEAT_ADDRESS` says.
+    """
+
+    options: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_local: bool = False
+
+    def script(self, path: str, arguments: Iterable[str]) -> Finished:
+        """Runs a script on every rank.
+
+        Args:
+            path: The script.
+            arguments: Its arguments.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            LaunchFailed: The run failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            self._train([path], arguments, folder)
+            return Finished([], _told(folder))
+
+    def function(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        return_all: bool = False,
+        arguments: Iterable[str] = (),
+        tables: Mapping[str, pyarrow.Table] | None = None,
+        ranks: int = 1,
+    ) -> Finished:
+        """Calls a function on every rank.
+
+        Args:
+            function: The function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            return_all: Whether the values of all ranks are wanted, and not only the first's.
+            arguments: What it finds in `sys.argv`.
+            tables: Tables by name, of which each rank gets its own rows.
+            ranks: How many ranks there are.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            TypeError: The function cannot be sent to ranks.
+            LaunchFailed: The run failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            file = os.path.join(folder, "function.pickle")
+            _sending.write_function(file, function, args, kwargs or {}, "all" if return_all else "first")
+            options = ["--function"]
+            for number, (name, table) in enumerate((tables or {}).items()):
+                parts = os.path.join(folder, f"table-{number}")
+                os.mkdir(parts)
+                _sending.write_parts(table, parts, ranks)
+                options += ["--dataset", f"{name}={parts}"]
+            self._train([*options, file], arguments, folder)
+            return Finished([_returned(folder, rank) for rank in range(ranks if return_all else 1)], _told(folder))
+
+    def _train(self, what: Sequence[str], arguments: Iterable[str], folder: str) -> None:
+        command = [_command.binary(), "train", *self.options]
+        command += ["--python", sys.executable, "--parent", str(os.getpid()), "--results", folder]
+        if self.env:
+            # Nobody else can read this folder.
+            path = os.path.join(folder, "env.json")
+            with open(path, "w", encoding="utf-8") as out:
+                json.dump(dict(self.env), out)
+            command += ["--env-file", path]
+        for name, text in self.files.items():
+            path = os.path.join(folder, name)
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(text)
+            command += ["--file", f"{name}={path}"]
+        env = dict(os.environ)
+        if self.is_local:
+            env.pop("WINGBEAT_ADDRESS", None)
+        code = _command.run([*command, *what, "--", *arguments], env)
+        if code != 0:
+            raise _failure(folder, code)
+
+
+def _told(folder: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, "result.json"), encoding="utf-8") as file:
+            told: dict[str, Any] = json.load(file)
+    except FileNotFoundError:
+        return {}
+    return told
+
+
+def _returned(folder: str, rank: int) -> Any:
+    try:
+        with open(os.path.join(folder, f"returned-{rank}.pickle"), "rb") as file:
+            return pickle.load(file)
+    except FileNotFoundError:
+        error = TrainingError(f"rank {rank} ended well before its function returned: by os._exit(0)?", rank)
+        raise LaunchFailed(error, rank) from None
+
+
+def _failure(folder: str, code: int) -> LaunchFailed:
+    try:
+        with open(os.path.join(folder, "error.json"), encoding="utf-8") as file:
+            told = json.load(file)
+    except OSError:
+        return LaunchFailed(TrainingError(f"the run ended with code {code}; its output above says why"), None)
+    rank, traceback = told.get("rank"), told.get("traceback")
+    error: BaseException
+    try:
+        with open(os.path.join(folder, "raised.pickle"), "rb") as file:
+            error = pickle.load(file)
+    except Exception:  # there is none, or its class is not to be had here
+        error = TrainingError(told["message"], rank)
+    error.__cause__ = RemoteTraceback(rank, traceback) if traceback else None
+    return LaunchFailed(error, rank)

@@ -1,0 +1,195 @@
+"""A trainer with Ray Train's interface."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wingbeat import _sending
+from wingbeat._command import binary
+from wingbeat._errors import LaunchFailed
+from wingbeat._launcher import Launcher
+from wingbeat.train import _loop, _storage
+from wingbeat.train._checkpoint import Checkpoint
+from wingbeat.train._config import RunConfig, ScalingConfig, TorchConfig
+from wingbeat.train._context import EXPERIMENT
+from wingbeat.train._result import Result, TrainingFailedError, WorkerTrainingFailedError
+from wingbeat.train._unsupported import refuse
+
+
+class TorchTrainer:
+    """Runs a training loop on several ranks that are in one process group.
+
+    It runs on the cluster at `$WINGBEAT_ADDRESS`, and without that on this machine.
+
+        def train_loop(config):
+            model = prepare_model(build_model())
+            loader = prepare_data_loader(DataLoader(data, batch_size=config["batch_size"], shuffle=True))
+            for epoch in range(10):
+                ...
+                train.report({"loss": loss.item()})
+
+        trainer = TorchTrainer(
+            train_loop, train_loop_config={"batch_size": 32}, scaling_config=ScalingConfig(num_workers=2)
+        )
+        result = trainer.fit()
+
+    Args:
+        train_loop_per_worker: The function that every rank calls, with `train_loop_config` if it takes an argument.
+            What it returns is dropped.
+        train_loop_config: What the function gets; `{}` if it takes an argument and this is not given.
+        torch_config: How ranks join the process group.
+        scaling_config: How many ranks there are, and what each holds.
+        run_config: The run's name, storage and behaviour.
+        datasets: Tables by name, or functions that make them: what pyarrow makes a table of. Each rank has as many rows
+            of each as the others (a rest that is smaller than the number of ranks is left out), and reads them with
+            `get_dataset_shard(name)`. The number of ranks must not vary.
+        dataset_config: Ray Train's; refused.
+        validation_config: Ray Train's; refused.
+        metadata: Ray Train's; refused.
+        resume_from_checkpoint: Ray Train's; refused.
+
+    Raises:
+        TypeError: The loop is no function, or takes more than one argument.
+        ValueError: The loop takes no argument, and there is a `train_loop_config`.
+        NotImplementedError: An option is refused.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: Any = None,
+        validation_config: Any = None,
+        metadata: Any = None,
+        resume_from_checkpoint: Any = None,
+    ) -> None:
+        if dataset_config is not None:
+            raise refuse(
+                "TorchTrainer(dataset_config=…)",
+                "each dataset is split into equal parts; load what every rank needs whole in the loop",
+            )
+        if validation_config is not None:
+            raise refuse("TorchTrainer(validation_config=…)", "validate in the loop, and report the metrics")
+        if metadata is not None:
+            raise refuse("TorchTrainer(metadata=…)", "use Checkpoint.set_metadata, or train_loop_config")
+        if resume_from_checkpoint is not None:
+            raise refuse(
+                "TorchTrainer(resume_from_checkpoint=…)",
+                "a run with the name and storage_path of an earlier one goes on from its checkpoint; "
+                "or pass the checkpoint's path in train_loop_config",
+            )
+        self.train_loop = train_loop_per_worker
+        self.arguments = _arguments(train_loop_per_worker, train_loop_config)
+        self.torch_config = torch_config or TorchConfig()
+        self.scaling_config = scaling_config or ScalingConfig()
+        self.run_config = run_config or RunConfig()
+        self.datasets = dict(datasets or {})
+        if self.datasets and self.scaling_config.workers[0] != self.scaling_config.workers[1]:
+            raise refuse("a dataset with (min, max) workers", "load the data in the loop, or give one number of workers")
+        checkpoints = self.run_config.checkpoint_config
+        if checkpoints is not None and checkpoints.differs:
+            warnings.warn(
+                f"the best checkpoint by {checkpoints.checkpoint_score_attribute!r} is kept, and the "
+                f"{checkpoints.num_to_keep} newest; Ray Train would keep the {checkpoints.num_to_keep} best",
+                stacklevel=2,
+            )
+
+    def fit(self) -> Result:
+        """Runs the training to its end. What ranks print, and how far they are, is shown meanwhile.
+
+        Ctrl-C asks the ranks to end, which then have `RunConfig.grace_s` to save what they have. A second one kills them.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            WorkerTrainingFailedError: A rank failed more often than `FailureConfig.max_failures`. Its exception is the
+                cause.
+            TrainingFailedError: The run failed for another reason.
+            TypeError: The loop, or something that it uses, cannot be sent to ranks.
+        """
+        name = _storage.name_of(self.run_config)
+        folder = _storage.folder_of(self.run_config, name)
+        options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
+        launcher = Launcher([*options, "--storage", folder], env={EXPERIMENT: name, **self.run_config.env})
+        ranks = self.scaling_config.workers[1]
+        try:
+            finished = launcher.function(
+                _loop.run,
+                (self.train_loop, self.torch_config),
+                {"train_loop_config": self.arguments},
+                tables={key: _equal(rows, ranks) for key, rows in self.datasets.items()},
+                ranks=ranks,
+            )
+        except LaunchFailed as failed:
+            if failed.rank is None:
+                raise TrainingFailedError(str(failed.error)) from failed.error.__cause__
+            kind = type(failed.error).__name__
+            message = f"rank {failed.rank} failed: {kind}: {failed.error}"
+            raise WorkerTrainingFailedError(message, {failed.rank: failed.error}) from failed.error
+        return _result(finished.told, folder)
+
+    @classmethod
+    def restore(cls, *args: Any, **kwargs: Any) -> TorchTrainer:
+        """Ray Train's, and refused: make a trainer with the same `RunConfig.name` and `storage_path`.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise refuse("TorchTrainer.restore", "make a trainer with the same RunConfig(name=…, storage_path=…) and call fit()")
+
+    can_restore = restore
+
+
+def _arguments(loop: Callable[..., Any], config: dict[str, Any] | None) -> tuple[Any, ...]:
+    """What the loop is called with."""
+    if not callable(loop):
+        raise TypeError(f"train_loop_per_worker must be a function, not {loop!r:.100}")
+    if config is not None and not isinstance(config, dict):
+        raise TypeError(f"train_loop_config must be a dict, not a {type(config).__name__}")
+    parameters = list(inspect.signature(loop).parameters.values())
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL)]
+    needed = [one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    name = getattr(loop, "__qualname__", repr(loop))
+    if len(needed) > 1 or any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise TypeError(f"{name} must take no argument, or one: train_loop_config")
+    if not positional:
+        if config is not None:
+            raise ValueError(f"{name} takes no argument, and there is a train_loop_config: give it a parameter")
+        return ()
+    return ({} if config is None else config,) if needed or config is not None else ()
+
+
+def _equal(rows: Any, ranks: int) -> Any:
+    """A table of which each rank has as many rows as the others: with more, one would wait for the others in vain."""
+    table = _sending.table_of(rows() if callable(rows) else rows)
+    return table.slice(0, table.num_rows - table.num_rows % ranks)
+
+
+def _result(told: Mapping[str, Any], folder: str) -> Result:
+    if not told:
+        raise RuntimeError(f"{binary()} is of another version than this package: install both together")
+
+    def numbers(metrics: Mapping[str, str]) -> dict[str, float]:
+        return {name: float(text) for name, text in metrics.items()}
+
+    def found(url: str) -> Checkpoint:
+        path = _storage.local_path(url)
+        return Checkpoint(url if path is None else os.path.normpath(path))
+
+    kept = [(found(one["url"]), numbers(one["metrics"])) for one in told["checkpoints"]]
+    return Result(
+        metrics=numbers(told["metrics"]),
+        checkpoint=kept[-1][0] if kept else None,
+        path=folder,
+        best_checkpoints=kept,
+    )
