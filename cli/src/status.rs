@@ -9,7 +9,7 @@ use wingbeat_core::names::{printable, printable_lines};
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::ScopedName;
 use wingbeat_core::{Amount, ResourceSet};
-use wingbeat_net::messages::{ClusterState, NodeState};
+use wingbeat_net::messages::ClusterState;
 
 use crate::sizes;
 

@@ -10,28 +10,36 @@ use crate::report::{Figure, Must};
 const A_PAGE: usize = 4096;
 const REPEAT: usize = 3;
 
-/// What it gets, written anew with each byte one more.
+/// Values of [`map_1000x1mib`], and the bytes of each.
+pub(super) const MAPPED: usize = 1_000;
+pub(super) const MAPPED_SIZE: usize = 1 << 20;
+
+/// Each byte one more.
+pub(super) fn plus_one_of(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| byte.wrapping_add(1)).collect()
+}
+
 #[wingbeat::remote]
 fn plus_one(bytes: Buffer<u8>) -> Buffer<u8> {
-    bytes.iter().map(|byte| byte.wrapping_add(1)).collect::<Vec<u8>>().into()
+    plus_one_of(&bytes).into()
 }
 
 /// 1,000 values are put, each is mapped by a task, and each result is read once a page. Counted is what is written into shared
 /// memory: values and results.
 pub(super) async fn map_1000x1mib() -> Figures {
-    const COUNT: usize = 1_000;
-    const SIZE: usize = 1 << 20;
     let seconds = times(REPEAT, async || {
-        let inputs: Result<Vec<_>, _> = (0..COUNT).map(|i| put(&Buffer::from(vec![i as u8; SIZE]))).collect();
+        let inputs: Result<Vec<_>, _> = (0..MAPPED).map(|i| put(&Buffer::from(vec![i as u8; MAPPED_SIZE]))).collect();
         let mapped: Vec<_> = inputs?.into_iter().map(plus_one::remote).collect();
         for (i, result) in mapped.iter().enumerate() {
             let got = result.get().await?;
-            ensure!(got.len() == SIZE && got.iter().step_by(A_PAGE).all(|byte| *byte == (i as u8).wrapping_add(1)));
+            ensure!(
+                got.len() == MAPPED_SIZE && got.iter().step_by(A_PAGE).all(|byte| *byte == (i as u8).wrapping_add(1))
+            );
         }
         Ok(())
     })
     .await?;
-    let bytes = 2 * (COUNT * SIZE) as u64;
+    let bytes = 2 * (MAPPED * MAPPED_SIZE) as u64;
     Ok(vec![Figure::bandwidth("map_1000x1MiB", bytes, &seconds, Must::Of("limit_memcpy", 0.5))])
 }
 

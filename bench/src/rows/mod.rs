@@ -98,6 +98,7 @@ rows! {
     cluster wait_1k_refs = objects::wait_1k_refs;
     cluster mixed = mixed::mixed;
     cluster cpu = computing::cpu;
+    alone limit_rayon = nested::limit_rayon;
     cluster nested_fib18 = nested::nested_fib18;
     cluster nested_sync_fib14 = nested::nested_sync_fib14;
     cluster queue_1m = tasks::queue_1m;
