@@ -11,6 +11,7 @@
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
 //! - [`offer`]: what a node offers, as people say it.
 //! - `log` (feature of that name): what daemons write about themselves.
+//! - `testing` (feature of that name): clusters of processes of a test's own executable.
 
 pub mod entry;
 pub mod environment;
@@ -28,4 +29,6 @@ pub mod offer;
 mod page;
 mod start;
 mod terminal;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod token;
