@@ -1,6 +1,5 @@
 //! `wingbeat head` and `wingbeat worker`.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -12,8 +11,9 @@ use wingbeat_net::Token;
 use wingbeat_net::handshake::MAKE_A_TOKEN;
 use wingbeat_net::limits::limits;
 use wingbeat_net::patience::Patience;
-use wingbeat_worker::node::{self, MemoryConfig, NodeConfig};
-use wingbeat_worker::{gpus, join, token};
+use wingbeat_worker::node;
+use wingbeat_worker::offer::Offer;
+use wingbeat_worker::{join, token};
 
 use crate::say::{note, say_of_daemon};
 use crate::signals::{Signals, TERMINATED};
@@ -271,33 +271,24 @@ pub(crate) async fn worker(args: WorkerArgs) -> Result<()> {
         Some(token) => token,
         None => token::own()?,
     };
-    let join::Found { head, others, cluster, ip, epoch } =
-        join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
-    let ip = args.host.or(ip);
+    let found = join::find_head(&args.head, &token).await.context("cannot join the cluster")?;
+    let ip = args.host.or(found.ip);
     let token = token_for(ip, args.token_file.as_deref())?;
-    let gpus = gpus::of_machine(args.num_gpus, args.gpu_memory)?;
-    let resources = join::machine_resources(
-        args.num_cpus,
-        gpus.count,
-        &args.resources.into_iter().collect::<BTreeMap<String, f64>>(),
-    )?;
-    let (default_dir, default_limit) = join::default_spill();
-    let config = NodeConfig {
-        head,
-        others,
-        epoch,
-        token,
-        cluster,
-        resources: resources.clone(),
-        labels: join::labels_of(&gpus, args.labels.into_iter().collect()),
-        gpus,
-        store_bytes: args.object_store_memory.unwrap_or_else(join::default_store_bytes),
-        spill_dir: Some(args.spill_dir.unwrap_or(default_dir)),
-        spill_bytes: args.spill_limit.unwrap_or(default_limit),
-        spill_ahead: args.spill_ahead,
-        memory: MemoryConfig::given(args.memory_threshold, args.memory_check_interval)?,
-        listen: ip.map(|ip| SocketAddr::new(ip, 0)),
+    let offer = Offer {
+        num_cpus: args.num_cpus,
+        num_gpus: args.num_gpus,
+        gpu_memory: args.gpu_memory,
+        resources: args.resources.into_iter().collect(),
+        labels: args.labels.into_iter().collect(),
+        object_store_memory: args.object_store_memory,
+        spill_dir: args.spill_dir,
+        spill_limit: args.spill_limit,
+        spill_ahead: Some(args.spill_ahead),
+        memory_threshold: args.memory_threshold,
+        memory_check_interval: args.memory_check_interval,
     };
+    let config = offer.node(found, token, ip)?;
+    let resources = config.resources.clone();
     node::spare_this_process();
     let node = node::start(config).await.context("cannot start the node")?;
     let mut signals = Signals::of_daemon()?;

@@ -66,14 +66,7 @@ fn main() -> ExitCode {
         }
     }
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("WINGBEAT_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,tarpc=off,wingbeat=info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+    wingbeat_worker::log::to_stderr();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

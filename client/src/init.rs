@@ -88,6 +88,11 @@ pub struct Init {
 }
 
 impl Init {
+    #[cfg(feature = "testing")]
+    pub(crate) fn of(options: InitOptions) -> Init {
+        Init { options }
+    }
+
     /// Starts a private cluster, whatever `WINGBEAT_ADDRESS` says.
     ///
     /// ```no_run

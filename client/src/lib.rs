@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A worker process is this program's own executable, started in another mode: nothing is registered by hand,
-//! and it works the same in a binary, an example and a test.
+//! and it works the same in a binary, an example and a test. The feature `testing` has clusters of several processes for tests.
 
 extern crate self as wingbeat;
 
@@ -39,6 +39,8 @@ mod queue;
 mod running;
 mod shape;
 mod stream;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use actor::{ActorOptions, ActorRef};
 pub use args::IntoArg;

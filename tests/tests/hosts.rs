@@ -122,10 +122,8 @@ fn sums_of_two_members_on_each_of_two_machines() {
     let members: Vec<MemberHandle> =
         (0..4).map(|rank| Member::options().num_cpus(0.5).in_bundle(&group, rank % 2).remote()).collect();
     let meeting = Meeting::of(4);
-    let (machines, sums): (Vec<_>, Vec<_>) =
-        (0..4).map(|rank| members[rank as usize].sum(meeting.clone(), rank)).unzip();
-    let machines = wingbeat::get_all_blocking(&machines).unwrap();
-    let sums = wingbeat::get_all_blocking(&sums).unwrap();
+    let sums: Vec<_> = (0..4).map(|rank| members[rank as usize].sum(meeting.clone(), rank)).collect();
+    let (machines, sums): (Vec<_>, Vec<_>) = wingbeat::get_all_blocking(&sums).unwrap().into_iter().unzip();
     let distinct: std::collections::BTreeSet<&String> = machines.iter().collect();
     assert_eq!(distinct.len(), 2, "{machines:?}");
     let expected: Vec<f64> = (0..100_000).map(|index| 4.0 * f64::from(index) + 6.0).collect();

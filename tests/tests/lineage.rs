@@ -7,15 +7,11 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::Local;
+use wingbeat::testing::{TestCluster, TestNode};
 use wingbeat::{Error, ObjectRef, get_all, put, wait_blocking};
-use wingbeat_tests::TestCluster;
 
 /// Numbers that go to shared memory, not into messages.
 const MANY: u64 = 100_000;
-
-fn join(cluster: &TestCluster) -> Local {
-    Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()))
-}
 
 /// A line for every time that something ran, and the node's daemon.
 fn note(log: &Path, what: &str) {
@@ -84,23 +80,17 @@ impl Holder {
 
 const SUM: u64 = MANY * (MANY - 1) / 2;
 
-/// A node for the driver and small things, and two for what is to be lost.
+/// A node for small things, and two for what is to be lost.
 struct Far {
     cluster: TestCluster,
-    _driver: Local,
     dir: tempfile::TempDir,
 }
 
 impl Far {
     fn new() -> Far {
-        let mut cluster = TestCluster::start(0, 0).unwrap();
-        cluster.add_node(&["--num-cpus", "2", "--resource", "home=1"]).unwrap();
-        // While the driver joins there is one node, so that it is not the one that dies.
-        let driver = join(&cluster);
-        for _ in 0..2 {
-            cluster.add_node(&["--num-cpus", "1", "--resource", "far=2"]).unwrap();
-        }
-        Far { cluster, _driver: driver, dir: tempfile::tempdir().unwrap() }
+        let far = TestNode::default().resource("far", 2.0);
+        let cluster = TestCluster::builder().nodes(1).num_cpus(2).resource("home", 1.0).node(far.clone()).node(far);
+        Far { cluster: cluster.start().unwrap(), dir: tempfile::tempdir().unwrap() }
     }
 
     fn log(&self) -> PathBuf {
@@ -108,9 +98,10 @@ impl Far {
     }
 
     /// Ends the node where `what` ran last.
-    fn kill_where(&mut self, what: &str) {
+    fn kill_where(&self, what: &str) {
         let daemon = *runs(&self.log(), what).last().unwrap();
-        let node = (0..self.cluster.nodes()).find(|n| self.cluster.node_pid(*n) == Some(daemon)).unwrap();
+        let node =
+            (0..self.cluster.nodes()).find(|node| self.cluster.node_pid(*node).is_ok_and(|pid| pid == daemon)).unwrap();
         self.cluster.kill_node(node).unwrap();
     }
 }
@@ -121,7 +112,7 @@ fn ready<T>(object: &ObjectRef<T>) {
 
 #[test]
 fn a_result_that_was_lost_is_made_again() {
-    let mut far = Far::new();
+    let far = Far::new();
     let object = numbers::options().resource("far", 1.0).remote(0, far.log());
     ready(&object);
     far.kill_where("numbers");
@@ -131,7 +122,7 @@ fn a_result_that_was_lost_is_made_again() {
 
 #[test]
 fn a_lost_argument_is_made_again_before_its_task_runs() {
-    let mut far = Far::new();
+    let far = Far::new();
     let object = numbers::options().resource("far", 1.0).remote(0, far.log());
     ready(&object);
     far.kill_where("numbers");
@@ -141,7 +132,7 @@ fn a_lost_argument_is_made_again_before_its_task_runs() {
 
 #[test]
 fn what_a_lost_object_was_made_from_is_made_again_although_it_was_freed() {
-    let mut far = Far::new();
+    let far = Far::new();
     let object = {
         let first = numbers::options().resource("far", 1.0).remote(0, far.log());
         doubled::options().resource("far", 1.0).remote(first, far.log())
@@ -155,9 +146,9 @@ fn what_a_lost_object_was_made_from_is_made_again_although_it_was_freed() {
 
 #[test]
 fn the_outputs_that_are_left_stay_as_they_are() {
-    let mut far = Far::new();
+    let far = Far::new();
     let (low, high) = halves::options().resource("far", 1.0).remote(far.log());
-    // The driver's node has a copy of one of them.
+    // The driver has a copy of one of them.
     let view = low.view_blocking().unwrap();
     ready(&high);
     far.kill_where("halves");
@@ -167,7 +158,7 @@ fn the_outputs_that_are_left_stay_as_they_are() {
 
 #[test]
 fn without_retries_it_is_lost_and_says_why() {
-    let mut far = Far::new();
+    let far = Far::new();
     let object = numbers::options().resource("far", 1.0).max_retries(0).remote(0, far.log());
     ready(&object);
     far.kill_where("numbers");
@@ -177,7 +168,7 @@ fn without_retries_it_is_lost_and_says_why() {
 
 #[test]
 fn an_object_of_another_owner_is_made_again_for_its_borrower() {
-    let mut far = Far::new();
+    let far = Far::new();
     let holder = Holder::options().resource("home", 1.0).remote();
     assert_eq!(holder.make(far.log()).get_blocking().unwrap(), 1);
     let object = holder.lend().get_blocking().unwrap().unwrap();
@@ -189,8 +180,8 @@ fn an_object_of_another_owner_is_made_again_for_its_borrower() {
 
 #[test]
 fn a_driver_whose_node_dies_goes_on_with_another() {
-    let mut cluster = TestCluster::start(1, 1).unwrap();
-    let _driver = join(&cluster);
+    let mut cluster = wingbeat_tests::TestCluster::start(1, 1).unwrap();
+    let _driver = Local::from(wingbeat::init_at(cluster.address()).token(&cluster.token().unwrap()));
     let lost = put(&vec![7u64; MANY as usize]).unwrap();
     cluster.add_node(&["--num-cpus", "1"]).unwrap();
     cluster.kill_node(0).unwrap();

@@ -4,6 +4,7 @@
 //! inherited descriptors. So it works alike in binaries, examples and test harnesses, and user `main`
 //! never runs twice. The variable is removed at once, or children of user code would become workers too.
 
+use std::io;
 use std::os::fd::RawFd;
 
 use crate::start::{self, TUNABLES, VARIABLE};
@@ -20,22 +21,33 @@ pub fn linked() {
 }
 
 extern "C" fn enter() {
-    let Ok(value) = std::env::var(VARIABLE) else { return };
+    if let Ok(value) = std::env::var(VARIABLE) {
+        become_child(VARIABLE, &value, "a worker", run);
+    }
+}
+
+/// Makes this process what the variable of this name says, and ends it. Called before `main`, when the process has one thread.
+pub(crate) fn become_child(variable: &str, value: &str, what: &str, run: fn(&str, &[RawFd]) -> io::Result<()>) -> ! {
     let ours = std::env::var(TUNABLES.0).is_ok_and(|value| value == TUNABLES.1);
     // SAFETY: this runs before `main`, when the process has one thread.
     unsafe {
-        std::env::remove_var(VARIABLE);
+        std::env::remove_var(variable);
         if ours {
             std::env::remove_var(TUNABLES.0);
         }
         // What Rust does before `main`: writing to a pipe that nobody reads is an error, and not the end.
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
     }
-    let outcome = std::panic::catch_unwind(|| run(&value));
+    let outcome = std::panic::catch_unwind(|| {
+        let bad = || io::Error::other(format!("{variable}={value} is not what a parent of such a process sets"));
+        let (kind, numbers) = value.split_once(':').ok_or_else(bad)?;
+        let fds: Vec<RawFd> = numbers.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| bad())?;
+        run(kind, &fds)
+    });
     let code = match outcome {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => {
-            eprintln!("wingbeat: this process was started as a worker, and could not become one: {error}");
+            eprintln!("wingbeat: this process was started as {what}, and could not become one: {error}");
             1
         }
         Err(_) => 101,
@@ -44,11 +56,8 @@ extern "C" fn enter() {
     unsafe { libc::_exit(code) }
 }
 
-fn run(value: &str) -> std::io::Result<()> {
-    let bad = || std::io::Error::other(format!("{VARIABLE}={value} is not what a node daemon sets"));
-    let (kind, numbers) = value.split_once(':').ok_or_else(bad)?;
-    let fds: Vec<RawFd> = numbers.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| bad())?;
-    match (kind, fds.as_slice()) {
+fn run(kind: &str, fds: &[RawFd]) -> io::Result<()> {
+    match (kind, fds) {
         ("guard", [socket]) => guard::main(start::inherited(*socket)?),
         ("worker", [start, arena, page]) => {
             // It was started from a descriptor, by whose number it would be called in `top`.
@@ -57,6 +66,6 @@ fn run(value: &str) -> std::io::Result<()> {
             let info = start::from_memfd(start::inherited(*start)?)?;
             executor::main(info, start::inherited(*arena)?, start::inherited(*page)?)
         }
-        _ => Err(bad()),
+        _ => Err(io::Error::other(format!("{kind} with {} descriptors is no such process", fds.len()))),
     }
 }

@@ -27,7 +27,8 @@ const END_OF_HEAD: Duration = Duration::from_secs(2);
 /// Attaches the driver to the first of these nodes that is on its machine and answers, or to one of its own.
 pub(crate) async fn attach(joined: &Joined, session: &Session, nodes: Vec<NodeInfo>) -> Result<(), Error> {
     let machine = address::this_machine();
-    for NodeInfo { id, address, .. } in nodes.into_iter().filter(|node| node.address.machine == machine) {
+    let may_serve = |node: &NodeInfo| joined.own_store.is_none() && node.address.machine == machine;
+    for NodeInfo { id, address, .. } in nodes.into_iter().filter(may_serve) {
         match attach_to(joined, session, id, &address).await {
             Ok(()) => return Ok(()),
             // It may have died a moment ago.
@@ -111,6 +112,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
     let mut others = heads.into_iter();
     let head = others.next().unwrap_or_else(|| joined.head.clone());
     let others = others.collect();
+    let store_bytes = joined.own_store.unwrap_or_else(join::default_store_bytes);
     let spill = join::default_spill();
     let memory = node::MemoryConfig::given(None, None)?;
     let (address, embedded) = embed(async move || {
@@ -123,7 +125,7 @@ async fn node_for_objects(joined: &Joined, session: &Session) -> Result<(NodeId,
             resources: ResourceSet::new(),
             gpus: Gpus::default(),
             labels: BTreeMap::new(),
-            store_bytes: join::default_store_bytes(),
+            store_bytes,
             spill_dir: Some(spill.0),
             spill_bytes: spill.1,
             spill_ahead: join::SPILL_AHEAD,

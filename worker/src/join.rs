@@ -29,6 +29,7 @@ use crate::gpus::Gpus;
 use crate::home;
 use crate::long_waits;
 use crate::machine;
+pub use crate::terminal::Output;
 use crate::terminal::Terminal;
 use crate::token;
 
@@ -70,6 +71,11 @@ pub struct InitOptions {
     pub working_dir: Option<PathBuf>,
     /// Whether output of user code is shown on this terminal.
     pub log_to_driver: bool,
+    /// Takes the output of user code in place of the terminal.
+    pub output: Option<Output>,
+    /// Whether the driver brings an object store of its own, of so many bytes, although its machine may have a node: then no end of a node
+    /// costs it what it has put.
+    pub own_store: Option<u64>,
     /// Whether the session becomes the one of the whole process.
     pub global: bool,
 }
@@ -91,6 +97,8 @@ impl Default for InitOptions {
             env: BTreeMap::new(),
             working_dir: None,
             log_to_driver: true,
+            output: None,
+            own_store: None,
             global: true,
         }
     }
@@ -200,6 +208,7 @@ async fn private_cluster(io: &Arc<Io>, options: &InitOptions) -> Result<Session,
         epoch: None,
         listen: None,
         node: Probing::default(),
+        own_store: None,
     };
     let executable = own_executable(None)?;
     let session = joined.enter(io, options, executable).await?;
@@ -226,7 +235,8 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
         executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
-    let joined = Joined { token, cluster, head, others, epoch, listen, node: Probing::Expects };
+    let own_store = options.own_store;
+    let joined = Joined { token, cluster, head, others, epoch, listen, node: Probing::Expects, own_store };
     let session = joined.enter(io, options, executable).await?;
     session.process().will_move();
     session.process().vital("staying with a node", home::stay_attached(joined, session.clone()));
@@ -279,6 +289,8 @@ pub(crate) struct Joined {
     pub listen: Option<SocketAddr>,
     /// Whether the node that it uses may be stopped while it is not: not where both are one process.
     pub node: Probing,
+    /// Whether it brings a store of its own, of so many bytes, although its machine may have one.
+    pub own_store: Option<u64>,
 }
 
 impl Joined {
@@ -291,7 +303,7 @@ impl Joined {
         let spec = job_spec(job, prepared.address().clone(), executable, options, crosses_network);
         let session = prepared.start(io, job, spec.namespace.clone(), self.cluster);
         let process = session.process();
-        let terminal = options.log_to_driver.then(|| Arc::new(Terminal::default()));
+        let terminal = options.log_to_driver.then(|| Arc::new(Terminal::of(options.output.clone())));
         if let Some(terminal) = terminal.clone() {
             let shown = terminal.clone();
             process.set_log_sink(Box::new(move |lines| shown.show(lines)));

@@ -9,6 +9,9 @@
 //! - `home`: the node whose store a driver uses.
 //! - `machine`: what memory and CPUs this process may use.
 //! - [`join`]: how a driver joins a cluster, or starts a private one inside itself.
+//! - [`offer`]: what a node offers, as people say it.
+//! - `log` (feature of that name): what daemons write about themselves.
+//! - `testing` (feature of that name): clusters of processes of a test's own executable.
 
 pub mod entry;
 pub mod environment;
@@ -17,10 +20,15 @@ pub mod gpus;
 mod guard;
 mod home;
 pub mod join;
+#[cfg(feature = "log")]
+pub mod log;
 mod long_waits;
 mod machine;
 pub mod node;
+pub mod offer;
 mod page;
 mod start;
 mod terminal;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod token;

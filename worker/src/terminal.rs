@@ -1,14 +1,32 @@
 //! Output of user code on the driver's terminal: prefixed with where it comes from, repeats folded.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use wingbeat_net::messages::LogLine;
 
 /// Shows lines.
-#[derive(Default)]
 pub(crate) struct Terminal {
     last: Mutex<Option<Repeated>>,
+    output: Option<Output>,
+}
+
+/// Takes lines in place of the terminal. Implemented for whoever keeps what user code has written.
+#[derive(Clone)]
+pub struct Output(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Output {
+    /// Calls this with each line.
+    pub fn new(take: impl Fn(&str) + Send + Sync + 'static) -> Output {
+        Output(Arc::new(take))
+    }
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Output")
+    }
 }
 
 struct Repeated {
@@ -18,6 +36,18 @@ struct Repeated {
 }
 
 impl Terminal {
+    /// One that gives what user code has written to `output`, if that is there.
+    pub(crate) fn of(output: Option<Output>) -> Terminal {
+        Terminal { last: Mutex::default(), output }
+    }
+
+    fn print(&self, is_stderr: bool, text: &str) {
+        match &self.output {
+            Some(Output(take)) => take(text),
+            None => print(is_stderr, text),
+        }
+    }
+
     pub(crate) fn show(&self, lines: Vec<LogLine>) {
         let mut last = self.last.lock();
         for line in lines {
@@ -29,12 +59,12 @@ impl Terminal {
                         let more =
                             if repeated.times == 1 { "once".to_owned() } else { format!("{} times", repeated.times) };
                         let source = short(&line.source);
-                        print(line.is_stderr, &format!("({source}) … the last line came {more} more"));
+                        self.print(line.is_stderr, &format!("({source}) … the last line came {more} more"));
                     }
                 }
                 _ => {
                     let source = short(&line.source);
-                    print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
+                    self.print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
                     *last = Some(Repeated { text: line.text, is_stderr: line.is_stderr, times: 0 });
                 }
             }
@@ -43,7 +73,7 @@ impl Terminal {
 }
 
 impl Terminal {
-    /// Shows what the runtime itself has to say.
+    /// Shows what the runtime itself has to say, on the terminal in any case: it may be why nothing else is shown.
     pub(crate) fn say(&self, text: &str) {
         // What comes next repeats nothing.
         *self.last.lock() = None;

@@ -29,7 +29,7 @@ pub(crate) fn run(release: bool) -> Result<()> {
     }
     step("formatting", cargo(&["fmt", "--all", "--check"])?.arg("--quiet"))?;
     step("lints", &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
-    let mut documentation = cargo(&["doc", "--quiet", "--workspace", "--no-deps"])?;
+    let mut documentation = cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--features", "wingbeat/testing"])?;
     step("documentation", documentation.env("RUSTDOCFLAGS", "-D warnings"))?;
     step("the command and the examples", &mut cargo(&BUILT)?)?;
     let python = python::interpreter()?;

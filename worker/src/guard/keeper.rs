@@ -118,6 +118,13 @@ fn is_keeper(pid: u32) -> bool {
     name.is_ok_and(|name| name.trim_ascii_end() == KEEPER.to_bytes())
 }
 
+/// The worker processes of the node daemon `pid`, and what they have started: all that is below its keepers.
+#[cfg(feature = "testing")]
+pub(crate) fn kept_below(pid: u32) -> Vec<u32> {
+    use super::strays::descendants_of;
+    descendants_of(pid).into_iter().filter(|pid| is_keeper(*pid)).flat_map(descendants_of).collect()
+}
+
 /// What a keeper calls itself, for the guard, for the guard's parent, and for whoever looks at `ps`.
 const KEEPER: &CStr = c"wingbeat-keeper";
 

@@ -51,6 +51,8 @@ use serde::{Deserialize, Serialize};
 use wingbeat_core::ProcessId;
 use wingbeat_net::descriptors;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::keeper::kept_below;
 use self::keeper::{Surroundings, end_all_by_keepers};
 use self::strays::{NOT_PERMITTED_LIMIT, children_of, descendants_of, end_tree};
 pub(crate) use self::strays::{end_marked, started_by};
@@ -203,7 +205,7 @@ impl Guard {
 }
 
 /// Whether a child ends within the limit; then it is reaped.
-fn ends_within(child: &mut std::process::Child, limit: Duration) -> bool {
+pub(crate) fn ends_within(child: &mut std::process::Child, limit: Duration) -> bool {
     let begun = Instant::now();
     let fd = rustix::process::pidfd_open(Pid::from_child(child), rustix::process::PidfdFlags::empty());
     loop {
@@ -251,7 +253,7 @@ const IN_FILE: u8 = 0;
 const DATAGRAM: usize = 4096;
 
 /// Sends a short message. It needs no descriptors, of which only so many may be on their way.
-fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T) -> io::Result<()> {
     let mut bytes = bytes::BytesMut::new();
     bytes.extend_from_slice(&[INLINE]);
     wingbeat_core::codec::encode_message(message, &mut bytes).map_err(io::Error::other)?;
@@ -290,7 +292,7 @@ pub(crate) fn receive_fd(socket: &impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// The next message and the descriptors that came with it; none when the other side is gone.
-fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub(crate) fn receive<T: serde::de::DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; DATAGRAM];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

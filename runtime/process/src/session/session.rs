@@ -1,6 +1,6 @@
 //! A process's membership in a cluster, as users hold it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,17 +34,26 @@ impl std::fmt::Debug for Session {
 static GLOBAL: RwLock<Option<Session>> = RwLock::new(None);
 
 thread_local! {
-    static ENTERED: RefCell<Vec<Session>> = const { RefCell::new(Vec::new()) };
+    /// Each with the number of its guard.
+    static ENTERED: RefCell<Vec<(u64, Session)>> = const { RefCell::new(Vec::new()) };
+    static NEXT_ENTERED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// While it lives, its session is the one that this thread's calls use.
+/// While it lives, its session is the one that this thread's calls use. Of several, it is the one that was entered last.
 pub struct Entered {
+    /// Guards may be dropped in any order.
+    number: u64,
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        ENTERED.with_borrow_mut(Vec::pop);
+        let left = ENTERED.with_borrow_mut(|entered| {
+            let at = entered.iter().rposition(|(number, _)| *number == self.number)?;
+            Some(entered.remove(at))
+        });
+        // Outside of the borrow: it may be the last of its session.
+        drop(left);
     }
 }
 
@@ -54,7 +63,7 @@ impl Session {
     /// # Errors
     /// [`Error::NoSession`].
     pub fn current() -> Result<Session, Error> {
-        if let Some(session) = ENTERED.with_borrow(|entered| entered.last().cloned()) {
+        if let Some(session) = ENTERED.with_borrow(|entered| entered.last().map(|(_, session)| session.clone())) {
             return Ok(session);
         }
         GLOBAL.read().clone().ok_or(Error::NoSession)
@@ -62,8 +71,10 @@ impl Session {
 
     /// Makes this the session of this thread until the guard is dropped.
     pub fn enter(&self) -> Entered {
-        ENTERED.with_borrow_mut(|entered| entered.push(self.clone()));
-        Entered { _not_send: std::marker::PhantomData }
+        let number = NEXT_ENTERED.get();
+        NEXT_ENTERED.set(number + 1);
+        ENTERED.with_borrow_mut(|entered| entered.push((number, self.clone())));
+        Entered { number, _not_send: std::marker::PhantomData }
     }
 
     /// Makes `session` the one of the whole process.
