@@ -2,7 +2,7 @@
 
 use wingbeat_core::spec::{Address, MachineId, PlacementStrategy};
 use wingbeat_core::{ActorId, JobId, NodeId, PlacementGroupId, ProcessId};
-use wingbeat_net::messages::{ActorRow, JobState, NodeInfo, PendingRow, PlacementGroupRow, QuotaRow};
+use wingbeat_net::messages::{ActorRow, JobState, NodeInfo, NodeState, PendingRow, PlacementGroupRow, QuotaRow};
 
 use super::*;
 

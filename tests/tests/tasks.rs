@@ -59,7 +59,8 @@ fn small_only(x: u64) -> Result<u64, Complaint> {
 
 #[wingbeat::remote(num_returns = 2)]
 fn div_mod_apart(a: u64, b: u64) -> Result<(u64, u64), String> {
-    if b == 0 { Err("by zero".to_owned()) } else { Ok((a / b, a % b)) }
+    let quotient = a.checked_div(b).ok_or("by zero")?;
+    Ok((quotient, a % b))
 }
 
 #[wingbeat::remote]
