@@ -54,6 +54,15 @@ def test_after_a_failure_the_loop_goes_on_from_its_checkpoint(program, tmp_path)
     assert last(done, "path") == f"path {tmp_path / 'stored' / 'again'}"
 
 
+def test_a_rank_that_ends_by_sys_exit_has_ended_well(program, tmp_path):
+    assert last(program("loops.py", "leaves_early", tmp_path), "result").startswith("result {'rank': 0.0}")
+
+
+def test_metrics_are_those_of_the_newest_checkpoint_if_the_last_attempt_had_nothing_left_to_do(program, tmp_path):
+    done = program("loops.py", "reports_nothing_after_a_restart", tmp_path)
+    assert last(done, "result").startswith("result {'loss': 6.0, 'step': 7.0}")
+
+
 def test_an_exception_of_the_loop_is_the_cause_of_the_failure(program, tmp_path):
     done = program("loops.py", "raises", tmp_path)
     assert last(done, "failed") == "failed OddError 1 7 True rank 1 failed: OddError: no luck 7"

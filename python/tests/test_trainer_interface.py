@@ -7,6 +7,7 @@ import pytest
 
 from wingbeat import train
 from wingbeat.train import Checkpoint, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+from wingbeat.train import _storage
 from wingbeat.train.torch import TorchConfig, TorchTrainer, get_device, prepare_data_loader, prepare_model
 
 
@@ -44,6 +45,7 @@ def loop():
         (lambda: TorchTrainer.restore("path"), "RunConfig"),
         (lambda: TorchTrainer.can_restore("path"), "RunConfig"),
         (lambda: TorchTrainer(loop, run_config=RunConfig(storage_path="s3://b?region=x")).fit(), "environment"),
+        (lambda: TorchTrainer(loop, run_config=RunConfig(storage_path="s3://b#x")).fit(), "environment"),
         (lambda: train.report({}, checkpoint_dir_name="x"), "checkpoint_000001"),
         (lambda: train.report({}, checkpoint_upload_fn=print), "checkpoint_upload_fn"),
         (lambda: train.report({}, validation=True), "validation"),
@@ -195,3 +197,9 @@ def test_gpus_of_a_node_are_shared_in_the_order_of_ranks(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(RuntimeError, match="unevenly"):
         get_devices()
+
+
+def test_names_that_urls_cannot_have_as_they_are_have_folders_of_their_own():
+    folders = [_storage.folder_of(RunConfig(storage_path="s3://b/runs/"), name) for name in ("lr#1", "lr#2", "50%", "a b")]
+    assert folders == ["s3://b/runs/lr%231", "s3://b/runs/lr%232", "s3://b/runs/50%25", "s3://b/runs/a%20b"]
+    assert _storage.folder_of(RunConfig(storage_path="/runs"), "lr#1") == "/runs/lr#1"

@@ -100,7 +100,6 @@ impl TestCluster {
             output: Some(Output::new(move |line| log.add(&source, line))),
             own_store: Some(STORE),
             global: wanted.global,
-            env: started.env.iter().cloned().collect(),
             ..started.init_options()
         };
         let session = block_on(join::init(options)).inspect_err(|_| {
@@ -354,6 +353,8 @@ impl StartedCluster {
             address: Some(self.address.to_string()),
             token: Some(self.token.reveal().to_owned()),
             global: false,
+            // The worker processes of a job have what the job has.
+            env: self.env.iter().cloned().collect(),
             ..InitOptions::default()
         }
     }

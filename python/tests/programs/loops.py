@@ -57,6 +57,24 @@ def vanishes():
     os._exit(0)
 
 
+def leaves_early():
+    """One rank ends well by `sys.exit()`, and the other by returning."""
+    rank = train.get_context().get_world_rank()
+    train.report({"rank": rank})
+    if rank == 1:
+        sys.exit(0)
+
+
+def reports_nothing_after_a_restart():
+    """Everything was reported when a rank dies."""
+    import signal
+
+    if train.get_checkpoint() is None:
+        save(7)
+        if train.get_context().get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def returns_what_nobody_can_send():
     import threading
 
@@ -159,6 +177,9 @@ ARGUMENTS = {
     "places": {
         "run_config": RunConfig(name="of-places", storage_path="stored", worker_runtime_env={"env_vars": {"SECRET": "hunter2"}}),
         "torch_config": TorchConfig(backend="gloo"),
+    },
+    "reports_nothing_after_a_restart": {
+        "run_config": RunConfig(storage_path="stored", failure_config=FailureConfig(max_failures=1)),
     },
     "reads_rows": {"datasets": {"rows": rows}},
     "vanishes": {"scaling_config": ScalingConfig(1)},

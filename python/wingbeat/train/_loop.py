@@ -18,6 +18,12 @@ def run(loop: Callable[..., Any], config: TorchConfig, *, train_loop_config: tup
         train_loop_config: What the loop is called with: its configuration, if it takes one.
     """
     store = _process_group.join(config.backend, config.timeout_s)
-    loop(*train_loop_config)
+    try:
+        loop(*train_loop_config)
+    except SystemExit as end:
+        # A rank that ends well by `sys.exit()` leaves as any other: the first waits for all.
+        if store is not None and not end.code:
+            _process_group.leave(store)
+        raise
     if store is not None:
         _process_group.leave(store)

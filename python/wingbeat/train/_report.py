@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Mapping
@@ -81,7 +82,9 @@ def report(
     if deletes and path is not None:
         import shutil
 
-        shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        # Ranks may share it: another has deleted it then, or deletes it now.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def get_checkpoint() -> Checkpoint | None:

@@ -39,7 +39,8 @@ class Result:
     """What came of a run that succeeded. A run that failed raises instead.
 
     Attributes:
-        metrics: The last metrics that rank 0 reported, as floats. Empty if it reported none.
+        metrics: The last metrics that rank 0 reported in the last attempt, as floats; those of the newest checkpoint if it
+            reported none then. Empty if there are neither.
         checkpoint: The newest checkpoint; None if there is none.
         path: The run's folder: an absolute path or a URL.
         error: Always None: `fit` raises.

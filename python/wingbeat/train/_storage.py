@@ -27,10 +27,10 @@ def folder_of(config: RunConfig, name: str) -> str:
     path = os.fspath(config.storage_path)
     if "://" not in path:
         return os.path.join(os.path.abspath(os.path.expanduser(path)), name)
-    if "?" in path:
+    if "?" in path or "#" in path:
         raise refuse(f"settings in a URL ({path})", "set them in the environment, as AWS_REGION and AWS_ENDPOINT_URL")
     local = local_path(path)
-    return os.path.join(local, name) if local is not None else f"{path.rstrip('/')}/{name}"
+    return os.path.join(local, name) if local is not None else f"{path.rstrip('/')}/{urllib.parse.quote(name, safe='')}"
 
 
 def local_path(url: str) -> str | None:

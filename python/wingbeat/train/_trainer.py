@@ -188,7 +188,8 @@ def _result(told: Mapping[str, Any], folder: str) -> Result:
 
     kept = [(found(one["url"]), numbers(one["metrics"])) for one in told["checkpoints"]]
     return Result(
-        metrics=numbers(told["metrics"]),
+        # The last attempt reports nothing if an earlier one had done all of it.
+        metrics=numbers(told["metrics"]) or (dict(kept[-1][1]) if kept else {}),
         checkpoint=kept[-1][0] if kept else None,
         path=folder,
         best_checkpoints=kept,
