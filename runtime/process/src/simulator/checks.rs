@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
-use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_head::state::{Event, FactKey, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
 use super::changed::Changed;
-use super::execution::Shared;
+use super::execution::{Execution, Shared};
 use super::process::Process;
 use super::queue::refs_of;
 use super::site::Site;
@@ -19,6 +19,8 @@ use super::world::{Happening, World};
 
 /// How often all of the head's state is checked in a large cluster, in steps of the head.
 const CHECK_ALL_EVERY: u64 = 5_000;
+/// How long all in a process may wait before its CPU is free.
+const IDLE_LIMIT: u64 = 200;
 
 impl Shared {
     /// Whether what has happened explains an error.
@@ -121,7 +123,74 @@ impl Process {
     }
 }
 
+/// Beside which of the others something runs, and what of that is known to be dangerous.
+impl Process {
+    /// Those that run here, but for those of whom nobody waits for the end.
+    fn counting(&self) -> impl Iterator<Item = Rc<Execution>> {
+        self.executions().into_iter().filter(|execution| !execution.is_given_up.get())
+    }
+
+    /// Something begins here. Beside others runs only what may end with them, and what has ended with its process is alone from then on.
+    pub(super) fn check_beside(&self, begins: &Execution, shared: &Shared) {
+        let (id, spec) = (self.id, &begins.spec);
+        let before = spec.attempt.checked_sub(1).map(|attempt| (spec.id, attempt));
+        if let Some(crashed) = before.and_then(|before| shared.crashed.borrow().get(&before).copied())
+            && !shared.moved.borrow().contains(&crashed)
+        {
+            assert!(!spec.shares_process, "{} ended with {crashed}, and shares {id}", spec.id);
+        }
+        if begins.actor.is_some() {
+            return;
+        }
+        for other in self.counting().filter(|other| other.number != begins.number) {
+            let may = spec.shares_process && other.spec.shares_process;
+            assert!(may, "{} begins in {id} beside {}, and one of them has its own process", spec.id, other.spec.id);
+        }
+    }
+
+    /// A task here is about to end the process. Whatever was beside such a task before runs alone.
+    pub(super) fn check_fatal(&self, fatal: TaskId, shared: &Shared) {
+        for other in self.counting().filter(|other| other.spec.id != fatal) {
+            let before = shared.beside_fatal.borrow_mut().insert(other.spec.id, self.id);
+            if let Some(before) = before.filter(|before| *before != self.id) {
+                let is_moved = shared.moved.borrow().contains(&before);
+                assert!(is_moved, "{} ended with {before}, and ends with {} for {fatal}", other.spec.id, self.id);
+            }
+        }
+    }
+
+    /// CPUs are lent while nothing here computes, and only then.
+    fn check_cpus(&self, now: u64) {
+        let mut queue = self.queue.borrow_mut();
+        let Some(base) = queue.running.clone().filter(|base| base.actor.is_none()) else {
+            queue.idle_since = None;
+            return;
+        };
+        let frees = base.waits.borrow().frees_cpus();
+        if frees && let Some(other) = self.counting().find(|execution| !execution.waits.borrow().has_any()) {
+            panic!("{} has lent the CPUs of {}, and {} computes there", self.id, base.spec.id, other.spec.id);
+        }
+        match queue.work.all_wait() && !frees {
+            true => {
+                let since = *queue.idle_since.get_or_insert(now);
+                assert!(
+                    now - since < IDLE_LIMIT,
+                    "all in {} have waited since {since}, and its CPU is not free",
+                    self.id
+                );
+            }
+            false => queue.idle_since = None,
+        }
+    }
+}
+
 impl World {
+    /// A process ends with what runs there.
+    pub(super) fn note_what_died(&self, process: &Process) {
+        let here = process.counting().map(|execution| ((execution.spec.id, execution.spec.attempt), process.id));
+        self.shared.crashed.borrow_mut().extend(here);
+    }
+
     /// The head is about to take this in.
     pub(super) fn note_changes(&mut self, event: &Event) {
         let Event::Says(by, message) = event else { return };
@@ -218,10 +287,15 @@ impl World {
 
     /// Processes that were not looked at have nothing to do.
     pub(super) fn check_settled(&self) {
-        for process in self.processes.values().filter(|process| !self.is_still(process.id)) {
+        for process in self.processes.values() {
+            if self.is_still(process.id) {
+                process.queue.borrow_mut().idle_since = None;
+                continue;
+            }
             let is_planned = !process.has_released() || process.releases_planned.get();
             assert!(is_planned && !process.was_woken(), "{} has something to do, and nobody looks at it", process.id);
             assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);
+            process.check_cpus(self.shared.now());
         }
     }
 

@@ -5,7 +5,8 @@
 //! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
 //! - `head`: to and from the head's decisions; `nodes`: nodes, and machines that start and end their worker processes
 //!   and hold copies.
-//! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
+//! - `process`: a process with its owner; `queue`: what a worker process does with work; `at_home`: with tasks of its own; `execution`: what
+//!   runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
 //! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
 //! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `standstill`: contact with it is cut, and machines
@@ -20,6 +21,7 @@
 //! ```
 
 mod actors;
+mod at_home;
 mod changed;
 mod checks;
 mod contacts;
@@ -78,6 +80,11 @@ impl Config {
         self.seed.is_multiple_of(2)
     }
 
+    /// Whether most tasks share their processes with what they submit, and submit much: in a quarter of the small clusters.
+    fn shares_much(&self) -> bool {
+        self.large().is_none() && (self.seed / 2).is_multiple_of(4)
+    }
+
     fn large(&self) -> Option<Large> {
         match self.size {
             Size::Small => None,
@@ -99,6 +106,11 @@ pub(crate) struct Report {
     /// Worker processes that were started.
     pub workers: u64,
     pub tasks: u64,
+    /// Those of them that ran in the process of the one that submitted them, and how often one was left behind there.
+    pub at_home: u64,
+    pub leftovers: u64,
+    /// How often one was cancelled by force while it ran there.
+    pub given_up: u64,
     pub calls: u64,
     pub items: u64,
     pub values: u64,

@@ -11,7 +11,7 @@ use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
 use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
 
-use super::execution::{Ended, Execution, Running};
+use super::execution::{Ended, Execution, Number, Running};
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
@@ -298,10 +298,9 @@ impl World {
                 (None, Box::pin(programs::constructor(site, spec)))
             }
             Next::Attempt { spec, lease } => {
-                let (is_cancelled, is_disowned, waits, wait) = Default::default();
-                let execution = Execution { number, spec, lease, actor, began, is_cancelled, is_disowned, waits, wait };
-                let execution = Rc::new(execution);
+                let execution = Rc::new(Execution::new((number, began), spec, lease, actor, false));
                 process.started(&execution);
+                process.check_beside(&execution, &shared);
                 let site = Site { process: process.clone(), execution: Some(execution.clone()), shared };
                 (Some(execution), Box::pin(programs::attempt(site)))
             }
@@ -310,9 +309,9 @@ impl World {
     }
 
     /// A program has ended.
-    pub(super) fn ended(&mut self, running: Running, ended: Ended) {
+    pub(super) fn ended(&mut self, number: Number, running: Running, ended: Ended) {
         let Running { process, execution, program, .. } = running;
-        process.program.set(None);
+        process.programs.borrow_mut().remove(&number);
         // What it holds may be the last that holds it.
         drop(program);
         if let Some(execution) = execution {
@@ -371,7 +370,9 @@ impl World {
         self.note_what_outlives(&process);
         process.side.end();
         self.drivers.remove(&id);
-        let gone = process.program.take().and_then(|program| self.running.remove(&program));
+        self.note_what_died(&process);
+        let programs = process.programs.take();
+        let gone: Vec<Running> = programs.iter().filter_map(|program| self.running.remove(program)).collect();
         let started = process.queue.borrow().started;
         drop(gone);
         process.end();

@@ -244,12 +244,11 @@ impl World {
 
     fn rejoin(&mut self, process: &Rc<Process>) {
         process.owner.rejoin();
-        let running = process.program.get().and_then(|program| self.running.get(&program));
-        let execution = running.and_then(|running| running.execution.clone());
-        if let Some(execution) = execution.filter(|execution| execution.waits.get() > 0)
-            && let Some(wait) = execution.wait.borrow().clone()
-        {
-            process.owner.outside.tell_head(&process.owner, HeadMessage::Waiting { lease: execution.lease, wait });
+        for execution in process.executions() {
+            let message = execution.waits.borrow().told_anew(&execution.waiter());
+            if let Some(message) = message {
+                process.owner.outside.tell_head(&process.owner, message);
+            }
         }
     }
 

@@ -175,6 +175,7 @@ impl World {
             | Happening::ToProcess(at, _)
             | Happening::FindsHead(Finder::Process(at), _)
             | Happening::Requests(at)
+            | Happening::AtHome(at, _)
             | Happening::Releases(at)
             | Happening::Exits { process: at, .. }
             | Happening::Delete { by: at, .. } => *at == process,

@@ -154,3 +154,17 @@ fn large() {
     }
     println!("invariants: ok");
 }
+
+/// What a quarter of the seeds is for happens in them, and not all of it in a few.
+#[test]
+fn tasks_run_at_home_in_many_seeds_and_are_left_behind_in_some() {
+    let (mut at_home, mut leftovers, mut given_up) = (0, 0, 0);
+    for seed in (0..400).filter(|seed| Config::small(*seed, true).shares_much()) {
+        let report = run(Config::small(seed, true));
+        at_home += u64::from(report.at_home > 4);
+        leftovers += u64::from(report.leftovers > 0);
+        given_up += u64::from(report.given_up > 0);
+    }
+    eprintln!("{at_home} {leftovers} {given_up}");
+    assert!(at_home > 50 && leftovers > 10 && given_up > 5, "{at_home}, {leftovers}, {given_up}");
+}

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -14,8 +15,9 @@ use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
+use super::at_home::AtHome;
 use super::changed::Changed;
-use super::execution::{Answer, Number, Question, Running, Shared};
+use super::execution::{Answer, Execution, Number, Question, Running, Shared};
 use super::grants::Grants;
 use super::nodes::{Machine, Node};
 use super::process::Process;
@@ -110,6 +112,8 @@ pub(super) enum Happening {
     CanWrite,
     /// Whoever has kept what the last head knew is back by then, or another has kept it.
     IsTold,
+    /// What a thread of a worker process does that runs its own tasks.
+    AtHome(ProcessId, AtHome),
     Chance,
 }
 
@@ -182,6 +186,7 @@ impl World {
         let shared = Shared {
             config,
             clock: Arc::new(AtomicU64::new(1)),
+            began: Instant::now(),
             said: Arc::default(),
             ready: Arc::default(),
             random: RefCell::new(StdRng::seed_from_u64(config.seed)),
@@ -190,6 +195,11 @@ impl World {
             touched: RefCell::default(),
             timers: RefCell::default(),
             questions: RefCell::default(),
+            planned: RefCell::default(),
+            ends: RefCell::default(),
+            crashed: RefCell::default(),
+            beside_fatal: RefCell::default(),
+            moved: RefCell::default(),
             copies: RefCell::default(),
             nodes: RefCell::default(),
             full: RefCell::default(),
@@ -418,6 +428,7 @@ impl World {
             Happening::GivenUp(node) => self.given_up(node),
             Happening::CanWrite => self.can_write(),
             Happening::IsTold => self.comes_back(true),
+            Happening::AtHome(process, what) => self.at_home(process, what),
             Happening::Chance => self.chance(),
         }
     }
@@ -462,6 +473,13 @@ impl World {
             let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
             for (at, waker) in timers {
                 self.schedule(at.saturating_sub(self.shared.now()), Happening::Timer(waker));
+            }
+            is_done &= !self.carry_planned();
+            let ends = std::mem::take(&mut *self.shared.ends.borrow_mut());
+            for process in ends {
+                is_done = false;
+                self.shared.report.borrow_mut().deaths += 1;
+                self.dies(process);
             }
             let questions = std::mem::take(&mut *self.shared.questions.borrow_mut());
             for question in questions {
@@ -517,12 +535,14 @@ impl World {
         let Some(mut running) = self.running.remove(&number) else { return };
         self.shared.touched.borrow_mut().insert(running.process.id);
         let polled = running.program.as_mut().poll(&mut Context::from_waker(&running.waker));
-        let is_cancelled = running.execution.as_ref().is_some_and(|execution| execution.is_cancelled.get());
+        let now = self.shared.now();
+        let hears = |execution: &Rc<Execution>| execution.is_cancelled.get() && execution.hears_at.get() <= now;
+        let is_cancelled = running.execution.as_ref().is_some_and(hears);
         match polled {
-            Poll::Ready(ended) => self.ended(running, ended),
+            Poll::Ready(ended) => self.ended(number, running, ended),
             Poll::Pending if is_cancelled => {
                 let ended = programs::cancelled(&running);
-                self.ended(running, ended);
+                self.ended(number, running, ended);
             }
             Poll::Pending => drop(self.running.insert(number, running)),
         }
@@ -536,6 +556,11 @@ impl World {
             Word::Delete(at, object) => {
                 let after = self.shared.below(5);
                 self.schedule(after, Happening::Delete { by, node: at.node, object });
+            }
+            Word::HasWorkAtHome => {
+                if let Some(process) = self.alive(by) {
+                    process.has_work_at_home(&self.shared);
+                }
             }
             Word::Stays => {
                 if let Some(process) = self.alive(by) {
