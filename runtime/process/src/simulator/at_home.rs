@@ -10,6 +10,7 @@ use wingbeat_net::messages::{NodeMessage, PeerMessage};
 use wingbeat_node as node;
 
 use super::execution::{Execution, Shared};
+use super::failing::TimesOut;
 use super::nodes::Machine;
 use super::process::Process;
 use super::programs;
@@ -37,6 +38,7 @@ pub(super) enum AtHome {
 pub(super) enum Planned {
     AtHome(u64, ProcessId, AtHome),
     LeftBehind(ProcessId, bool),
+    TimesOut(TimesOut),
 }
 
 impl Shared {
@@ -156,7 +158,7 @@ impl Process {
         shared.report.borrow_mut().given_up += 1;
         execution.is_given_up.set(true);
         execution.is_disowned.set(true);
-        if !execution.waits.borrow().has_any() && shared.below(2) == 0 {
+        if execution.has_begun.get() && !execution.waits.borrow().has_any() && shared.below(2) == 0 {
             execution.hears_at.set(shared.now() + shared.below(60));
         }
         execution.cancel(shared);
@@ -197,6 +199,9 @@ impl World {
         for planned in planned {
             match planned {
                 Planned::AtHome(after, process, what) => self.schedule(after, Happening::AtHome(process, what)),
+                Planned::TimesOut(TimesOut { after, at, task, outputs }) => {
+                    self.schedule(after, Happening::TimesOut(at, task, outputs));
+                }
                 Planned::LeftBehind(by, are_left) => {
                     if let Some(process) = self.alive(by) {
                         let says = node::Event::Says(by, NodeMessage::LeftBehind(are_left));

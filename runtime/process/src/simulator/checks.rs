@@ -33,14 +33,20 @@ impl Shared {
                 self.has_lost_a_node.get()
             }
             Error::Cancelled { task } => {
-                let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
-                is_asked || broke || self.gave_back() || self.is_part_of_cancelled(task)
+                self.is_asked(task) || broke || self.gave_back() || self.is_part_of_cancelled(task)
             }
             Error::WorkerCrashed { process, .. } => {
                 (broke || self.gave_back()) && self.ended.borrow().contains(process)
             }
             // What was still on a node that is told to end was moved, and has not failed; unless its owner had lost contact with it
             // before, and had given the lease up.
+            Error::Application { task, .. } => {
+                // What is cancelled is not tried again.
+                let costs = broke || self.gave_back() || report.fills > 0;
+                self.explains_failure(task, costs || self.is_asked(task) || self.is_part_of_cancelled(task))
+            }
+            Error::TimedOut { what, .. } => self.timed_out.borrow().contains(what),
+            Error::OutOfMemory { .. } => self.explains_shortage(error),
             Error::NodeDied { node, .. } => {
                 !self.nodes.borrow().contains(node) && (report.cuts > 0 || !self.stopped.borrow().contains(node))
             }
@@ -91,6 +97,10 @@ impl Shared {
         !self.given_back.borrow().is_empty()
     }
 
+    fn is_asked(&self, task: &str) -> bool {
+        self.cancelled.borrow().iter().any(|known| known.to_string() == *task)
+    }
+
     fn is_part_of_cancelled(&self, task: &str) -> bool {
         let known: Vec<_> = self.parents.borrow().keys().copied().filter(|known| known.to_string() == task).collect();
         known.into_iter().any(|known| self.was_cancelled(known))
@@ -102,6 +112,13 @@ impl Site {
     pub(super) fn check_error(&self, object: ObjectId, error: &Error) {
         self.shared.report.borrow_mut().errors += 1;
         self.shared.trace(|| format!("{} finds that {object} failed: {error}", self.process.id));
+        let is_of_given_up = |execution: &Rc<Execution>| {
+            execution.is_at_home && (execution.is_given_up.get() || self.shared.was_cancelled(execution.spec.id))
+        };
+        // Cancelled by force at home, it is over for its owner at once, which may free its arguments; it hears of that later.
+        if self.execution.as_ref().is_some_and(is_of_given_up) {
+            return;
+        }
         assert!(self.shared.explains(error), "{object} failed, and nothing explains it: {error:?}");
     }
 
@@ -133,6 +150,7 @@ impl Process {
     /// Something begins here. Beside others runs only what may end with them, and what has ended with its process is alone from then on.
     pub(super) fn check_beside(&self, begins: &Execution, shared: &Shared) {
         let (id, spec) = (self.id, &begins.spec);
+        shared.begun_in.borrow_mut().insert((spec.id, spec.attempt), id);
         let before = spec.attempt.checked_sub(1).map(|attempt| (spec.id, attempt));
         if let Some(crashed) = before.and_then(|before| shared.crashed.borrow().get(&before).copied())
             && !shared.moved.borrow().contains(&crashed)

@@ -19,6 +19,7 @@ use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, PlacementGroupSpec, Sco
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 
 use super::at_home::Planned;
+use super::failing::Failing;
 use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};
@@ -49,6 +50,8 @@ pub(super) struct Execution {
     /// Whether it runs in the process of the task that submitted it.
     pub is_at_home: bool,
     pub is_cancelled: Cell<bool>,
+    /// Whether its program has begun: its arguments are here.
+    pub has_begun: Cell<bool>,
     /// When it hears that it is to stop: what computes does not look all the time.
     pub hears_at: Cell<u64>,
     /// Contact with its caller was lost, or nobody waits for it any more.
@@ -127,6 +130,16 @@ pub(super) struct Shared {
     pub crashed: RefCell<BTreeMap<(TaskId, u32), ProcessId>>,
     /// The last process that each task was in when another task ended that.
     pub beside_fatal: RefCell<BTreeMap<TaskId, ProcessId>>,
+    /// Tasks that fail by themselves, by their names.
+    pub failing: RefCell<BTreeMap<String, Failing>>,
+    /// Tasks whose time was over before they were done, by their names.
+    pub timed_out: RefCell<BTreeSet<String>>,
+    /// Where each attempt has begun.
+    pub begun_in: RefCell<BTreeMap<(TaskId, u32), ProcessId>>,
+    /// Processes that nodes ended because memory was short.
+    pub ended_for_memory: RefCell<BTreeSet<ProcessId>>,
+    /// How often each task that asks for nothing is tried again after that, by its name.
+    pub memory_retries: RefCell<BTreeMap<String, u32>>,
     /// Processes of drained nodes, whose tasks were moved.
     pub moved: RefCell<BTreeSet<ProcessId>>,
     pub parents: RefCell<BTreeMap<TaskId, TaskId>>,
@@ -220,7 +233,7 @@ impl Execution {
         is_at_home: bool,
     ) -> Execution {
         let name = spec.id.to_string();
-        let (is_cancelled, hears_at, is_disowned, is_given_up, waits) = Default::default();
+        let (is_cancelled, has_begun, hears_at, is_disowned, is_given_up, waits) = Default::default();
         Execution {
             number,
             spec,
@@ -230,6 +243,7 @@ impl Execution {
             name,
             is_at_home,
             is_cancelled,
+            has_begun,
             hears_at,
             is_disowned,
             is_given_up,

@@ -7,10 +7,10 @@
 //!   and hold copies.
 //! - `process`: a process with its owner; `queue`: what a worker process does with work; `at_home`: with tasks of its own; `execution`: what
 //!   runs.
-//! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
+//! - `site`, `actors`: what a program can do; `programs`: the random programs; `failing`: how tasks fail; `value`: what they pass, and how it is checked.
 //! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
 //! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `standstill`: contact with it is cut, and machines
-//!   stand still; `faults`: what else breaks; `checks`: what must hold.
+//!   stand still; `faults`: what breaks when; `memory`: there is not enough; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
@@ -27,10 +27,12 @@ mod checks;
 mod contacts;
 mod encoded;
 mod execution;
+mod failing;
 mod faults;
 mod grants;
 mod head;
 mod large;
+mod memory;
 mod nodes;
 mod process;
 mod programs;
@@ -117,6 +119,10 @@ pub(crate) struct Report {
     pub errors: u64,
     pub cancels: u64,
     pub cuts: u64,
+    /// Processes that were ended because memory was short.
+    pub shortages: u64,
+    /// Tasks that took longer than they might.
+    pub timeouts: u64,
     /// How often a store was full for some time.
     pub fills: u64,
     /// How often something stood still, or had no contact with the head.

@@ -12,6 +12,7 @@ use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
 
 use super::execution::{Ended, Execution, Number, Running};
+use super::memory::Memory;
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
@@ -44,6 +45,7 @@ pub(super) struct Node {
     orders_at: BTreeMap<ProcessId, u64>,
     /// What worker processes that have ended had begun.
     rest: BTreeMap<ProcessId, u64>,
+    pub memory: Memory,
 }
 
 /// What happens on the machine of a node.
@@ -100,7 +102,18 @@ impl World {
         let standing = if self.is_head_away { Standing::Away } else { Standing::Here };
         self.nodes.insert(
             id,
-            Node { state, info: info.clone(), number, held, standing, unsaid: Vec::new(), starting, orders_at, rest },
+            Node {
+                state,
+                info: info.clone(),
+                number,
+                held,
+                standing,
+                unsaid: Vec::new(),
+                starting,
+                orders_at,
+                rest,
+                memory: Memory::default(),
+            },
         );
         self.shared.nodes.borrow_mut().insert(id);
         if self.shared.config.large().is_none() {

@@ -12,9 +12,10 @@ use wingbeat_core::spec::{ActorSpec, Outcome, Outputs, PlacementGroupSpec, Place
 use wingbeat_core::{Amount, FunctionId, PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
+use super::failing::{self, Failing};
 use super::shapes::{self, Reserved};
 use super::side::address;
-use super::site::{Site, Stream, Submitted, failed};
+use super::site::{How, Site, Stream, Submitted, failed};
 use super::size;
 use super::value::{Kind, Plan, Ref, refs_in};
 
@@ -84,6 +85,10 @@ pub(super) async fn attempt(site: Site) -> Ended {
 async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     let spec = &execution.spec;
     let incoming = site.bring_in(&spec.args, execution.actor.is_some()).await?;
+    if execution.is_cancelled.get() {
+        return Err(Error::Cancelled { task: execution.name.clone() });
+    }
+    execution.has_begun.set(true);
     let is_first = site.shared.attempts.borrow_mut().insert((spec.id, spec.attempt));
     assert!(is_first, "attempt {} at {} runs twice", spec.attempt, spec.id);
     let plan = Plan::read(&incoming[0].bytes);
@@ -108,6 +113,10 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
         site.process.check_fatal(spec.id, &site.shared);
         site.shared.ends.borrow_mut().push(site.process.id);
         std::future::pending::<()>().await;
+    }
+    if spec.attempt < failing::failures(&plan) {
+        work.pause().await;
+        return Err(failing::failure(&plan, spec.id));
     }
     let shares_much = spec.shares_process && site.shared.config.shares_much() && plan.depth > 0;
     let steps = if shares_much { work.random.random_range(2..5) } else { work.random.random_range(0..5) };
@@ -251,7 +260,16 @@ impl<'a> Work<'a> {
 
     /// How a task runs: which function, where, and whether it shares its process while it waits. That may be no task which runs at most
     /// once.
-    fn how(&mut self, within: Option<Reserved>, retries: u32) -> (FunctionId, Shape, bool) {
+    fn how(&mut self, within: Option<Reserved>, retries: u32, plan: &Plan) -> How {
+        let (retry_on, is_retried) = failing::retry_on(&mut self.random, plan);
+        let attempts = failing::failures(plan);
+        let failing = (attempts > 0).then_some(Failing { is_retried, retries, attempts });
+        let limit = self.chance(30).then(|| self.random.random_range(1..100));
+        let (function, shape, shares_process) = self.where_it_runs(within, retries);
+        How { function, shape, shares_process, retry_on, failing, limit }
+    }
+
+    fn where_it_runs(&mut self, within: Option<Reserved>, retries: u32) -> (FunctionId, Shape, bool) {
         let function = FunctionId(10 + self.random.random_range(0..8));
         let mostly = self.site.shared.config.shares_much();
         if within.is_none() && retries > 0 && self.random.random_range(0..8) < if mostly { 7 } else { 3 } {
@@ -266,9 +284,14 @@ impl<'a> Work<'a> {
         let retries = self.random.random_range(u32::from(self.site.shared.config.shares_much())..4);
         let within = self.reserved.filter(|_| self.chance(2));
         let (kind, how) = match self.chance(4) {
-            true => (Kind::Busy, (FunctionId(1), shapes::of_busy(&mut self.random, within), false)),
-            false if self.site.shared.config.faults && self.chance(60) => (Kind::Fatal, self.how(within, retries)),
-            false => (Kind::Work, self.how(within, retries)),
+            true => {
+                let shape = shapes::of_busy(&mut self.random, within);
+                (Kind::Busy, How { shape, shares_process: false, ..self.how(within, retries, &plan) })
+            }
+            false if self.site.shared.config.faults && self.chance(60) => {
+                (Kind::Fatal, self.how(within, retries, &plan))
+            }
+            false => (Kind::Work, self.how(within, retries, &plan)),
         };
         let args = Site::arguments(Plan { kind, ..plan }, &refs, &objects);
         if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, how) {
@@ -378,9 +401,9 @@ impl<'a> Work<'a> {
         let ahead = self.random.random_range(1..4);
         let (wants, retries) = (self.random.random_range(0..12), self.random.random_range(0..3));
         let count = items_of(&plan);
-        let args = Site::arguments(plan, &refs, &[]);
         let within = self.reserved.filter(|_| self.chance(2));
-        let how = self.how(within, retries);
+        let how = How { failing: None, ..self.how(within, retries, &plan) };
+        let args = Site::arguments(plan, &refs, &[]);
         match self.site.submit(args, Outputs::Stream { ahead }, retries, how) {
             Submitted::Stream(stream) => self.take(stream, wants, count).await,
             Submitted::Objects(_) => Ok(()),

@@ -13,7 +13,9 @@ use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
 use wingbeat_core::{ActorId, FunctionId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Work};
 
+use super::at_home::Planned;
 use super::execution::{Ended, Execution, Shared};
+use super::failing::{Failing, TimesOut};
 use super::process::Process;
 use super::side::{Awaited, address};
 use super::value::{Plan, Ref, Written, refs_in, value_of};
@@ -34,6 +36,19 @@ pub(super) struct Site {
     /// None for the program of a driver.
     pub execution: Option<Rc<Execution>>,
     pub shared: Rc<Shared>,
+}
+
+/// How a task runs.
+pub(super) struct How {
+    pub function: FunctionId,
+    pub shape: Shape,
+    /// Whether its process runs what it has submitted while it waits for that.
+    pub shares_process: bool,
+    pub retry_on: RetryOn,
+    /// Set if it fails by itself.
+    pub failing: Option<Failing>,
+    /// After how long it is given up.
+    pub limit: Option<u64>,
 }
 
 /// An argument that is here, and what keeps the refs in it.
@@ -293,12 +308,22 @@ impl Site {
         args: SmallVec<[Outbound; 3]>,
         outputs: Outputs,
         retries: u32,
-        (function, shape, shares_process): (FunctionId, Shape, bool),
+        How { function, shape, shares_process, retry_on, failing, limit }: How,
     ) -> Submitted {
         let owner = &self.process.owner;
         let id = owner.next_task();
         let submitted = self.outputs(id, outputs, None);
-        let memory_retries = MemoryRetries::of(MEMORY_RETRIES, retries);
+        let most = if retries == 0 { 0 } else { [1, 2, MEMORY_RETRIES][self.shared.below(3) as usize] };
+        let memory_retries = MemoryRetries::of(most, retries);
+        if let Some(failing) = failing {
+            self.shared.failing.borrow_mut().insert(id.to_string(), failing);
+        }
+        if let Some(after) = limit {
+            owner.submission.timeouts.begin(id, || Box::new(|| ()));
+            let times_out = TimesOut { after, at: self.process.id, task: id, outputs };
+            self.shared.planned.borrow_mut().push(Planned::TimesOut(times_out));
+        }
+        self.shared.memory_retries.borrow_mut().insert(id.to_string(), most);
         let yields_memory = memory_retries.has_any();
         let spec = Arc::new(TaskSpec { function, yields_memory, shares_process, ..self.spec(id, outputs) });
         let (parent, name) = (spec.parent, Name::Given(id.to_string().into()));
@@ -309,7 +334,7 @@ impl Site {
             retries,
             failures: 0,
             memory_retries,
-            retry_on: RetryOn::Nothing,
+            retry_on,
             cancelled: false,
             held: holds(&args),
             bytes: Default::default(),

@@ -11,13 +11,15 @@ use std::time::Instant;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::spec::Outputs;
+use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::at_home::AtHome;
 use super::changed::Changed;
 use super::execution::{Answer, Execution, Number, Question, Running, Shared};
+use super::faults::Strike;
 use super::grants::Grants;
 use super::nodes::{Machine, Node};
 use super::process::Process;
@@ -25,7 +27,7 @@ use super::side::{Line, Parcel, Word};
 use super::site::Site;
 use super::standing::Finder;
 use super::standstill::Standstill;
-use super::{Config, Report, encoded, programs};
+use super::{Config, Report, encoded, faults, programs};
 use crate::owner::borrows::Lost;
 
 /// Drivers at the beginning.
@@ -114,7 +116,9 @@ pub(super) enum Happening {
     IsTold,
     /// What a thread of a worker process does that runs its own tasks.
     AtHome(ProcessId, AtHome),
-    Chance,
+    TimesOut(ProcessId, TaskId, Outputs),
+    Strikes(Strike),
+    LooksAtMemory(NodeId),
 }
 
 pub(super) struct Scheduled {
@@ -164,7 +168,9 @@ pub(super) struct World {
     pub jobs: BTreeMap<ProcessId, JobId>,
     /// Drivers whose programs run.
     pub drivers: BTreeSet<ProcessId>,
-    pub faults_end: u64,
+    /// What may break, and what of it does not, by its number.
+    pub strikes: Vec<Strike>,
+    pub left_out: BTreeSet<usize>,
     /// When the last program of a driver ended.
     pub program_ended_at: u64,
     /// Nodes of which the head's state may have changed, and processes of which it may have, since it was checked.
@@ -199,6 +205,11 @@ impl World {
             ends: RefCell::default(),
             crashed: RefCell::default(),
             beside_fatal: RefCell::default(),
+            ended_for_memory: RefCell::default(),
+            begun_in: RefCell::default(),
+            failing: RefCell::default(),
+            timed_out: RefCell::default(),
+            memory_retries: RefCell::default(),
             moved: RefCell::default(),
             copies: RefCell::default(),
             nodes: RefCell::default(),
@@ -244,7 +255,8 @@ impl World {
             nodes_made: 0,
             jobs: BTreeMap::new(),
             drivers: BTreeSet::new(),
-            faults_end: 200 + 1_000 * (config.seed % 3),
+            strikes: faults::schedule(&config),
+            left_out: BTreeSet::new(),
             program_ended_at: 0,
             changed: Changed::default(),
             head_steps: 0,
@@ -268,7 +280,7 @@ impl World {
         for _ in 0..drivers {
             self.new_driver();
         }
-        self.schedule(1, Happening::Chance);
+        self.plan_faults();
         self.settle();
         while !self.drivers.is_empty() {
             let is_hung = self.shared.now() > self.program_ended_at + HANGS_AFTER;
@@ -429,7 +441,9 @@ impl World {
             Happening::CanWrite => self.can_write(),
             Happening::IsTold => self.comes_back(true),
             Happening::AtHome(process, what) => self.at_home(process, what),
-            Happening::Chance => self.chance(),
+            Happening::TimesOut(at, task, outputs) => self.times_out(at, task, outputs),
+            Happening::Strikes(strike) => self.strikes(strike),
+            Happening::LooksAtMemory(node) => self.looks_at_memory(node),
         }
     }
 
