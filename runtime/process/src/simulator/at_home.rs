@@ -10,8 +10,8 @@ use wingbeat_net::messages::{NodeMessage, PeerMessage};
 use wingbeat_node as node;
 
 use super::execution::{Execution, Shared};
-use super::failing::TimesOut;
 use super::nodes::Machine;
+use super::planned::{AtHome, Planned, TimesOut};
 use super::process::Process;
 use super::programs;
 use super::site::Site;
@@ -22,24 +22,6 @@ use crate::owner::dispatch::TakenHome;
 const IDLE_FOR: u64 = 2;
 /// How often is looked at what waits at home.
 const LOOKS_EVERY: u64 = 100;
-
-/// What a thread of a worker process does at some time.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum AtHome {
-    /// It looks for a task to run at home.
-    Take,
-    /// It looks whether all that runs there waits.
-    AllWait,
-    /// It looks at what has waited for long.
-    Waits,
-}
-
-/// What a process plans to do, after so many milliseconds, and tells its node.
-pub(super) enum Planned {
-    AtHome(u64, ProcessId, AtHome),
-    LeftBehind(ProcessId, bool),
-    TimesOut(TimesOut),
-}
 
 impl Shared {
     /// Now, for what counts in instants.

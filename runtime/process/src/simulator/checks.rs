@@ -97,6 +97,12 @@ impl Shared {
         !self.given_back.borrow().is_empty()
     }
 
+    /// Whether a task was to fail with this, and was not to be tried again. Where something has broken, that has cost retries.
+    fn explains_failure(&self, task: &str, broke: bool) -> bool {
+        let failing = self.failing.borrow();
+        failing.get(task).is_some_and(|failing| !failing.is_retried || failing.retries < failing.attempts || broke)
+    }
+
     fn is_asked(&self, task: &str) -> bool {
         self.cancelled.borrow().iter().any(|known| known.to_string() == *task)
     }

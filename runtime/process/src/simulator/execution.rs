@@ -18,8 +18,8 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, PlacementGroupSpec, ScopedName, TaskSpec};
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 
-use super::at_home::Planned;
 use super::failing::Failing;
+use super::planned::Planned;
 use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};

@@ -4,15 +4,11 @@ use std::sync::Arc;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use wingbeat_core::TaskId;
 use wingbeat_core::error::{ApplicationError, Error};
-use wingbeat_core::spec::Outputs;
-use wingbeat_core::{ProcessId, TaskId};
 
-use super::execution::Shared;
 use super::value::Plan;
-use super::world::World;
 use crate::owner::retrying::RetryOn;
-use crate::owner::submission::Cancel;
 
 /// Of so many tasks one fails.
 const FAILS: u64 = 30;
@@ -27,14 +23,6 @@ pub(super) struct Failing {
     pub retries: u32,
     /// How many attempts fail.
     pub attempts: u32,
-}
-
-/// A task that may take a limited time.
-pub(super) struct TimesOut {
-    pub after: u64,
-    pub at: ProcessId,
-    pub task: TaskId,
-    pub outputs: Outputs,
 }
 
 /// How many attempts at a task with this plan fail.
@@ -61,30 +49,5 @@ pub(super) fn retry_on(random: &mut StdRng, plan: &Plan) -> (RetryOn, bool) {
         2 => (RetryOn::Nothing.or_if(Arc::new(is_broken)), !is_busy),
         3 => (RetryOn::Nothing.or_type(BUSY).or_if(Arc::new(is_broken)), true),
         _ => (RetryOn::Nothing, false),
-    }
-}
-
-impl Shared {
-    /// Whether a task was to fail with this, and was not to be tried again. Where something has broken, that has cost retries.
-    pub(super) fn explains_failure(&self, task: &str, broke: bool) -> bool {
-        let failing = self.failing.borrow();
-        failing.get(task).is_some_and(|failing| !failing.is_retried || failing.retries < failing.attempts || broke)
-    }
-}
-
-impl World {
-    /// The time of a task is over, unless it is done.
-    pub(super) fn times_out(&mut self, at: ProcessId, task: TaskId, outputs: Outputs) {
-        let Some(process) = self.alive(at) else { return };
-        if !process.owner.submission.timeouts.end(task) {
-            return;
-        }
-        self.shared.trace(|| format!("the time of {task} is over"));
-        self.shared.report.borrow_mut().timeouts += 1;
-        self.shared.timed_out.borrow_mut().insert(task.to_string());
-        self.shared.cancelled.borrow_mut().insert(task);
-        let error = Error::TimedOut { what: task.to_string(), limit_ms: 1 };
-        process.owner.fail_outputs(task, outputs, &error);
-        process.owner.cancel(Cancel { task, outputs, force: false, again: false });
     }
 }

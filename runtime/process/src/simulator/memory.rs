@@ -6,7 +6,7 @@ use wingbeat_core::error::Error;
 use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage};
 use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_node as node;
-use wingbeat_node::memory::{Sample, User, Verdict, Watch, Work};
+use wingbeat_node::memory::{Sample, User, Verdict, Work};
 
 use super::execution::Shared;
 use super::world::{Happening, World};
@@ -16,15 +16,6 @@ const LOOKS_EVERY: u64 = 250;
 const GIB: u64 = 1 << 30;
 const LIMIT: u64 = 16 * GIB;
 const THRESHOLD: u64 = 15 * GIB;
-
-/// The memory of a node.
-#[derive(Default)]
-pub(super) struct Memory {
-    watch: Watch,
-    /// Until when it is short.
-    short_until: u64,
-    is_watched: bool,
-}
 
 impl World {
     pub(super) fn memory_is_short(&mut self, id: NodeId, lasts: u64) {

@@ -5,12 +5,12 @@
 //! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
 //! - `head`: to and from the head's decisions; `nodes`: nodes, and machines that start and end their worker processes
 //!   and hold copies.
-//! - `process`: a process with its owner; `queue`: what a worker process does with work; `at_home`: with tasks of its own; `execution`: what
+//! - `process`: a process with its owner; `queue`: what a worker process does with work; `at_home`: with tasks of its own; `planned`: later; `execution`: what
 //!   runs.
 //! - `site`, `actors`: what a program can do; `programs`: the random programs; `failing`: how tasks fail; `value`: what they pass, and how it is checked.
 //! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
 //! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `standstill`: contact with it is cut, and machines
-//!   stand still; `faults`: what breaks when; `memory`: there is not enough; `checks`: what must hold.
+//!   stand still; `schedule`: what breaks when; `faults`: how; `memory`: there is not enough; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
@@ -34,10 +34,12 @@ mod head;
 mod large;
 mod memory;
 mod nodes;
+mod planned;
 mod process;
 mod programs;
 mod queue;
 mod restarts;
+mod schedule;
 mod shapes;
 mod side;
 mod site;

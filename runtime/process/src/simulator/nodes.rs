@@ -12,7 +12,6 @@ use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
 
 use super::execution::{Ended, Execution, Number, Running};
-use super::memory::Memory;
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
@@ -46,6 +45,15 @@ pub(super) struct Node {
     /// What worker processes that have ended had begun.
     rest: BTreeMap<ProcessId, u64>,
     pub memory: Memory,
+}
+
+/// The memory of a node.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub watch: node::memory::Watch,
+    /// Until when it is short.
+    pub short_until: u64,
+    pub is_watched: bool,
 }
 
 /// What happens on the machine of a node.

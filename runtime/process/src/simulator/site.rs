@@ -13,9 +13,9 @@ use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
 use wingbeat_core::{ActorId, FunctionId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{HeadMessage, PeerMessage, Work};
 
-use super::at_home::Planned;
 use super::execution::{Ended, Execution, Shared};
-use super::failing::{Failing, TimesOut};
+use super::failing::Failing;
+use super::planned::{Planned, TimesOut};
 use super::process::Process;
 use super::side::{Awaited, address};
 use super::value::{Plan, Ref, Written, refs_in, value_of};

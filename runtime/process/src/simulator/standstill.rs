@@ -4,8 +4,8 @@
 use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Event, Speaker};
 
-use super::faults::pick;
 use super::nodes::Machine;
+use super::schedule::pick;
 use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 

@@ -8,7 +8,7 @@ use wingbeat_head::state::{Action, Beginning, Input, State};
 use wingbeat_net::recording::{self, Recorder, Recording, Redact};
 
 use super::world::World;
-use super::{Config, Large, Report, Size, faults};
+use super::{Config, Large, Report, Size, schedule};
 
 /// Says which seed fails.
 struct Seed(Config);
@@ -27,7 +27,7 @@ impl Drop for Seed {
                     format!(
                         "{kind}WINGBEAT_SEED={seed} cargo test -p wingbeat-process --lib simulator::tests::one_seed\n\
                          and with fewer faults: WINGBEAT_LEAVE_OUT=1,5 leaves two out, WINGBEAT_SHRINK=1 all that can be left out, of\n  {}",
-                        faults::shown(&faults::schedule(&self.0), &left_out())
+                        schedule::shown(&schedule::schedule(&self.0), &left_out())
                     )
                 }
                 Size::Large(Large { nodes, events, .. }) => {
@@ -69,7 +69,7 @@ fn shrink(config: Config, mut left_out: BTreeSet<usize>) -> BTreeSet<usize> {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run())).is_err()
     };
     assert!(fails(&left_out), "the seed does not fail");
-    for number in (0..faults::schedule(&config).len()).rev() {
+    for number in (0..schedule::schedule(&config).len()).rev() {
         if left_out.insert(number) && !fails(&left_out) {
             left_out.remove(&number);
         }
@@ -151,7 +151,10 @@ fn one_seed() {
     let mut left_out = left_out();
     if number("WINGBEAT_SHRINK").is_some() {
         left_out = shrink(config, left_out);
-        eprintln!("what is left of the faults of this seed: {}", faults::shown(&faults::schedule(&config), &left_out));
+        eprintln!(
+            "what is left of the faults of this seed: {}",
+            schedule::shown(&schedule::schedule(&config), &left_out)
+        );
         let numbers: Vec<String> = left_out.iter().map(usize::to_string).collect();
         eprintln!("the same without the others: WINGBEAT_LEAVE_OUT={}", numbers.join(","));
     }

@@ -16,18 +16,18 @@ use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
-use super::at_home::AtHome;
 use super::changed::Changed;
 use super::execution::{Answer, Execution, Number, Question, Running, Shared};
-use super::faults::Strike;
 use super::grants::Grants;
 use super::nodes::{Machine, Node};
+use super::planned::AtHome;
 use super::process::Process;
+use super::schedule::Strike;
 use super::side::{Line, Parcel, Word};
 use super::site::Site;
 use super::standing::Finder;
 use super::standstill::Standstill;
-use super::{Config, Report, encoded, faults, programs};
+use super::{Config, Report, encoded, programs, schedule};
 use crate::owner::borrows::Lost;
 
 /// Drivers at the beginning.
@@ -255,7 +255,7 @@ impl World {
             nodes_made: 0,
             jobs: BTreeMap::new(),
             drivers: BTreeSet::new(),
-            strikes: faults::schedule(&config),
+            strikes: schedule::schedule(&config),
             left_out: BTreeSet::new(),
             program_ended_at: 0,
             changed: Changed::default(),
