@@ -209,6 +209,20 @@ impl Process {
 }
 
 impl World {
+    /// The head lends the CPUs of a process that has said so, and of no other, as far as it has heard all that was said.
+    fn check_lent(&self, process: &Process) {
+        let base = process.queue.borrow().running.clone().filter(|base| base.actor.is_none());
+        let Some((base, lease)) = base.and_then(|base| base.lease.map(|lease| (base, lease))) else { return };
+        let heard_at = self.to_head_at.get(&Speaker::Process(process.id)).copied().unwrap_or(0);
+        if self.is_head_away || heard_at.max(self.went_on_at) >= self.shared.now() || !self.has_told_head(process) {
+            return;
+        }
+        if let Some(are_lent) = self.grants.are_lent(lease) {
+            let frees = base.waits.borrow().frees_cpus();
+            assert_eq!(are_lent, frees, "whether the CPUs of {lease} in {} are lent, and may be", process.id);
+        }
+    }
+
     /// A process ends with what runs there.
     pub(super) fn note_what_died(&self, process: &Process) {
         let here = process.counting().map(|execution| ((execution.spec.id, execution.spec.attempt), process.id));
@@ -320,6 +334,7 @@ impl World {
             assert!(is_planned && !process.was_woken(), "{} has something to do, and nobody looks at it", process.id);
             assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);
             process.check_cpus(self.shared.now());
+            self.check_lent(process);
         }
     }
 

@@ -96,6 +96,7 @@ impl World {
     /// What stood still goes on.
     pub(super) fn goes_on_again(&mut self) {
         let Some(Standstill { what, held }) = self.still.take() else { return };
+        self.went_on_at = self.shared.now();
         self.shared.trace(|| format!("{what:?} goes on"));
         if let Some(node) = what.node() {
             match self.nodes.get(&node).map(|node| node.standing) {

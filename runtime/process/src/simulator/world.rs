@@ -185,6 +185,8 @@ pub(super) struct World {
     pub is_head_away: bool,
     /// What stands still now, if anything does.
     pub still: Option<Standstill>,
+    /// When the last that did went on: what was held back happens then.
+    pub went_on_at: u64,
 }
 
 impl World {
@@ -266,6 +268,7 @@ impl World {
             head_began: 0,
             is_head_away: false,
             still: None,
+            went_on_at: 0,
         }
     }
 
