@@ -244,10 +244,7 @@ impl Queue {
     /// A task that was sent here has ended, or something that one has left behind, which keeps other leases away. Said under the lock, so that
     /// it is said in order.
     pub(super) fn look_for_leftovers(&self, state: &mut State) {
-        let goes_on = state.work.goes_on_without_task();
-        let are_left = goes_on && state.at_home.base.is_none();
-        if are_left && !state.at_home.are_left || state.at_home.are_left && !goes_on {
-            state.at_home.are_left = are_left;
+        if let Some(are_left) = state.work.leftovers(state.at_home.base.is_some()) {
             self.session.process().tell_node(NodeMessage::LeftBehind(are_left));
         }
     }

@@ -18,8 +18,6 @@ pub(super) struct AtHome {
     pub takers: BTreeMap<u64, Waker>,
     /// The task that was sent here, while it runs.
     pub base: Option<Arc<Execution>>,
-    /// Whether the node knows that something runs on which an earlier task has left behind.
-    pub are_left: bool,
     /// Somebody looks in a moment whether all wait.
     pub is_watched: bool,
     /// Whether there was something to run when `Queue::look_for_stuck_threads` looked last, and nobody who took it.

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wingbeat_core::error::Error;
@@ -15,8 +15,9 @@ use wingbeat_core::{ActorId, LeaseId, TaskId};
 use wingbeat_net::spin::Working;
 
 use crate::session::session::Session;
-use crate::session::waiting::{Waiting, Waits};
+use crate::session::waiting::Waiting;
 use crate::wire::executor::Interrupt;
+use crate::work::{Waiter, Waits};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Execution>>> = const { RefCell::new(None) };
@@ -130,12 +131,20 @@ impl Execution {
 
     /// For how long it has waited for others so far.
     pub fn waited(&self) -> Duration {
-        self.waits.lock().waited()
+        self.waits.lock().waited(Instant::now())
     }
 
     /// What it waits for, the CPUs of its process are used meanwhile, or are free.
     pub fn cpus_are_free(&self, are_free: bool) {
-        self.waits.lock().cpus_are_free(self, are_free);
+        // Said under the lock, in order.
+        let mut waits = self.waits.lock();
+        for message in waits.cpus_are_free(&self.waiter(), are_free) {
+            self.session.process().tell_head(message);
+        }
+    }
+
+    pub(crate) fn waiter(&self) -> Waiter<'_> {
+        Waiter { task: self.task, name: &self.name, actor: self.actor, lease: self.lease }
     }
 
     /// Asks the run to stop.
@@ -197,11 +206,19 @@ impl Interrupt for Execution {
     }
 
     fn tell_anew(&self) {
-        self.waits.lock().tell_anew(self);
+        let waits = self.waits.lock();
+        if let Some(message) = waits.told_anew(&self.waiter()) {
+            self.session.process().tell_head(message);
+        }
     }
 
     fn tell_if_it_lasts(&self) -> bool {
-        self.waits.lock().tell_if_it_lasts(self)
+        let mut waits = self.waits.lock();
+        let (message, again) = waits.told_if_it_lasts(&self.waiter());
+        if let Some(message) = message {
+            self.session.process().tell_head(message);
+        }
+        again
     }
 }
 

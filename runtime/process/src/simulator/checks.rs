@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::TaskSpec;
-use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_head::state::{Event, FactKey, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
 use super::changed::Changed;
-use super::execution::Shared;
+use super::execution::{Execution, Shared};
 use super::process::Process;
 use super::queue::refs_of;
 use super::site::Site;
@@ -19,6 +19,8 @@ use super::world::{Happening, World};
 
 /// How often all of the head's state is checked in a large cluster, in steps of the head.
 const CHECK_ALL_EVERY: u64 = 5_000;
+/// How long all in a process may wait before its CPU is free.
+const IDLE_LIMIT: u64 = 200;
 
 impl Shared {
     /// Whether what has happened explains an error.
@@ -31,14 +33,20 @@ impl Shared {
                 self.has_lost_a_node.get()
             }
             Error::Cancelled { task } => {
-                let is_asked = self.cancelled.borrow().iter().any(|known| known.to_string() == *task);
-                is_asked || broke || self.gave_back() || self.is_part_of_cancelled(task)
+                self.is_asked(task) || broke || self.gave_back() || self.is_part_of_cancelled(task)
             }
             Error::WorkerCrashed { process, .. } => {
                 (broke || self.gave_back()) && self.ended.borrow().contains(process)
             }
             // What was still on a node that is told to end was moved, and has not failed; unless its owner had lost contact with it
             // before, and had given the lease up.
+            Error::Application { task, .. } => {
+                // What is cancelled is not tried again.
+                let costs = broke || self.gave_back() || report.fills > 0;
+                self.explains_failure(task, costs || self.is_asked(task) || self.is_part_of_cancelled(task))
+            }
+            Error::TimedOut { what, .. } => self.timed_out.borrow().contains(what),
+            Error::OutOfMemory { .. } => self.explains_shortage(error),
             Error::NodeDied { node, .. } => {
                 !self.nodes.borrow().contains(node) && (report.cuts > 0 || !self.stopped.borrow().contains(node))
             }
@@ -89,6 +97,16 @@ impl Shared {
         !self.given_back.borrow().is_empty()
     }
 
+    /// Whether a task was to fail with this, and was not to be tried again. Where something has broken, that has cost retries.
+    fn explains_failure(&self, task: &str, broke: bool) -> bool {
+        let failing = self.failing.borrow();
+        failing.get(task).is_some_and(|failing| !failing.is_retried || failing.retries < failing.attempts || broke)
+    }
+
+    fn is_asked(&self, task: &str) -> bool {
+        self.cancelled.borrow().iter().any(|known| known.to_string() == *task)
+    }
+
     fn is_part_of_cancelled(&self, task: &str) -> bool {
         let known: Vec<_> = self.parents.borrow().keys().copied().filter(|known| known.to_string() == task).collect();
         known.into_iter().any(|known| self.was_cancelled(known))
@@ -100,6 +118,13 @@ impl Site {
     pub(super) fn check_error(&self, object: ObjectId, error: &Error) {
         self.shared.report.borrow_mut().errors += 1;
         self.shared.trace(|| format!("{} finds that {object} failed: {error}", self.process.id));
+        let is_of_given_up = |execution: &Rc<Execution>| {
+            execution.is_at_home && (execution.is_given_up.get() || self.shared.was_cancelled(execution.spec.id))
+        };
+        // Cancelled by force at home, it is over for its owner at once, which may free its arguments; it hears of that later.
+        if self.execution.as_ref().is_some_and(is_of_given_up) {
+            return;
+        }
         assert!(self.shared.explains(error), "{object} failed, and nothing explains it: {error:?}");
     }
 
@@ -121,7 +146,89 @@ impl Process {
     }
 }
 
+/// Beside which of the others something runs, and what of that is known to be dangerous.
+impl Process {
+    /// Those that run here, but for those of whom nobody waits for the end.
+    fn counting(&self) -> impl Iterator<Item = Rc<Execution>> {
+        self.executions().into_iter().filter(|execution| !execution.is_given_up.get())
+    }
+
+    /// Something begins here. Beside others runs only what may end with them, and what has ended with its process is alone from then on.
+    pub(super) fn check_beside(&self, begins: &Execution, shared: &Shared) {
+        let (id, spec) = (self.id, &begins.spec);
+        shared.begun_in.borrow_mut().insert((spec.id, spec.attempt), id);
+        let before = spec.attempt.checked_sub(1).map(|attempt| (spec.id, attempt));
+        if let Some(crashed) = before.and_then(|before| shared.crashed.borrow().get(&before).copied())
+            && !shared.moved.borrow().contains(&crashed)
+        {
+            assert!(!spec.shares_process, "{} ended with {crashed}, and shares {id}", spec.id);
+        }
+        if begins.actor.is_some() {
+            return;
+        }
+        for other in self.counting().filter(|other| other.number != begins.number) {
+            let may = spec.shares_process && other.spec.shares_process;
+            assert!(may, "{} begins in {id} beside {}, and one of them has its own process", spec.id, other.spec.id);
+        }
+    }
+
+    /// A task here is about to end the process. Whatever was beside such a task before runs alone.
+    pub(super) fn check_fatal(&self, fatal: TaskId, shared: &Shared) {
+        for other in self.counting().filter(|other| other.spec.id != fatal) {
+            let before = shared.beside_fatal.borrow_mut().insert(other.spec.id, self.id);
+            if let Some(before) = before.filter(|before| *before != self.id) {
+                let is_moved = shared.moved.borrow().contains(&before);
+                assert!(is_moved, "{} ended with {before}, and ends with {} for {fatal}", other.spec.id, self.id);
+            }
+        }
+    }
+
+    /// CPUs are lent while nothing here computes, and only then.
+    fn check_cpus(&self, now: u64) {
+        let mut queue = self.queue.borrow_mut();
+        let Some(base) = queue.running.clone().filter(|base| base.actor.is_none()) else {
+            queue.idle_since = None;
+            return;
+        };
+        let frees = base.waits.borrow().frees_cpus();
+        if frees && let Some(other) = self.counting().find(|execution| !execution.waits.borrow().has_any()) {
+            panic!("{} has lent the CPUs of {}, and {} computes there", self.id, base.spec.id, other.spec.id);
+        }
+        match queue.work.all_wait() && !frees {
+            true => {
+                let since = *queue.idle_since.get_or_insert(now);
+                assert!(
+                    now - since < IDLE_LIMIT,
+                    "all in {} have waited since {since}, and its CPU is not free",
+                    self.id
+                );
+            }
+            false => queue.idle_since = None,
+        }
+    }
+}
+
 impl World {
+    /// The head lends the CPUs of a process that has said so, and of no other, as far as it has heard all that was said.
+    fn check_lent(&self, process: &Process) {
+        let base = process.queue.borrow().running.clone().filter(|base| base.actor.is_none());
+        let Some((base, lease)) = base.and_then(|base| base.lease.map(|lease| (base, lease))) else { return };
+        let heard_at = self.to_head_at.get(&Speaker::Process(process.id)).copied().unwrap_or(0);
+        if self.is_head_away || heard_at.max(self.went_on_at) >= self.shared.now() || !self.has_told_head(process) {
+            return;
+        }
+        if let Some(are_lent) = self.grants.are_lent(lease) {
+            let frees = base.waits.borrow().frees_cpus();
+            assert_eq!(are_lent, frees, "whether the CPUs of {lease} in {} are lent, and may be", process.id);
+        }
+    }
+
+    /// A process ends with what runs there.
+    pub(super) fn note_what_died(&self, process: &Process) {
+        let here = process.counting().map(|execution| ((execution.spec.id, execution.spec.attempt), process.id));
+        self.shared.crashed.borrow_mut().extend(here);
+    }
+
     /// The head is about to take this in.
     pub(super) fn note_changes(&mut self, event: &Event) {
         let Event::Says(by, message) = event else { return };
@@ -218,10 +325,16 @@ impl World {
 
     /// Processes that were not looked at have nothing to do.
     pub(super) fn check_settled(&self) {
-        for process in self.processes.values().filter(|process| !self.is_still(process.id)) {
+        for process in self.processes.values() {
+            if self.is_still(process.id) {
+                process.queue.borrow_mut().idle_since = None;
+                continue;
+            }
             let is_planned = !process.has_released() || process.releases_planned.get();
             assert!(is_planned && !process.was_woken(), "{} has something to do, and nobody looks at it", process.id);
             assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);
+            process.check_cpus(self.shared.now());
+            self.check_lent(process);
         }
     }
 

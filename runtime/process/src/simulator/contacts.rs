@@ -58,7 +58,7 @@ impl World {
     /// The connection between two breaks. What is under way over it is lost, in both directions; what was not answered comes
     /// again over the next, which is there after a while.
     pub(super) fn breaks(&mut self, one: ProcessId, other: ProcessId) {
-        if self.are_at_home(one, other) {
+        if one == other || self.are_of_one_node(one, other) {
             return;
         }
         let line = self.line(one, other);
@@ -217,7 +217,7 @@ impl World {
         let (Some(first), Some(second)) = (self.alive(one), self.alive(other)) else { return };
         let Some(number) = first.side.contact_with(other) else { return };
         if one == other
-            || self.are_at_home(one, other)
+            || self.are_of_one_node(one, other)
             || !first.side.is_connected(other)
             || !second.side.is_connected(one)
         {
@@ -244,7 +244,7 @@ impl World {
 
     /// Whether one is the steward of the other: what is between them on one machine does not break, and what a process has said
     /// before it ended is taken in.
-    fn are_at_home(&self, one: ProcessId, other: ProcessId) -> bool {
+    fn are_of_one_node(&self, one: ProcessId, other: ProcessId) -> bool {
         let stewards = self.shared.stewards.lock();
         stewards.get(&one) == Some(&other) || stewards.get(&other) == Some(&one)
     }
@@ -254,7 +254,7 @@ impl World {
         for peer in self.met.remove(&gone).unwrap_or_default() {
             let contact = self.alive(peer).and_then(|process| process.side.contact_with(gone));
             let Some(number) = contact else { continue };
-            if self.shared.config.faults && self.shared.below(2) == 0 && !self.are_at_home(gone, peer) {
+            if self.shared.config.faults && self.shared.below(2) == 0 && !self.are_of_one_node(gone, peer) {
                 self.dropped.insert((gone, peer), number);
             }
             let arrives = self.links.get(&(gone, peer)).map_or(0, |at| at.saturating_sub(self.shared.now()));

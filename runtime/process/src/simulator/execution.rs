@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Wake, Waker};
+use std::time::Instant;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -17,12 +18,13 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{ActorInfo, ActorSpec, Outcome, PlacementGroupSpec, ScopedName, TaskSpec};
 use wingbeat_core::{ActorId, JobId, LeaseId, NodeId, ObjectId, PlacementGroupId, ProcessId, TaskId};
 
-use wingbeat_net::messages::Wait;
-
+use super::failing::Failing;
+use super::planned::Planned;
 use super::process::Process;
 use super::side::{Said, Stewards};
 use super::{Config, Report};
 use crate::owner::object::Handle;
+use crate::work::{Waiter, Waits};
 
 /// Names a program that runs.
 pub(super) type Number = u64;
@@ -43,12 +45,20 @@ pub(super) struct Execution {
     pub lease: Option<LeaseId>,
     pub actor: Option<ActorId>,
     pub began: u64,
+    /// Its task, in words.
+    pub name: String,
+    /// Whether it runs in the process of the task that submitted it.
+    pub is_at_home: bool,
     pub is_cancelled: Cell<bool>,
-    /// Contact with its caller was lost.
+    /// Whether its program has begun: its arguments are here.
+    pub has_begun: Cell<bool>,
+    /// When it hears that it is to stop: what computes does not look all the time.
+    pub hears_at: Cell<u64>,
+    /// Contact with its caller was lost, or nobody waits for it any more.
     pub is_disowned: Cell<bool>,
-    pub waits: Cell<u32>,
-    /// What it waited for first.
-    pub wait: RefCell<Option<Wait>>,
+    /// It runs at home, and was cancelled by force.
+    pub is_given_up: Cell<bool>,
+    pub waits: RefCell<Waits>,
 }
 
 /// A program that runs.
@@ -90,6 +100,8 @@ pub(super) type Answer = Result<Option<ActorInfo>, Error>;
 pub(super) struct Shared {
     pub config: Config,
     pub clock: Arc<AtomicU64>,
+    /// The instant of time 0.
+    pub began: Instant,
     pub said: Said,
     pub ready: Ready,
     pub random: RefCell<StdRng>,
@@ -99,6 +111,10 @@ pub(super) struct Shared {
     pub touched: RefCell<BTreeSet<ProcessId>>,
     pub timers: RefCell<Vec<(u64, Waker)>>,
     pub questions: RefCell<Vec<Question>>,
+    /// What processes plan to do at home.
+    pub planned: RefCell<Vec<Planned>>,
+    /// Processes that what runs in them ends.
+    pub ends: RefCell<Vec<ProcessId>>,
     /// What lies in the stores of living nodes, and for which job it was made.
     pub copies: RefCell<BTreeMap<(ObjectId, NodeId), (JobId, Bytes)>>,
     pub nodes: RefCell<BTreeSet<NodeId>>,
@@ -110,6 +126,22 @@ pub(super) struct Shared {
     pub ended: RefCell<BTreeSet<ProcessId>>,
     /// Attempts that have begun.
     pub attempts: RefCell<BTreeSet<(TaskId, u32)>>,
+    /// Attempts that ended with these processes.
+    pub crashed: RefCell<BTreeMap<(TaskId, u32), ProcessId>>,
+    /// The last process that each task was in when another task ended that.
+    pub beside_fatal: RefCell<BTreeMap<TaskId, ProcessId>>,
+    /// Tasks that fail by themselves, by their names.
+    pub failing: RefCell<BTreeMap<String, Failing>>,
+    /// Tasks whose time was over before they were done, by their names.
+    pub timed_out: RefCell<BTreeSet<String>>,
+    /// Where each attempt has begun.
+    pub begun_in: RefCell<BTreeMap<(TaskId, u32), ProcessId>>,
+    /// Processes that nodes ended because memory was short.
+    pub ended_for_memory: RefCell<BTreeSet<ProcessId>>,
+    /// How often each task that asks for nothing is tried again after that, by its name.
+    pub memory_retries: RefCell<BTreeMap<String, u32>>,
+    /// Processes of drained nodes, whose tasks were moved.
+    pub moved: RefCell<BTreeSet<ProcessId>>,
     pub parents: RefCell<BTreeMap<TaskId, TaskId>>,
     pub cancelled: RefCell<BTreeSet<TaskId>>,
     /// Tasks that give streams.
@@ -171,7 +203,7 @@ impl Shared {
         execution: Option<Rc<Execution>>,
         program: Program,
     ) {
-        process.program.set(Some(number));
+        process.programs.borrow_mut().insert(number);
         let waker = self.waker(number);
         let running = Running { process: process.clone(), execution, program, waker: waker.clone() };
         self.begun.borrow_mut().push((number, running));
@@ -193,9 +225,44 @@ impl Shared {
 }
 
 impl Execution {
+    pub(super) fn new(
+        (number, began): (Number, u64),
+        spec: Arc<TaskSpec>,
+        lease: Option<LeaseId>,
+        actor: Option<ActorId>,
+        is_at_home: bool,
+    ) -> Execution {
+        let name = spec.id.to_string();
+        let (is_cancelled, has_begun, hears_at, is_disowned, is_given_up, waits) = Default::default();
+        Execution {
+            number,
+            spec,
+            lease,
+            actor,
+            began,
+            name,
+            is_at_home,
+            is_cancelled,
+            has_begun,
+            hears_at,
+            is_disowned,
+            is_given_up,
+            waits,
+        }
+    }
+
+    /// As the head is told of it.
+    pub(super) fn waiter(&self) -> Waiter<'_> {
+        let actor = self.actor.map(|actor| (actor, 1));
+        Waiter { task: self.spec.id, name: &self.name, actor, lease: self.lease }
+    }
+
     /// It is to stop.
     pub(super) fn cancel(&self, shared: &Shared) {
         self.is_cancelled.set(true);
-        shared.ready.lock().push(self.number);
+        match self.hears_at.get() > shared.now() {
+            true => shared.timers.borrow_mut().push((self.hears_at.get(), shared.waker(self.number))),
+            false => shared.ready.lock().push(self.number),
+        }
     }
 }

@@ -1,42 +1,47 @@
-//! What may happen at any time.
+//! What becomes of the world when something breaks: each fault of a [`schedule`](super::schedule), and what ends a task.
 
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use wingbeat_core::error::Error;
 use wingbeat_core::resources::GPU;
-use wingbeat_core::{Amount, NodeId, ProcessId, ResourceSet};
+use wingbeat_core::spec::Outputs;
+use wingbeat_core::{Amount, NodeId, ProcessId, ResourceSet, TaskId};
 use wingbeat_head::state::{Event, Fact, Speaker};
 use wingbeat_net::messages::HeadMessage;
 
 use super::head::NAMESPACE;
+use super::schedule::{Fault, Strike, draw, pick};
 use super::world::{Happening, World};
+use crate::owner::submission::Cancel;
 
 impl World {
-    pub(super) fn chance(&mut self) {
-        if self.shared.config.large().is_some() || self.shared.now() > self.faults_end || self.drivers.is_empty() {
+    /// Plans all faults of a small cluster.
+    pub(super) fn plan_faults(&mut self) {
+        for (number, strike) in self.strikes.clone().into_iter().enumerate() {
+            if !self.left_out.contains(&number) {
+                self.schedule(strike.at, Happening::Strikes(strike));
+            }
+        }
+    }
+
+    /// Something happens, unless every program has ended. What is chance in it, comes from it alone.
+    pub(super) fn strikes(&mut self, strike: Strike) {
+        if self.drivers.is_empty() {
             return;
         }
-        self.something_happens();
-        let after = 1 + self.shared.below(80);
-        self.schedule(after, Happening::Chance);
+        self.shared.trace(|| format!("{:?}", strike.fault));
+        let before = self.shared.random.replace(StdRng::seed_from_u64(strike.luck));
+        self.suffers(strike.fault);
+        self.shared.random.replace(before);
     }
 
+    /// What happens now in a large cluster, where it is not known before.
     pub(super) fn something_happens(&mut self) {
-        self.maybe_retire();
-        if self.shared.below(20) == 0 {
-            self.limit();
+        let mut random = StdRng::seed_from_u64(self.shared.below(u64::MAX));
+        let restarts_one_of = self.shared.config.large().map_or(12, |large| (large.nodes / 4).max(12));
+        for (fault, luck) in draw(&mut random, &self.shared.config, restarts_one_of) {
+            self.strikes(Strike { at: self.shared.now(), fault, luck });
         }
-        if self.shared.config.restarts && self.shared.below(self.restarts_one_of()) == 0 {
-            self.head_dies();
-        }
-        if (self.shared.config.restarts || self.shared.config.faults) && self.shared.below(8) == 0 {
-            self.something_stands_still();
-        }
-        if self.shared.config.faults {
-            self.something_breaks();
-        }
-    }
-
-    /// At one chance of so many the head dies.
-    fn restarts_one_of(&self) -> u64 {
-        self.shared.config.large().map_or(12, |large| (large.nodes / 4).max(12))
     }
 
     pub(super) fn maybe_retire(&mut self) {
@@ -45,79 +50,89 @@ impl World {
         }
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
-        (!of.is_empty()).then(|| of[self.shared.below(of.len() as u64) as usize])
+    /// The time of a task is over, unless it is done.
+    pub(super) fn times_out(&mut self, at: ProcessId, task: TaskId, outputs: Outputs) {
+        let Some(process) = self.alive(at) else { return };
+        if !process.owner.submission.timeouts.end(task) {
+            return;
+        }
+        self.shared.trace(|| format!("the time of {task} is over"));
+        self.shared.report.borrow_mut().timeouts += 1;
+        self.shared.timed_out.borrow_mut().insert(task.to_string());
+        self.shared.cancelled.borrow_mut().insert(task);
+        let error = Error::TimedOut { what: task.to_string(), limit_ms: 1 };
+        process.owner.fail_outputs(task, outputs, &error);
+        process.owner.cancel(Cancel { task, outputs, force: false, again: false });
     }
 
-    fn something_breaks(&mut self) {
-        let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
-        match self.shared.below(40) {
-            0..=14 => {
-                if let Some(one) = self.pick(&processes) {
-                    let peers = self.processes[&one].side.peers();
-                    if let Some(other) = self.pick(&peers) {
-                        match self.shared.below(2) {
-                            0 => self.cut(one, other),
-                            _ => self.breaks(one, other),
-                        }
-                    }
+    fn suffers(&mut self, fault: Fault) {
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        match fault {
+            Fault::Retire => self.retire_idle_workers(),
+            Fault::Quota { cpus, gpus, lasts } => self.limit(cpus, gpus, lasts),
+            Fault::HeadDies { away } => self.head_dies(away),
+            Fault::StandsStill { what, nth, lasts } => self.something_stands_still(what, nth, lasts),
+            Fault::Cut { nth } | Fault::Breaks { nth } => {
+                let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
+                let Some(one) = pick(&processes, nth) else { return };
+                let peers = self.processes[&one].side.peers();
+                match (pick(&peers, nth / 64), fault) {
+                    (Some(other), Fault::Cut { .. }) => self.cut(one, other),
+                    (Some(other), _) => self.breaks(one, other),
+                    (None, _) => {}
                 }
             }
-            15..=19 => {
-                let workers: Vec<ProcessId> =
-                    self.processes.values().filter(|process| process.is_worker()).map(|process| process.id).collect();
-                if let Some(worker) = self.pick(&workers) {
+            Fault::WorkerDies { nth } => {
+                let workers = self.processes.values().filter(|process| process.is_worker());
+                let workers: Vec<ProcessId> = workers.map(|process| process.id).collect();
+                if let Some(worker) = pick(&workers, nth) {
                     self.shared.report.borrow_mut().deaths += 1;
                     self.dies(worker);
                 }
             }
-            20 => {
-                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-                if let Some(node) = self.pick(&nodes) {
-                    self.shared.report.borrow_mut().deaths += 1;
-                    self.replace(node);
-                    self.node_dies(node);
+            Fault::NodeDies { nth }
+            | Fault::GivenUp { nth }
+            | Fault::Drain { nth, .. }
+            | Fault::Full { nth, .. }
+            | Fault::MemoryShort { nth, .. } => {
+                if let Some(node) = pick(&nodes, nth) {
+                    self.node_suffers(node, fault);
                 }
             }
-            26 => {
-                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-                if let Some(node) = self.pick(&nodes) {
-                    self.is_given_up(node);
-                }
-            }
-            22 | 23 => {
-                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-                if let Some(node) = self.pick(&nodes) {
-                    self.drain(node);
-                }
-            }
-            24 | 25 => {
-                let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-                if let Some(node) = self.pick(&nodes) {
-                    self.fills(node);
-                }
-            }
-            27 if !self.is_head_away => {
+            Fault::JournalFails { lasts } if !self.is_head_away => {
                 self.step(Event::JournalFails(Some("the simulation".into())));
-                let after = self.shared.below(400);
-                self.schedule(after, Happening::CanWrite);
+                self.schedule(lasts, Happening::CanWrite);
             }
-            21 if self.drivers.len() > 1 => {
+            Fault::DriverLeaves { nth } if self.drivers.len() > 1 => {
                 let drivers: Vec<ProcessId> = self.drivers.iter().copied().collect();
-                if let Some(driver) = self.pick(&drivers) {
+                if let Some(driver) = pick(&drivers, nth) {
                     self.driver_leaves(driver);
                 }
             }
+            Fault::JournalFails { .. } | Fault::DriverLeaves { .. } => {}
+        }
+    }
+
+    fn node_suffers(&mut self, node: NodeId, fault: Fault) {
+        match fault {
+            Fault::NodeDies { .. } => {
+                self.shared.report.borrow_mut().deaths += 1;
+                self.replace(node);
+                self.node_dies(node);
+            }
+            Fault::GivenUp { .. } => self.is_given_up(node),
+            Fault::Drain { within, comes_back, .. } => self.drain(node, within, comes_back),
+            Fault::Full { lasts, .. } => self.fills(node, lasts),
+            Fault::MemoryShort { lasts, .. } => self.memory_is_short(node, lasts),
             _ => {}
         }
     }
 
     /// There is no room in the store of a node for some time, nor on its disk.
-    fn fills(&mut self, node: NodeId) {
+    fn fills(&mut self, node: NodeId, lasts: u64) {
         self.shared.report.borrow_mut().fills += 1;
         self.shared.full.borrow_mut().insert(node);
-        let after = self.shared.below(400);
-        self.schedule(after, Happening::HasRoom(node));
+        self.schedule(lasts, Happening::HasRoom(node));
     }
 
     /// The head's disk has room again.
@@ -129,19 +144,18 @@ impl World {
     }
 
     /// A person empties a node, and changes their mind or not.
-    fn drain(&mut self, node: NodeId) {
+    fn drain(&mut self, node: NodeId, within: u64, comes_back: Option<u64>) {
         if self.is_head_away || self.waits_for_the_kept() {
             return;
         }
         self.shared.report.borrow_mut().deaths += 1;
-        let (within, comes_back) = (self.shared.below(300), self.shared.below(3) > 0);
-        if !comes_back {
+        if comes_back.is_none() {
             self.replace(node);
         }
-        let (_, actions) = self.state.drain(self.head_now(), node, Some(within), "a person".into(), !comes_back);
+        let (_, actions) =
+            self.state.drain(self.head_now(), node, Some(within), "a person".into(), comes_back.is_none());
         self.act(actions);
-        if comes_back {
-            let after = self.shared.below(600);
+        if let Some(after) = comes_back {
             self.schedule(after, Happening::EndDrain(node));
         }
     }
@@ -160,12 +174,10 @@ impl World {
     }
 
     /// All that runs may hold so much only, for some time.
-    fn limit(&mut self) {
+    fn limit(&mut self, cpus: u32, gpus: u32, lasts: u64) {
         if !self.is_head_away && !self.waits_for_the_kept() {
-            let (cpus, gpus) = (3 + self.shared.below(4) as u32, 1 + self.shared.below(4) as u32);
             self.set_quota(Some(ResourceSet::cpus(Amount::whole(cpus)).with(GPU, Amount::whole(gpus))));
-            let after = self.shared.below(500);
-            self.schedule(after, Happening::EndQuota);
+            self.schedule(lasts, Happening::EndQuota);
         }
     }
 

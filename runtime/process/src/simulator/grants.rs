@@ -153,6 +153,11 @@ impl Grants {
         assert!(self.leases.insert(id, granted).is_none(), "{id} was granted twice");
     }
 
+    /// Whether the CPUs of a lease are lent, since who has it waits.
+    pub(super) fn are_lent(&self, lease: LeaseId) -> Option<bool> {
+        self.leases.get(&lease).map(|granted| granted.waiting > 0)
+    }
+
     /// All bundles have their places, as the strategy says.
     pub(super) fn check_placed(&self, id: PlacementGroupId, nodes: &[NodeId]) {
         let Some(spec) = self.groups.get(&id) else { panic!("{id} was placed and never asked for") };

@@ -204,6 +204,10 @@ impl World {
             }
             HeadEvent::Deadlock { cycle, .. } => panic!("programs wait for each other: {cycle:?}"),
             HeadEvent::PlacementGroup { .. } => {}
+            HeadEvent::WorkerDied(death) if death.is_moved => {
+                self.shared.moved.borrow_mut().insert(death.process);
+                process.owner.hears_head(HeadEvent::WorkerDied(death));
+            }
             other => process.owner.hears_head(other),
         }
     }

@@ -5,11 +5,12 @@
 //! - `side`: what an owner says, and what its process knows of others; `contacts`: links, and how contact is lost.
 //! - `head`: to and from the head's decisions; `nodes`: nodes, and machines that start and end their worker processes
 //!   and hold copies.
-//! - `process`: a process with its owner; `queue`: what a worker process does with work; `execution`: what runs.
-//! - `site`, `actors`: what a program can do; `programs`: the random programs; `value`: what they pass, and how it is checked.
+//! - `process`: a process with its owner; `queue`: what a worker process does with work; `at_home`: with tasks of its own; `planned`: later; `execution`: what
+//!   runs.
+//! - `site`, `actors`: what a program can do; `programs`: the random programs; `failing`: how tasks fail; `value`: what they pass, and how it is checked.
 //! - `shapes`: what nodes have and programs ask for; `grants`: what the head has given, by its own words.
 //! - `restarts`: the head dies, and is started again; `standing`: who knows the head; `standstill`: contact with it is cut, and machines
-//!   stand still; `faults`: what else breaks; `checks`: what must hold.
+//!   stand still; `schedule`: what breaks when; `faults`: how; `memory`: there is not enough; `checks`: what must hold.
 //! - `large`: clusters of thousands of nodes, which differ from the many small ones in what this says; `size`: how large.
 //!
 //! All is one thread, and the same seed gives the same run. One seed again, with all that happens on stderr:
@@ -20,20 +21,25 @@
 //! ```
 
 mod actors;
+mod at_home;
 mod changed;
 mod checks;
 mod contacts;
 mod encoded;
 mod execution;
+mod failing;
 mod faults;
 mod grants;
 mod head;
 mod large;
+mod memory;
 mod nodes;
+mod planned;
 mod process;
 mod programs;
 mod queue;
 mod restarts;
+mod schedule;
 mod shapes;
 mod side;
 mod site;
@@ -78,6 +84,11 @@ impl Config {
         self.seed.is_multiple_of(2)
     }
 
+    /// Whether most tasks share their processes with what they submit, and submit much: in a quarter of the small clusters.
+    fn shares_much(&self) -> bool {
+        self.large().is_none() && (self.seed / 2).is_multiple_of(4)
+    }
+
     fn large(&self) -> Option<Large> {
         match self.size {
             Size::Small => None,
@@ -99,12 +110,21 @@ pub(crate) struct Report {
     /// Worker processes that were started.
     pub workers: u64,
     pub tasks: u64,
+    /// Those of them that ran in the process of the one that submitted them, and how often one was left behind there.
+    pub at_home: u64,
+    pub leftovers: u64,
+    /// How often one was cancelled by force while it ran there.
+    pub given_up: u64,
     pub calls: u64,
     pub items: u64,
     pub values: u64,
     pub errors: u64,
     pub cancels: u64,
     pub cuts: u64,
+    /// Processes that were ended because memory was short.
+    pub shortages: u64,
+    /// Tasks that took longer than they might.
+    pub timeouts: u64,
     /// How often a store was full for some time.
     pub fills: u64,
     /// How often something stood still, or had no contact with the head.

@@ -11,7 +11,7 @@ use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
 use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
 
-use super::execution::{Ended, Execution, Running};
+use super::execution::{Ended, Execution, Number, Running};
 use super::process::Process;
 use super::programs;
 use super::queue::Next;
@@ -44,6 +44,16 @@ pub(super) struct Node {
     orders_at: BTreeMap<ProcessId, u64>,
     /// What worker processes that have ended had begun.
     rest: BTreeMap<ProcessId, u64>,
+    pub memory: Memory,
+}
+
+/// The memory of a node.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub watch: node::memory::Watch,
+    /// Until when it is short.
+    pub short_until: u64,
+    pub is_watched: bool,
 }
 
 /// What happens on the machine of a node.
@@ -100,7 +110,18 @@ impl World {
         let standing = if self.is_head_away { Standing::Away } else { Standing::Here };
         self.nodes.insert(
             id,
-            Node { state, info: info.clone(), number, held, standing, unsaid: Vec::new(), starting, orders_at, rest },
+            Node {
+                state,
+                info: info.clone(),
+                number,
+                held,
+                standing,
+                unsaid: Vec::new(),
+                starting,
+                orders_at,
+                rest,
+                memory: Memory::default(),
+            },
         );
         self.shared.nodes.borrow_mut().insert(id);
         if self.shared.config.large().is_none() {
@@ -298,10 +319,9 @@ impl World {
                 (None, Box::pin(programs::constructor(site, spec)))
             }
             Next::Attempt { spec, lease } => {
-                let (is_cancelled, is_disowned, waits, wait) = Default::default();
-                let execution = Execution { number, spec, lease, actor, began, is_cancelled, is_disowned, waits, wait };
-                let execution = Rc::new(execution);
+                let execution = Rc::new(Execution::new((number, began), spec, lease, actor, false));
                 process.started(&execution);
+                process.check_beside(&execution, &shared);
                 let site = Site { process: process.clone(), execution: Some(execution.clone()), shared };
                 (Some(execution), Box::pin(programs::attempt(site)))
             }
@@ -310,9 +330,9 @@ impl World {
     }
 
     /// A program has ended.
-    pub(super) fn ended(&mut self, running: Running, ended: Ended) {
+    pub(super) fn ended(&mut self, number: Number, running: Running, ended: Ended) {
         let Running { process, execution, program, .. } = running;
-        process.program.set(None);
+        process.programs.borrow_mut().remove(&number);
         // What it holds may be the last that holds it.
         drop(program);
         if let Some(execution) = execution {
@@ -371,7 +391,9 @@ impl World {
         self.note_what_outlives(&process);
         process.side.end();
         self.drivers.remove(&id);
-        let gone = process.program.take().and_then(|program| self.running.remove(&program));
+        self.note_what_died(&process);
+        let programs = process.programs.take();
+        let gone: Vec<Running> = programs.iter().filter_map(|program| self.running.remove(program)).collect();
         let started = process.queue.borrow().started;
         drop(gone);
         process.end();

@@ -14,7 +14,7 @@ use wingbeat_core::spec::Address;
 use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, ProcessId};
 use wingbeat_net::messages::HeadMessage;
 
-use super::execution::{Number, Shared};
+use super::execution::{Execution, Number, Shared};
 use super::queue::Queue;
 use super::side::Side;
 use super::standing::Standing;
@@ -48,8 +48,12 @@ pub(super) struct Process {
     /// When its owner is to take requests in next.
     pub requests_at: Cell<Option<u64>>,
     pub releases_planned: Cell<bool>,
-    /// What runs: one at a time.
-    pub program: Cell<Option<Number>>,
+    /// What runs.
+    pub programs: RefCell<BTreeSet<Number>>,
+    /// What runs of tasks and calls.
+    pub executions: RefCell<BTreeMap<Number, Rc<Execution>>>,
+    /// Whether somebody looks at what waits at home.
+    pub looks_at_waits: Cell<bool>,
     pub is_alive: Cell<bool>,
     /// Whether it is about to exit.
     pub exits: Cell<bool>,
@@ -92,7 +96,9 @@ impl Process {
             released: RefCell::new(released),
             requests_at: Cell::new(None),
             releases_planned: Cell::new(false),
-            program: Cell::new(None),
+            programs: RefCell::default(),
+            executions: RefCell::default(),
+            looks_at_waits: Cell::new(false),
             is_alive: Cell::new(true),
             exits: Cell::new(false),
             standing: Cell::default(),

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, TaskSpec};
-use wingbeat_core::{PlacementGroupId, ResourceSet};
+use wingbeat_core::spec::{ActorSpec, Outcome, Outputs, PlacementGroupSpec, PlacementStrategy, Shape, TaskSpec};
+use wingbeat_core::{Amount, FunctionId, PlacementGroupId, ResourceSet};
 
 use super::execution::{Asked, Ended, Execution, Running};
+use super::failing::{self, Failing};
 use super::shapes::{self, Reserved};
 use super::side::address;
-use super::site::{Site, Stream, Submitted, failed};
+use super::site::{How, Site, Stream, Submitted, failed};
 use super::size;
 use super::value::{Kind, Plan, Ref, refs_in};
 
@@ -47,7 +48,8 @@ struct Work<'a> {
 
 /// A driver's program: it waits for all that it holds at last.
 pub(super) async fn driver(site: Site, seed: u64) -> Ended {
-    let mut work = Work::new(&site, seed, DEPTH, Vec::new(), true);
+    let depth = DEPTH + u64::from(site.shared.config.shares_much());
+    let mut work = Work::new(&site, seed, depth, Vec::new(), true);
     let steps = work.random.random_range(8..40);
     for _ in 0..steps {
         let _ = work.step().await;
@@ -83,6 +85,10 @@ pub(super) async fn attempt(site: Site) -> Ended {
 async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     let spec = &execution.spec;
     let incoming = site.bring_in(&spec.args, execution.actor.is_some()).await?;
+    if execution.is_cancelled.get() {
+        return Err(Error::Cancelled { task: execution.name.clone() });
+    }
+    execution.has_begun.set(true);
     let is_first = site.shared.attempts.borrow_mut().insert((spec.id, spec.attempt));
     assert!(is_first, "attempt {} at {} runs twice", spec.attempt, spec.id);
     let plan = Plan::read(&incoming[0].bytes);
@@ -102,13 +108,27 @@ async fn run(site: &Site, execution: &Execution) -> Result<Ended, Error> {
     if let Outputs::Stream { ahead } = spec.outputs {
         return work.stream(&plan, spec, ahead).await;
     }
-    let steps = work.random.random_range(0..5);
+    if plan.kind == Kind::Fatal {
+        work.pause().await;
+        site.process.check_fatal(spec.id, &site.shared);
+        site.shared.ends.borrow_mut().push(site.process.id);
+        std::future::pending::<()>().await;
+    }
+    if spec.attempt < failing::failures(&plan) {
+        work.pause().await;
+        return Err(failing::failure(&plan, spec.id));
+    }
+    let shares_much = spec.shares_process && site.shared.config.shares_much() && plan.depth > 0;
+    let steps = if shares_much { work.random.random_range(2..5) } else { work.random.random_range(0..5) };
     if plan.kind == Kind::Busy {
         work.be_busy(steps).await;
         return Ok(work.results(spec));
     }
     for _ in 0..steps {
-        work.step().await?;
+        match shares_much && work.chance(2) {
+            true => work.submit_and_perhaps_wait().await?,
+            false => work.step().await?,
+        }
     }
     Ok(work.results(spec))
 }
@@ -164,7 +184,7 @@ impl<'a> Work<'a> {
                 let (refs, is_stored) = (self.some(2), self.chance(2));
                 self.put(&refs, is_stored);
             }
-            5..=10 if self.depth > 0 => self.submit(),
+            5..=10 if self.depth > 0 => self.submit_and_perhaps_wait().await?,
             11..=14 => {
                 if let Some(value) = self.value() {
                     self.read(&value).await?;
@@ -210,17 +230,71 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// What shares its process is there for this: to submit, and to wait for some of it.
+    async fn submit_and_perhaps_wait(&mut self) -> Result<(), Error> {
+        let shares = self.site.execution.as_ref().is_some_and(|execution| execution.spec.shares_process);
+        if !shares || self.chance(3) {
+            self.submit();
+            return Ok(());
+        }
+        let before = self.bag.len();
+        for _ in 0..self.random.random_range(1..5) {
+            self.submit();
+        }
+        let made: Vec<Ref> = self.bag[before..].to_vec();
+        if self.chance(8) {
+            let (any, force) = (self.random.random_range(0..made.len()), self.chance(2));
+            self.pause().await;
+            // One that runs elsewhere ends its process.
+            self.site.cancel(&made[any].handle, force && self.site.shared.config.faults);
+        }
+        let waits_for = self.random.random_range(1..=made.len());
+        for value in made.iter().rev().take(waits_for) {
+            self.read(value).await?;
+        }
+        if self.chance(2) {
+            self.bag.truncate(before);
+        }
+        Ok(())
+    }
+
+    /// How a task runs: which function, where, and whether it shares its process while it waits. That may be no task which runs at most
+    /// once.
+    fn how(&mut self, within: Option<Reserved>, retries: u32, plan: &Plan) -> How {
+        let (retry_on, is_retried) = failing::retry_on(&mut self.random, plan);
+        let attempts = failing::failures(plan);
+        let failing = (attempts > 0).then_some(Failing { is_retried, retries, attempts });
+        let limit = self.chance(30).then(|| self.random.random_range(1..100));
+        let (function, shape, shares_process) = self.where_it_runs(within, retries);
+        How { function, shape, shares_process, retry_on, failing, limit }
+    }
+
+    fn where_it_runs(&mut self, within: Option<Reserved>, retries: u32) -> (FunctionId, Shape, bool) {
+        let function = FunctionId(10 + self.random.random_range(0..8));
+        let mostly = self.site.shared.config.shares_much();
+        if within.is_none() && retries > 0 && self.random.random_range(0..8) < if mostly { 7 } else { 3 } {
+            return (function, Shape::of(ResourceSet::cpus(Amount::ONE)), true);
+        }
+        (function, shapes::of_waiting(&self.site.shared, &mut self.random, within), false)
+    }
+
     fn submit(&mut self) {
         let (plan, refs, objects) = (self.plan(), self.some(2), self.objects(2));
         let outputs = Outputs::Fixed(self.random.random_range(1..3));
-        let retries = self.random.random_range(0..4);
+        let retries = self.random.random_range(u32::from(self.site.shared.config.shares_much())..4);
         let within = self.reserved.filter(|_| self.chance(2));
-        let (kind, shape) = match self.chance(4) {
-            true => (Kind::Busy, shapes::of_busy(&mut self.random, within)),
-            false => (Kind::Work, shapes::of_waiting(&self.site.shared, &mut self.random, within)),
+        let (kind, how) = match self.chance(4) {
+            true => {
+                let shape = shapes::of_busy(&mut self.random, within);
+                (Kind::Busy, How { shape, shares_process: false, ..self.how(within, retries, &plan) })
+            }
+            false if self.site.shared.config.faults && self.chance(60) => {
+                (Kind::Fatal, self.how(within, retries, &plan))
+            }
+            false => (Kind::Work, self.how(within, retries, &plan)),
         };
         let args = Site::arguments(Plan { kind, ..plan }, &refs, &objects);
-        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, shape) {
+        if let Submitted::Objects(refs) = self.site.submit(args, outputs, retries, how) {
             self.bag.extend(refs);
         }
     }
@@ -327,10 +401,10 @@ impl<'a> Work<'a> {
         let ahead = self.random.random_range(1..4);
         let (wants, retries) = (self.random.random_range(0..12), self.random.random_range(0..3));
         let count = items_of(&plan);
-        let args = Site::arguments(plan, &refs, &[]);
         let within = self.reserved.filter(|_| self.chance(2));
-        let shape = shapes::of_waiting(&self.site.shared, &mut self.random, within);
-        match self.site.submit(args, Outputs::Stream { ahead }, retries, shape) {
+        let how = How { failing: None, ..self.how(within, retries, &plan) };
+        let args = Site::arguments(plan, &refs, &[]);
+        match self.site.submit(args, Outputs::Stream { ahead }, retries, how) {
             Submitted::Stream(stream) => self.take(stream, wants, count).await,
             Submitted::Objects(_) => Ok(()),
         }
@@ -465,7 +539,7 @@ impl<'a> Work<'a> {
                 self.bag.extend(before.take(3).map(|(_, held)| held.clone()));
             }
             // What it owns itself would end with it.
-            Kind::Work | Kind::Busy => {
+            Kind::Work | Kind::Busy | Kind::Fatal => {
                 self.bag = if self.site.shared.config.faults { self.bag.split_off(0) } else { Vec::new() }
             }
         }

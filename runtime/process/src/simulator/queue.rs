@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{ActorSpec, Arg, Outcome, TaskResult, TaskSpec};
+use wingbeat_core::spec::{ActorSpec, Arg, Outcome, Outputs, TaskResult, TaskSpec};
 use wingbeat_core::value::ObjectValue;
 use wingbeat_core::{Incarnation, LeaseId, ObjectId, ProcessId, TaskId};
 use wingbeat_net::messages::{PeerMessage, Work};
@@ -36,7 +36,12 @@ pub(super) enum Next {
 #[derive(Default)]
 pub(super) struct Queue {
     pub work: work::Queue<Rc<Execution>>,
+    /// What was sent here, and runs.
     pub running: Option<Rc<Execution>>,
+    /// Somebody looks in a moment whether all wait.
+    pub is_watched: bool,
+    /// Since when all have waited, and the CPU was not free.
+    pub idle_since: Option<u64>,
     /// The actor that it is, from when its constructor begins; and the life and lease of that.
     pub being: Option<(Arc<ActorSpec>, Incarnation, LeaseId)>,
     pub is_beginning: bool,
@@ -86,7 +91,10 @@ impl Process {
                     self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
                 }
             }
-            Work::TakeBack { lease, most, recalled: _ } => {
+            Work::TakeBack { lease, most, recalled } => {
+                if recalled {
+                    self.is_recalled(lease, shared);
+                }
                 let gave = self.queue.borrow_mut().work.take_back(from, lease, most);
                 self.give_back(Some(gave));
             }
@@ -126,13 +134,13 @@ impl Process {
         self.owner.outside.send_to(&self.owner, to, message, false)
     }
 
-    fn give_back(&self, gave: Option<GaveBack>) {
+    pub(super) fn give_back(&self, gave: Option<GaveBack>) {
         if let Some(GaveBack { to, lease, tasks, waiting }) = gave {
             self.say(to, PeerMessage::GaveBack { lease, tasks, waiting });
         }
     }
 
-    /// What can begin now. There is one thread, and room for one call.
+    /// What can begin now of what was sent here. There is one thread for that, and room for one call.
     pub(super) fn next(&self) -> Option<Next> {
         let mut queue = self.queue.borrow_mut();
         if queue.running.is_some() || queue.is_beginning {
@@ -161,7 +169,10 @@ impl Process {
     /// Something runs.
     pub(super) fn started(&self, execution: &Rc<Execution>) {
         let mut queue = self.queue.borrow_mut();
-        queue.running = Some(execution.clone());
+        if !execution.is_at_home {
+            queue.running = Some(execution.clone());
+        }
+        self.executions.borrow_mut().insert(execution.number, execution.clone());
         let cancelled = queue.work.started(execution.spec.id, execution.clone());
         assert!(cancelled.is_none(), "it was taken out in the same moment");
     }
@@ -169,23 +180,41 @@ impl Process {
     /// What runs has ended.
     pub(super) fn done(&self, execution: &Rc<Execution>, ended: Ended, shared: &Shared) {
         let is_of_attempt = matches!(ended.0, Outcome::Failed(_) | Outcome::StreamEnded(_));
+        if !execution.is_at_home {
+            let running = self.queue.borrow_mut().running.take();
+            assert!(running.is_some_and(|running| Rc::ptr_eq(&running, execution)), "something else runs");
+            if execution.actor.is_none() {
+                self.look_for_leftovers(shared);
+            }
+        }
         if !(execution.is_disowned.get() && is_of_attempt) {
-            let ran_nanos = (shared.now() - execution.began) * 1_000_000 + 1_000;
+            let waited = execution.waits.borrow().waited(shared.instant()).as_millis() as u64;
+            let ran_nanos = (shared.now() - execution.began).saturating_sub(waited) * 1_000_000 + 1_000;
             self.answer(&execution.spec, ended, ran_nanos);
         }
-        let mut queue = self.queue.borrow_mut();
-        queue.work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
-        let running = queue.running.take();
-        assert!(running.is_some_and(|running| Rc::ptr_eq(&running, execution)), "something else runs");
+        self.executions.borrow_mut().remove(&execution.number);
+        self.queue.borrow_mut().work.done(execution.spec.id, |running| Rc::ptr_eq(running, execution));
+        if execution.is_at_home {
+            self.done_at_home(shared);
+        }
     }
 
     /// Sends a result, after the refs in the arguments that are still held here are registered.
     fn answer(&self, spec: &TaskSpec, (outcome, held): Ended, ran_nanos: u64) {
         let result = TaskResult { id: spec.id, attempt: spec.attempt, outcome, ran_nanos };
         let owner = spec.id.owner;
-        let message = PeerMessage::Results(vec![result]);
+        let is_plain = spec.args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none()));
+        let is_alone = !spec.remakes && matches!(spec.outputs, Outputs::Fixed(_)) && !result.outcome.has_refs();
         let send = || {
-            if spec.args.iter().all(|arg| matches!(arg, Arg::Value(packed) if packed.refs.is_none())) {
+            let mut result = result;
+            if owner == self.id && is_plain && is_alone {
+                match self.owner.result_at_home(result) {
+                    Ok(()) => return,
+                    Err(back) => result = back,
+                }
+            }
+            let message = PeerMessage::Results(vec![result]);
+            if is_plain {
                 self.say(owner, message);
             } else {
                 self.owner.confirm(owner, spec.args.iter().flat_map(refs_of), message);
@@ -209,6 +238,8 @@ impl Process {
                 let error = Error::Cancelled { task: task.to_string() };
                 self.answer(&spec, (Outcome::Failed(Box::new(error)), Vec::new()), 0);
             }
+            // Its owner has given it up, and lives here itself.
+            Cancelled::Running(execution) if execution.is_at_home && force => self.give_up_at_home(&execution, shared),
             Cancelled::Running(_) if force => {
                 // What else was finished here is handed over first.
                 let mut queue = self.queue.borrow_mut();
@@ -230,18 +261,5 @@ impl Process {
             execution.cancel(shared);
         }
         self.held.peer_lost(peer);
-    }
-
-    /// What runs begins to wait: unstarted tasks go back.
-    pub(super) fn begin_wait(&self) {
-        let gave = self.queue.borrow_mut().work.begin_wait();
-        self.give_back(gave);
-    }
-
-    pub(super) fn end_wait(&self) {
-        let ready = self.queue.borrow_mut().work.end_wait();
-        if let Some((owner, lease)) = ready {
-            self.say(owner, PeerMessage::Ready(lease));
-        }
     }
 }

@@ -16,8 +16,6 @@ use super::world::{Happening, Scheduled, World};
 
 /// How long those that an earlier head knew have to come back: whoever lives needs less.
 const GRACE: u64 = 6_000;
-/// How long there may be no head.
-const AWAY: u64 = 2_000;
 /// How long it may take to find the next one.
 const FINDS: u64 = 2_000;
 
@@ -39,7 +37,7 @@ impl World {
     }
 
     /// The head is no more. What was on its way to it and from it is lost; what was asked of it is asked again.
-    pub(super) fn head_dies(&mut self) {
+    pub(super) fn head_dies(&mut self, back_after: u64) {
         if self.is_head_away {
             return;
         }
@@ -60,7 +58,6 @@ impl World {
         }
         self.clock = kept.into();
         (self.ticks_at, self.to_head_at, self.from_head_at) = Default::default();
-        let back_after = 1 + self.shared.below(AWAY);
         self.schedule(back_after, Happening::HeadBegins);
         for process in self.processes.values().cloned().collect::<Vec<_>>() {
             if process.standing.get() == Standing::Here {
@@ -244,12 +241,11 @@ impl World {
 
     fn rejoin(&mut self, process: &Rc<Process>) {
         process.owner.rejoin();
-        let running = process.program.get().and_then(|program| self.running.get(&program));
-        let execution = running.and_then(|running| running.execution.clone());
-        if let Some(execution) = execution.filter(|execution| execution.waits.get() > 0)
-            && let Some(wait) = execution.wait.borrow().clone()
-        {
-            process.owner.outside.tell_head(&process.owner, HeadMessage::Waiting { lease: execution.lease, wait });
+        for execution in process.executions() {
+            let message = execution.waits.borrow().told_anew(&execution.waiter());
+            if let Some(message) = message {
+                process.owner.outside.tell_head(&process.owner, message);
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub(super) enum Word {
     KeepsForAWhile(ProcessId),
     /// It was asked to end, and does not.
     Stays,
+    /// There is something to run in its process.
+    HasWorkAtHome,
 }
 
 /// The connection between two processes.
@@ -276,13 +278,23 @@ impl Side {
     }
 
     pub(super) fn can_reach(&self, process: ProcessId) -> bool {
-        let is_open = self.contact_with(process).is_some();
-        is_open || self.address_of(process).is_some() && !self.is_gone(process)
+        // What it says to itself needs no contact; here it has one all the same.
+        process == self.id || self.is_in_contact(process) || self.knows(process)
+    }
+
+    fn is_in_contact(&self, process: ProcessId) -> bool {
+        self.contact_with(process).is_some()
+    }
+
+    fn knows(&self, process: ProcessId) -> bool {
+        self.address_of(process).is_some() && !self.is_gone(process)
     }
 }
 
 impl Outside for Side {
-    fn has_work_at_home(&self) {}
+    fn has_work_at_home(&self) {
+        self.say(Word::HasWorkAtHome);
+    }
 
     fn now_ms(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)

@@ -11,9 +11,11 @@ use wingbeat_core::error::Error;
 use wingbeat_core::spec::{Arg, Outcome, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::{ObjectValue, Packed, StoreNode, Stored};
 use wingbeat_core::{ActorId, FunctionId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::{HeadMessage, PeerMessage, Wait, Work};
+use wingbeat_net::messages::{HeadMessage, PeerMessage, Work};
 
 use super::execution::{Ended, Execution, Shared};
+use super::failing::Failing;
+use super::planned::{Planned, TimesOut};
 use super::process::Process;
 use super::side::{Awaited, address};
 use super::value::{Plan, Ref, Written, refs_in, value_of};
@@ -25,6 +27,7 @@ use crate::owner::outbound::{Content, Outbound, PackedValue, holds};
 use crate::owner::retrying::RetryOn;
 use crate::owner::streams::Cell;
 use crate::owner::submission::Cancel;
+use crate::work::{Left, On};
 
 /// Where a program runs, and as what.
 #[derive(Clone)]
@@ -35,6 +38,19 @@ pub(super) struct Site {
     pub shared: Rc<Shared>,
 }
 
+/// How a task runs.
+pub(super) struct How {
+    pub function: FunctionId,
+    pub shape: Shape,
+    /// Whether its process runs what it has submitted while it waits for that.
+    pub shares_process: bool,
+    pub retry_on: RetryOn,
+    /// Set if it fails by itself.
+    pub failing: Option<Failing>,
+    /// After how long it is given up.
+    pub limit: Option<u64>,
+}
+
 /// An argument that is here, and what keeps the refs in it.
 pub(super) struct Incoming {
     pub bytes: Bytes,
@@ -43,30 +59,40 @@ pub(super) struct Incoming {
 }
 
 /// While it lives, its execution waits.
-struct Waiting(Site);
+struct Waiting {
+    site: Site,
+    on: Vec<On>,
+}
 
 impl Waiting {
-    fn begin(site: &Site, on: Vec<(TaskId, Option<ActorId>)>) -> Option<Waiting> {
+    fn begin(site: &Site, on: Vec<On>) -> Option<Waiting> {
         let execution = site.execution.as_ref()?;
-        execution.waits.set(execution.waits.get() + 1);
-        if execution.waits.get() == 1 {
-            site.process.begin_wait();
-            let task = execution.spec.id;
-            let wait = Wait { task, name: task.to_string(), actor: execution.actor.map(|actor| (actor, 1)), on };
-            execution.wait.replace(Some(wait.clone()));
-            site.tell_head(HeadMessage::Waiting { lease: execution.lease, wait });
+        let is_first = execution.waits.borrow_mut().add(&on, site.shared.instant());
+        assert!(is_first, "a program waits for one thing at a time");
+        if execution.is_at_home {
+            site.process.begin_wait_at_home(execution, &site.shared);
+            execution.waits.borrow_mut().begun_at_home();
+            site.process.look_at_waits(&site.shared);
+        } else {
+            let goes_on = site.process.begin_wait(&site.shared);
+            let message = execution.waits.borrow_mut().begun(&execution.waiter(), goes_on);
+            site.tell_head(message);
         }
-        Some(Waiting(site.clone()))
+        Some(Waiting { site: site.clone(), on })
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let Some(execution) = &self.0.execution else { return };
-        execution.waits.set(execution.waits.get() - 1);
-        if execution.waits.get() == 0 && self.0.process.is_alive.get() {
-            self.0.tell_head(HeadMessage::Resumed { lease: execution.lease, task: execution.spec.id });
-            self.0.process.end_wait();
+        let Waiting { site, on } = self;
+        let Some(execution) = site.execution.as_ref().filter(|_| site.process.is_alive.get()) else { return };
+        let left = execution.waits.borrow_mut().remove(&execution.waiter(), on, site.shared.instant());
+        if let Left::None(Some(resumed)) = left {
+            site.tell_head(resumed);
+        }
+        match execution.is_at_home {
+            true => site.process.end_wait_at_home(execution),
+            false => site.process.end_wait(&site.shared),
         }
     }
 }
@@ -282,12 +308,24 @@ impl Site {
         args: SmallVec<[Outbound; 3]>,
         outputs: Outputs,
         retries: u32,
-        shape: Shape,
+        How { function, shape, shares_process, retry_on, failing, limit }: How,
     ) -> Submitted {
         let owner = &self.process.owner;
         let id = owner.next_task();
         let submitted = self.outputs(id, outputs, None);
-        let spec = Arc::new(self.spec(id, outputs));
+        let most = if retries == 0 { 0 } else { [1, 2, MEMORY_RETRIES][self.shared.below(3) as usize] };
+        let memory_retries = MemoryRetries::of(most, retries);
+        if let Some(failing) = failing {
+            self.shared.failing.borrow_mut().insert(id.to_string(), failing);
+        }
+        if let Some(after) = limit {
+            owner.submission.timeouts.begin(id, || Box::new(|| ()));
+            let times_out = TimesOut { after, at: self.process.id, task: id, outputs };
+            self.shared.planned.borrow_mut().push(Planned::TimesOut(times_out));
+        }
+        self.shared.memory_retries.borrow_mut().insert(id.to_string(), most);
+        let yields_memory = memory_retries.has_any();
+        let spec = Arc::new(TaskSpec { function, yields_memory, shares_process, ..self.spec(id, outputs) });
         let (parent, name) = (spec.parent, Name::Given(id.to_string().into()));
         let task = Task {
             spec,
@@ -295,8 +333,8 @@ impl Site {
             name: name.clone(),
             retries,
             failures: 0,
-            memory_retries: MemoryRetries::of(MEMORY_RETRIES, retries),
-            retry_on: RetryOn::Nothing,
+            memory_retries,
+            retry_on,
             cancelled: false,
             held: holds(&args),
             bytes: Default::default(),

@@ -5,12 +5,10 @@ use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Event, Speaker};
 
 use super::nodes::Machine;
+use super::schedule::pick;
 use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 
-/// How long contact may be cut, and processes may stand still, without anybody being given up. Those that an earlier head knew
-/// have to find the next one in time all the same.
-const SHORT: u64 = 1_000;
 /// How long a node goes on that hears nothing from the head.
 const TERM: u64 = 3_000;
 /// After how long without contact the head gives a node up.
@@ -34,19 +32,17 @@ pub(super) struct Standstill {
 
 impl World {
     /// Something stands still for a short time, if nothing does.
-    pub(super) fn something_stands_still(&mut self) {
+    pub(super) fn something_stands_still(&mut self, what: u32, nth: u64, lasts: u64) {
         let processes: Vec<ProcessId> = self.processes.keys().copied().collect();
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
-        let (Some(process), Some(node)) = (self.pick(&processes), self.pick(&nodes)) else { return };
-        let what = match self.shared.below(4) {
+        let (Some(process), Some(node)) = (pick(&processes, nth), pick(&nodes, nth / 64)) else { return };
+        let what = match what {
             0 => Still::Contact(Speaker::Node(node)),
             1 => Still::Contact(Speaker::Process(process)),
             2 => Still::Process(process),
             _ => Still::Machine(node),
         };
-        let most = if self.shared.below(4) == 0 { SHORT } else { SHORT / 10 };
-        let after = 1 + self.shared.below(most);
-        self.stands_still(what, after);
+        self.stands_still(what, lasts);
     }
 
     /// A node is without contact for so long that it is given up.
@@ -100,6 +96,7 @@ impl World {
     /// What stood still goes on.
     pub(super) fn goes_on_again(&mut self) {
         let Some(Standstill { what, held }) = self.still.take() else { return };
+        self.went_on_at = self.shared.now();
         self.shared.trace(|| format!("{what:?} goes on"));
         if let Some(node) = what.node() {
             match self.nodes.get(&node).map(|node| node.standing) {
@@ -127,7 +124,7 @@ impl World {
             Still::Contact(with) => happening.is_between_head_and(with),
             Still::Process(process) => self.happens_at(&happening, process),
             Still::Machine(node) => match &happening {
-                Happening::ToNode(at, _) => *at == node,
+                Happening::ToNode(at, _) | Happening::LooksAtMemory(at) => *at == node,
                 Happening::FindsHead(Finder::Node(at), _) => *at == node,
                 // Its guard, its daemon and all that starts there.
                 Happening::Machine(at, machine) => *at == node && !matches!(machine, Machine::Released(_)),
@@ -175,6 +172,8 @@ impl World {
             | Happening::ToProcess(at, _)
             | Happening::FindsHead(Finder::Process(at), _)
             | Happening::Requests(at)
+            | Happening::AtHome(at, _)
+            | Happening::TimesOut(at, ..)
             | Happening::Releases(at)
             | Happening::Exits { process: at, .. }
             | Happening::Delete { by: at, .. } => *at == process,

@@ -46,6 +46,8 @@ pub(super) enum Kind {
     Fetch,
     /// Of a task: waits for nobody.
     Busy,
+    /// Of a task: ends its process.
+    Fatal,
 }
 
 impl Ref {
@@ -134,7 +136,7 @@ impl Plan {
     pub(super) fn read(bytes: &[u8]) -> Plan {
         let mut words = Words(bytes);
         let (seed, depth, number, order) = (words.next(), words.next(), words.next(), words.next());
-        let kind = [Kind::Work, Kind::Keep, Kind::Fetch, Kind::Busy][words.next() as usize];
+        let kind = [Kind::Work, Kind::Keep, Kind::Fetch, Kind::Busy, Kind::Fatal][words.next() as usize];
         let count = words.next();
         let expects = (0..count).map(|_| words.id()).collect();
         Plan { seed, depth, number, order, kind, expects, refs: words.refs() }

@@ -7,23 +7,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId};
+use wingbeat_core::spec::Outputs;
+use wingbeat_core::{ClusterId, JobId, NodeId, ObjectId, ProcessId, TaskId};
 use wingbeat_head::state::{Event, Fact, FactKey, Speaker, State};
 use wingbeat_net::messages::{HeadEvent, NodeMessage};
 
 use super::changed::Changed;
-use super::execution::{Answer, Number, Question, Running, Shared};
+use super::execution::{Answer, Execution, Number, Question, Running, Shared};
 use super::grants::Grants;
 use super::nodes::{Machine, Node};
+use super::planned::AtHome;
 use super::process::Process;
+use super::schedule::Strike;
 use super::side::{Line, Parcel, Word};
 use super::site::Site;
 use super::standing::Finder;
 use super::standstill::Standstill;
-use super::{Config, Report, encoded, programs};
+use super::{Config, Report, encoded, programs, schedule};
 use crate::owner::borrows::Lost;
 
 /// Drivers at the beginning.
@@ -110,7 +114,11 @@ pub(super) enum Happening {
     CanWrite,
     /// Whoever has kept what the last head knew is back by then, or another has kept it.
     IsTold,
-    Chance,
+    /// What a thread of a worker process does that runs its own tasks.
+    AtHome(ProcessId, AtHome),
+    TimesOut(ProcessId, TaskId, Outputs),
+    Strikes(Strike),
+    LooksAtMemory(NodeId),
 }
 
 pub(super) struct Scheduled {
@@ -160,7 +168,9 @@ pub(super) struct World {
     pub jobs: BTreeMap<ProcessId, JobId>,
     /// Drivers whose programs run.
     pub drivers: BTreeSet<ProcessId>,
-    pub faults_end: u64,
+    /// What may break, and what of it does not, by its number.
+    pub strikes: Vec<Strike>,
+    pub left_out: BTreeSet<usize>,
     /// When the last program of a driver ended.
     pub program_ended_at: u64,
     /// Nodes of which the head's state may have changed, and processes of which it may have, since it was checked.
@@ -175,6 +185,8 @@ pub(super) struct World {
     pub is_head_away: bool,
     /// What stands still now, if anything does.
     pub still: Option<Standstill>,
+    /// When the last that did went on: what was held back happens then.
+    pub went_on_at: u64,
 }
 
 impl World {
@@ -182,6 +194,7 @@ impl World {
         let shared = Shared {
             config,
             clock: Arc::new(AtomicU64::new(1)),
+            began: Instant::now(),
             said: Arc::default(),
             ready: Arc::default(),
             random: RefCell::new(StdRng::seed_from_u64(config.seed)),
@@ -190,6 +203,16 @@ impl World {
             touched: RefCell::default(),
             timers: RefCell::default(),
             questions: RefCell::default(),
+            planned: RefCell::default(),
+            ends: RefCell::default(),
+            crashed: RefCell::default(),
+            beside_fatal: RefCell::default(),
+            ended_for_memory: RefCell::default(),
+            begun_in: RefCell::default(),
+            failing: RefCell::default(),
+            timed_out: RefCell::default(),
+            memory_retries: RefCell::default(),
+            moved: RefCell::default(),
             copies: RefCell::default(),
             nodes: RefCell::default(),
             full: RefCell::default(),
@@ -234,7 +257,8 @@ impl World {
             nodes_made: 0,
             jobs: BTreeMap::new(),
             drivers: BTreeSet::new(),
-            faults_end: 200 + 1_000 * (config.seed % 3),
+            strikes: schedule::schedule(&config),
+            left_out: BTreeSet::new(),
             program_ended_at: 0,
             changed: Changed::default(),
             head_steps: 0,
@@ -244,6 +268,7 @@ impl World {
             head_began: 0,
             is_head_away: false,
             still: None,
+            went_on_at: 0,
         }
     }
 
@@ -258,7 +283,7 @@ impl World {
         for _ in 0..drivers {
             self.new_driver();
         }
-        self.schedule(1, Happening::Chance);
+        self.plan_faults();
         self.settle();
         while !self.drivers.is_empty() {
             let is_hung = self.shared.now() > self.program_ended_at + HANGS_AFTER;
@@ -418,7 +443,10 @@ impl World {
             Happening::GivenUp(node) => self.given_up(node),
             Happening::CanWrite => self.can_write(),
             Happening::IsTold => self.comes_back(true),
-            Happening::Chance => self.chance(),
+            Happening::AtHome(process, what) => self.at_home(process, what),
+            Happening::TimesOut(at, task, outputs) => self.times_out(at, task, outputs),
+            Happening::Strikes(strike) => self.strikes(strike),
+            Happening::LooksAtMemory(node) => self.looks_at_memory(node),
         }
     }
 
@@ -462,6 +490,13 @@ impl World {
             let timers = std::mem::take(&mut *self.shared.timers.borrow_mut());
             for (at, waker) in timers {
                 self.schedule(at.saturating_sub(self.shared.now()), Happening::Timer(waker));
+            }
+            is_done &= !self.carry_planned();
+            let ends = std::mem::take(&mut *self.shared.ends.borrow_mut());
+            for process in ends {
+                is_done = false;
+                self.shared.report.borrow_mut().deaths += 1;
+                self.dies(process);
             }
             let questions = std::mem::take(&mut *self.shared.questions.borrow_mut());
             for question in questions {
@@ -517,12 +552,14 @@ impl World {
         let Some(mut running) = self.running.remove(&number) else { return };
         self.shared.touched.borrow_mut().insert(running.process.id);
         let polled = running.program.as_mut().poll(&mut Context::from_waker(&running.waker));
-        let is_cancelled = running.execution.as_ref().is_some_and(|execution| execution.is_cancelled.get());
+        let now = self.shared.now();
+        let hears = |execution: &Rc<Execution>| execution.is_cancelled.get() && execution.hears_at.get() <= now;
+        let is_cancelled = running.execution.as_ref().is_some_and(hears);
         match polled {
-            Poll::Ready(ended) => self.ended(running, ended),
+            Poll::Ready(ended) => self.ended(number, running, ended),
             Poll::Pending if is_cancelled => {
                 let ended = programs::cancelled(&running);
-                self.ended(running, ended);
+                self.ended(number, running, ended);
             }
             Poll::Pending => drop(self.running.insert(number, running)),
         }
@@ -536,6 +573,11 @@ impl World {
             Word::Delete(at, object) => {
                 let after = self.shared.below(5);
                 self.schedule(after, Happening::Delete { by, node: at.node, object });
+            }
+            Word::HasWorkAtHome => {
+                if let Some(process) = self.alive(by) {
+                    process.has_work_at_home(&self.shared);
+                }
             }
             Word::Stays => {
                 if let Some(process) = self.alive(by) {

@@ -305,3 +305,16 @@ fn a_head_that_is_started_again_before_a_driver_has_reached_it_is_waited_for() {
     process.shut_down("the test is over");
     network.close();
 }
+
+#[test]
+fn refs_in_a_result_that_a_process_sends_to_itself_are_held_until_it_is_taken_in() {
+    let session = start();
+    let process = session.process();
+    let (held, inner) = (crate::work::Held::default(), session.put(&1_u32).unwrap());
+    let task = TaskId { owner: process.id(), seq: 1_000 };
+    held.result(task, vec![inner], || (), || process.can_reach(process.id()));
+    assert_eq!(held.what_is_left(), [task.to_string()]);
+    held.results_received([task]);
+    assert!(held.what_is_left().is_empty());
+    process.shut_down("the test is over");
+}

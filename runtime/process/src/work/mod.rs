@@ -3,6 +3,8 @@
 
 mod held;
 mod queue;
+mod waits;
 
 pub use held::Held;
 pub use queue::{Actor, Become, Cancelled, DEFAULT_GROUP, GaveBack, Next, Queue, Refused};
+pub(crate) use waits::{Left, On, Waiter, Waits};

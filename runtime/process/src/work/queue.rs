@@ -114,6 +114,8 @@ pub struct Queue<R> {
     given_up: BTreeSet<TaskId>,
     /// Whether tasks were given back that may not begin beside those.
     gave_back_for_home: bool,
+    /// Whether the node knows that something runs on which an earlier task has left behind.
+    are_left: bool,
     phase: Phase,
     /// Nothing is started meanwhile: it may have been started elsewhere.
     is_held: bool,
@@ -151,6 +153,7 @@ impl<R> Default for Queue<R> {
             at_home: BTreeMap::new(),
             given_up: BTreeSet::new(),
             gave_back_for_home: false,
+            are_left: false,
             phase: Phase::Open,
             is_held: false,
             leaves: false,
@@ -303,6 +306,18 @@ impl<R: Clone> Queue<R> {
     /// Whether something goes on here also when no task does that was sent here: what one has left behind, or a wait that it has not ended.
     pub fn goes_on_without_task(&self) -> bool {
         self.actor.is_none() && (self.waiting > 0 || self.runs_at_home())
+    }
+
+    /// What the node is told, if anything, when a task that was sent here has ended, or something that one has left behind, which keeps
+    /// other leases away; `has_task`: one that was sent here runs.
+    pub fn leftovers(&mut self, has_task: bool) -> Option<bool> {
+        let goes_on = self.goes_on_without_task();
+        let are_left = goes_on && !has_task;
+        let is_news = are_left && !self.are_left || self.are_left && !goes_on;
+        is_news.then(|| {
+            self.are_left = are_left;
+            are_left
+        })
     }
 
     /// Whether the task that was sent here waits, and all that was begun beside it.

@@ -1,0 +1,177 @@
+//! What an execution waits for, and what the head is told of that.
+//!
+//! An execution may wait for several things at once, as with `join!`. It waits as long as any of these waits lasts. The head is told of
+//! the first wait of a task that was sent here at once. It is told of others only if they last, since it needs them for deadlocks alone.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use wingbeat_core::{ActorId, LeaseId, TaskId};
+use wingbeat_net::messages::{HeadMessage, Wait};
+
+/// The head is told of so many tasks at most: the first ones, which a deadlock leaves over when others are done.
+const TOLD: usize = 256;
+
+/// A task that is waited for, and the actor that it was sent to.
+pub(crate) type On = (TaskId, Option<ActorId>);
+
+/// An execution, as the head is told of it.
+pub(crate) struct Waiter<'a> {
+    pub task: TaskId,
+    pub name: &'a str,
+    /// The actor that it runs in, and how many calls that runs at a time.
+    pub actor: Option<(ActorId, u32)>,
+    pub lease: Option<LeaseId>,
+}
+
+/// The waits of an execution.
+#[derive(Default)]
+pub(crate) struct Waits {
+    count: usize,
+    /// Since when there is any.
+    since: Option<Instant>,
+    /// For how long there was, before.
+    waited: Duration,
+    /// Whether the head counts the CPUs as free.
+    frees_cpus: bool,
+    /// Whether the head was told of any of them.
+    is_told: bool,
+    /// Of one at home that was not told: whether it was looked at before.
+    was_seen: bool,
+    /// How many of them are for each task, and the actor that it was sent to.
+    on: BTreeMap<TaskId, (usize, Option<ActorId>)>,
+    /// Whether the head does not know all of this.
+    changed: bool,
+    /// Whether somebody will tell it.
+    is_told_later: bool,
+}
+
+/// What became of the waits of an execution.
+pub(crate) enum Left {
+    /// It waits for less. Whether somebody is to call [`Waits::told_later`] in a while.
+    Some(bool),
+    /// It goes on, and the head is told this.
+    None(Option<HeadMessage>),
+}
+
+impl Waits {
+    pub(crate) fn is_for(&self, task: TaskId) -> bool {
+        self.on.contains_key(&task)
+    }
+
+    pub(crate) fn waited(&self, now: Instant) -> Duration {
+        self.waited + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// One more. Whether it is the first: then one of [`Waits::begun`] and [`Waits::begun_at_home`] follows, else [`Waits::has_changed`].
+    pub(crate) fn add(&mut self, on: &[On], now: Instant) -> bool {
+        self.count += 1;
+        if self.count == 1 {
+            self.since = Some(now);
+            self.changed = false;
+        }
+        for (task, actor) in on {
+            self.on.entry(*task).or_insert((0, *actor)).0 += 1;
+        }
+        self.count == 1
+    }
+
+    /// The first of a task that was sent here. Its process goes on with something at home, or its CPUs are free.
+    pub(crate) fn begun(&mut self, of: &Waiter<'_>, goes_on: bool) -> HeadMessage {
+        self.is_told = true;
+        self.frees_cpus = !goes_on;
+        self.told(of)
+    }
+
+    /// The first of one at home. Most of these are over at once.
+    pub(crate) fn begun_at_home(&mut self) {
+        (self.is_told, self.was_seen) = (false, false);
+    }
+
+    /// What is waited for is not what the head was told. Whether somebody is to call [`Waits::told_later`] in a while.
+    pub(crate) fn has_changed(&mut self) -> bool {
+        self.changed = true;
+        self.is_told && !std::mem::replace(&mut self.is_told_later, true)
+    }
+
+    /// One less.
+    pub(crate) fn remove(&mut self, of: &Waiter<'_>, on: &[On], now: Instant) -> Left {
+        self.count -= 1;
+        if self.count == 0 {
+            self.waited = self.waited(now);
+            self.since = None;
+        }
+        for (task, _) in on {
+            if let Some((count, _)) = self.on.get_mut(task) {
+                *count -= 1;
+                if *count == 0 {
+                    self.on.remove(task);
+                }
+            }
+        }
+        match self.count {
+            0 => Left::None(self.is_told.then_some(HeadMessage::Resumed { lease: of.lease, task: of.task })),
+            _ => Left::Some(self.has_changed()),
+        }
+    }
+
+    /// What the head is told that does not know of it any more.
+    pub(crate) fn told_anew(&self, of: &Waiter<'_>) -> Option<HeadMessage> {
+        (self.count > 0 && self.is_told).then(|| self.told(of))
+    }
+
+    /// What the head is told of one at home that was waited for and not told when this was called last, and whether it is to be called
+    /// again.
+    pub(crate) fn told_if_it_lasts(&mut self, of: &Waiter<'_>) -> (Option<HeadMessage>, bool) {
+        if self.count == 0 || self.is_told {
+            return (None, false);
+        }
+        if !std::mem::replace(&mut self.was_seen, true) {
+            return (None, true);
+        }
+        self.is_told = true;
+        self.changed = false;
+        (Some(self.told(of)), false)
+    }
+
+    /// What the head is told when some time has passed since [`Waits::has_changed`]. If there is something, this is to be called again.
+    pub(crate) fn told_later(&mut self, of: &Waiter<'_>) -> Option<HeadMessage> {
+        if self.count == 0 || !self.is_told || !std::mem::take(&mut self.changed) {
+            self.is_told_later = false;
+            return None;
+        }
+        // Without a lease: that its CPUs are free is known already.
+        Some(HeadMessage::Waiting { lease: None, wait: self.describe(of) })
+    }
+
+    /// While all of this is waited for, the process runs something else, or no longer: what the head is told.
+    pub(crate) fn cpus_are_free(&mut self, of: &Waiter<'_>, are_free: bool) -> Vec<HeadMessage> {
+        if self.count == 0 || self.frees_cpus == are_free {
+            return Vec::new();
+        }
+        self.frees_cpus = are_free;
+        let resumed = (!are_free).then_some(HeadMessage::Resumed { lease: of.lease, task: of.task });
+        resumed.into_iter().chain([self.told(of)]).collect()
+    }
+
+    fn told(&self, of: &Waiter<'_>) -> HeadMessage {
+        HeadMessage::Waiting { lease: of.lease.filter(|_| self.frees_cpus), wait: self.describe(of) }
+    }
+
+    fn describe(&self, of: &Waiter<'_>) -> Wait {
+        let on = self.on.iter().take(TOLD).map(|(task, (_, actor))| (*task, *actor)).collect();
+        Wait { task: of.task, name: of.name.to_owned(), actor: of.actor, on }
+    }
+
+    /// Whether there is any.
+    #[cfg(test)]
+    pub(crate) fn has_any(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Whether the head counts the CPUs as free.
+    #[cfg(test)]
+    pub(crate) fn frees_cpus(&self) -> bool {
+        self.count > 0 && self.frees_cpus
+    }
+}
