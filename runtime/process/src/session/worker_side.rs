@@ -196,8 +196,7 @@ impl Process {
 
     /// Whether a message could be sent to a process now.
     pub fn can_reach(&self, process: ProcessId) -> bool {
-        // What it says to itself needs no connection, and no address.
-        process == self.id() || self.wire.peers.can_reach(process)
+        self.wire.peers.can_reach(process)
     }
 
     /// Before the process ends in order: waits until every result so far, and whatever else was queued for others, was

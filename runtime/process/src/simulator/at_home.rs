@@ -112,7 +112,10 @@ impl Process {
 
     /// The lease is wanted back: nothing more begins at home.
     pub(super) fn is_recalled(&self, lease: LeaseId, shared: &Shared) {
-        self.queue.borrow_mut().work.recalled(lease);
+        let mut queue = self.queue.borrow_mut();
+        queue.work.recalled(lease);
+        queue.recalled = Some(lease);
+        drop(queue);
         self.owner.closes_home();
         self.look_whether_all_wait(shared);
     }
@@ -129,6 +132,7 @@ impl Process {
         let mut queue = self.queue.borrow_mut();
         let has_task = queue.running.is_some();
         if let Some(are_left) = queue.work.leftovers(has_task) {
+            queue.says_left = are_left;
             shared.report.borrow_mut().leftovers += u64::from(are_left);
             shared.planned.borrow_mut().push(Planned::LeftBehind(self.id, are_left));
         }
@@ -242,6 +246,7 @@ impl World {
 
     fn begin_at_home(&mut self, process: &Rc<Process>, spec: Arc<TaskSpec>) {
         self.shared.report.borrow_mut().at_home += 1;
+        process.check_recalled(spec.id);
         process.queue.borrow_mut().work.took_home(spec.id);
         process.cpus_are_free(false);
         let number = self.shared.id();

@@ -183,6 +183,24 @@ impl Process {
         }
     }
 
+    /// A task of this process's own begins: not where others need the lease.
+    pub(super) fn check_recalled(&self, task: TaskId) {
+        let queue = self.queue.borrow();
+        let lease = queue.running.as_ref().and_then(|base| base.lease);
+        assert!(lease.is_some() && lease != queue.recalled, "{task} begins in {} under {lease:?}", self.id);
+    }
+
+    /// What is left here is said.
+    fn check_left(&self) {
+        let queue = self.queue.borrow();
+        if queue.running.is_some() || queue.being.is_some() || queue.is_beginning {
+            return;
+        }
+        if let Some(left) = self.counting().find(|_| !queue.says_left) {
+            panic!("{} is left in {}, and its node was not told", left.spec.id, self.id);
+        }
+    }
+
     /// CPUs are lent while nothing here computes, and only then.
     fn check_cpus(&self, now: u64) {
         let mut queue = self.queue.borrow_mut();
@@ -335,6 +353,7 @@ impl World {
             assert!(process.next().is_none(), "{} could begin something, and nobody looks at it", process.id);
             process.check_cpus(self.shared.now());
             self.check_lent(process);
+            process.check_left();
         }
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Node {
     /// What worker processes that have ended had begun.
     rest: BTreeMap<ProcessId, u64>,
     pub memory: Memory,
+    /// Processes in which something is left, as they have said.
+    left: BTreeSet<ProcessId>,
 }
 
 /// The memory of a node.
@@ -121,6 +123,7 @@ impl World {
                 orders_at,
                 rest,
                 memory: Memory::default(),
+                left: BTreeSet::new(),
             },
         );
         self.shared.nodes.borrow_mut().insert(id);
@@ -160,6 +163,12 @@ impl World {
         let now = self.shared.now();
         let Some(node) = self.nodes.get_mut(&id) else { return };
         self.shared.trace(|| format!("{id} hears {event:?}"));
+        if let node::Event::Says(by, NodeMessage::LeftBehind(is_left)) = &event {
+            match is_left {
+                true => node.left.insert(*by),
+                false => node.left.remove(by),
+            };
+        }
         for action in node.state.step(now, event) {
             self.shared.trace(|| format!("  {id}: {action:?}"));
             self.node_acts(id, action);
@@ -175,6 +184,8 @@ impl World {
             }
             node::Action::Kill(process) => self.on_machine(id, delay, Machine::Killed(process)),
             node::Action::Order { process, command, then } => {
+                let is_left = self.nodes.get(&id).is_some_and(|node| node.left.contains(&process));
+                assert!(!is_left, "{process} gets {command:?}, and something is left there");
                 if let Some(process) = self.alive(process) {
                     process.queue.borrow_mut().started = 0;
                 }

@@ -40,6 +40,10 @@ pub(super) struct Queue {
     pub running: Option<Rc<Execution>>,
     /// Somebody looks in a moment whether all wait.
     pub is_watched: bool,
+    /// The lease that others need, as far as it was told.
+    pub recalled: Option<LeaseId>,
+    /// Whether its node was told that something is left here.
+    pub says_left: bool,
     /// Since when all have waited, and the CPU was not free.
     pub idle_since: Option<u64>,
     /// The actor that it is, from when its constructor begins; and the life and lease of that.

@@ -278,7 +278,7 @@ impl Side {
     }
 
     pub(super) fn can_reach(&self, process: ProcessId) -> bool {
-        // What it says to itself needs no contact; here it has one all the same.
+        // It knows where it is itself from its start.
         process == self.id || self.is_in_contact(process) || self.knows(process)
     }
 
