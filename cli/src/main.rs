@@ -66,8 +66,11 @@ fn main() -> ExitCode {
         }
     }
     let cli = Cli::parse();
+    wingbeat_net::memory::give_back_large_buffers();
     wingbeat_worker::log::to_stderr();
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    // Housekeeping uses a thread every second: whichever did not do that for longer is not needed.
+    let runtime = match builder.enable_all().thread_keep_alive(std::time::Duration::from_secs(2)).build() {
         Ok(runtime) => runtime,
         Err(error) => {
             note!("error: cannot start: {error}");

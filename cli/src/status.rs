@@ -92,9 +92,10 @@ impl Shown {
         let cluster = state.cluster.map(|cluster| format!("{cluster}, ")).unwrap_or_default();
         self.line(&format!("{cluster}up {}", sizes::ago(Duration::from_secs(state.uptime_secs))));
         self.line(&counted(state).join(", "));
-        let all: ResourceSet = sum(state.nodes.iter().map(|node| &node.info.resources));
-        let free: ResourceSet = sum(state.nodes.iter().map(|node| &node.available));
-        let used: Vec<String> = all.iter().map(|(name, total)| used_of(name, total, free.get(name), true)).collect();
+        let all = sum(state.nodes.iter().map(|node| &node.info.resources));
+        let free = sum(state.nodes.iter().map(|node| &node.available));
+        let free = |name| free.get(name).copied().unwrap_or_default();
+        let used: Vec<String> = all.iter().map(|(name, total)| used_of(name, *total, free(name), true)).collect();
         if !used.is_empty() {
             self.line(&format!("used: {}", used.join(", ")));
         }
@@ -130,7 +131,9 @@ impl Shown {
             };
             let mut row = vec![node.info.id.to_string(), short(&node.info.hostname), standing.to_owned()];
             let of = |name: &&str| match node.info.resources.get(name) {
-                total if total > Amount::ZERO => used_of(name, total, node.available.get(name), false),
+                total if total > Amount::ZERO => {
+                    used_of(name, total.as_f64(), node.available.get(name).as_f64(), false)
+                }
                 _ => String::new(),
             };
             row.extend(own.iter().map(of));
@@ -142,8 +145,8 @@ impl Shown {
         self.table(&headings, &numbers, rows);
         for node in &state.nodes {
             let others = node.info.resources.iter().filter(|(name, _)| !own.contains(name));
-            let others: Vec<String> =
-                others.map(|(name, total)| used_of(name, total, node.available.get(name), true)).collect();
+            let used = |name, total: Amount| used_of(name, total.as_f64(), node.available.get(name).as_f64(), true);
+            let others: Vec<String> = others.map(|(name, total)| used(name, total)).collect();
             if !others.is_empty() {
                 self.line(&format!("  {} also has {}", node.info.id, others.join(", ")));
             }
@@ -294,19 +297,22 @@ fn counted(state: &ClusterState) -> Vec<String> {
     parts
 }
 
-fn sum<'a>(sets: impl Iterator<Item = &'a ResourceSet>) -> ResourceSet {
-    sets.fold(ResourceSet::new(), |mut all, set| {
-        all.add(set);
-        all
-    })
+/// All of it. A cluster may have more of something than an [`Amount`] holds.
+fn sum<'a>(sets: impl Iterator<Item = &'a ResourceSet>) -> BTreeMap<&'a str, f64> {
+    let mut all = BTreeMap::new();
+    for (name, amount) in sets.flat_map(ResourceSet::iter) {
+        *all.entry(name).or_default() += amount.as_f64();
+    }
+    all
 }
 
 /// `1.5/4 CPU`, and memory in a unit that people read.
-fn used_of(name: &str, total: Amount, free: Amount, is_named: bool) -> String {
-    let used = total - free;
+fn used_of(name: &str, total: f64, free: f64, is_named: bool) -> String {
+    // What the numbers themselves are exact to.
+    let used = ((total - free) * 10_000.0).round() / 10_000.0;
     let unit = if is_named { format!(" {name}") } else { String::new() };
     if name == MEMORY {
-        let shown = |amount: Amount| sizes::shown(amount.as_f64().max(0.0) as u64);
+        let shown = |amount: f64| sizes::shown(amount.max(0.0) as u64);
         let (used, total) = (shown(used), shown(total));
         // The unit once, if both have the same.
         let used = match (used.split_once(' '), total.split_once(' ')) {

@@ -203,7 +203,8 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
 
 #[test]
 fn memory_reads_as_people_write_it_and_amounts_as_they_are() {
-    assert_eq!(used_of(MEMORY, bytes(16 * GIB), bytes(12 * GIB), true), "4.0/16.0 GiB memory");
-    assert_eq!(used_of(MEMORY, bytes(16 * GIB), bytes(16 * GIB), false), "0 B/16.0 GiB");
-    assert_eq!(used_of(CPU, Amount::whole(4), Amount::from_units(25_000), false), "1.5/4");
+    const GIB: f64 = (1 << 30) as f64;
+    assert_eq!(used_of(MEMORY, 16.0 * GIB, 12.0 * GIB, true), "4.0/16.0 GiB memory");
+    assert_eq!(used_of(MEMORY, 16.0 * GIB, 16.0 * GIB, false), "0 B/16.0 GiB");
+    assert_eq!(used_of(CPU, 4.0, 2.5, false), "1.5/4");
 }

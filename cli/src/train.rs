@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, Best, Checkpoint, Keep, Layout, Scaling, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{Backend, Best, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult};
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};
@@ -106,6 +106,9 @@ pub(crate) struct TrainArgs {
     /// SCRIPT is a file with a pickled function, as `wingbeat.torch` writes it.
     #[arg(long, hide = true)]
     function: bool,
+    /// Every rank of the function says what it returned; else the first one does.
+    #[arg(long, hide = true, requires = "function")]
+    all_return: bool,
     /// A JSON file with further variables of every rank's environment: others can read a command line.
     #[arg(long, hide = true)]
     env_file: Option<PathBuf>,
@@ -172,7 +175,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     let mut trainer = match (args.function, args.module) {
         (true, _) => {
             let pickled = std::fs::read(&args.script).with_context(|| format!("reading {}", args.script))?;
-            TorchTrainer::python_function(pickled)
+            TorchTrainer::python_function(pickled).returns(if args.all_return { Returns::All } else { Returns::First })
         }
         (false, true) => TorchTrainer::module(&args.script),
         (false, false) => TorchTrainer::script(&args.script),
@@ -250,9 +253,9 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         End::Done(result) => {
             if let Some(dir) = &args.results {
                 for (rank, pickled) in &result.returned {
-                    std::fs::write(dir.join(format!("returned-{rank}.pickle")), pickled)?;
+                    tell_in(dir, &format!("returned-{rank}.pickle"), pickled);
                 }
-                std::fs::write(dir.join("result.json"), finished(&result).to_string())?;
+                tell_in(dir, "result.json", finished(&result).to_string().as_bytes());
             }
             note!(
                 "wingbeat train: {} done in {:.1} s, attempt {}{}",
@@ -278,11 +281,11 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
         End::Failed(error, signal) => {
             note!("error: {error}");
             if let Some(dir) = &args.results {
-                std::fs::write(dir.join("error.json"), described(&error).to_string())?;
+                tell_in(dir, "error.json", described(&error).to_string().as_bytes());
                 if let TrainError::RankFailed { python_error: Some(raised), .. } = &error
                     && let Some(pickled) = &raised.pickled
                 {
-                    std::fs::write(dir.join("raised.pickle"), pickled)?;
+                    tell_in(dir, "raised.pickle", pickled);
                 }
             }
             // The script's own exit code is what a caller of the script would see.
@@ -293,6 +296,15 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             };
             Ok(ExitCode::from(code.max(1)))
         }
+    }
+}
+
+/// Writes a file for whoever has started this, whole or not at all. A run does not fail because a disk is full at its end: what came of
+/// it is said here, too.
+fn tell_in(folder: &Path, name: &str, bytes: &[u8]) {
+    let (begun, path) = (folder.join(format!("{name}.part")), folder.join(name));
+    if let Err(error) = std::fs::write(&begun, bytes).and_then(|()| std::fs::rename(&begun, &path)) {
+        note!("wingbeat train: {} could not be written: {error}", path.display());
     }
 }
 

@@ -73,6 +73,11 @@ def test_a_rank_that_ends_before_its_loop_returns_is_a_failure(program, tmp_path
     assert "failed TrainingError" in last(program("loops.py", "vanishes", tmp_path), "failed")
 
 
+def test_a_rank_that_ends_before_its_loop_returns_is_waited_for_by_none(program, tmp_path):
+    failed = last(program("loops.py", "vanishes_second", tmp_path), "failed")
+    assert "rank 1 failed" in failed and "os._exit(0)" in failed
+
+
 def test_a_loop_may_return_anything_and_report_nothing(program, tmp_path):
     done = program("loops.py", "returns_what_nobody_can_send", tmp_path)
     assert last(done, "result") == "result {} [] None None"

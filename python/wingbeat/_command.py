@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
+# How long what the command has written is waited for once it has ended.
+_REST_S = 5
+
 
 def binary() -> str:
     """Where the `wingbeat` command is: `$WINGBEAT_BIN`, the one that was installed with this package, or one on the PATH.
@@ -81,7 +84,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
             process.wait()
         raise
     for thread in threads:
-        thread.join()
+        thread.join(_REST_S)  # what the command has left behind may have its output open for as long as a GPU's driver takes
     return code
 
 

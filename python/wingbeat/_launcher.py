@@ -72,6 +72,7 @@ class Launcher:
         kwargs: Mapping[str, Any] | None = None,
         *,
         return_all: bool = False,
+        all_return: bool = False,
         arguments: Iterable[str] = (),
         tables: Mapping[str, pyarrow.Table] | None = None,
         ranks: int = 1,
@@ -83,6 +84,7 @@ class Launcher:
             args: Its arguments.
             kwargs: Its keyword arguments.
             return_all: Whether the values of all ranks are wanted, and not only the first's.
+            all_return: Whether a rank has failed that ends before the function has returned, also where its value is not wanted.
             arguments: What it finds in `sys.argv`.
             tables: Tables by name, of which each rank gets its own rows.
             ranks: How many ranks there are.
@@ -96,8 +98,10 @@ class Launcher:
         """
         with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
             file = os.path.join(folder, "function.pickle")
-            _sending.write_function(file, function, args, kwargs or {}, "all" if return_all else "first")
+            _sending.write_function(file, function, args, kwargs or {}, "all" if return_all or all_return else "first")
             options = ["--function"]
+            if return_all or all_return:
+                options.append("--all-return")
             for number, (name, table) in enumerate((tables or {}).items()):
                 parts = os.path.join(folder, f"table-{number}")
                 os.mkdir(parts)
@@ -135,7 +139,7 @@ def _told(folder: str) -> dict[str, Any]:
     try:
         with open(os.path.join(folder, "result.json"), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-    except FileNotFoundError:
+    except (OSError, ValueError):  # its disk is full, which the output says
         return {}
     return told
 
@@ -144,8 +148,8 @@ def _returned(folder: str, rank: int) -> Any:
     try:
         with open(os.path.join(folder, f"returned-{rank}.pickle"), "rb") as file:
             return pickle.load(file)
-    except FileNotFoundError:
-        error = TrainingError(f"rank {rank} ended well before its function returned: by os._exit(0)?", rank)
+    except OSError:
+        error = TrainingError(f"what rank {rank} returned could not be written down, as the output above says", rank)
         raise LaunchFailed(error, rank) from None
 
 
@@ -153,7 +157,7 @@ def _failure(folder: str, code: int) -> LaunchFailed:
     try:
         with open(os.path.join(folder, "error.json"), encoding="utf-8") as file:
             told = json.load(file)
-    except OSError:
+    except (OSError, ValueError):
         return LaunchFailed(TrainingError(f"the run ended with code {code}; its output above says why"), None)
     rank, traceback = told.get("rank"), told.get("traceback")
     error: BaseException

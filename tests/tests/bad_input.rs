@@ -7,6 +7,7 @@ mod common;
 use std::sync::atomic::AtomicU32;
 
 use common::Local;
+use wingbeat::__private::{Entry, inventory};
 use wingbeat::{Error, ObjectRef, put};
 use wingbeat_process::registry::{Defaults, Function};
 use wingbeat_process::{Submitted, Value};
@@ -84,6 +85,39 @@ fn a_function_that_the_worker_lacks_is_named() {
     assert!(matches!(&error, Error::FunctionNotFound { .. }), "{error}");
     assert!(error.to_string().contains("bad_input::square"), "it does not say what there is: {error}");
     assert_eq!(square::remote(3).get_blocking().unwrap(), 9);
+}
+
+#[wingbeat::remote]
+fn halves() -> (u64, u64) {
+    (3, 4)
+}
+
+/// `halves` as another build declares it, of which nothing but what it gives is other: ids do not have that.
+fn halves_elsewhere(outputs: Option<u32>) -> &'static Function {
+    let here = inventory::iter::<Entry>().find_map(|entry| match entry {
+        Entry::Function(function) if function.path.ends_with("::halves") => Some(function),
+        _ => None,
+    });
+    let Function { path, signature, parameters, run, .. } = here.unwrap();
+    let (is_asynchronous, checked, defaults) = (false, AtomicU32::new(0), Defaults::NONE);
+    Box::leak(Box::new(Function { path, signature, parameters, outputs, is_asynchronous, defaults, run: *run, checked }))
+}
+
+#[test]
+fn a_caller_that_expects_other_outputs_is_told_and_does_not_wait() {
+    let local = Local::start(1);
+    let submit = |outputs| {
+        local.session.submit(halves_elsewhere(outputs), Ok(Default::default()), &Default::default())
+    };
+    let Submitted::Objects(outputs) = submit(Some(2)) else { panic!("not a stream") };
+    for output in &outputs {
+        let error = wingbeat::block_on(local.session.value(output)).map(|_: Value| ()).unwrap_err();
+        assert!(error.to_string().contains("another build"), "{error}");
+    }
+    let Submitted::Stream(mut items) = submit(None) else { panic!("a stream") };
+    let error = wingbeat::block_on(items.next()).unwrap().map(|_: Value| ()).unwrap_err();
+    assert!(error.to_string().contains("another build"), "{error}");
+    assert_eq!(halves::remote().get_blocking().unwrap(), (3, 4));
 }
 
 #[wingbeat::main]

@@ -64,7 +64,7 @@ mod warm;
 pub use environment::Layout;
 pub use error::{PythonError, TrainError};
 pub use output::{Line, Lines, RankOutput};
-pub use plan::Backend;
+pub use plan::{Backend, Returns};
 pub use preflight::{Diagnosis, Facts, Finding, doctor};
 pub use progress::{Progress, RankProgress};
 pub use ranks::{RankContext, Ranks, Returned};

@@ -34,6 +34,16 @@ pub enum Backend {
     Gloo,
 }
 
+/// Which ranks say what a Python function returned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Returns {
+    /// Rank 0.
+    #[default]
+    First,
+    /// All.
+    All,
+}
+
 type OnNotice = Arc<dyn Fn(&str) + Send + Sync>;
 type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
@@ -50,6 +60,8 @@ pub(crate) struct Shipped {
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub target: Target,
+    /// Of a Python function: whose values are wanted.
+    pub returns: Returns,
     pub args: Vec<String>,
     pub scaling: Scaling,
     pub python: String,
@@ -84,4 +96,11 @@ pub(crate) struct Plan {
     pub as_given: Option<PathBuf>,
     pub on_notice: OnNotice,
     pub on_progress: OnProgress,
+}
+
+impl Plan {
+    /// Whether a rank is to say what its function returned.
+    pub(crate) fn must_return(&self, rank: u32) -> bool {
+        matches!(self.target, Target::Function(_)) && (rank == 0 || self.returns == Returns::All)
+    }
 }

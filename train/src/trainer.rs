@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::group::{self, Group};
 use crate::limits;
 use crate::output::{ByLine, Line, Prefixed, RankOutput};
-use crate::plan::{Backend, Plan, Shipped};
+use crate::plan::{Backend, Plan, Returns, Shipped};
 use crate::printer::{Message, Printer, Shared};
 use crate::process::{Stdin, Target};
 use crate::progress::Progress;
@@ -78,6 +78,7 @@ impl TorchTrainer {
             python: String::new(),
             env: BTreeMap::new(),
             role: "default".into(),
+            returns: Returns::First,
             run_id: None,
             working_dir: None,
             shipment: None,
@@ -129,6 +130,13 @@ impl TorchTrainer {
     /// found with, and the function with its arguments.
     pub fn python_function(pickled: Vec<u8>) -> Self {
         Self::new(Target::Function(pickled))
+    }
+
+    /// Of a Python function: which ranks say what it returned, as the first of the two pickles tells them; the first rank, if nothing is
+    /// said. One of them that ends without has failed, also with exit code 0.
+    pub fn returns(mut self, returns: Returns) -> Self {
+        self.plan.returns = returns;
+        self
     }
 
     /// Arguments of the script.

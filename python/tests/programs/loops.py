@@ -57,6 +57,12 @@ def vanishes():
     os._exit(0)
 
 
+def vanishes_second():
+    """The second rank is gone while the first has come to the end of its loop, and waits for it."""
+    if train.get_context().get_world_rank() == 1:
+        os._exit(0)
+
+
 def leaves_early():
     """One rank ends well by `sys.exit()`, and the other by returning."""
     rank = train.get_context().get_world_rank()

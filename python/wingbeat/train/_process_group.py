@@ -7,6 +7,7 @@ ranks that hang.
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ from wingbeat.train._context import get_context
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-# Ranks may end at very different times: only the end of the run ends the wait for them.
-_FOREVER = timedelta(days=365)
+# How long between two looks at who has left. `Store.wait` would do without, but handles no signals meanwhile.
+_LOOK_S = 0.2
 _BACKEND = "WINGBEAT_BACKEND"
 
 
@@ -57,4 +58,7 @@ def leave(store: Store) -> None:
         dist.destroy_process_group()
     store.set(f"wingbeat/left/{context.world_rank}", "")
     if context.world_rank == 0:
-        store.wait([f"wingbeat/left/{rank}" for rank in range(context.world_size)], _FOREVER)
+        for rank in range(context.world_size):
+            # Ranks may end at very different times: only the end of the run ends this.
+            while not store.check([f"wingbeat/left/{rank}"]):
+                time.sleep(_LOOK_S)

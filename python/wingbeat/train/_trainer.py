@@ -127,6 +127,7 @@ class TorchTrainer:
                 _loop.run,
                 (self.train_loop, self.torch_config),
                 {"train_loop_config": self.arguments},
+                all_return=True,
                 tables={key: _equal(rows, ranks) for key, rows in self.datasets.items()},
                 ranks=ranks,
             )

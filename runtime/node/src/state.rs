@@ -473,8 +473,9 @@ impl State {
             match worker.stage() {
                 Stage::Idle { since, .. } => {
                     let count = idle_of.entry(worker.job).or_default();
-                    *count += 1;
-                    if *count > self.config.cpus && self.now - since > self.config.idle {
+                    // What goes on there with what it was told to end serves nobody.
+                    *count += usize::from(!worker.has_leftovers());
+                    if (*count > self.config.cpus || worker.has_leftovers()) && self.now - since > self.config.idle {
                         superfluous.push(process);
                     }
                 }

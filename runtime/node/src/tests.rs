@@ -145,6 +145,21 @@ fn a_process_in_which_a_task_has_left_something_takes_no_other_lease() {
 }
 
 #[test]
+fn a_process_that_can_serve_nobody_is_asked_to_exit_and_others_are_kept_in_its_place() {
+    let (mut state, first) = serving(None);
+    let [Action::Launch { process: second, .. }] = state.step(5, says(lease(2, None)))[..] else { panic!() };
+    state.step(6, Event::HandedToGuard(second));
+    state.step(7, reported(second));
+    state.step(8, Event::Says(first, NodeMessage::LeftBehind(true)));
+    for lease in [1, 2] {
+        state.step(9, says(NodeMessage::EndLease { lease: LeaseId(lease), kill: None }));
+    }
+    // As many as there are CPUs are kept: not the older one, in which a task goes on that was given up.
+    let asked = state.step(200, Event::Tick);
+    assert!(matches!(asked[..], [Action::Tell(process, WorkerCommand::Exit)] if process == first), "{asked:?}");
+}
+
+#[test]
 fn a_head_that_is_started_again_is_told_who_has_ended_as_long_as_the_job_goes_on() {
     let (mut state, process) = serving(None);
     assert_eq!(state.running().ended, []);

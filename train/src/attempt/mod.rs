@@ -348,7 +348,9 @@ impl Attempt<'_> {
             Ok(Event::Raised(error)) => drop(self.ranks.raised.insert(rank, error)),
             Ok(Event::Ended(mut outcome)) => {
                 self.ranks.left -= 1;
-                self.showing.unshown = Some(Message::Ended(rank as u32, outcome.error_file.take()));
+                let number = rank as u32;
+                self.showing.unshown = Some(Message::Ended(number, outcome.error_file.take()));
+                outcome.before_return = self.plan.must_return(number) && !self.finished.returned.contains_key(&number);
                 if !outcome.is_success() {
                     self.ranks.failures.push((rank, outcome));
                 }

@@ -126,6 +126,8 @@ pub(crate) struct Outcome {
     pub stderr: Vec<String>,
     /// Whether it had been asked to end: then its end says nothing about it.
     pub was_stopped: bool,
+    /// Whether it was to say what its function returned, and had not: it has not come to its end then, whatever its exit code says.
+    pub before_return: bool,
     /// Whether the kernel has ended a process for want of memory while it ran.
     pub out_of_memory: bool,
     /// Whether the warm Python from which it was forked had ended, and it with that.
@@ -138,11 +140,14 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     pub(crate) fn is_success(&self) -> bool {
-        self.code == Some(0)
+        self.code == Some(0) && !self.before_return
     }
 
     pub(crate) fn shown(&self) -> String {
         match (self.code, self.signal) {
+            (Some(0), None) if self.before_return => {
+                "ended well before its function returned: by os._exit(0)?".into()
+            }
             (_, Some(libc::SIGKILL)) if self.out_of_memory => {
                 "was killed by signal 9, most likely because its node or its container was out of memory".into()
             }
@@ -378,6 +383,7 @@ fn supervise(
     let error_file = error.read();
     let (error, raised_us) = error_file.as_deref().and_then(parse_error).unzip();
     Ok(Outcome {
+        before_return: false,
         code: exit.code,
         signal: exit.signal,
         error,

@@ -243,6 +243,7 @@ impl<'a> Call<'a> {
         let (mut outputs, mut held) = (Vec::new(), Vec::new());
         let packed = caught(name, || {
             let values: OutputValues = finished.map_err(|error| named(error, name))?;
+            self.expects(values.len())?;
             outputs.reserve_exact(values.len());
             for (index, value) in values.iter().enumerate() {
                 if self.execution.is_disowned() {
@@ -268,6 +269,20 @@ impl<'a> Call<'a> {
                 (Outcome::Many(outputs), held)
             }
         }
+    }
+
+    /// The caller may be of another build, and what it would wait for is not given here.
+    fn expects(&self, gives: usize) -> Result<(), Error> {
+        let name = &self.execution.name;
+        let gives_here = if gives == 1 { "one value".to_owned() } else { format!("{gives} values") };
+        let expected = match self.spec.outputs {
+            Outputs::Fixed(count) if count as usize == gives => return Ok(()),
+            Outputs::Fixed(1) => "one".to_owned(),
+            Outputs::Fixed(count) => format!("{count} (`num_returns`)"),
+            Outputs::Stream { .. } => "a stream".to_owned(),
+        };
+        let what = format!("{name} gives {gives_here}, and its caller, which is of another build, expects {expected}");
+        Err(Error::InvalidArgument { what })
     }
 
     fn pack_item(&self, index: u32, item: Item) -> Result<(ObjectValue, Vec<Handle>), Error> {

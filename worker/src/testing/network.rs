@@ -155,6 +155,13 @@ impl Machine {
     }
 }
 
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // The kernel would do it, but later, and the next machine may have this number.
+        let _ = self.hub.ip(&format!("link del {}", self.port));
+    }
+}
+
 impl Drop for Cut {
     fn drop(&mut self) {
         if let Err(error) = self.hub.ip(&format!("link set {} master hub", self.port)) {

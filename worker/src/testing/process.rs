@@ -128,7 +128,10 @@ impl TestProcess {
 
     /// Has the daemon killed with SIGKILL, and what is below it ended. [`TestProcess::end`] waits for that.
     pub fn begin_to_end(&self) {
-        self.lifeline.lock().take();
+        if let Some(lifeline) = self.lifeline.lock().take() {
+            // To close it would not be enough: a process that the test has forked has it open, too.
+            let _ = rustix::net::shutdown(&lifeline, rustix::net::Shutdown::Both);
+        }
     }
 
     /// Kills the daemon with SIGKILL, and waits until everything below it is gone.
