@@ -6,12 +6,14 @@
 //!
 //! - `stage`: the life of one worker process; `workers`: all of them, and who can take a lease.
 //! - `voter`: which head it supports.
+//! - [`term`]: until when the node may go on without a word from the head.
 //! - `state`: what happens to them; `memory`: who is ended when memory is short.
 
 mod clock;
 pub mod memory;
 mod stage;
 mod state;
+pub mod term;
 pub mod voter;
 mod workers;
 

@@ -25,12 +25,13 @@ use wingbeat_net::patience::Patience;
 use wingbeat_net::services::{HeadClient, HeadRequest, HeadResponse, Node as _, NodeRequest, NodeResponse};
 use wingbeat_net::silence::Probing;
 use wingbeat_net::way::{Met, Way};
+use wingbeat_node::term::Asked;
 
 use tarpc::client::RpcError;
 
 use super::Daemon;
 use super::service::NodeService;
-use super::term::{self, Asked, Term};
+use super::term::{self, Term};
 
 /// The first pause before the head is dialled again, and the longest. Short, so that a node whose network is back is back before its
 /// term is over.

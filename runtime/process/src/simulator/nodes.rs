@@ -10,6 +10,7 @@ use wingbeat_head::state::{Event, Speaker};
 use wingbeat_net::messages::{HeadMessage, NodeInfo, NodeMessage, WorkerCommand};
 use wingbeat_net::recording::{self, Recording};
 use wingbeat_node as node;
+use wingbeat_node::term::Term;
 
 use super::execution::{Ended, Execution, Number, Running};
 use super::process::Process;
@@ -20,6 +21,7 @@ use super::side::address;
 use super::site::Site;
 use super::size::IDLE;
 use super::standing::{Finder, Standing};
+use super::standstill;
 use super::world::{Happening, World};
 use crate::work::Become;
 
@@ -47,6 +49,8 @@ pub(super) struct Node {
     pub memory: Memory,
     /// Processes in which something is left, as they have said.
     left: BTreeSet<ProcessId>,
+    /// Until when it may go on without a word from the head.
+    pub term: Term,
 }
 
 /// The memory of a node.
@@ -124,6 +128,7 @@ impl World {
                 rest,
                 memory: Memory::default(),
                 left: BTreeSet::new(),
+                term: standstill::term(self.shared.now()),
             },
         );
         self.shared.nodes.borrow_mut().insert(id);

@@ -1,18 +1,37 @@
 //! Contact with the head is cut, or a process or a whole machine stands still: what would happen there happens afterwards, in the
 //! same order. For a short time nobody notices more than the delay. A node without contact gives itself up before the head does.
 
+use std::time::Duration;
+
 use wingbeat_core::{NodeId, ProcessId};
 use wingbeat_head::state::{Event, Speaker};
+use wingbeat_net::limits::Limits;
+use wingbeat_node::term::{Heads, Moment, Term};
 
 use super::nodes::Machine;
 use super::schedule::pick;
 use super::standing::{Finder, Standing};
 use super::world::{Happening, World};
 
-/// How long a node goes on that hears nothing from the head.
-const TERM: u64 = 3_000;
 /// After how long without contact the head gives a node up.
 const LOST: u64 = 4_000;
+
+/// The limits of a node here: less than usual.
+fn limits() -> Limits {
+    let lost = Duration::from_millis(LOST);
+    Limits { lost, margin: lost / 4, ..wingbeat_net::limits::limits() }
+}
+
+/// What both clocks of all machines show.
+fn moment(now: u64) -> Moment {
+    let now = Duration::from_millis(now);
+    Moment { running: now, elapsed: now }
+}
+
+/// A node's term, which begins now. Its head is elsewhere.
+pub(super) fn term(now: u64) -> Term {
+    Term::new(Heads { present_is_here: false, all_are_here: false }, moment(now), &limits())
+}
 
 /// What stands still.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,10 +71,15 @@ impl World {
         }
         self.shared.report.borrow_mut().deaths += 1;
         self.replace(node);
+        let now = moment(self.shared.now());
+        let Some(term) = self.nodes.get_mut(&node).map(|node| &mut node.term) else { return };
+        // Its last question was answered just now.
+        term.is_known(term.now(now), &limits());
+        let left = term.left(now).as_millis() as u64;
         if self.shared.below(2) == 0 {
             // It ends in time, and cannot say so.
             self.stands_still(Still::Contact(Speaker::Node(node)), LOST);
-            self.schedule(TERM, Happening::TermOver(node));
+            self.schedule(left, Happening::TermOver(node));
         } else {
             // It is given up while it cannot do anything, and ends when it can.
             let after = LOST + self.shared.below(LOST);
@@ -86,7 +110,9 @@ impl World {
 
     /// The head gives a node up that it has not heard of for long.
     pub(super) fn given_up(&mut self, node: NodeId) {
-        if !self.is_head_away && self.nodes.contains_key(&node) {
+        let now = moment(self.shared.now());
+        if let Some(known) = self.nodes.get(&node).filter(|_| !self.is_head_away) {
+            assert!(known.term.left(now).is_zero(), "the head gives {node} up, which may go on");
             self.shared.trace(|| format!("{node} is given up"));
             self.shared.nodes.borrow_mut().remove(&node);
             self.step(Event::NodeLost(node, "the simulation".into()));

@@ -68,7 +68,12 @@ impl Sample {
         let guards = usage::guards(&roots).into_iter().map(|pid| ("guard", pid));
         let keepers = usage::keepers(&roots).into_iter().map(|pid| ("keeper", pid));
         for (what, pid) in daemons.chain(guards).chain(keepers) {
-            let mut usage = usage::of(pid).with_context(|| format!("{what} {pid} is gone"))?;
+            let usage = match usage::of(pid) {
+                // One that retires while it is looked at goes with its keeper.
+                None if what == "keeper" => continue,
+                usage => usage,
+            };
+            let mut usage = usage.with_context(|| format!("{what} {pid} is gone"))?;
             if what == "daemon" {
                 let its_own = usage::worker_processes(&[pid]).len() * FOR_A_WORKER;
                 usage.descriptors = usage.descriptors.saturating_sub(its_own);
