@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use wingbeat::Session;
-use wingbeat_train::{Backend, Best, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult};
+use wingbeat_train::{
+    Backend, Best, Checkpoint, Keep, Layout, Returns, Scaling, TorchTrainer, TrainError, TrainResult,
+};
 use wingbeat_worker::{join, token};
 
 use crate::progress::{self, Progress};

@@ -100,15 +100,22 @@ fn halves_elsewhere(outputs: Option<u32>) -> &'static Function {
     });
     let Function { path, signature, parameters, run, .. } = here.unwrap();
     let (is_asynchronous, checked, defaults) = (false, AtomicU32::new(0), Defaults::NONE);
-    Box::leak(Box::new(Function { path, signature, parameters, outputs, is_asynchronous, defaults, run: *run, checked }))
+    Box::leak(Box::new(Function {
+        path,
+        signature,
+        parameters,
+        outputs,
+        is_asynchronous,
+        defaults,
+        run: *run,
+        checked,
+    }))
 }
 
 #[test]
 fn a_caller_that_expects_other_outputs_is_told_and_does_not_wait() {
     let local = Local::start(1);
-    let submit = |outputs| {
-        local.session.submit(halves_elsewhere(outputs), Ok(Default::default()), &Default::default())
-    };
+    let submit = |outputs| local.session.submit(halves_elsewhere(outputs), Ok(Default::default()), &Default::default());
     let Submitted::Objects(outputs) = submit(Some(2)) else { panic!("not a stream") };
     for output in &outputs {
         let error = wingbeat::block_on(local.session.value(output)).map(|_: Value| ()).unwrap_err();

@@ -8,7 +8,7 @@ use wingbeat_core::spec::Strategy;
 use wingbeat_core::{Amount, LeaseId, NodeId, PlacementGroupId, ProcessId, ResourceSet};
 
 use super::facts::Fact;
-use super::leases::Lease;
+use super::lease::Lease;
 use super::nodes::{Node, requirements_of};
 use super::pool::Pool;
 use super::queue::Waiter;
@@ -68,7 +68,7 @@ impl State {
         if let Some(lease) = leases.iter().find(|lease| lease.taken.node != node.info.id) {
             return Err(format!("a lease of {} is listed under {}", lease.taken.node, node.info.id));
         }
-        let held = |lease: &&&Lease| !lease.returned;
+        let held = |lease: &&&Lease| !lease.is_returned();
         let taken = |lease: &&Lease| {
             let taken = lease.still_taken();
             (taken.resources, taken.devices)
@@ -94,7 +94,7 @@ impl State {
             let Some(demand) = self.leases.demands.get(&asker) else { continue };
             let is_theirs = |id: &LeaseId| {
                 let lease = self.leases.leases.get(id);
-                lease.is_some_and(|lease| !lease.ending && lease.holder == super::leases::Holder::Tasks(asker))
+                lease.is_some_and(|lease| !lease.is_ending() && lease.holder == super::lease::Holder::Tasks(asker))
             };
             if let Some(lease) = demand.held.iter().find(|lease| !is_theirs(lease)) {
                 return Err(format!("{} is known to hold {lease}, which is not its own", asker.0));
@@ -104,7 +104,7 @@ impl State {
         Ok(())
     }
 
-    fn audit_demand(&self, asker: super::leases::Asker, demand: &super::leases::Demand) -> Result<(), String> {
+    fn audit_demand(&self, asker: super::lease::Asker, demand: &super::leases::Demand) -> Result<(), String> {
         let waits = |id: &&LeaseId| self.leases.leases.get(id).is_some_and(|lease| !lease.waiting.is_empty());
         let active = demand.held.len() - demand.held.iter().filter(waits).count();
         if active as u32 != demand.active {
@@ -124,11 +124,11 @@ impl State {
     pub fn audit_all(&self) -> Result<(), String> {
         self.audit(self.nodes.ids())?;
         let mut of_jobs: BTreeMap<wingbeat_core::JobId, u32> = BTreeMap::new();
-        let mut held: BTreeMap<super::leases::Asker, BTreeSet<LeaseId>> = BTreeMap::new();
+        let mut held: BTreeMap<super::lease::Asker, BTreeSet<LeaseId>> = BTreeMap::new();
         for (id, lease) in &self.leases.leases {
             *of_jobs.entry(lease.job).or_default() += 1;
-            if let super::leases::Holder::Tasks(asker) = lease.holder
-                && !lease.ending
+            if let super::lease::Holder::Tasks(asker) = lease.holder
+                && !lease.is_ending()
             {
                 held.entry(asker).or_default().insert(*id);
             }
@@ -177,7 +177,7 @@ impl State {
 
     fn audit_shares(&self) -> Result<(), String> {
         let mut used: BTreeMap<wingbeat_core::JobId, ResourceSet> = BTreeMap::new();
-        for lease in self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned) {
+        for lease in self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.is_returned()) {
             used.entry(lease.job).or_default().add(&lease.still_taken().resources);
         }
         for group in self.groups.iter() {

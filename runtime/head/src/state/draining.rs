@@ -6,7 +6,7 @@ use wingbeat_core::{LeaseId, NodeId};
 use wingbeat_net::messages::NodeMessage;
 
 use super::facts::{Drained, Fact};
-use super::leases::Holder;
+use super::lease::Holder;
 use super::nodes::{Drain, Node};
 use super::{Millis, State};
 

@@ -17,7 +17,7 @@ use wingbeat_net::messages::HeadEvent;
 
 use super::index::{RequirementId, Slot};
 use super::keeping::Keep;
-use super::leases::{Asker, Holder, Lease};
+use super::lease::{Asker, Holder, Lease};
 use super::nodes::Node;
 use super::pool::Pool;
 use super::queue::{Standing, Waiter};
@@ -345,17 +345,17 @@ impl State {
         let mut pool = pool.clone();
         let mut candidates: Vec<(LeaseId, Asker, &Lease, Owner)> = Vec::new();
         for (id, lease) in leases {
-            let recalled = lease.recalled.is_some_and(|at| self.now < at + RECALL_PATIENCE);
-            if lease.ending || recalled {
-                if !lease.returned {
+            let recalled = lease.recalled().is_some_and(|at| self.now < at + RECALL_PATIENCE);
+            if lease.is_ending() || recalled {
+                if !lease.is_returned() {
                     let back = lease.still_taken();
                     pool.give_back(&back.resources, &back.devices);
                 }
                 continue;
             }
-            let is_old = lease.worker.is_some() && self.now >= lease.granted_at + RECALL_AFTER;
+            let is_old = lease.server().is_some() && self.now >= lease.since + RECALL_AFTER;
             if let Holder::Tasks(asker) = lease.holder
-                && lease.recalled.is_none()
+                && lease.recalled().is_none()
                 && is_old
                 && lease.holder.waiter() != Some(waiter)
             {
@@ -419,11 +419,9 @@ impl State {
     pub(super) fn recall(&mut self, id: LeaseId) {
         let now = self.now;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        if lease.recalled.is_some() || lease.ending {
-            return;
-        }
-        lease.recalled = Some(now);
-        if let Holder::Tasks((owner, _)) = lease.holder {
+        if lease.recall(now)
+            && let Holder::Tasks((owner, _)) = lease.holder
+        {
             self.tell(owner, HeadEvent::Recall(id));
         }
     }
@@ -435,16 +433,16 @@ impl State {
             return;
         }
         let is_of = |lease: &Lease| {
-            let is_held = lease.taken.bundle.is_none() && !lease.returned;
+            let is_held = lease.taken.bundle.is_none() && !lease.is_returned();
             is_held && self.jobs.get(&lease.job).is_some_and(|job| job.spec.namespace == namespace)
         };
         let mut candidates = Vec::new();
         for (id, lease) in self.leases.leases.iter().filter(|(_, lease)| is_of(lease)) {
-            if lease.ending || lease.recalled.is_some() {
+            if lease.is_going() {
                 // It is on its way back.
                 excess.subtract(&lease.still_taken().resources);
-            } else if lease.worker.is_some() && matches!(lease.holder, Holder::Tasks(_)) {
-                candidates.push((self.job_priority(lease.job), Reverse(lease.granted_at), *id));
+            } else if lease.server().is_some() && matches!(lease.holder, Holder::Tasks(_)) {
+                candidates.push((self.job_priority(lease.job), Reverse(lease.since), *id));
             }
         }
         candidates.sort_unstable();

@@ -15,7 +15,7 @@ use wingbeat_core::{Amount, NodeId, PlacementGroupId, ResourceSet};
 
 use super::fairness::{Claim, LOOKED_AT, Planned, Reservation};
 use super::gangs::Budget;
-use super::leases::Holder;
+use super::lease::Holder;
 use super::nodes::{Node, Nodes};
 use super::pool::Pool;
 use super::queue::{Standing, Waiter};
@@ -170,15 +170,15 @@ impl State {
         let passed_by = |at: Millis| at >= since && self.now < at + KEEP_LIMIT;
         let mut pool = node.pool.clone();
         let mut in_the_way = 0;
-        for (_, lease) in self.leases_on(node, None).into_iter().filter(|(_, lease)| !lease.returned) {
+        for (_, lease) in self.leases_on(node, None).into_iter().filter(|(_, lease)| !lease.is_returned()) {
             let (goes, counts) = match lease.holder {
-                _ if lease.ending => (true, false),
+                _ if lease.is_ending() => (true, false),
                 Holder::Nobody => (true, false),
                 Holder::Tasks(_) => {
                     let mine = standing.rank.priority;
                     (lease.waiting.is_empty() && mine <= Reverse(self.job_priority(lease.job)), false)
                 }
-                Holder::Actor(_) => (passed_by(lease.granted_at), true),
+                Holder::Actor(_) => (passed_by(lease.since), true),
             };
             if goes {
                 in_the_way += usize::from(counts);

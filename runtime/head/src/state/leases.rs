@@ -8,9 +8,10 @@ use wingbeat_core::error::Error;
 use wingbeat_core::resources::CPU;
 use wingbeat_core::spec::{Address, Shape, Strategy};
 use wingbeat_core::value::StoreNode;
-use wingbeat_core::{ActorId, Amount, JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
+use wingbeat_core::{JobId, LeaseId, PlacementGroupId, ProcessId, ResourceSet, TaskId};
 use wingbeat_net::messages::{HeadEvent, LeaseHolder, LeaseStart, NodeMessage, WorkerDeath};
 
+use super::lease::{Asker, Holder, Lease};
 use super::nodes::Taken;
 use super::queue::Waiter;
 use super::shapes::ShapeId;
@@ -18,8 +19,6 @@ use super::{Millis, State};
 
 /// Failures to start a worker process, one after another, after which its tasks fail too.
 const GIVE_UP_AFTER: u32 = 3;
-
-pub(super) type Asker = (ProcessId, ShapeId);
 
 pub(super) struct Demand {
     pub wanted: u32,
@@ -35,43 +34,6 @@ pub(super) struct Demand {
     /// Its owner has not said how many it wants since the head was started again: as many as nodes have said that it has, and
     /// no more. What was granted before its word would be taken for something that it does not know of.
     pub is_guessed: bool,
-}
-
-/// Who a lease is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Holder {
-    Tasks(Asker),
-    Actor(ActorId),
-    /// It ends; a head that was started again found it so.
-    Nobody,
-}
-
-impl Holder {
-    pub(super) fn waiter(self) -> Option<Waiter> {
-        match self {
-            Holder::Tasks((process, shape)) => Some(Waiter::Tasks(process, shape)),
-            Holder::Actor(actor) => Some(Waiter::Actor(actor)),
-            Holder::Nobody => None,
-        }
-    }
-}
-
-pub(super) struct Lease {
-    pub taken: Taken,
-    pub holder: Holder,
-    pub job: JobId,
-    pub worker: Option<(ProcessId, u32)>,
-    pub granted_at: Millis,
-    /// When its owner was asked to give it back.
-    pub recalled: Option<Millis>,
-    /// Executions on it that wait.
-    pub waiting: BTreeSet<TaskId>,
-    /// The node was told to end it; its devices are not free yet.
-    pub ending: bool,
-    /// Its non-device resources were given back already.
-    pub returned: bool,
-    /// It was granted by an earlier head.
-    pub was_before: bool,
 }
 
 pub(super) struct Leases {
@@ -261,19 +223,7 @@ impl State {
         if bundle.is_none() {
             self.charge(job, &taken.resources);
         }
-        let lease = Lease {
-            taken,
-            holder,
-            job,
-            worker: None,
-            granted_at: self.now,
-            recalled: None,
-            waiting: BTreeSet::new(),
-            ending: false,
-            returned: false,
-            was_before: false,
-        };
-        self.leases.leases.insert(id, lease);
+        self.leases.leases.insert(id, Lease::new(taken, holder, job, self.now));
         self.job_holds(job, 1);
         self.nodes.change(node, |node| node.leases.insert(id));
         self.tell_of_job(node, job);
@@ -285,9 +235,8 @@ impl State {
         let now = self.now;
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
         let is_starting = lease.is_starting();
-        lease.worker = Some((worker.process, pid));
-        lease.granted_at = now;
-        let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.ending);
+        lease.ready((worker.process, pid), now);
+        let (holder, node, job, ending) = (lease.holder, lease.taken.node, lease.job, lease.is_ending());
         let was_before = lease.was_before;
         self.worker_known(worker.process, job, node);
         if ending {
@@ -305,8 +254,13 @@ impl State {
                 }
                 let Some(shape) = self.shapes.get(asker.1).cloned() else { return };
                 let Some(at) = self.nodes.get(node) else { return };
+                let is_drained = at.draining.is_some();
                 let node = StoreNode { node, address: at.info.address.clone() };
                 self.tell(asker.0, HeadEvent::Granted { shape, lease: id, worker, node, pid });
+                if is_drained {
+                    // It was being started when all leases there were recalled.
+                    self.recall(id);
+                }
                 self.recall_over_quota_of(job);
             }
         }
@@ -314,7 +268,7 @@ impl State {
 
     pub(super) fn lease_failed(&mut self, id: LeaseId, error: Error) {
         let Some(lease) = self.leases.leases.get(&id) else { return };
-        let (holder, ending) = (lease.holder, lease.ending);
+        let (holder, ending) = (lease.holder, lease.is_ending());
         self.forget_lease(id);
         match holder {
             Holder::Actor(actor) => self.actor_failed_to_start(actor, id, error),
@@ -350,7 +304,7 @@ impl State {
     /// once if the process goes on to serve others.
     pub(super) fn end_lease(&mut self, id: LeaseId, kill: Option<String>) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        if std::mem::replace(&mut lease.ending, true) {
+        if !lease.end() {
             return;
         }
         let (node, holder) = (lease.taken.node, lease.holder);
@@ -402,10 +356,8 @@ impl State {
     /// Gives back what a lease still has taken.
     fn release(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.leases.get_mut(&id) else { return };
-        if std::mem::replace(&mut lease.returned, true) {
-            return;
-        }
-        let (back, job) = (lease.still_taken(), lease.job);
+        let Some(back) = lease.give_back() else { return };
+        let job = lease.job;
         if back.bundle.is_none() {
             self.uncharge(job, &back.resources);
         }
@@ -430,7 +382,7 @@ impl State {
         self.release(id);
         let Some(lease) = self.leases.leases.remove(&id) else { return };
         self.nodes.change(lease.taken.node, |node| node.leases.remove(&id));
-        if let Some((worker, _)) = lease.worker {
+        if let Some((worker, _)) = lease.server() {
             self.waits.forget_process(worker);
         }
         if let Holder::Actor(actor) = lease.holder {
@@ -450,7 +402,7 @@ impl State {
         let Some(id) = death.lease else { return };
         let lease = self.leases.leases.get(&id);
         let is_moved = |node: &super::nodes::Node| node.draining.as_ref().is_some_and(|drain| drain.is_enforced);
-        if lease.is_none_or(|lease| lease.ending) && self.nodes.get(death.node).is_some_and(is_moved) {
+        if lease.is_none_or(Lease::is_ending) && self.nodes.get(death.node).is_some_and(is_moved) {
             // Whoever is moved away from a node that is drained has not failed; also where an earlier head had ended the lease.
             death.is_moved = true;
         }
@@ -475,7 +427,7 @@ impl State {
         if was_waiting != lease.waiting.is_empty() {
             return;
         }
-        let (holder, returned, job) = (lease.holder, lease.returned, lease.job);
+        let (holder, returned, job) = (lease.holder, lease.is_returned(), lease.job);
         let cpus = Taken { resources: lease.taken.cpus(), devices: Vec::new(), ..lease.taken.clone() };
         if let Holder::Tasks(asker) = holder
             && let Some(demand) = self.leases.demands.get_mut(&asker)
@@ -528,7 +480,7 @@ impl State {
             let Some(lease) = self.leases.leases.get_mut(&id) else { continue };
             lease.taken.bundle = None;
             let (job, held) = (lease.job, lease.still_taken().resources);
-            if !lease.returned {
+            if !lease.is_returned() {
                 self.charge(job, &held);
             }
             self.end_lease(id, Some(format!("its {title} {why}")));
@@ -574,21 +526,5 @@ impl Taken {
     /// Its CPUs alone.
     fn cpus(&self) -> ResourceSet {
         ResourceSet::cpus(self.resources.get(CPU))
-    }
-}
-
-impl Lease {
-    /// Its owner is yet to hear of it.
-    fn is_starting(&self) -> bool {
-        self.worker.is_none() && !self.was_before
-    }
-
-    /// What is to be given back: without the CPUs that a waiting execution gave back already.
-    pub(super) fn still_taken(&self) -> Taken {
-        let mut taken = self.taken.clone();
-        if !self.waiting.is_empty() {
-            taken.resources.set(CPU, Amount::ZERO);
-        }
-        taken
     }
 }

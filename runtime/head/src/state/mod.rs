@@ -6,7 +6,7 @@
 //! - `pool`, `nodes`, `index`: what there is, device by device; what of it is free; where a shape fits.
 //! - `shapes`, `queue`, `placing`: who waits for what, in which order, and who is placed now.
 //! - `hears`: what the head is told by whom.
-//! - `leases`: who wants how many leases, and how a lease ends.
+//! - `lease`: the life of one; `leases`: who wants how many leases, and how a lease ends.
 //! - `fairness`: whose leases are recalled for whom; `keeping`: room for those who wait long.
 //! - `quotas`: what a namespace may hold.
 //! - `actors`: the lives of actors, and their names.
@@ -28,6 +28,7 @@ mod groups;
 mod hears;
 mod index;
 mod keeping;
+mod lease;
 mod leases;
 mod nodes;
 mod picture;
@@ -57,7 +58,8 @@ use fairness::Reservations;
 use groups::Groups;
 pub use hears::Speaker;
 use keeping::PATIENCE;
-use leases::{Holder, Leases};
+use lease::Holder;
+use leases::Leases;
 use nodes::Nodes;
 pub use picture::Taking;
 use queue::{Hold, Queue};
@@ -726,7 +728,7 @@ impl State {
             let held = demand.held.clone();
             for lease in held {
                 // Under one that was never granted nothing runs, and its process may own what others need.
-                let is_granted = self.leases.leases.get(&lease).is_some_and(|lease| lease.worker.is_some());
+                let is_granted = self.leases.leases.get(&lease).is_some_and(|lease| lease.server().is_some());
                 self.end_lease(lease, is_granted.then(|| "its owner is gone".into()));
             }
             self.requeue(&asker);

@@ -377,7 +377,7 @@ impl State {
     pub(super) fn used_by(&self, namespace: &str) -> ResourceSet {
         let is_of = |job: JobId| self.jobs.get(&job).is_some_and(|job| job.spec.namespace == namespace);
         let mut used = ResourceSet::new();
-        let held = self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.returned);
+        let held = self.leases.leases.values().filter(|lease| lease.taken.bundle.is_none() && !lease.is_returned());
         for lease in held.filter(|lease| is_of(lease.job)) {
             used.add(&lease.still_taken().resources);
         }

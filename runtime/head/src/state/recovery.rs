@@ -19,7 +19,7 @@ use wingbeat_net::messages::{
 use super::actors::ToEnd;
 use super::facts::{BundlePlace, Drained, Fact, KeptActor};
 use super::hears::ABANDONED;
-use super::leases::{Holder, Lease};
+use super::lease::{Holder, Lease};
 use super::nodes::Taken;
 use super::queue::Hold;
 use super::recorded::Input;
@@ -532,18 +532,8 @@ impl State {
             }
             LeaseHolder::Actor(spec, ..) => Holder::Actor(spec.id),
         };
-        let entry = Lease {
-            taken,
-            holder: known,
-            job,
-            worker: worker.as_ref().map(|(address, pid)| (address.process, *pid)),
-            granted_at: self.now,
-            recalled: None,
-            waiting: BTreeSet::new(),
-            ending: is_ending,
-            returned: false,
-            was_before: true,
-        };
+        let server = worker.as_ref().map(|(address, pid)| (address.process, *pid));
+        let entry = Lease::of_earlier_head(Lease::new(taken, known, job, self.now), server, is_ending);
         self.leases.leases.insert(id, entry);
         self.job_holds(job, 1);
         self.nodes.change(node, |node| node.leases.insert(id));

@@ -8,7 +8,7 @@ use wingbeat_core::{ActorId, Amount, JobId, LeaseId, NodeId, PlacementGroupId, P
 use wingbeat_net::messages::{Explanation, Subject};
 
 use super::actors::Standing;
-use super::leases::Lease;
+use super::lease::Lease;
 use super::nodes::{Node, requirements_of};
 use super::queue::{Hold, Waiter};
 use super::shapes::ShapeId;
@@ -93,7 +93,7 @@ impl State {
         match self.leases.demands.get(&(process, id)) {
             Some(demand) => {
                 let starting = demand.held.iter().filter_map(|lease| self.leases.leases.get(lease));
-                let starting = starting.filter(|lease| lease.worker.is_none()).count();
+                let starting = starting.filter(|lease| lease.server().is_none()).count();
                 so_far.reasons.push(match starting {
                     0 => format!("{} leases were granted, and it is queued for one of them", demand.held.len()),
                     count => format!("{count} leases were granted, and their worker processes are being started"),
@@ -108,13 +108,13 @@ impl State {
     #[must_use]
     pub fn process_of_lease(&self, lease: LeaseId) -> Option<(ProcessId, NodeId)> {
         let lease = self.leases.leases.get(&lease)?;
-        Some((lease.worker?.0, lease.taken.node))
+        Some((lease.server()?.0, lease.taken.node))
     }
 
     /// The node of a worker process that serves a lease.
     #[must_use]
     pub fn node_of_process(&self, process: ProcessId) -> Option<NodeId> {
-        let serves = |lease: &&Lease| lease.worker.is_some_and(|(worker, _)| worker == process);
+        let serves = |lease: &&Lease| lease.server().is_some_and(|(worker, _)| worker == process);
         self.leases.leases.values().find(serves).map(|lease| lease.taken.node)
     }
 
@@ -134,7 +134,7 @@ impl State {
     pub fn process_with_pid(&self, pid: u32, on: Option<NodeId>) -> Result<(ProcessId, NodeId), String> {
         let leases = self.leases.leases.values().filter(|lease| on.is_none_or(|node| lease.taken.node == node));
         let found = leases
-            .filter_map(|lease| lease.worker.filter(|(_, other)| *other == pid).map(|(process, _)| (process, lease)));
+            .filter_map(|lease| lease.server().filter(|(_, other)| *other == pid).map(|(process, _)| (process, lease)));
         let found: BTreeMap<ProcessId, NodeId> = found.map(|(process, lease)| (process, lease.taken.node)).collect();
         let Some((process, node)) = found.first_key_value() else {
             return Err(format!("no worker process with the process id {pid} runs a task or an actor now"));
@@ -150,13 +150,13 @@ impl State {
     /// Goes on explaining a task on a lease.
     pub fn explain_lease(&self, now: Millis, id: LeaseId, mut so_far: Explanation) -> Explanation {
         if let Some(lease) = self.leases.leases.get(&id) {
-            let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
+            let pid = lease.server().map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
             let held = lease.still_taken();
             so_far.reasons.push(format!(
                 "{id} on {}{pid} holds {} for {}",
                 self.node_title(lease.taken.node),
                 self.held_by_lease(lease.taken.node, &held.resources, &held.devices),
-                ago(now.saturating_sub(lease.granted_at)),
+                ago(now.saturating_sub(lease.since)),
             ));
             if let Some(node) = self.nodes.get(lease.taken.node)
                 && let Some(suspicion) = suspicion(node, now)
@@ -166,7 +166,7 @@ impl State {
                     title(node)
                 ));
             }
-            if let Some((worker, _)) = lease.worker.filter(|_| !lease.waiting.is_empty()) {
+            if let Some((worker, _)) = lease.server().filter(|_| !lease.waiting.is_empty()) {
                 let waits = self.waits.of(worker).map(|wait| {
                     let on: Vec<String> = wait.on.iter().map(|(task, _)| task.to_string()).collect();
                     let on = if on.is_empty() { "something".into() } else { first_of(on, "tasks").join(", ") };
@@ -664,9 +664,9 @@ impl State {
         let job = self.jobs.get(&lease.job).map(|job| format!(" of job {}", job.spec.name)).unwrap_or_default();
         let held = lease.still_taken();
         let held = self.held_by_lease(lease.taken.node, &held.resources, &held.devices);
-        let since = ago(self.now.saturating_sub(lease.granted_at));
-        let pid = lease.worker.map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
-        let ending = if lease.ending { ", told to end" } else { "" };
+        let since = ago(self.now.saturating_sub(lease.since));
+        let pid = lease.server().map_or_else(String::new, |(_, pid)| format!(", pid {pid}"));
+        let ending = if lease.is_ending() { ", told to end" } else { "" };
         format!("{who}{job} holds {held} on {} for {since}{pid}{ending}", self.node_title(lease.taken.node))
     }
 
@@ -684,7 +684,7 @@ impl State {
         let mut found: Vec<(i64, String)> = Vec::new();
         for node in nodes {
             let leases = node.leases.iter().filter_map(|id| self.leases.leases.get(id));
-            for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.returned && of(lease.job)) {
+            for lease in leases.filter(|lease| lease.taken.bundle.is_none() && !lease.is_returned() && of(lease.job)) {
                 if let Some(amount) = wants(&lease.still_taken().resources) {
                     found.push((amount, self.holder_line(lease)));
                 }

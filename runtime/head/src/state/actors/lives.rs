@@ -12,7 +12,7 @@ use wingbeat_net::messages::{HeadEvent, LeaseHolder, NodeMessage, WorkerDeath};
 use super::*;
 use crate::state::State;
 use crate::state::facts::Fact;
-use crate::state::leases::Holder;
+use crate::state::lease::Holder;
 use crate::state::placing::Attempt;
 use crate::state::queue::{Class, Waiter};
 

@@ -207,7 +207,7 @@ impl State {
                     continue;
                 };
                 lease.taken.bundle = None;
-                if !lease.returned {
+                if !lease.is_returned() {
                     let (job, held) = (lease.job, lease.still_taken().resources);
                     self.charge(job, &held);
                 }

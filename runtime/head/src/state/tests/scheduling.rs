@@ -169,6 +169,20 @@ fn what_exceeds_a_quota_for_ever_is_refused() {
 }
 
 #[test]
+fn a_lease_that_becomes_ready_on_a_node_that_is_drained_by_then_is_recalled() {
+    let mut bench = Bench::new(cpus(2.0));
+    bench.demand(DRIVER, cpus(1.0), 1);
+    let start = bench.starts().remove(0);
+    bench.node(2, cpus(4.0));
+    bench.drain(1, 60_000, true);
+    assert_eq!(bench.recalled(DRIVER), [], "its owner does not know it yet");
+    let worker = address(worker_of(start.lease));
+    bench.says(NodeId(1), HeadMessage::LeaseReady { lease: start.lease, worker, pid: 7 });
+    assert_eq!(bench.granted(DRIVER), [start.lease]);
+    assert_eq!(bench.recalled(DRIVER), [start.lease]);
+}
+
+#[test]
 fn a_drained_node_gets_no_work_and_gives_its_work_away_at_the_deadline() {
     let mut bench = Bench::new(cpus(2.0));
     bench.demand(DRIVER, cpus(1.0), 1);
