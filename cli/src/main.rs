@@ -78,6 +78,9 @@ fn main() -> ExitCode {
         }
     };
     let outcome = runtime.block_on(async {
+        if matches!(cli.command, Command::Head(_) | Command::Worker(_)) {
+            tokio::spawn(wingbeat_net::memory::give_back_now_and_then());
+        }
         match cli.command {
             Command::Head(args) => daemons::head(args).await,
             Command::Worker(args) => daemons::worker(args).await,

@@ -35,6 +35,40 @@ pub fn give_back_large_buffers() {
     }
 }
 
+/// How often a daemon looks at what its allocator keeps.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What may be in memory beside what is in use, in bytes: stacks and the program itself are in there.
+const KEPT: u64 = 6 << 20;
+
+/// Has the allocator give back what it keeps, for as long as this process runs: what thousands of small values have left in pieces is
+/// given back by nobody else. For daemons, on a runtime of theirs.
+pub async fn give_back_now_and_then() {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if kept() > KEPT {
+            let _ = tokio::task::spawn_blocking(trim).await;
+        }
+    }
+}
+
+/// What is in memory, and not in use. Nothing where that cannot be said.
+fn kept() -> u64 {
+    #[cfg(target_env = "gnu")]
+    {
+        // Pages: all, those that are there, and those of files.
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let mut pages = statm.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
+        let (Some(resident), Some(of_files)) = (pages.next(), pages.next()) else { return 0 };
+        let resident = resident.saturating_sub(of_files) * rustix::param::page_size() as u64;
+        // SAFETY: it takes no pointers, and may be called at any time from any thread.
+        let heap = unsafe { libc::mallinfo2() };
+        resident.saturating_sub((heap.uordblks + heap.hblkhd) as u64)
+    }
+    #[cfg(not(target_env = "gnu"))]
+    0
+}
+
 /// Has the allocator give back what it does not need, after a while, once for all who ask meanwhile, and on a thread where nobody waits for it: it looks at
 /// everything that is free.
 pub fn trim_soon() {

@@ -3,22 +3,22 @@
 //! ```text
 //!                 ┌──────────── Assigned ───────────┐
 //!                 │                                 ▼
-//!   Launching ─Reported─▶ Idle ◀── LeaseOver ──── Leased ── LeaseOver{kill}, End, Exited ─▶ Ending ─▶ Freeing ─▶ removed
-//!       │                  │ ▲                                                                ▲
-//!       │            Retire│ │Stays                                                           │
-//!       │                  ▼ │                                                                │
-//!       │               Retiring ───────────────────────── Exited ────────────────────────────┤
-//!       ├── End, LeaseOver{kill}: the guard has it ───────────────────────────────────────────┘
-//!       └── End, LeaseOver{kill}: the guard does not have it yet ─▶ Cancelled ─▶ removed, never started
+//!   Launching ─Reported─▶ Idle ◀── LeaseOver ──── Leased ── LeaseOver{kill}, End, Exited ─▶ Ending ── WoundUp ─▶ Gone
+//!       │                  │ ▲                                                                ▲ │                  ▲
+//!       │            Retire│ │Stays                                                           │ WoundUp{devices}   │
+//!       │                  ▼ │                                                                │ ▼                  │
+//!       │               Retiring ───────────────────────── Exited ────────────────────────────┤ Freeing ─DevicesFree
+//!       ├── End, LeaseOver{kill}: the guard has it ───────────────────────────────────────────┘                    │
+//!       └── End, LeaseOver{kill}: the guard does not have it yet; NotStarted ──────────────────────────────────────┘
 //! ```
 //!
-//! The end of every assigned lease is reported exactly once: by [`Effect::LeaseEnded`], or when the process that was
-//! [`Stage::Ending`] with it is removed. Only who has devices is [`Stage::Freeing`].
+//! The end of every assigned lease is reported exactly once: by [`Effect::LeaseEnded`], [`Effect::LeaseFailed`] or
+//! [`Effect::NotStarted`]. Only who has devices is [`Stage::Freeing`].
 
 use wingbeat_core::LeaseId;
 use wingbeat_core::error::Error;
 use wingbeat_core::spec::Address;
-use wingbeat_net::messages::{HeadMessage, LeaseHolder, LeaseStart};
+use wingbeat_net::messages::{LeaseHolder, LeaseStart};
 
 use crate::clock::Millis;
 use crate::memory::Work;
@@ -101,11 +101,11 @@ pub(crate) enum Stage {
     /// It is gone, and the devices of its lease are not free yet.
     Freeing {
         assignment: Assignment,
-        /// What the head hears then.
-        report: Box<HeadMessage>,
+        /// Why its lease has failed, which the head hears then; else that it has ended.
+        failure: Option<String>,
     },
-    /// It is never started. Removed at once.
-    Cancelled,
+    /// It was never started, or nothing of it is left: it is forgotten at once.
+    Gone,
 }
 
 /// What happens to a worker process.
@@ -128,6 +128,12 @@ pub(crate) enum Event {
     Unfit,
     /// The guard reports its exit.
     Exited(Ended),
+    /// The guard could not start it.
+    NotStarted,
+    /// It has ended, and all is known of that: what a lease that it never served has failed with.
+    WoundUp { had_devices: bool, failure: String },
+    /// Nothing uses its devices any more.
+    DevicesFree,
 }
 
 /// What must be done, in order.
@@ -141,6 +147,26 @@ pub(crate) enum Effect {
     Kill,
     /// Report to the head.
     LeaseEnded(LeaseId),
+    /// Report to the head why nobody has served it.
+    LeaseFailed(LeaseId, String),
+    /// Report to the head that the process for it could not be started.
+    NotStarted(LeaseId),
+    /// Report to the head that a process that others may know has ended, and under which lease.
+    Died(Option<LeaseId>),
+    /// It was started ahead of need, and never reported: somebody should know.
+    NeverReported,
+    /// See to it that nothing uses its devices any more.
+    FreeDevices,
+}
+
+impl Effect {
+    /// A lease is over.
+    fn over(lease: LeaseId, failure: Option<String>) -> Effect {
+        match failure {
+            Some(why) => Effect::LeaseFailed(lease, why),
+            None => Effect::LeaseEnded(lease),
+        }
+    }
 }
 
 impl Stage {
@@ -153,7 +179,7 @@ impl Stage {
         match self {
             Stage::Leased { assignment, .. } | Stage::Freeing { assignment, .. } => Some(assignment),
             Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_ref(),
-            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
+            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Gone => None,
         }
     }
 
@@ -161,7 +187,7 @@ impl Stage {
         match self {
             Stage::Leased { assignment, .. } | Stage::Freeing { assignment, .. } => Some(assignment),
             Stage::Launching { assignment, .. } | Stage::Ending { assignment, .. } => assignment.as_mut(),
-            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Cancelled => None,
+            Stage::Idle { .. } | Stage::Retiring { .. } | Stage::Gone => None,
         }
     }
 
@@ -170,7 +196,7 @@ impl Stage {
         match self {
             Stage::Idle { contact, .. } | Stage::Leased { contact, .. } | Stage::Retiring { contact } => Some(contact),
             Stage::Ending { contact, .. } => contact.as_ref(),
-            Stage::Launching { .. } | Stage::Freeing { .. } | Stage::Cancelled => None,
+            Stage::Launching { .. } | Stage::Freeing { .. } | Stage::Gone => None,
         }
     }
 
@@ -192,8 +218,7 @@ impl Stage {
         matches!(self, Stage::Idle { .. } | Stage::Launching { assignment: None, .. })
     }
 
-    /// Every change of a stage but the last two, which need to know what the process had. An event that means nothing in
-    /// a stage changes nothing.
+    /// Every change of a stage. An event that means nothing in a stage changes nothing.
     pub(crate) fn after(self, event: Event, now: Millis) -> (Stage, Vec<Effect>) {
         match (self, event) {
             (Stage::Launching { since, with_guard, assignment: None }, Event::Assigned(assignment)) => {
@@ -263,6 +288,49 @@ impl Stage {
                 (Stage::Ending { assignment, contact, by_head, ended: Some(ended) }, Vec::new())
             }
 
+            // Where it was told to end before, its lease is over already, or ends so.
+            (Stage::Launching { assignment, .. }, Event::NotStarted) => {
+                let effect = assignment.map_or(Effect::NeverReported, |it| Effect::NotStarted(it.lease()));
+                (Stage::Gone, vec![effect])
+            }
+            (Stage::Ending { assignment, by_head, .. }, Event::NotStarted) => {
+                let effect = match (assignment.map(|it| it.lease()), by_head) {
+                    (Some(lease), true) => Some(Effect::LeaseEnded(lease)),
+                    (Some(lease), false) => Some(Effect::NotStarted(lease)),
+                    (None, true) => None,
+                    (None, false) => Some(Effect::NeverReported),
+                };
+                (Stage::Gone, effect.into_iter().collect())
+            }
+
+            (
+                Stage::Ending { assignment, contact, by_head, ended: Some(_) },
+                Event::WoundUp { had_devices, failure },
+            ) => {
+                let mut effects = Vec::new();
+                if contact.is_some() {
+                    // Also of one that was idle: what it owned is nobody's from now on.
+                    effects.push(Effect::Died(assignment.as_ref().map(Assignment::lease)));
+                } else if assignment.is_none() && !by_head {
+                    effects.push(Effect::NeverReported);
+                }
+                let failure = (contact.is_none() && !by_head).then_some(failure);
+                match assignment {
+                    // Devices are given on only when nothing of the last lease uses them.
+                    Some(assignment) if had_devices => {
+                        effects.push(Effect::FreeDevices);
+                        (Stage::Freeing { assignment, failure }, effects)
+                    }
+                    assignment => {
+                        effects.extend(assignment.map(|it| Effect::over(it.lease(), failure)));
+                        (Stage::Gone, effects)
+                    }
+                }
+            }
+            (Stage::Freeing { assignment, failure }, Event::DevicesFree) => {
+                (Stage::Gone, vec![Effect::over(assignment.lease(), failure)])
+            }
+
             (
                 stage,
                 Event::HandedToGuard
@@ -271,7 +339,10 @@ impl Stage {
                 | Event::Retire
                 | Event::Stays
                 | Event::Unfit
-                | Event::Exited(_),
+                | Event::Exited(_)
+                | Event::NotStarted
+                | Event::WoundUp { .. }
+                | Event::DevicesFree,
             ) => (stage, Vec::new()),
         }
     }
@@ -281,7 +352,7 @@ impl Stage {
             // The guard would not know whom to kill, and would start it afterwards.
             Stage::Launching { with_guard: false, assignment, .. } => {
                 let ended = assignment.map(|assignment| Effect::LeaseEnded(assignment.lease()));
-                (Stage::Cancelled, ended.into_iter().collect())
+                (Stage::Gone, ended.into_iter().collect())
             }
             Stage::Launching { with_guard: true, assignment, .. } => {
                 (Stage::Ending { assignment, contact: None, by_head, ended: None }, vec![Effect::Kill])
@@ -297,7 +368,7 @@ impl Stage {
             Stage::Ending { assignment, contact, by_head: before, ended } => {
                 (Stage::Ending { assignment, contact, by_head: before || by_head, ended }, Vec::new())
             }
-            stage @ (Stage::Freeing { .. } | Stage::Cancelled) => (stage, Vec::new()),
+            stage @ (Stage::Freeing { .. } | Stage::Gone) => (stage, Vec::new()),
         }
     }
 }

@@ -228,13 +228,7 @@ impl State {
                 }
             }
             Event::RestRead { process, stderr, started } => self.wind_up(process, stderr, started),
-            Event::DevicesFree(process) => {
-                let is_gone = self.workers.get(process).is_some_and(|worker| worker.stage().is_gone());
-                let gone = is_gone.then(|| self.workers.remove(process)).flatten();
-                if let Some(Stage::Freeing { report, .. }) = gone.map(Worker::into_stage) {
-                    self.actions.push(Action::ToHead(*report));
-                }
-            }
+            Event::DevicesFree(process) => self.apply(process, Change::DevicesFree),
             Event::Tick => self.end_the_superfluous(),
         }
     }
@@ -533,16 +527,40 @@ impl State {
 
     /// Changes the stage of a worker process, and says what follows.
     fn apply(&mut self, process: ProcessId, change: Change) {
-        let was_known = self.workers.get(process).is_some();
+        self.apply_knowing(process, change, End::default());
+    }
+
+    /// Changes the stage of a worker process, of whose end so much is known.
+    fn apply_knowing(&mut self, process: ProcessId, change: Change, mut end: End) {
+        let was_known = self.workers.get(process).is_some_and(|worker| !worker.stage().is_gone());
         for effect in self.workers.apply(process, change, self.now) {
-            match effect {
-                Effect::Kill => self.actions.push(Action::Kill(process)),
-                Effect::LeaseEnded(lease) => self.actions.push(Action::ToHead(HeadMessage::LeaseEnded(lease))),
-                Effect::HandOver => self.hand_over(process),
-                Effect::AskToExit => self.actions.push(Action::Tell(process, WorkerCommand::Exit)),
-            }
+            let action = match effect {
+                Effect::HandOver => {
+                    self.hand_over(process);
+                    continue;
+                }
+                Effect::Kill => Action::Kill(process),
+                Effect::AskToExit => Action::Tell(process, WorkerCommand::Exit),
+                Effect::LeaseEnded(lease) => Action::ToHead(HeadMessage::LeaseEnded(lease)),
+                Effect::LeaseFailed(lease, why) => {
+                    let error = Error::Io { what: ENDED_UNREPORTED.into(), why };
+                    Action::ToHead(HeadMessage::LeaseFailed { lease, error })
+                }
+                Effect::NotStarted(lease) => {
+                    let Some(error) = end.error.take() else { continue };
+                    Action::ToHead(HeadMessage::LeaseFailed { lease, error })
+                }
+                Effect::Died(lease) => {
+                    let Some(death) = end.death.take() else { continue };
+                    self.remember_end(process, death.job);
+                    Action::ToHead(HeadMessage::WorkerDied(WorkerDeath { lease, ..death }))
+                }
+                Effect::NeverReported => Action::Warn(std::mem::take(&mut end.warning)),
+                Effect::FreeDevices => Action::FreeDevices { process, gpus: std::mem::take(&mut end.gpus) },
+            };
+            self.actions.push(action);
         }
-        if was_known && self.workers.get(process).is_none() {
+        if was_known && self.workers.get(process).is_none_or(|worker| worker.stage().is_gone()) {
             self.actions.push(Action::Forget(process));
         }
     }
@@ -570,17 +588,8 @@ impl State {
     }
 
     fn not_started(&mut self, process: ProcessId, error: Error) {
-        // Where it was told to end before, its lease is over already, or ends so.
-        let Some(stage) = self.workers.remove(process).map(Worker::into_stage) else { return };
-        self.actions.push(Action::Forget(process));
-        let lease = stage.assignment().map(Assignment::lease);
-        let by_head = matches!(stage, Stage::Ending { by_head: true, .. });
-        self.actions.extend(match (lease, by_head) {
-            (Some(lease), true) => Some(Action::ToHead(HeadMessage::LeaseEnded(lease))),
-            (Some(lease), false) => Some(Action::ToHead(HeadMessage::LeaseFailed { lease, error })),
-            (None, true) => None,
-            (None, false) => Some(Action::Warn(format!("cannot start a worker process ahead of need: {error}"))),
-        });
+        let warning = format!("cannot start a worker process ahead of need: {error}");
+        self.apply_knowing(process, Change::NotStarted, End { error: Some(error), warning, ..End::default() });
     }
 
     fn remember_end(&mut self, process: ProcessId, job: JobId) {
@@ -595,43 +604,28 @@ impl State {
     /// All is known of a worker process that has ended.
     fn wind_up(&mut self, process: ProcessId, stderr: Vec<String>, started: u64) {
         let Some(worker) = self.workers.get(process) else { return };
-        let Stage::Ending { ended: Some(ended), .. } = worker.stage() else { return };
-        let Ended { code, signal } = *ended;
-        let Some(worker) = self.workers.remove(process) else { return };
+        let Stage::Ending { ended: Some(Ended { code, signal }), .. } = *worker.stage() else { return };
         let exit = Exit { code, signal, stderr, reason: worker.reason.clone(), memory: worker.shortage.clone() };
-        let (pid, gpus) = (worker.pid, worker.gpus.clone());
-        let (worker, stage) = worker.parted();
-        let Stage::Ending { assignment, contact, by_head, .. } = stage else { return };
-        let lease = assignment.as_ref().map(Assignment::lease);
-        let is_reported = contact.is_some();
-        if is_reported {
-            // Also of one that was idle: what it owned is nobody's from now on.
-            let (job, node, exit) = (worker.job, self.config.node, exit.clone());
-            self.remember_end(process, job);
-            let death = WorkerDeath { process, pid, job, node, lease, exit, started, is_moved: false };
-            self.actions.push(Action::ToHead(HeadMessage::WorkerDied(death)));
-        } else if lease.is_none() && !by_head {
-            self.actions.push(Action::Warn(format!("worker process {process} ended before it reported: {exit}")));
-        }
-        if let Some(assignment) = assignment {
-            let lease = assignment.lease();
-            let report = if is_reported || by_head {
-                HeadMessage::LeaseEnded(lease)
-            } else {
-                let error = Error::Io { what: ENDED_UNREPORTED.into(), why: exit.to_string() };
-                HeadMessage::LeaseFailed { lease, error }
-            };
-            if gpus.is_empty() {
-                self.actions.push(Action::ToHead(report));
-            } else {
-                // Devices are given on only when nothing of the last lease uses them.
-                let freeing = Stage::Freeing { assignment, report: Box::new(report) };
-                self.workers.insert(process, worker.with(freeing));
-                self.actions.push(Action::FreeDevices { process, gpus });
-            }
-        }
-        self.actions.push(Action::Forget(process));
+        let (pid, job, gpus) = (worker.pid, worker.job, worker.gpus.clone());
+        let (node, lease, is_moved) = (self.config.node, None, false);
+        let failure = exit.to_string();
+        let warning = format!("worker process {process} ended before it reported: {failure}");
+        let death = Some(WorkerDeath { process, pid, job, node, lease, exit, started, is_moved });
+        let had_devices = !gpus.is_empty();
+        self.apply_knowing(process, Change::WoundUp { had_devices, failure }, End { death, error: None, warning, gpus });
     }
+}
+
+/// What is known of the end of a worker process, for what is said of it.
+#[derive(Default)]
+struct End {
+    /// But for the lease.
+    death: Option<WorkerDeath>,
+    /// Why it could not be started.
+    error: Option<Error>,
+    warning: String,
+    /// The devices that it saw.
+    gpus: Vec<u32>,
 }
 
 impl Redact for Config {

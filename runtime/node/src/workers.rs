@@ -11,8 +11,7 @@ use crate::stage::{Assignment, Effect, Event, Stage};
 pub(crate) struct Worker {
     pub job: JobId,
     pub gpus: Vec<u32>,
-    /// In [`Workers`], changed by [`Workers::apply`] alone, which keeps the indices right. One that was taken out gets another by
-    /// [`Worker::parted`] and [`Worker::with`], and is entered anew.
+    /// Changed by [`Workers::apply`] alone, which keeps the indices right.
     stage: Stage,
     /// 0 until the guard has started it.
     pub pid: u32,
@@ -42,20 +41,6 @@ impl Worker {
 
     fn is_free(&self) -> bool {
         self.stage.is_free() && !self.has_leftovers
-    }
-
-    /// Its stage, once it is none of the node's any more.
-    pub(crate) fn into_stage(self) -> Stage {
-        self.stage
-    }
-
-    /// The process without its stage, and that, which goes into the next one.
-    pub(crate) fn parted(self) -> (Worker, Stage) {
-        (Worker { stage: Stage::Cancelled, ..self }, self.stage)
-    }
-
-    pub(crate) fn with(self, stage: Stage) -> Worker {
-        Worker { stage, ..self }
     }
 }
 
@@ -119,9 +104,9 @@ impl Workers {
     pub(crate) fn apply(&mut self, process: ProcessId, event: Event, now: Millis) -> Vec<Effect> {
         self.unindex(process);
         let Some(worker) = self.all.get_mut(&process) else { return Vec::new() };
-        let stage = std::mem::replace(&mut worker.stage, Stage::Cancelled);
+        let stage = std::mem::replace(&mut worker.stage, Stage::Gone);
         let (stage, effects) = stage.after(event, now);
-        if matches!(stage, Stage::Cancelled) {
+        if matches!(stage, Stage::Gone) {
             self.all.remove(&process);
         } else {
             let serves = matches!(&stage, Stage::Leased { assignment, .. } if !assignment.is_actor());
@@ -134,11 +119,6 @@ impl Workers {
 
     pub(crate) fn assignment_mut(&mut self, process: ProcessId) -> Option<&mut Assignment> {
         self.all.get_mut(&process)?.stage.assignment_mut()
-    }
-
-    pub(crate) fn remove(&mut self, process: ProcessId) -> Option<Worker> {
-        self.unindex(process);
-        self.all.remove(&process)
     }
 
     fn index(&mut self, process: ProcessId) {
