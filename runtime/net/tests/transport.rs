@@ -15,7 +15,7 @@ use wingbeat_net::link::Link;
 use wingbeat_net::messages::PeerMessage;
 use wingbeat_net::mux::{self, Waiting};
 use wingbeat_net::services::{Process, ProcessRequest, ProcessResponse};
-use wingbeat_net::transport::memory::Network;
+use wingbeat_net::transport::memory::{Disturbance, Network};
 use wingbeat_net::transport::{Listening, Transport};
 
 /// One of two that say numbers to each other.
@@ -118,6 +118,26 @@ async fn a_slow_network_that_is_cut_again_and_again_loses_nothing() {
     assert_eq!((one.heard.numbers(), other.heard.numbers()), (all(200_000), all(200_000)));
     assert!(connections > 3, "{connections}");
     network.close();
+}
+
+#[tokio::test]
+async fn whatever_a_seed_does_to_connections_all_arrives_once_and_in_order() {
+    for seed in 0..100 {
+        let network = Network::new();
+        let (late, lost_for) = (Duration::from_micros(500), Duration::from_millis(2));
+        network.disturb(Disturbance { seed, late, cuts: 0.05, loses: 0.05, lost_for });
+        let mut connections = 0;
+        let (one, other) = converse(&network, 2_000, |number| {
+            connections = number;
+            // Each connection gets somewhere in the end.
+            if number == 50 {
+                network.heal();
+            }
+        })
+        .await;
+        assert_eq!((one.heard.numbers(), other.heard.numbers()), (all(2_000), all(2_000)), "seed {seed}");
+        network.close();
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,6 @@
-//! A network inside one process, for tests: it delays, holds, refuses and cuts, when it is told to.
+//! A network inside one process, for tests: it delays, holds, refuses and cuts, when it is told to; or by chance, of a seed
+//! ([`Network::disturb`]): then each connection is late in its own way, so that what was said over several arrives in another order,
+//! some end, and some lose all that is said for a while before they end.
 //!
 //! Both ends of a connection are real sockets. What one side writes is carried to the other by a task that does what the network
 //! is told. What a cut catches on its way is lost, in both directions, and links say it again: so there are repetitions, too.
@@ -23,11 +25,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -43,10 +48,26 @@ use crate::stream::Stream;
 /// Connections that nobody has taken in yet.
 const BACKLOG: usize = 128;
 
+/// What happens by chance, to each piece that a connection carries.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Disturbance {
+    /// Of what: the same seed disturbs the same pieces of the same connections, in the order in which those were made.
+    pub seed: u64,
+    /// It is late by up to so much more.
+    pub late: Duration,
+    /// The chance that the connection ends with it, from 0 to 1.
+    pub cuts: f64,
+    /// The chance that nothing arrives from it on, and that the connection ends [`Disturbance::lost_for`] later.
+    pub loses: f64,
+    /// How long it is before anybody can notice.
+    pub lost_for: Duration,
+}
+
 /// What the network does.
 #[derive(Clone, Debug, Default)]
 struct Rules {
     delay: Duration,
+    disturbance: Option<Disturbance>,
     /// Connections that began before the latest cut are over.
     cuts: u64,
     /// Nothing arrives, and nobody is connected.
@@ -66,6 +87,8 @@ struct Shared {
     listeners: Mutex<BTreeMap<ProcessId, mpsc::Sender<Stream>>>,
     /// After so many bytes more all connections end.
     bytes: Mutex<Option<u64>>,
+    /// How many connections were made.
+    made: AtomicU64,
 }
 
 impl Default for Network {
@@ -79,8 +102,8 @@ impl Network {
     #[must_use]
     pub fn new() -> Network {
         let machine = MachineId(rand::random());
-        let (rules, listeners, bytes) = Default::default();
-        let shared = Shared { machine, rules, listeners, bytes };
+        let (rules, listeners, bytes, made) = Default::default();
+        let shared = Shared { machine, rules, listeners, bytes, made };
         let network = Network { shared: Arc::new(shared) };
         OTHERS.write().insert(machine, Arc::new(network.clone()));
         network
@@ -89,6 +112,11 @@ impl Network {
     /// From now on, what is said takes so long to arrive.
     pub fn delay(&self, delay: Duration) {
         self.shared.rules.send_modify(|rules| rules.delay = delay);
+    }
+
+    /// From now on, this happens by chance, to connections that are there already, too.
+    pub fn disturb(&self, disturbance: Disturbance) {
+        self.shared.rules.send_modify(|rules| rules.disturbance = Some(disturbance));
     }
 
     /// All connections end. What is on its way is lost.
@@ -120,25 +148,34 @@ impl Network {
     }
 
     async fn carry(self, one: UnixStream, other: UnixStream, cuts: u64) {
+        let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
         let (from_one, to_one) = one.into_split();
         let (from_other, to_other) = other.into_split();
         let mut rules = self.shared.rules.subscribe();
         // Both are closed when this is over: what was not carried by then is lost.
         tokio::select! {
             _ = rules.wait_for(|rules| rules.cuts != cuts) => {}
-            _ = async { tokio::try_join!(self.pump(from_one, to_other), self.pump(from_other, to_one)) } => {}
+            _ = async { tokio::try_join!(self.pump(from_one, to_other, 2 * number), self.pump(from_other, to_one, 2 * number + 1)) } => {}
         }
     }
 
     /// Carries what one side says until it says nothing more, or the connection is cut.
-    async fn pump(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> io::Result<()> {
+    async fn pump(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, number: u64) -> io::Result<()> {
         let mut rules = self.shared.rules.subscribe();
+        let mut chance: Option<StdRng> = None;
         let mut buffer = vec![0; 64 << 10];
         loop {
             let count = from.read(&mut buffer).await?;
             let rules = rules.wait_for(|rules| !rules.is_held).await.map_err(io::Error::other)?.clone();
-            if !rules.delay.is_zero() {
-                tokio::time::sleep(rules.delay).await;
+            let late = match rules.disturbance {
+                Some(disturbance) => {
+                    let of = || StdRng::seed_from_u64(disturbance.seed ^ number.rotate_left(32));
+                    disturbance.befalls(chance.get_or_insert_with(of)).await?
+                }
+                None => Duration::ZERO,
+            };
+            if !(rules.delay + late).is_zero() {
+                tokio::time::sleep(rules.delay + late).await;
             }
             let left = self.pass(count);
             if count == 0 {
@@ -150,6 +187,20 @@ impl Network {
                 return Ok(());
             }
         }
+    }
+}
+
+impl Disturbance {
+    /// What becomes of a piece: how late it is. If the connection is to end, that is the error, after a while if all is lost meanwhile.
+    async fn befalls(self, chance: &mut StdRng) -> io::Result<Duration> {
+        let (cuts, loses, late) = (chance.random_bool(self.cuts), chance.random_bool(self.loses), chance.random::<f64>());
+        if loses {
+            tokio::time::sleep(self.lost_for).await;
+        }
+        if cuts || loses {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(self.late.mul_f64(late))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use wingbeat_core::ClusterId;
 use wingbeat_core::error::Error;
 use wingbeat_net::handshake::Token;
-use wingbeat_net::transport::memory::Network;
+use wingbeat_net::transport::memory::{Disturbance, Network};
 
 use crate::owner::object::Handle;
 use crate::session::session::Session;
@@ -68,6 +68,26 @@ fn a_slow_network_that_is_cut_again_and_again_costs_no_value_and_frees_all() {
     }
     end([&owner, &borrower]);
     network.close();
+}
+
+#[test]
+fn a_network_that_reorders_loses_and_cuts_by_a_seed_costs_no_value_and_frees_all() {
+    for seed in 0..10 {
+        let network = Network::new();
+        let (token, cluster) = (Token::random(), ClusterId::random());
+        let sessions = [(); 3].map(|()| start_with(token.clone(), cluster, Some(network.clone())));
+        for (one, other) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)] {
+            sessions[other].process().know(sessions[one].process().address());
+        }
+        let (late, lost_for) = (Duration::from_millis(2), Duration::from_millis(20));
+        network.disturb(Disturbance { seed, late, cuts: 0.02, loses: 0.01, lost_for });
+        for (one, other) in [(0, 1), (1, 2), (2, 0), (1, 0)] {
+            some_are_read(&sessions[one], &sessions[other], 20, |_| {});
+        }
+        end([&sessions[0], &sessions[1]]);
+        end([&sessions[2], &sessions[2]]);
+        network.close();
+    }
 }
 
 #[test]
