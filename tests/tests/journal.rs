@@ -71,7 +71,7 @@ fn a_full_disk_refuses_changes_until_there_is_room_and_forgets_none() {
         group(name.clone()).err().map(|error| (name, error))
     });
     let (name, error) = refused.unwrap();
-    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("journal"), "{error}");
+    assert!(matches!(error, Error::Failed { .. }) && error.to_string().contains("journal"), "{error}");
     assert!(matches!(named(&name), Err(Error::PlacementGroupNotFound { .. })), "nothing was changed");
     assert!(join(&cluster).is_err(), "a driver that would be forgotten is not let in");
     // The head is alive and answers.

@@ -384,7 +384,7 @@ impl TorchTrainer {
             None => None,
         };
         let place = Place::new(claim, &run_id, self.plan.on_notice.clone());
-        let printer = Printer::start((self.plan.output)()).map_err(|error| Error::Io {
+        let printer = Printer::start((self.plan.output)()).map_err(|error| Error::Failed {
             what: "starting the thread that shows what ranks print".into(),
             why: error.to_string(),
         })?;

@@ -214,7 +214,7 @@ where
         })
         .map_err(|error| Error::io("starting the node's thread", &error))?;
     let answer =
-        starting.await.map_err(|_| Error::Io { what: "starting the node".into(), why: "its thread ended".into() });
+        starting.await.map_err(|_| Error::Failed { what: "starting the node".into(), why: "its thread ended".into() });
     match answer.and_then(|answer| answer) {
         Ok((first, node)) => Ok((first, Embedded { node, stop, thread: Some(thread) })),
         Err(error) => {

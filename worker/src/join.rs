@@ -138,7 +138,7 @@ pub async fn init(options: InitOptions) -> Result<Session, Error> {
             }
         })
     };
-    let joined = joined.await.map_err(|error| Error::Io { what: "joining".into(), why: error.to_string() });
+    let joined = joined.await.map_err(|error| Error::Failed { what: "joining".into(), why: error.to_string() });
     let session = match joined.and_then(|joined| joined) {
         Ok(session) => session,
         Err(error) => {
@@ -231,8 +231,8 @@ async fn join_cluster(io: &Arc<Io>, text: &str, options: &InitOptions) -> Result
     };
     let Found { head, others, cluster, ip, epoch } = find_head(text, &token).await?;
     let executable = tokio::task::spawn_blocking(hash_own_executable).await;
-    let hash =
-        executable.map_err(|error| Error::Io { what: "hashing the executable".into(), why: error.to_string() })??;
+    let hash = executable
+        .map_err(|error| Error::Failed { what: "hashing the executable".into(), why: error.to_string() })??;
     let executable = own_executable(Some(hash))?;
     let listen = ip.map(|ip| SocketAddr::new(ip, 0));
     let own_store = options.own_store;

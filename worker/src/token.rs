@@ -43,7 +43,7 @@ pub fn given(file: Option<&Path>) -> Result<Option<Token>, Error> {
 }
 
 fn failed(file: &Path, why: impl std::fmt::Display) -> Error {
-    Error::Io { what: format!("reading the token from {}", file.display()), why: why.to_string() }
+    Error::Failed { what: format!("reading the token from {}", file.display()), why: why.to_string() }
 }
 
 /// From a file that somebody named: links on the way are theirs to make (secrets are mounted so), and root may own it.
@@ -132,7 +132,7 @@ fn write_new(folder: &impl AsFd, name: &str) -> std::io::Result<()> {
 
 /// A folder of this user alone, made if it is not there.
 fn private_folder(folder: &Path) -> Result<File, Error> {
-    let failed = |why: String| Error::Io { what: format!("the token's folder {}", folder.display()), why };
+    let failed = |why: String| Error::Failed { what: format!("the token's folder {}", folder.display()), why };
     if let Some(parent) = folder.parent() {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
         made.map_err(|error| failed(error.to_string()))?;

@@ -391,5 +391,8 @@ fn gone(node: usize) -> Error {
 
 /// Both sides are this executable.
 fn confused() -> Error {
-    Error::Io { what: "starting a test cluster".into(), why: "a process has become another than it was to be".into() }
+    Error::Failed {
+        what: "starting a test cluster".into(),
+        why: "a process has become another than it was to be".into(),
+    }
 }

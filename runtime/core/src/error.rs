@@ -327,12 +327,23 @@ pub enum Error {
         /// The system's answer.
         why: String,
     },
-    /// The machine did not do what it should.
+    /// The operating system has refused something: [`Error::os_error`] is its answer.
     #[error("{what}: {why}")]
     Io {
         /// What was attempted.
         what: String,
         /// The system's answer.
+        why: String,
+        /// The number of that, where it was one of the system's own.
+        code: Option<i32>,
+    },
+    /// A part of the cluster has failed at what it should always be able to do. The log of that part says more, and if it comes again
+    /// with nothing broken around it, it is a defect of Wingbeat that is worth a report.
+    #[error("{what}: {why}")]
+    Failed {
+        /// What was attempted.
+        what: String,
+        /// What came of it.
         why: String,
     },
     /// The object exists, but cannot be read or written at this node now. It may work later, or at another node.
@@ -426,7 +437,25 @@ impl Error {
         let (what, text) = (what.into(), why.to_string());
         match why.raw_os_error() {
             Some(EMFILE | ENFILE) => Error::OutOfDescriptors { what, why: text },
-            _ => Error::Io { what, why: text },
+            code => Error::Io { what, why: text, code },
+        }
+    }
+
+    /// What the operating system has answered, if that is what this says: of a machine of the cluster, which need not be this one.
+    ///
+    /// ```
+    /// use std::io;
+    /// use wingbeat_core::error::Error;
+    ///
+    /// let error = Error::io("opening the file", &io::Error::from_raw_os_error(2));
+    /// assert_eq!(error.os_error().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+    /// ```
+    #[must_use]
+    pub fn os_error(&self) -> Option<std::io::Error> {
+        match self {
+            Error::Io { code: Some(code), .. } => Some(std::io::Error::from_raw_os_error(*code)),
+            Error::OutOfDescriptors { .. } => Some(std::io::Error::from_raw_os_error(EMFILE)),
+            _ => None,
         }
     }
 }

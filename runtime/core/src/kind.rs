@@ -52,7 +52,7 @@ pub enum ErrorKind {
     Name,
     /// The program asks for what cannot be, or for a value that cannot be sent.
     Invalid,
-    /// There is no room, or the machine has refused something. It may pass.
+    /// There is no room, or a machine or a part of the cluster has failed at something. It may pass.
     Full,
     /// There is no cluster, it cannot be reached, it refuses this process, or the session is over.
     Session,
@@ -92,7 +92,9 @@ impl Error {
             | Error::FunctionNotFound { .. }
             | Error::ForeignRef { .. }
             | Error::ObjectTooLarge { .. } => ErrorKind::Invalid,
-            Error::StoreFull { .. } | Error::OutOfDescriptors { .. } | Error::Io { .. } => ErrorKind::Full,
+            Error::StoreFull { .. } | Error::OutOfDescriptors { .. } | Error::Io { .. } | Error::Failed { .. } => {
+                ErrorKind::Full
+            }
             Error::Unreachable { .. } | Error::Refused { .. } | Error::NoSession | Error::SessionEnded { .. } => {
                 ErrorKind::Session
             }

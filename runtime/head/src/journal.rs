@@ -77,7 +77,7 @@ pub(crate) struct Remembered {
 }
 
 fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::Io { what: format!("the head's journal {}", path.display()), why: why.to_string() }
+    Error::Failed { what: format!("the head's journal {}", path.display()), why: why.to_string() }
 }
 
 /// What SQLite says, and what to do about it.
@@ -94,7 +94,7 @@ fn explained(why: &rusqlite::Error) -> String {
 }
 
 fn not_written(why: impl std::fmt::Display) -> Error {
-    Error::Io { what: "writing the head's journal".into(), why: why.to_string() }
+    Error::Failed { what: "writing the head's journal".into(), why: why.to_string() }
 }
 
 impl Journal {

@@ -206,7 +206,7 @@ async fn a_full_disk_refuses_what_is_asked_keeps_what_is_owed_and_is_forgotten_w
     let large = "a long name ".repeat(1000);
     for _ in 0..3 {
         let error = journal.intend(vec![quota(&large, 1)]).await.unwrap_err();
-        assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("full"), "{error}");
+        assert!(matches!(error, Error::Failed { .. }) && error.to_string().contains("full"), "{error}");
     }
     // It is true, whether there is room or not.
     journal.write(vec![quota(&large, 2)]);

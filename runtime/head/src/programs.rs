@@ -88,7 +88,7 @@ impl Drop for Keeping {
 }
 
 fn failed(what: &str, why: impl std::fmt::Display) -> Error {
-    Error::Io { what: format!("keeping the program of a detached actor ({what})"), why: why.to_string() }
+    Error::Failed { what: format!("keeping the program of a detached actor ({what})"), why: why.to_string() }
 }
 
 fn is_hash(text: &str) -> bool {

@@ -94,8 +94,10 @@ impl StandbyHandle {
 
     /// Waits until it leads, or ends.
     pub async fn outcome(&mut self) -> Outcome {
-        let ended =
-            || Error::Io { what: "standing by".into(), why: "a part of the standby has failed; see its log".into() };
+        let ended = || Error::Failed {
+            what: "standing by".into(),
+            why: "a part of the standby has failed; see its log".into(),
+        };
         (&mut self.outcome).await.unwrap_or_else(|_| Outcome::Failed(ended()))
     }
 }
@@ -598,14 +600,14 @@ impl Standby {
         if changes.is_empty() && !replaces {
             return Ok(());
         }
-        let unreadable = |why: String| Error::Io { what: "reading what the head has written".into(), why };
+        let unreadable = |why: String| Error::Failed { what: "reading what the head has written".into(), why };
         let mut changes = changes;
         if replaces {
             let follows = Fact::Follows(Box::new(self.way.address())).encoded().map_err(unreadable)?;
             changes.insert(follows.0, follows.1);
         }
         let journal = self.journal.lock().clone();
-        let ended = || Error::Io { what: "standing by".into(), why: "it has ended".into() };
+        let ended = || Error::Failed { what: "standing by".into(), why: "it has ended".into() };
         let journal = journal.ok_or_else(ended)?;
         let mut facts = Vec::new();
         let written = {

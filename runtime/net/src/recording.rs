@@ -331,7 +331,7 @@ fn open(path: &Path) -> Result<io::BufReader<File>, Error> {
 }
 
 fn header(path: &Path, file: &mut io::BufReader<File>) -> Result<Header, Error> {
-    let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+    let other = |why: String| Error::Failed { what: format!("playing {}", path.display()), why };
     let header: Option<Header> = match frame(file) {
         Ok(Found::Frame(header)) => Some(header),
         Ok(Found::End | Found::Cut) | Err(_) => None,
@@ -386,7 +386,7 @@ impl<B: DeserializeOwned, I: DeserializeOwned> Played<B, I> {
     pub fn open(path: &Path) -> Result<(B, Played<B, I>), Error> {
         let mut file = open(path)?;
         let begun = header(path, &mut file)?.begun;
-        let other = |why: String| Error::Io { what: format!("playing {}", path.display()), why };
+        let other = |why: String| Error::Failed { what: format!("playing {}", path.display()), why };
         match frame::<Frame<B, I>>(&mut file) {
             Ok(Found::Frame(Frame::Begins { with })) => {
                 Ok((with, Played { file, begun, is_full: false, is_behind: false, is_cut: false, of: PhantomData }))

@@ -381,7 +381,7 @@ impl State {
         let gpus: Vec<u32> = start.gpus.iter().map(|(device, _)| *device).collect();
         let Some(job) = self.jobs.get(&start.job).map(|job| job.spec.clone()) else {
             let what = format!("starting a worker process of {}", start.job);
-            let error = Error::Io { what, why: "the node was not told of the job".into() };
+            let error = Error::Failed { what, why: "the node was not told of the job".into() };
             return self.actions.push(Action::ToHead(HeadMessage::LeaseFailed { lease: start.lease, error }));
         };
         let assignment = Assignment { start, started: None, terminated: None };
@@ -543,7 +543,7 @@ impl State {
                 Effect::AskToExit => Action::Tell(process, WorkerCommand::Exit),
                 Effect::LeaseEnded(lease) => Action::ToHead(HeadMessage::LeaseEnded(lease)),
                 Effect::LeaseFailed(lease, why) => {
-                    let error = Error::Io { what: ENDED_UNREPORTED.into(), why };
+                    let error = Error::Failed { what: ENDED_UNREPORTED.into(), why };
                     Action::ToHead(HeadMessage::LeaseFailed { lease, error })
                 }
                 Effect::NotStarted(lease) => {
@@ -612,7 +612,11 @@ impl State {
         let warning = format!("worker process {process} ended before it reported: {failure}");
         let death = Some(WorkerDeath { process, pid, job, node, lease, exit, started, is_moved });
         let had_devices = !gpus.is_empty();
-        self.apply_knowing(process, Change::WoundUp { had_devices, failure }, End { death, error: None, warning, gpus });
+        self.apply_knowing(
+            process,
+            Change::WoundUp { had_devices, failure },
+            End { death, error: None, warning, gpus },
+        );
     }
 }
 

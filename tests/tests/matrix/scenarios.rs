@@ -581,7 +581,7 @@ pub(crate) fn unstarted(world: &mut World) {
     let token = world.cluster.token().unwrap();
     let init = wingbeat::init_at(world.cluster.address()).token(&token).env(NEVER_BEGINS, file.to_str().unwrap());
     let driver = Local::from(init);
-    let fails = |error: &Error| matches!(error, Error::Io { what, .. } if what == ENDED_UNREPORTED);
+    let fails = |error: &Error| matches!(error, Error::Failed { what, .. } if what == ENDED_UNREPORTED);
     for round in 0.. {
         let tasks: Vec<_> = (0..4).map(double::remote).collect();
         let done = (0..).zip(tasks).filter(|(number, task)| match task.get_blocking() {

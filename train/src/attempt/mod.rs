@@ -321,7 +321,7 @@ impl Attempt<'_> {
         let Some((rank, event)) = heard else {
             let missing = std::mem::take(&mut self.ranks.left);
             let why = format!("{missing} of {} ranks ended without saying how", self.group.ranks.len());
-            return Err(Error::Io { what: "running the group".into(), why }.into());
+            return Err(Error::Failed { what: "running the group".into(), why }.into());
         };
         self.quiet.since = Instant::now();
         (self.quiet.was_named, self.quiet.was_hanging, self.quiet.nccl) = (false, false, None);

@@ -46,7 +46,7 @@ impl Executables {
 }
 
 fn failed(job: &JobSpec, why: impl std::fmt::Display) -> Error {
-    Error::Io {
+    Error::Failed {
         what: format!("getting the executable {} of job {}", job.executable.path, job.name),
         why: why.to_string(),
     }

@@ -37,7 +37,7 @@ impl Daemon {
                     self.step_with(&mut pool, Event::Started { process, pid });
                 }
                 Report::Failed { process, why } => {
-                    let error = Error::Io { what: "starting a worker process".to_owned(), why };
+                    let error = Error::Failed { what: "starting a worker process".to_owned(), why };
                     self.step(Event::NotStarted { process, error });
                 }
                 Report::Exited { process, code, signal } => {

@@ -200,7 +200,7 @@ impl wingbeat_net::services::Node for NodeService {
     async fn seal(self, _: Context, object: ObjectId) -> Result<(), Error> {
         let sealed = self.daemon.store.seal(object, self.peer);
         self.daemon.object_settled();
-        sealed.map_err(|error| Error::Io { what: format!("sealing {object}"), why: error.to_string() })
+        sealed.map_err(|error| Error::Failed { what: format!("sealing {object}"), why: error.to_string() })
     }
 
     async fn stacks(self, _: Context, process: ProcessId) -> Result<ProcessStacks, Error> {

@@ -328,7 +328,7 @@ fn create_error(object: ObjectId, error: &CreateError) -> Error {
 }
 
 fn thread_failed(what: &str, error: &tokio::task::JoinError) -> Error {
-    Error::Io { what: what.into(), why: error.to_string() }
+    Error::Failed { what: what.into(), why: error.to_string() }
 }
 
 impl Daemon {

@@ -177,7 +177,7 @@ impl std::fmt::Debug for Cut {
 }
 
 fn failed(why: impl std::fmt::Display) -> Error {
-    Error::Io { what: "making the machines of a test cluster".into(), why: why.to_string() }
+    Error::Failed { what: "making the machines of a test cluster".into(), why: why.to_string() }
 }
 
 /// Makes a number this cluster's alone, among all that share the test's network namespace, until the socket is closed.

@@ -95,7 +95,10 @@ impl TestProcess {
         self.log.wait_for_end(Some(&self.name), LAST_LINES);
         let wrote = self.log.text(Some(&self.name));
         let wrote = if wrote.is_empty() { String::new() } else { format!("; it wrote:\n{}", wrote.trim_end()) };
-        Err(Error::Io { what: format!("starting the {} of a test cluster", self.name), why: format!("{why}{wrote}") })
+        Err(Error::Failed {
+            what: format!("starting the {} of a test cluster", self.name),
+            why: format!("{why}{wrote}"),
+        })
     }
 
     fn hear(&self) -> io::Result<Option<Started>> {

@@ -261,7 +261,7 @@ impl Shell {
 
     async fn read_kept(&self, node: NodeId) -> Result<Vec<Fact>, Error> {
         let client: Option<NodeClient> = self.inside.lock().nodes.get(&node).map(|peer| peer.client.clone());
-        let gone = || Error::Io { what: format!("reading what {node} keeps"), why: "it is gone".into() };
+        let gone = || Error::Failed { what: format!("reading what {node} keeps"), why: "it is gone".into() };
         let client = client.ok_or_else(gone)?;
         let (mut facts, mut after) = (Vec::new(), None);
         loop {
@@ -269,7 +269,7 @@ impl Shell {
             let Some((last, _)) = part.last() else { return Ok(facts) };
             after = Some(last.clone());
             for (_, fact) in part {
-                let unreadable = |why| Error::Io { what: format!("reading what {node} keeps"), why };
+                let unreadable = |why| Error::Failed { what: format!("reading what {node} keeps"), why };
                 facts.push(Fact::decoded(fact.0).map_err(unreadable)?);
             }
         }

@@ -189,13 +189,14 @@ const UNCHANGED: &str = "nothing was changed; make room for the journal and try 
 /// An error of the journal, and what it means for what was asked.
 fn but(error: Error, what_follows: &str) -> Error {
     match error {
-        Error::Io { what, why } => Error::Io { what, why: format!("{why}; {what_follows}") },
+        Error::Failed { what, why } => Error::Failed { what, why: format!("{why}; {what_follows}") },
+        Error::Io { what, why, code } => Error::Io { what, why: format!("{why}; {what_follows}"), code },
         other => other,
     }
 }
 
 fn change_failed() -> Error {
-    Error::Io { what: "a change of the cluster".into(), why: "the head has ended meanwhile; see its log".into() }
+    Error::Failed { what: "a change of the cluster".into(), why: "the head has ended meanwhile; see its log".into() }
 }
 
 fn unknown(what: &str) -> Error {

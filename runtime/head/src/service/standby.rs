@@ -153,7 +153,7 @@ impl Follower {
         let refused = |why: String| Error::Refused { who: "the head".into(), why };
         if self.leading.lock().is_about_to_go_on_alone() {
             let why = "it was silent, and the head is about to go on without it; begin again".into();
-            return Err(Error::Io { what: "following the head".into(), why });
+            return Err(Error::Failed { what: "following the head".into(), why });
         }
         if patience().lost_after() < SHORTEST {
             let why = format!(
@@ -185,7 +185,12 @@ impl Follower {
         }
         let as_of = match &*self.session.lock() {
             Some(session) if session.process == process => session.answered.unwrap_or(0),
-            _ => return Err(Error::Io { what: "following the head".into(), why: "it was silent; begin again".into() }),
+            _ => {
+                return Err(Error::Failed {
+                    what: "following the head".into(),
+                    why: "it was silent; begin again".into(),
+                });
+            }
         };
         let has_all = self.feed.has_all(asks.written);
         let orders = self.leading.lock().heard(self.now(), as_of, asks.generation, has_all);

@@ -42,7 +42,7 @@ impl Durable for Disk {
             disk.asked.notify_one();
             disk.may_write.acquire().await.unwrap().forget();
             match disk.is_full.load(Ordering::Relaxed) {
-                true => Err(Error::Io { what: "writing".into(), why: "it is full".into() }),
+                true => Err(Error::Failed { what: "writing".into(), why: "it is full".into() }),
                 false => Ok(()),
             }
         })

@@ -142,7 +142,7 @@ impl Redact for Error {
             Error::Application { error, .. } => error.payload.redact(),
             Error::ActorDied { cause, .. } | Error::ActorUnavailable { cause, .. } => cause.redact(),
             Error::WorkerCrashed { exit, .. } => exit.stderr.clear(),
-            Error::Io { what, why } if what == ENDED_UNREPORTED => why.clear(),
+            Error::Failed { what, why } if what == ENDED_UNREPORTED => why.clear(),
             _ => {}
         }
     }

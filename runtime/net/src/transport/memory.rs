@@ -193,7 +193,8 @@ impl Network {
 impl Disturbance {
     /// What becomes of a piece: how late it is. If the connection is to end, that is the error, after a while if all is lost meanwhile.
     async fn befalls(self, chance: &mut StdRng) -> io::Result<Duration> {
-        let (cuts, loses, late) = (chance.random_bool(self.cuts), chance.random_bool(self.loses), chance.random::<f64>());
+        let (cuts, loses, late) =
+            (chance.random_bool(self.cuts), chance.random_bool(self.loses), chance.random::<f64>());
         if loses {
             tokio::time::sleep(self.lost_for).await;
         }

@@ -56,6 +56,7 @@ async fn listen(process: ProcessId, tcp: Option<SocketAddr>) -> Result<Listening
     let tcp = match tcp {
         None => None,
         Some(address) => Some(TcpListener::bind(address).await.map_err(|error| Error::Io {
+            code: error.raw_os_error(),
             what: format!("listening on {address}"),
             why: match error.kind() {
                 io::ErrorKind::AddrInUse => {

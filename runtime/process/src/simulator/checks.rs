@@ -76,7 +76,7 @@ impl Shared {
             Error::ActorUnavailable { cause, .. } | Error::ActorDied { cause, .. } => self.explains(cause),
             // A quota that was too low for it, or a node that is not there.
             Error::Infeasible { .. } => broke || self.was_limited.get() || report.restarts > 0,
-            Error::Io { .. } => broke,
+            Error::Failed { .. } => broke,
             Error::StoreFull { .. } => report.fills > 0,
             Error::PlacementGroupGone { .. } => broke || self.gave_back(),
             _ => false,

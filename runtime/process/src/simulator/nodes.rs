@@ -256,7 +256,8 @@ impl World {
                 }
                 if self.shared.config.faults && self.shared.below(200) == 0 {
                     self.shared.report.borrow_mut().deaths += 1;
-                    let error = Error::Io { what: "starting a worker process".into(), why: "the simulation".into() };
+                    let error =
+                        Error::Failed { what: "starting a worker process".into(), why: "the simulation".into() };
                     return self.node_steps(id, node::Event::NotStarted { process, error });
                 }
                 if let Some(node) = self.nodes.get_mut(&id) {

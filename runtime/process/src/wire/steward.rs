@@ -34,7 +34,8 @@ impl Steward {
         let io = Arc::new(Io::start()?);
         let config = Config { id: node.steward(), token, role: Role::Worker, listen };
         let bound = io.handle().spawn(Prepared::bind(config)).await;
-        let prepared = bound.map_err(|error| Error::Io { what: "starting the steward".into(), why: error.to_string() });
+        let prepared =
+            bound.map_err(|error| Error::Failed { what: "starting the steward".into(), why: error.to_string() });
         let prepared = match prepared.and_then(|bound| bound) {
             Ok(prepared) => prepared,
             Err(error) => {

@@ -112,8 +112,8 @@ impl Process {
         // SAFETY: the daemon answered the extent to `create` for this process; the object is sealed below, after the region
         // is dropped, and aborted nowhere while it lives.
         let region = unsafe { node.mapping().write_region(extent) };
-        let mut region =
-            region.map_err(|error| Error::Io { what: "writing to the node's store".into(), why: error.to_string() })?;
+        let mut region = region
+            .map_err(|error| Error::Failed { what: "writing to the node's store".into(), why: error.to_string() })?;
         encoded.copy_to(&mut region);
         drop(region);
         let node = node.clone();
@@ -142,7 +142,7 @@ impl Process {
         // region is dropped with it; it gives the region to nobody.
         let region = unsafe { storage.mapping().region(extent) };
         let region = region
-            .map_err(|error| Error::Io { what: "reading from the node's store".into(), why: error.to_string() })?;
+            .map_err(|error| Error::Failed { what: "reading from the node's store".into(), why: error.to_string() })?;
         Ok(Bits::Shared(Arc::new(Pinned::new(region, id, storage.clone()))))
     }
 
