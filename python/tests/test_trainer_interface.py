@@ -6,8 +6,7 @@ import pickle
 import pytest
 
 from wingbeat import train
-from wingbeat.train import Checkpoint, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
-from wingbeat.train import _storage
+from wingbeat.train import Checkpoint, CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, _storage
 from wingbeat.train.torch import TorchConfig, TorchTrainer, get_device, prepare_data_loader, prepare_model
 
 

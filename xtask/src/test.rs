@@ -47,6 +47,12 @@ pub(crate) fn run(release: bool) -> Result<()> {
         let mut chaos = Command::new(root()?.join("target/debug/chaos"));
         step("chaos of half a minute", chaos.args(["--minutes", "0.5", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
     }
+    for (what, arguments) in [("python lints", &["ruff", "check", "--quiet", "--no-cache"][..]), ("python types", &["mypy"])] {
+        let mut check = Command::new(&python);
+        check.arg("-m").args(arguments).current_dir(root()?.join("python"));
+        // It would write beside the sources.
+        step(what, check.env("MYPY_CACHE_DIR", root()?.join("target/mypy")))?;
+    }
     let mut pytest = Command::new(&python);
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(root()?.join("python"));
     pytest.env("WINGBEAT_BIN", &binary);
