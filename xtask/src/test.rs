@@ -47,7 +47,9 @@ pub(crate) fn run(release: bool) -> Result<()> {
         let mut chaos = Command::new(root()?.join("target/debug/chaos"));
         step("chaos of half a minute", chaos.args(["--minutes", "0.5", "--seed", "1"]).env("WINGBEAT_BIN", &binary))?;
     }
-    for (what, arguments) in [("python lints", &["ruff", "check", "--quiet", "--no-cache"][..]), ("python types", &["mypy"])] {
+    for (what, arguments) in
+        [("python lints", &["ruff", "check", "--quiet", "--no-cache"][..]), ("python types", &["mypy"])]
+    {
         let mut check = Command::new(&python);
         check.arg("-m").args(arguments).current_dir(root()?.join("python"));
         // It would write beside the sources.

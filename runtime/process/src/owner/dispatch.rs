@@ -15,7 +15,8 @@
 //! A message costs what it has touched: the shapes and leases that have changed are noted, and only those are dealt with
 //! (`dealing`), by sums and orders over leases that are kept (`leases`).
 //!
-//! A task that waits for what it has submitted gives its process away meanwhile: `at_home`.
+//! What becomes of a task when an attempt has ended is in `attempts`, and what becomes of those whose process, connection or node is gone in
+//! `losses`. A task that waits for what it has submitted gives its process away meanwhile: `at_home`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -32,18 +33,24 @@ use crate::owner::name::Name;
 use crate::owner::object::Held;
 use crate::owner::recipe::Remaking;
 use crate::owner::resting::Resting;
-use crate::owner::retrying::{RetryOn, Verdict, one_less, pause_ms};
+use crate::owner::retrying::RetryOn;
 use crate::owner::wanted::Wanted;
 
 mod at_home;
+mod attempts;
 mod dealing;
 mod leases;
+mod losses;
 mod spreading;
 
 use at_home::AtHome;
 pub(crate) use at_home::TakenHome;
+use attempts::After;
+pub(crate) use attempts::Settled;
 use dealing::Touched;
 use leases::{Lease, Leases, Phase, Standings};
+pub(crate) use losses::CAUSE_LIMIT_MS;
+use losses::lost_argument;
 use spreading::{Keeping, Spreading};
 
 /// How much work is pushed ahead to a lease: a few round trips' worth, so that a worker process never
@@ -65,10 +72,6 @@ const WANTED_LIMIT: usize = 4_096;
 pub(crate) const IDLE_KEEP_MS: u64 = 300;
 /// What a task costs beside its user code; keeps the depth of no-op tasks within bounds.
 const OVERHEAD_NANOS: f64 = 1_000.0;
-/// When contact with a worker process is lost and no exit is reported within this time, the connection broke and the process
-/// may live: its lease is returned, and its tasks are tried again elsewhere.
-pub(crate) const CAUSE_LIMIT_MS: u64 = 5_000;
-
 /// A task that this process submitted and that is not done.
 pub(crate) struct Task {
     pub spec: Arc<TaskSpec>,
@@ -156,42 +159,6 @@ pub(crate) struct Grant {
     pub pid: u32,
 }
 
-/// What became of the last attempt at a task that is tried again.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
-    /// It was never begun.
-    Nothing,
-    /// It was begun, and moved to another node: it costs no retry.
-    Move,
-    /// It was ended for that, and has paid with a retry of those for that.
-    MemoryShortage,
-    Failure,
-}
-
-impl Task {
-    /// Whether it may not begin a second time, whatever becomes of the first.
-    fn runs_at_most_once(&self) -> bool {
-        self.retries == 0 && self.spec.attempt == 0
-    }
-
-    /// It is tried again after this.
-    fn costs(&mut self, after: After) {
-        if after != After::Nothing {
-            let spec = Arc::make_mut(&mut self.spec);
-            spec.attempt = spec.attempt.saturating_add(1);
-            spec.yields_memory = self.memory_retries.has_any();
-            // What has ended its process may have been what that has run for it: now each has its own, and the cause is known.
-            spec.shares_process &= after == After::Move;
-        }
-        if after == After::Failure {
-            self.retries = one_less(self.retries);
-        }
-        if let Some(remaking) = &self.remaking {
-            remaking.goes_on(self.spec.attempt, self.retries);
-        }
-    }
-}
-
 struct Queue {
     ready: VecDeque<Task>,
     /// Its leases.
@@ -248,31 +215,6 @@ pub(crate) struct Dispatch {
     dead_nodes: HashSet<NodeId>,
     /// Set at the end of the session: nothing is queued any more.
     session_over: Option<Error>,
-}
-
-/// An argument of which the task knows dead nodes alone.
-fn lost_argument(spec: &TaskSpec, dead: &HashSet<NodeId>) -> Option<ObjectId> {
-    if dead.is_empty() {
-        return None;
-    }
-    spec.args.iter().find_map(|arg| match arg {
-        Arg::Stored(id, stored) if !stored.nodes.is_empty() => {
-            stored.nodes.iter().all(|holder| dead.contains(&holder.node)).then_some(*id)
-        }
-        _ => None,
-    })
-}
-
-/// What became of a result.
-pub(crate) enum Settled {
-    /// The task is done, with this result.
-    Done(Task),
-    /// It will be tried again.
-    Retried,
-    /// User code says whether it is: [`Dispatch::decided`].
-    Asks(RetryOn),
-    /// Nobody waits for it: a result of an attempt that was given up.
-    Unknown,
 }
 
 /// Where a task is; see [`Dispatch::standing`].
@@ -482,78 +424,6 @@ impl Dispatch {
         }
     }
 
-    /// An attempt has ended: what becomes of the task.
-    fn settled(&mut self, task: Task, failed: Option<&Error>, now_ms: u64) -> Settled {
-        match failed {
-            Some(error) if Self::has_retries(&task, error) && self.can_retry(&task) => match verdict(&task, error) {
-                Verdict::Retry => {
-                    self.failed(task, error.clone(), now_ms);
-                    Settled::Retried
-                }
-                Verdict::Fail => Settled::Done(task),
-                Verdict::Ask => {
-                    let asks = Settled::Asks(task.retry_on.clone());
-                    self.undecided.insert(task.spec.id, task);
-                    asks
-                }
-            },
-            _ => Settled::Done(task),
-        }
-    }
-
-    /// User code has said whether a task that has failed is tried again. It is none if it was cancelled meanwhile.
-    pub(crate) fn decided(&mut self, id: TaskId, again: bool, error: Error, now_ms: u64, out: &mut Vec<Action>) {
-        match self.undecided.remove(&id) {
-            Some(task) if again => self.failed(task, error, now_ms),
-            Some(task) => out.push(Action::Fail { task, error }),
-            None => {}
-        }
-    }
-
-    fn can_retry(&self, task: &Task) -> bool {
-        !task.cancelled && self.session_over.is_none()
-    }
-
-    /// Of what has happened to its process.
-    fn may_retry(&self, task: &Task, error: &Error) -> bool {
-        Self::has_retries(task, error) && self.can_retry(task) && matches!(verdict(task, error), Verdict::Retry)
-    }
-
-    /// Whether attempts are left of those that such a failure may cost.
-    fn has_retries(task: &Task, error: &Error) -> bool {
-        match error {
-            Error::OutOfMemory { .. } => task.memory_retries.has_any(),
-            _ => task.retries > 0,
-        }
-    }
-
-    /// Tries a task again that may be: after a pause, unless it is the first failure and memory was not short.
-    fn failed(&mut self, mut task: Task, error: Error, now_ms: u64) {
-        let pause = match error {
-            Error::OutOfMemory { .. } => {
-                let pause = task.memory_retries.take();
-                task.costs(After::MemoryShortage);
-                pause
-            }
-            _ => {
-                let pause = pause_ms(task.failures);
-                task.failures = task.failures.saturating_add(1);
-                task.costs(After::Failure);
-                pause
-            }
-        };
-        match pause {
-            0 => self.again(task, After::Nothing),
-            pause => self.resting.rests(task, error, pause, now_ms),
-        }
-    }
-
-    /// Puts a task at the front of its queue.
-    fn again(&mut self, mut task: Task, after: After) {
-        task.costs(after);
-        self.queue_of(&task).push_front(task);
-    }
-
     /// A worker process gave unstarted tasks back.
     pub(crate) fn gave_back(
         &mut self,
@@ -645,108 +515,6 @@ impl Dispatch {
         let all =
             ready.chain(flying).chain(self.at_home.iter()).chain(self.undecided.values()).chain(self.resting.iter());
         all.filter(|task| task.spec.parent == Some(parent)).map(|task| task.spec.id).collect()
-    }
-
-    /// The connection to a process ended.
-    pub(crate) fn connection_lost(&mut self, worker: ProcessId, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(id) = self.by_worker.get(&worker).copied() else { return };
-        let Some(lease) = self.leases.change(id) else { return };
-        let death = lease.death.take();
-        self.leases.lose(id, now_ms);
-        if let Some(death) = death {
-            self.bury(id, Some(death), now_ms, out);
-        }
-    }
-
-    /// The head says how a worker process ended. Acted upon once the connection has ended too, so that
-    /// results which are still on their way count.
-    pub(crate) fn worker_died(&mut self, death: WorkerDeath, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(id) = self.by_worker.get(&death.process).copied() else { return };
-        let Some(lease) = self.leases.change(id) else { return };
-        if matches!(lease.phase, Phase::Lost { .. }) {
-            self.bury(id, Some(death), now_ms, out);
-        } else {
-            lease.death = Some(death);
-        }
-    }
-
-    /// Settles all tasks in flight on a lost lease: unstarted ones are queued again for free, the others cost a retry or
-    /// fail. Without a reported death the process may live, and the head still counts the lease: it is returned, and where
-    /// something may still run there, the process is to end, or the next owner's tasks would wait behind that.
-    fn bury(&mut self, id: LeaseId, death: Option<WorkerDeath>, now_ms: u64, out: &mut Vec<Action>) {
-        let Some(lease) = self.give_up(id) else { return };
-        if death.is_none() {
-            out.push(match lease.in_flight.is_empty() {
-                true => Action::Return { lease: id },
-                false => Action::Abandon { lease: id },
-            });
-        }
-        let started = death.as_ref().map_or(u64::MAX, |death| death.started);
-        let is_moved = death.as_ref().is_some_and(|death| death.is_moved);
-        for (seq, task) in lease.in_flight.into_iter().rev() {
-            if seq < started {
-                out.push(Action::Left { task: task.spec.id, outputs: task.spec.outputs, at: lease.grant.node.clone() });
-            }
-            if task.cancelled {
-                let error = Error::Cancelled { task: task.name.to_string() };
-                out.push(Action::Fail { task, error });
-                continue;
-            }
-            let has_begun = seq < started;
-            if self.session_over.is_none() && (!has_begun || is_moved && !task.runs_at_most_once()) {
-                self.again(task, if has_begun { After::Move } else { After::Nothing });
-                continue;
-            }
-            let error = match &death {
-                Some(death) => death.exit.clone().into_error(task.name.to_string(), death.process, death.pid),
-                None => Error::ContactLost {
-                    what: task.name.to_string(),
-                    who: format!("worker process {} on {}", lease.grant.pid, lease.grant.node.node),
-                    why: format!("no exit was reported within {} s", CAUSE_LIMIT_MS / 1000),
-                },
-            };
-            if self.may_retry(&task, &error) {
-                self.failed(task, error, now_ms);
-            } else {
-                out.push(Action::Fail { task, error });
-            }
-        }
-    }
-
-    /// A node is gone with all its leases. Where a worker process is known to have ended before, that is the cause, and it
-    /// is acted upon as soon as the connection has ended: what was moved away from the node has not failed.
-    pub(crate) fn node_died(&mut self, node: NodeId, why: &str, out: &mut Vec<Action>) {
-        self.dead_nodes.insert(node);
-        let there = self.leases.iter().filter(|lease| lease.grant.node.node == node && lease.death.is_none());
-        let lost: Vec<LeaseId> = there.map(|lease| lease.grant.lease).collect();
-        for id in lost {
-            let Some(lease) = self.give_up(id) else { continue };
-            for (_, task) in lease.in_flight.into_iter().rev() {
-                let error = match task.cancelled {
-                    true => Error::Cancelled { task: task.name.to_string() },
-                    false => Error::NodeDied { what: task.name.to_string(), node, why: why.to_owned() },
-                };
-                if self.may_retry(&task, &error) {
-                    self.again(task, After::Failure);
-                } else {
-                    out.push(Action::Fail { task, error });
-                }
-            }
-        }
-    }
-
-    /// Whether it waits for the cause of a lost connection.
-    pub(crate) fn waits_for_causes(&self) -> bool {
-        !self.leases.lost().is_empty()
-    }
-
-    /// There is no head that could have told a cause: the time for that begins anew.
-    pub(crate) fn no_cause_is_told(&mut self, now_ms: u64) {
-        for id in self.leases.lost().clone() {
-            if let Some(lease) = self.leases.change(id) {
-                lease.phase = Phase::Lost { since_ms: now_ms };
-            }
-        }
     }
 
     /// Time passes.
@@ -841,15 +609,6 @@ fn smoothed(average: Option<f64>, ran_nanos: u64) -> f64 {
         // Quick to believe that tasks are long, slow to believe that they are short.
         Some(average) if ran > average => average + (ran - average) * 0.3,
         Some(average) => average + (ran - average) * 0.05,
-    }
-}
-
-fn verdict(task: &Task, error: &Error) -> Verdict {
-    match error {
-        // A lost argument must be there again first; that costs no attempt.
-        Error::ObjectLost { .. } => Verdict::Fail,
-        error if error.is_system_failure() => Verdict::Retry,
-        error => task.retry_on.verdict(error),
     }
 }
 
