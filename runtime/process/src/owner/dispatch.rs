@@ -22,10 +22,10 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::spec::{Address, Arg, Outputs, Shape, TaskSpec};
+use wingbeat_core::spec::{Address, Outputs, Shape, TaskSpec};
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::{LeaseId, NodeId, ObjectId, ProcessId, TaskId};
-use wingbeat_net::messages::{MESSAGE_LIMIT, Weight, WorkerDeath};
+use wingbeat_net::messages::{MESSAGE_LIMIT, Weight};
 
 use crate::owner::argument_bytes::ArgumentBytes;
 use crate::owner::memory_retries::MemoryRetries;

@@ -2,9 +2,10 @@ use std::collections::BTreeMap;
 
 use wingbeat_core::JobId;
 use wingbeat_core::memory::{EndedBy, MemoryShortage};
-use wingbeat_core::spec::{Exit, MachineId, Outputs};
+use wingbeat_core::spec::{Arg, Exit, MachineId};
 use wingbeat_core::value::Stored;
 use wingbeat_core::{Amount, FunctionId, ResourceSet};
+use wingbeat_net::messages::WorkerDeath;
 
 use super::*;
 use crate::owner::retrying::UNLIMITED;
