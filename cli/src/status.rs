@@ -236,6 +236,9 @@ impl Shown {
             if let Some(why) = &node.draining {
                 lines.push(format!("{name} is being drained: {}", printable(why)));
             }
+            if let Some(usage) = &node.memory_short {
+                lines.push(format!("{name} is short of memory, and ends what takes it: {}", printable(usage)));
+            }
             lines.extend(node.held_devices.iter().map(|held| format!("{name} cannot give on {}", printable(held))));
         }
         if !lines.is_empty() {

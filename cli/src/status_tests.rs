@@ -42,6 +42,7 @@ fn node(id: u64, hostname: &str, cpus: u32, gpus: u32) -> NodeState {
         draining: None,
         suspect_secs: None,
         held_devices: Vec::new(),
+        memory_short: None,
     }
 }
 

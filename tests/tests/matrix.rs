@@ -221,6 +221,8 @@ const ROWS: &[Program] = &[
 const ELSEWHERE: &[(&str, &str)] = &[
     // Needs a device that something holds which has thrown its parents away.
     ("HeadMessage::DevicesHeld", "simulator"),
+    // Of a node without memory.
+    ("HeadMessage::MemoryShort", "memory: a_node_that_is_short_of_memory_is_shown_until_there_is_enough"),
     // Of a head without a journal.
     ("NodeMessage::Keep", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),
     ("NodeRequest::ReadKept", "restarted: names_quotas_and_jobs_whose_drivers_are_gone_are_known_without_a_journal"),

@@ -125,6 +125,23 @@ fn who_takes_all_memory_is_ended_and_those_beside_it_are_not() {
 }
 
 #[test]
+fn a_node_that_is_short_of_memory_is_shown_until_there_is_enough() {
+    let (_cluster, driver) = cluster(192, 2);
+    let dir = tempfile::tempdir().unwrap();
+    let shown = || {
+        let state = wingbeat::block_on(driver.session.cluster_state()).unwrap();
+        state.nodes.iter().find_map(|node| node.memory_short.clone())
+    };
+    assert_eq!(shown(), None);
+    hog::options().max_memory_retries(0).remote(dir.path().join("hog")).get_blocking().unwrap_err();
+    let text = shown().unwrap();
+    assert!(text.contains("192") && text.contains(LIMIT), "{text}");
+    while shown().is_some() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn what_is_ended_for_want_of_memory_is_tried_again_apart_from_other_retries() {
     let (_cluster, _driver) = cluster(192, 2);
     let dir = tempfile::tempdir().unwrap();

@@ -103,6 +103,31 @@ pub enum Verdict {
     Helpless,
 }
 
+/// For how long there must be enough before memory counts as short no more.
+const CALM: Millis = 5_000;
+
+/// Whether those who look after the cluster are to know that memory is short.
+#[derive(Debug, Default)]
+pub struct Strain {
+    is_said: bool,
+    enough_since: Option<Millis>,
+}
+
+impl Strain {
+    /// So much is used: what is to be said, if anything is. That memory is short, or that it is not any more.
+    pub fn look(&mut self, now: Millis, usage: &MemoryUsage) -> Option<bool> {
+        if usage.threshold > 0 && usage.used >= usage.threshold {
+            self.enough_since = None;
+            return (!std::mem::replace(&mut self.is_said, true)).then_some(true);
+        }
+        if !self.is_said || now.saturating_sub(*self.enough_since.get_or_insert(now)) < CALM {
+            return None;
+        }
+        *self = Strain::default();
+        Some(false)
+    }
+}
+
 /// A process as it was seen.
 #[derive(Debug)]
 struct Seen {

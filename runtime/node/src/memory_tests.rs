@@ -236,3 +236,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn that_memory_is_short_is_said_once_and_taken_back_when_there_is_enough_for_a_while() {
+    let usage = |used| MemoryUsage { used, limit: 100, threshold: 95, ..MemoryUsage::default() };
+    let mut strain = Strain::default();
+    let mut looks = |now, used| strain.look(now, &usage(used));
+    assert_eq!(looks(0, 94), None);
+    assert_eq!(looks(100, 95), Some(true));
+    assert_eq!(looks(200, 99), None);
+    assert_eq!((looks(300, 10), looks(4_000, 10), looks(4_100, 96), looks(4_200, 10)), (None, None, None, None));
+    assert_eq!(looks(9_100, 10), None, "it was short in between");
+    assert_eq!(looks(9_200, 10), Some(false));
+    assert_eq!(looks(9_300, 96), Some(true));
+    // A node that ends nobody for want of memory says nothing of it.
+    assert_eq!(Strain::default().look(0, &MemoryUsage { threshold: 0, ..usage(100) }), None);
+}

@@ -337,6 +337,7 @@ impl State {
             workers: alive.map(|(process, worker)| (process, worker.job)).collect(),
             ended: self.ended.iter().copied().collect(),
             held: Vec::new(),
+            memory_short: None,
             kept: None,
         }
     }

@@ -269,7 +269,8 @@ impl Daemon {
         self.head.link.forget(HeadMessage::outlives_head);
         self.head.heard.store(0, Ordering::Release);
         let kept = self.kept.lock().version();
-        let running = Running { held: self.what_is_held(), kept, ..pool.state.running() };
+        let memory_short = self.memory_short().map(Box::new);
+        let running = Running { held: self.what_is_held(), memory_short, kept, ..pool.state.running() };
         *snapshot = Some(Snapshot { of: epoch, running });
     }
 

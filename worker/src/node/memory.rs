@@ -11,8 +11,9 @@ use wingbeat_core::ProcessId;
 use wingbeat_core::error::Error;
 use wingbeat_core::limits::limit;
 use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
+use wingbeat_net::messages::HeadMessage;
 use wingbeat_node::Event;
-use wingbeat_node::memory::{self, KernelKills, Sample, User, Verdict, Watch, Work};
+use wingbeat_node::memory::{self, KernelKills, Sample, Strain, User, Verdict, Watch, Work};
 
 use super::Daemon;
 use crate::{guard, machine};
@@ -71,6 +72,8 @@ pub(super) struct Memory {
     kills: Mutex<KernelKills>,
     /// As it was at the last look.
     latest: Mutex<(MemoryUsage, Vec<MemoryUser>)>,
+    /// As it was when it became short, until there is enough: as the head has been told.
+    short: Mutex<Option<MemoryUsage>>,
     /// Before this, nobody looks again who uses what.
     rests_until: Mutex<Instant>,
 }
@@ -80,7 +83,7 @@ impl Memory {
         let mut kills = KernelKills::default();
         kills.counts(0, machine::HERE.kernel_kills());
         let began = Instant::now();
-        Memory { config, began, kills: Mutex::new(kills), latest: Mutex::default(), rests_until: Mutex::new(began) }
+        Memory { config, began, kills: Mutex::new(kills), latest: Mutex::default(), short: Mutex::default(), rests_until: Mutex::new(began) }
     }
 
     fn now(&self) -> u64 {
@@ -117,7 +120,7 @@ impl Daemon {
     /// Looks after the memory of the node until it ends.
     pub(super) async fn watch_memory(self: Arc<Self>) {
         let mut ended = self.ending.ended.subscribe();
-        let mut watch = Watch::default();
+        let (mut watch, mut strain) = (Watch::default(), Strain::default());
         let mut relief: Option<JoinHandle<bool>> = None;
         let (mut is_store_dry, mut is_told) = (false, false);
         let mut pause = self.memory.config.interval;
@@ -138,6 +141,9 @@ impl Daemon {
                 continue;
             };
             let verdict = watch.look(self.memory.now(), &look.sample);
+            if let Some(is_short) = strain.look(self.memory.now(), &look.sample.usage) {
+                self.tell_of_memory(is_short.then(|| look.sample.usage.clone()));
+            }
             match verdict {
                 Verdict::Enough => (is_store_dry, is_told) = (false, false),
                 Verdict::Relieve(bytes) if relief.is_none() => {
@@ -163,6 +169,18 @@ impl Daemon {
             };
             *self.memory.latest.lock() = (look.sample.usage, look.largest);
         }
+    }
+
+    /// Has the head show that memory is short here, or that there is enough.
+    fn tell_of_memory(&self, short: Option<MemoryUsage>) {
+        let mut told = self.memory.short.lock();
+        told.clone_from(&short);
+        self.head.link.send(HeadMessage::MemoryShort(short.map(Box::new)));
+    }
+
+    /// What the head has been told of memory.
+    pub(super) fn memory_short(&self) -> Option<MemoryUsage> {
+        self.memory.short.lock().clone()
     }
 
     fn pause_after(&self, look: &Look) -> Duration {

@@ -48,6 +48,7 @@ impl State {
                 Speaker::Node(_),
                 HeadMessage::ActorStarted { .. }
                 | HeadMessage::DevicesHeld(_)
+                | HeadMessage::MemoryShort(_)
                 | HeadMessage::Owners(_)
                 | HeadMessage::NodeEnds(_),
             )
@@ -105,6 +106,9 @@ impl State {
                 self.actor_started(actor, incarnation, outcome);
             }
             (Speaker::Node(node), HeadMessage::DevicesHeld(held)) => self.devices_held(node, held),
+            (Speaker::Node(node), HeadMessage::MemoryShort(usage)) => {
+                self.nodes.change(node, |node| node.memory_short = usage);
+            }
             (Speaker::Node(node), HeadMessage::Owners(owners)) => self.owners_on(node, owners),
             (Speaker::Node(node), HeadMessage::NodeEnds(why)) => self.node_lost(node, &why),
             // Who leaves is lost when its connection ends, which is next. Nobody else may say the rest.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use wingbeat_core::memory::MemoryUsage;
 use wingbeat_core::resources::{CPU, GPU};
 use wingbeat_core::spec::{MachineId, Shape, Strategy};
 use wingbeat_core::{Amount, JobId, LeaseId, NodeId, PlacementGroupId, ResourceSet};
@@ -36,6 +37,8 @@ pub(super) struct Node {
     pub suspect: Option<Millis>,
     /// Devices that somebody without a lease still uses, and who, in words.
     pub held: BTreeMap<u32, String>,
+    /// How much of its memory was used when it became short, until there is enough.
+    pub memory_short: Option<Box<MemoryUsage>>,
     /// Different after every change, and never 0.
     pub version: u64,
     /// The first version.
@@ -311,6 +314,7 @@ impl Node {
             draining: None,
             suspect: None,
             held: BTreeMap::new(),
+            memory_short: None,
             version,
             joined: version,
             info,

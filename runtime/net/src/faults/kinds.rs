@@ -49,6 +49,7 @@ kinds!(HeadMessage {
     LeaseFailed,
     LeaseEnded,
     DevicesHeld,
+    MemoryShort,
     WorkerDied,
     Owners,
     NodeEnds,

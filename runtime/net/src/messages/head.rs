@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use wingbeat_core::memory::MemoryUsage;
 use wingbeat_core::spec::*;
 use wingbeat_core::value::StoreNode;
 use wingbeat_core::*;
@@ -105,6 +106,8 @@ pub enum HeadMessage {
     LeaseEnded(LeaseId),
     /// From a node: these devices cannot be given on, and what holds each, in words. The latest word counts.
     DevicesHeld(Vec<(u32, String)>),
+    /// From a node: its memory is short, and so much is used; or it is not any more. The latest word counts.
+    MemoryShort(Option<Box<MemoryUsage>>),
     /// From a node: a worker process that had reported has ended, whoever wanted that, and also one without a lease. Comes before the
     /// `LeaseEnded` of its lease.
     WorkerDied(WorkerDeath),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use wingbeat_core::codec::Payload;
+use wingbeat_core::memory::MemoryUsage;
 use wingbeat_core::spec::*;
 use wingbeat_core::*;
 
@@ -181,6 +182,8 @@ pub struct Running {
     pub ended: Vec<(ProcessId, JobId)>,
     /// Devices that cannot be given on, and what holds each, in words.
     pub held: Vec<(u32, String)>,
+    /// How much of its memory is used, if that is short.
+    pub memory_short: Option<Box<MemoryUsage>>,
     /// What it has kept of what the last head knew, if it has.
     pub kept: Option<Version>,
 }

@@ -59,6 +59,8 @@ pub struct NodeState {
     pub suspect_secs: Option<u64>,
     /// Devices that are not given to anybody, because of what still holds them.
     pub held_devices: Vec<String>,
+    /// How much of its memory was used, in words, when it became short; none if there is enough.
+    pub memory_short: Option<String>,
 }
 
 /// A placement group in [`ClusterState`].

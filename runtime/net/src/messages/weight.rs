@@ -153,6 +153,7 @@ impl Weight for HeadMessage {
                     error(why)
                 }
                 HeadMessage::Owners(owners) => owners.values().map(|owners| 16 + owners.len() * 8).sum(),
+                HeadMessage::MemoryShort(usage) => usage.as_ref().map_or(0, |usage| FIXED + usage.of.len()),
                 HeadMessage::DevicesHeld(held) => held.iter().map(|(_, who)| 16 + who.len()).sum(),
                 HeadMessage::WorkerDied(death) => death.exit.stderr.iter().map(String::len).sum(),
                 HeadMessage::Holds { leases, actors, .. } => (leases.len() + actors.len()) * 8,
