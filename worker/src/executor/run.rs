@@ -273,15 +273,15 @@ impl<'a> Call<'a> {
 
     /// The caller may be of another build, and what it would wait for is not given here.
     fn expects(&self, gives: usize) -> Result<(), Error> {
-        let name = &self.execution.name;
-        let gives_here = if gives == 1 { "one value".to_owned() } else { format!("{gives} values") };
         let expected = match self.spec.outputs {
             Outputs::Fixed(count) if count as usize == gives => return Ok(()),
             Outputs::Fixed(1) => "one".to_owned(),
             Outputs::Fixed(count) => format!("{count} (`num_returns`)"),
             Outputs::Stream { .. } => "a stream".to_owned(),
         };
-        let what = format!("{name} gives {gives_here}, and its caller, which is of another build, expects {expected}");
+        let gives = if gives == 1 { "one value".to_owned() } else { format!("{gives} values") };
+        let name = &self.execution.name;
+        let what = format!("{name} gives {gives}, and its caller, which is of another build, expects {expected}");
         Err(Error::InvalidArgument { what })
     }
 
