@@ -70,6 +70,9 @@ impl Signals {
 /// How much later the second of two signals comes at least: a shell that ends signals its job, and then the system does.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// And the second of two Ctrl-C: of one, a process may hear twice, from the terminal and from the program that started it.
+const CTRL_C_AGAIN: Duration = Duration::from_millis(200);
+
 /// The signals that are passed on to a run.
 pub(crate) struct Heard(pub Vec<i32>);
 
@@ -80,18 +83,21 @@ impl Heard {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
             let Ok(mut signals) = Signals::of(&self.0) else { return };
-            let mut first: Option<Instant> = None;
+            let mut first: Option<(Instant, i32)> = None;
             loop {
                 let signal = signals.next().await;
                 match first {
                     None => {
-                        first = Some(Instant::now());
+                        first = Some((Instant::now(), signal.number));
                         told(signal, false);
                     }
-                    Some(first) if first.elapsed() >= AGAIN && signal.number != SignalKind::hangup().as_raw_value() => {
-                        told(signal, true);
+                    Some((at, number)) => {
+                        let is_ctrl_c = |number| number == SignalKind::interrupt().as_raw_value();
+                        let after = if is_ctrl_c(number) && is_ctrl_c(signal.number) { CTRL_C_AGAIN } else { AGAIN };
+                        if at.elapsed() >= after && signal.number != SignalKind::hangup().as_raw_value() {
+                            told(signal, true);
+                        }
                     }
-                    Some(_) => {}
                 }
             }
         });

@@ -255,8 +255,8 @@ impl Shown {
             vec![short(&row.name), row.count.to_string(), printable_lines(&row.why).into_owned(), row.id.clone()]
         });
         let rows = rows.collect();
-        self.title("waiting (`wingbeat why ID` says more)");
-        self.table(&["what", "count", "why", "id"], &["count"], rows);
+        self.title("waiting for leases (`wingbeat why ID` says more)");
+        self.table(&["what", "wants", "why", "id"], &["wants"], rows);
     }
 }
 
@@ -294,8 +294,8 @@ fn counted(state: &ClusterState) -> Vec<String> {
     let waiting: u64 = state.pending.iter().map(|row| u64::from(row.count)).sum();
     parts.push(match waiting {
         0 => "nothing waits".to_owned(),
-        1 => "1 waits".to_owned(),
-        count => format!("{count} wait"),
+        1 => "1 lease wanted".to_owned(),
+        count => format!("{count} leases wanted"),
     });
     parts
 }

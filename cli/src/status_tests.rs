@@ -124,7 +124,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     let text = at(&busy(), 80);
     insta::assert_snapshot!(text, @r"
     up 3h 1m 2s
-    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 wait
+    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
@@ -155,8 +155,8 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     to look after
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
-    waiting (`wingbeat why ID` says more)
-      what   count  why                                         id
+    waiting for leases (`wingbeat why ID` says more)
+      what   wants  why                                         id
       train      3  each needs 4 CPU, 4 GPU; no node has that   process-000000000011
                     much: the largest is alpha with 8 CPU, 2
                     GPU
@@ -167,7 +167,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
 fn a_wide_terminal_has_a_line_for_each_thing() {
     insta::assert_snapshot!(at(&busy(), 200), @r"
     up 3h 1m 2s
-    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 wait
+    2 nodes (1 suspect), 1 job, 2 actors (1 restarting), 1 placement group, 3 leases wanted
     used: 5.5/16 CPU, 1/2 GPU, 0/3 licence, 4.0/32.0 GiB memory
 
     nodes (used/total)
@@ -196,8 +196,8 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
     to look after
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
-    waiting (`wingbeat why ID` says more)
-      what   count  why                                                                                     id
+    waiting for leases (`wingbeat why ID` says more)
+      what   wants  why                                                                                     id
       train      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
     ");
 }

@@ -213,7 +213,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
     if address.is_none() {
         // On this machine, ranks are what the machine is for: as many as asked can run at once.
         let asked = args.nproc_per_node.parse::<u32>().unwrap_or(0);
-        init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank.unwrap_or(1.0)));
+        init = init.num_cpus(crate::train::cpus_for(asked, args.cpus_per_rank.unwrap_or(1.0))?);
     }
     let session = init.name("wingbeat torchrun").await?;
     let per_node = per_node(&args, &session, nodes).await;

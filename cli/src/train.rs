@@ -141,6 +141,9 @@ pub(crate) async fn train(args: TrainArgs) -> Result<ExitCode> {
     let parent = args.parent.map(Parent::watch).transpose()?;
     let results = args.results.clone();
     let outcome = train_to_the_end(args).await;
+    if let (Err(error), Some(results)) = (&outcome, &results) {
+        tell_in(results, "error.json", serde_json::json!({ "message": format!("{error:#}") }).to_string().as_bytes());
+    }
     if let (Some(parent), Some(results)) = (parent, results)
         && parent.is_gone()
     {
@@ -172,7 +175,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
     let mut init = session(args.address.as_deref(), args.token_file.as_deref())?;
     // On this machine, ranks are what the machine is for: as many as asked can run at once.
     if args.address.is_none() {
-        init = init.num_cpus(cpus_for(args.workers.1, args.cpus_per_worker));
+        init = init.num_cpus(cpus_for(args.workers.1, args.cpus_per_worker)?);
     }
     let mut trainer = match (args.function, args.module) {
         (true, _) => {
@@ -359,10 +362,25 @@ pub(crate) fn session(address: Option<&str>, token_file: Option<&Path>) -> Resul
 }
 
 /// CPUs of a cluster for these ranks alone: those of the machine, or as many as they ask for.
-pub(crate) fn cpus_for(ranks: u32, each: f64) -> u32 {
+///
+/// # Errors
+/// So many ranks are a mistake: a thousand Python processes with torch stop a machine for minutes.
+pub(crate) fn cpus_for(ranks: u32, each: f64) -> Result<u32> {
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    there.max((f64::from(ranks) * each).ceil() as u32)
+    let most = LEAST_LIMIT.max(there.saturating_mul(RANKS_OF_A_CPU));
+    if ranks > most {
+        bail!(
+            "{ranks} ranks are too many for this machine, which has {there} CPUs: at most {most} run without a cluster. If that is what you \
+             want, start a cluster that offers as many CPUs (`wingbeat head`, `wingbeat worker --num-cpus {ranks}`)"
+        );
+    }
+    Ok(there.max((f64::from(ranks) * each).ceil() as u32))
 }
+
+/// So many ranks may always run on this machine without a cluster.
+const LEAST_LIMIT: u32 = 64;
+/// And so many for each of its CPUs.
+const RANKS_OF_A_CPU: u32 = 8;
 
 fn best(text: &str) -> Result<Best, String> {
     let (metric, more) = match text.rsplit_once(':') {

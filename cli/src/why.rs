@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use wingbeat_core::{Amount, NodeId, ResourceSet};
+use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::messages::{Explanation, Subject};
 use wingbeat_net::mux;
 
@@ -137,7 +137,10 @@ pub(crate) async fn quota(args: QuotaArgs) -> Result<()> {
     } else {
         let mut limit = ResourceSet::new();
         for (name, value) in &args.limits {
-            limit.set(name, Amount::new(*value)?);
+            if !limit.get(name).is_zero() {
+                bail!("{name} is given twice");
+            }
+            limit.set(name, wingbeat_core::resources::quota_of(name, *value)?);
         }
         Some(limit)
     };

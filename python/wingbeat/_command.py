@@ -33,6 +33,8 @@ def binary() -> str:
     found = given or (str(beside) if beside.exists() else shutil.which("wingbeat"))
     if found is None:
         raise RuntimeError("the `wingbeat` command is not installed; `pip install wingbeat` brings it")
+    if given and shutil.which(given) is None:
+        raise RuntimeError(f"WINGBEAT_BIN is {given!r}, and there is no such command; leave it out if the package is installed")
     return found
 
 

@@ -30,9 +30,18 @@ impl std::fmt::Debug for Output {
 }
 
 struct Repeated {
+    source: String,
     text: String,
     is_stderr: bool,
     times: u32,
+}
+
+impl Repeated {
+    /// How often the line has come, for who reads, with or without a word behind it.
+    fn told(&self, rest: &str) -> String {
+        let times = if self.times == 1 { "once".to_owned() } else { format!("{} times", self.times) };
+        format!("({}) … the last line came {times} more{rest}", short(&self.source))
+    }
 }
 
 impl Terminal {
@@ -56,16 +65,16 @@ impl Terminal {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
                     if is_power_of_ten(repeated.times) {
-                        let more =
-                            if repeated.times == 1 { "once".to_owned() } else { format!("{} times", repeated.times) };
-                        let source = short(&line.source);
-                        self.print(line.is_stderr, &format!("({source}) … the last line came {more} more"));
+                        let told = repeated.told("");
+                        self.print(line.is_stderr, &told);
                     }
                 }
                 _ => {
+                    self.end_of(&mut last);
                     let source = short(&line.source);
                     self.print(line.is_stderr, &format!("({source} pid={}, {}) {}", line.pid, line.node, line.text));
-                    *last = Some(Repeated { text: line.text, is_stderr: line.is_stderr, times: 0 });
+                    let LogLine { source, text, is_stderr, .. } = line;
+                    *last = Some(Repeated { source, text, is_stderr, times: 0 });
                 }
             }
         }
@@ -73,10 +82,20 @@ impl Terminal {
 }
 
 impl Terminal {
+    /// The last line comes no more: how often it has come in all, unless that was said.
+    fn end_of(&self, last: &mut Option<Repeated>) {
+        if let Some(repeated) = last.take()
+            && repeated.times > 0
+            && !is_power_of_ten(repeated.times)
+        {
+            self.print(repeated.is_stderr, &repeated.told(", in all"));
+        }
+    }
+
     /// Shows what the runtime itself has to say, on the terminal in any case: it may be why nothing else is shown.
     pub(crate) fn say(&self, text: &str) {
         // What comes next repeats nothing.
-        *self.last.lock() = None;
+        self.end_of(&mut self.last.lock());
         print(true, text);
     }
 }
@@ -105,6 +124,32 @@ fn print(is_stderr: bool, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_often_a_line_has_come_is_said_exactly_when_another_one_comes() {
+        let shown = std::sync::Arc::new(Mutex::new(Vec::new()));
+        let to = shown.clone();
+        let terminal = Terminal::of(Some(Output::new(move |line| to.lock().push(line.to_owned()))));
+        let line = |text: &str| LogLine {
+            node: "here".into(),
+            pid: 7,
+            source: "it::prints".into(),
+            is_stderr: false,
+            text: text.into(),
+        };
+        terminal.show((0..26).map(|_| line("again")).chain([line("other"), line("other"), line("last")]).collect());
+        let said = |text: &str| format!("(prints) … the last line came {text}");
+        let lines = std::mem::take(&mut *shown.lock());
+        assert_eq!(
+            lines[1..5],
+            [said("once more"), said("10 times more"), said("25 times more, in all"), lines[4].clone()]
+        );
+        assert!(
+            lines[4].ends_with("other") && lines[5] == said("once more") && lines[6].ends_with("last"),
+            "{lines:?}"
+        );
+        assert_eq!(lines.len(), 7);
+    }
 
     #[test]
     fn repeats_are_counted_at_powers_of_ten() {

@@ -53,6 +53,10 @@ def raises():
     train.report({"step": 1})
 
 
+def crowd():
+    pass
+
+
 def vanishes():
     os._exit(0)
 
@@ -189,6 +193,7 @@ ARGUMENTS = {
     },
     "reads_rows": {"datasets": {"rows": rows}},
     "vanishes": {"scaling_config": ScalingConfig(1)},
+    "crowd": {"scaling_config": ScalingConfig(1000)},
     "ranks_of_unequal_length": {"train_loop_config": {"x": 1}},
     "counts": {"scaling_config": ScalingConfig((1, 3))},
 }
@@ -201,6 +206,8 @@ if __name__ == "__main__":
         [(rank, cause)] = error.worker_failures.items()
         print("failed", type(error.__cause__).__name__, rank, getattr(cause, "number", None), error.__cause__ is cause, error)
         print("there", error.__cause__.__cause__)
+    except train.TrainingFailedError as error:
+        print("failed", error)
     except KeyboardInterrupt:
         print("interrupted")
     else:

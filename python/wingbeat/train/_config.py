@@ -212,7 +212,11 @@ class RunConfig:
     env: dict[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.name is not None and (not self.name or "/" in self.name or self.name in (".", "..")):
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"a run's name is a str; {self.name!r} is a {type(self.name).__qualname__}")
+        if self.name is not None and (
+            not self.name or "/" in self.name or self.name in (".", "..") or not self.name.isprintable()
+        ):
             raise ValueError(f"a run's name is the name of a folder; {self.name!r} cannot be one")
         if self.storage_filesystem is not None:
             raise refuse(
@@ -231,6 +235,9 @@ class RunConfig:
                 '"env_vars" and "working_dir" are; packages are those of the interpreter on each node',
             )
         self.env = {str(name): str(value) for name, value in dict(runtime.get("env_vars", {})).items()}
+        for variable, value in self.env.items():
+            if not variable or "=" in variable or "\0" in variable + value:
+                raise ValueError(f"env_vars: {variable!r} with the value {value!r} cannot be a variable of an environment")
 
     def options(self) -> list[str]:
         """The options of `wingbeat train` that say this, but for the storage."""

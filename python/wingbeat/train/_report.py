@@ -72,7 +72,9 @@ def report(
     deletes = is_async if delete_local_checkpoint_after_upload is None else delete_local_checkpoint_after_upload
     waits = deletes or (wait and not is_async)
 
-    numbers = {str(name): repr(_number(name, value)) for name, value in dict(metrics).items()}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics are numbers by name, as {{\"loss\": 0.5}}, and not a {type(metrics).__qualname__}")
+    numbers = {str(name): repr(_number(name, value)) for name, value in metrics.items()}
     path = None if checkpoint is None else _local(checkpoint)
     if is_in_a_run():
         connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": waits})
@@ -117,7 +119,7 @@ def _number(name: str, value: Any) -> float:
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     raise TypeError(
         f"the metric {name!r} is a {type(value).__qualname__}, not a number: {value!r:.100}. "

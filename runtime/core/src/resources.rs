@@ -98,6 +98,23 @@ impl Amount {
     }
 }
 
+/// How much of `name` a quota allows.
+///
+/// # Errors
+/// As [`Amount::new`]; and zero, since a set of resources has no zeros, so that it would mean that there is no limit.
+pub fn quota_of(name: &str, value: f64) -> Result<Amount, InvalidAmount> {
+    let amount = Amount::new(value)?;
+    if amount.is_zero() {
+        let why = if name == CPU {
+            "a quota is more than zero; 0.0001 lets nothing run that has a CPU"
+        } else {
+            "a quota is more than zero; 0.0001 lets nothing run that asks for it"
+        };
+        return Err(InvalidAmount { value, why });
+    }
+    Ok(amount)
+}
+
 impl std::ops::Add for Amount {
     type Output = Amount;
     fn add(self, other: Amount) -> Amount {
@@ -267,6 +284,13 @@ impl fmt::Debug for ResourceSet {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_quota_of_zero_is_refused_since_it_would_be_none() {
+        assert_eq!(quota_of(CPU, 0.5), Amount::new(0.5));
+        let error = quota_of(GPU, 0.0).unwrap_err().to_string();
+        assert!(error.contains("more than zero"), "{error}");
+    }
 
     #[test]
     fn memory_is_shown_in_units_that_people_read() {

@@ -83,7 +83,14 @@ impl Memory {
         let mut kills = KernelKills::default();
         kills.counts(0, machine::HERE.kernel_kills());
         let began = Instant::now();
-        Memory { config, began, kills: Mutex::new(kills), latest: Mutex::default(), short: Mutex::default(), rests_until: Mutex::new(began) }
+        Memory {
+            config,
+            began,
+            kills: Mutex::new(kills),
+            latest: Mutex::default(),
+            short: Mutex::default(),
+            rests_until: Mutex::new(began),
+        }
     }
 
     fn now(&self) -> u64 {

@@ -128,7 +128,8 @@ pub struct PendingRow {
     pub id: String,
     /// What each needs.
     pub resources: ResourceSet,
-    /// How many wait.
+    /// How many leases are wanted for it. Of tasks, that is what their owner can use by its last word, which grows in powers of two; how
+    /// many tasks wait, it alone knows.
     pub count: u32,
     /// Why, in words.
     pub why: String,

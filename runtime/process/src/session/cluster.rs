@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use wingbeat_core::error::Error;
-use wingbeat_core::{Amount, NodeId, ResourceSet};
+use wingbeat_core::resources::quota_of;
+use wingbeat_core::{NodeId, ResourceSet};
 use wingbeat_net::limits::limits;
 use wingbeat_net::messages::{ClusterState, Explanation, Subject};
 use wingbeat_net::mux;
@@ -37,7 +38,7 @@ impl Session {
     pub async fn set_quota(&self, namespace: &str, limit: Option<&[(&str, f64)]>) -> Result<(), Error> {
         let mut quota = limit.map(|_| ResourceSet::new());
         for (name, value) in limit.unwrap_or_default() {
-            let amount = Amount::new(*value).map_err(|error| Error::InvalidOption {
+            let amount = quota_of(name, *value).map_err(|error| Error::InvalidOption {
                 what: format!("the quota of `{namespace}`"),
                 option: (*name).to_owned(),
                 why: error.to_string(),
