@@ -419,3 +419,16 @@ fn described(error: &TrainError) -> serde_json::Value {
     };
     serde_json::json!({ "message": error.to_string(), "rank": rank, "traceback": traceback })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_ranks_than_a_machine_can_hold_are_refused_with_what_to_do() {
+        assert!(cpus_for(64, 1.0).unwrap() >= 64);
+        assert!(cpus_for(2, 64.0).unwrap() >= 128, "few ranks may ask for much");
+        let error = cpus_for(1_000_000, 1.0).unwrap_err().to_string();
+        assert!(error.contains("at most") && error.contains("wingbeat worker --num-cpus 1000000"), "{error}");
+    }
+}

@@ -80,7 +80,7 @@ def test_a_rank_that_ends_before_its_loop_returns_is_waited_for_by_none(program,
 
 def test_why_a_run_cannot_begin_is_in_the_exception(program, tmp_path):
     failed = last(program("loops.py", "crowd", tmp_path), "failed")
-    assert "1000 ranks are too many for this machine" in failed and "wingbeat worker --num-cpus" in failed
+    assert "cannot place 1000 workers" in failed and "all nodes together have" in failed
 
 
 def test_a_loop_may_return_anything_and_report_nothing(program, tmp_path):
