@@ -70,7 +70,7 @@ impl Signals {
 /// How much later the second of two signals comes at least: a shell that ends signals its job, and then the system does.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// And the second of two Ctrl-C: of one, a process may hear twice, from the terminal and from the program that started it.
+/// And after a Ctrl-C: of one, a process may hear twice, from the terminal and from the program that started it.
 const CTRL_C_AGAIN: Duration = Duration::from_millis(200);
 
 /// The signals that are passed on to a run.
@@ -92,8 +92,8 @@ impl Heard {
                         told(signal, false);
                     }
                     Some((at, number)) => {
-                        let is_ctrl_c = |number| number == SignalKind::interrupt().as_raw_value();
-                        let after = if is_ctrl_c(number) && is_ctrl_c(signal.number) { CTRL_C_AGAIN } else { AGAIN };
+                        let was_ctrl_c = number == SignalKind::interrupt().as_raw_value();
+                        let after = if was_ctrl_c { CTRL_C_AGAIN } else { AGAIN };
                         if at.elapsed() >= after && signal.number != SignalKind::hangup().as_raw_value() {
                             told(signal, true);
                         }

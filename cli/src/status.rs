@@ -237,7 +237,7 @@ impl Shown {
                 lines.push(format!("{name} is being drained: {}", printable(why)));
             }
             if let Some(usage) = &node.memory_short {
-                lines.push(format!("{name} is short of memory, and ends what takes it: {}", printable(usage)));
+                lines.push(format!("{name} is short of memory: {}", printable(usage)));
             }
             lines.extend(node.held_devices.iter().map(|held| format!("{name} cannot give on {}", printable(held))));
         }

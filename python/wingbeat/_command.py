@@ -66,28 +66,52 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         command, env=env, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1], start_new_session=True
     )
 
-    def show(source: IO[bytes], target: TextIO) -> None:
-        for line in io.TextIOWrapper(source, encoding="utf-8", errors="replace"):
-            target.write(line)
-            target.flush()
-
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    threads = [threading.Thread(target=show, args=pair, daemon=True) for pair in pairs if pair[0] is not None]
-    for thread in threads:
+    shown = [_Shown(source, target) for source, target in pairs if source is not None]
+    for thread in shown:
         thread.start()
     try:
         code = process.wait()
     except BaseException as error:
-        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        try:
-            process.wait()
-        except BaseException:  # asked again: now
-            process.terminate()
-            process.wait()
+        first = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        for number in (first, signal.SIGTERM, signal.SIGKILL):
+            process.send_signal(number)
+            try:
+                process.wait()
+                break
+            except BaseException:  # asked again: now
+                continue
         raise
-    for thread in threads:
-        thread.join(_REST_S)  # what the command has left behind may have its output open for as long as a GPU's driver takes
+    for thread in shown:
+        thread.rest()
     return code
+
+
+class _Shown(threading.Thread):
+    """Shows what a command writes, line by line."""
+
+    def __init__(self, source: IO[bytes], target: TextIO) -> None:
+        super().__init__(daemon=True)
+        self._source, self._target = source, target
+        self._lines = 0
+        self._is_reading = True
+
+    def run(self) -> None:
+        for line in io.TextIOWrapper(self._source, encoding="utf-8", errors="replace"):
+            self._is_reading = False
+            self._target.write(line)
+            self._target.flush()
+            self._lines += 1
+            self._is_reading = True
+
+    def rest(self) -> None:
+        """Waits until all is shown. What a command has left behind may have its output open, and says nothing more: for as long as a
+        GPU's driver takes. Whoever reads slowly is waited for."""
+        while self.is_alive():
+            before = self._lines
+            self.join(_REST_S)
+            if self._is_reading and self._lines == before:
+                return
 
 
 def _target(stream: TextIO | None, number: int) -> int | None:

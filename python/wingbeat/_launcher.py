@@ -84,7 +84,7 @@ class Launcher:
             args: Its arguments.
             kwargs: Its keyword arguments.
             return_all: Whether the values of all ranks are wanted, and not only the first's.
-            all_return: Whether a rank has failed that ends before the function has returned, also where its value is not wanted.
+            all_return: Whether a rank has failed that ends before the function has returned. No values are wanted then.
             arguments: What it finds in `sys.argv`.
             tables: Tables by name, of which each rank gets its own rows.
             ranks: How many ranks there are.
@@ -108,7 +108,8 @@ class Launcher:
                 _sending.write_parts(table, parts, ranks)
                 options += ["--dataset", f"{name}={parts}"]
             self._train([*options, file], arguments, folder)
-            return Finished([_returned(folder, rank) for rank in range(ranks if return_all else 1)], _told(folder))
+            wanted = range(ranks) if return_all else range(0 if all_return else 1)
+            return Finished([_returned(folder, rank) for rank in wanted], _told(folder))
 
     def _train(self, what: Sequence[str], arguments: Iterable[str], folder: str) -> None:
         command = [_command.binary(), "train", *self.options]

@@ -178,7 +178,10 @@ def _equal(rows: Any, ranks: int) -> Any:
 
 def _result(told: Mapping[str, Any], folder: str) -> Result:
     if not told:
-        raise RuntimeError(f"{binary()} is of another version than this package: install both together")
+        raise RuntimeError(
+            f"the run ended well, and what came of it is not known here; what it stored is in {folder}. If the output above does not "
+            f"say that it could not be written, {binary()} is of another version than this package: install both together"
+        )
 
     def numbers(metrics: Mapping[str, str]) -> dict[str, float]:
         return {name: float(text) for name, text in metrics.items()}

@@ -44,12 +44,22 @@ const KEPT: u64 = 6 << 20;
 /// Has the allocator give back what it keeps, for as long as this process runs: what thousands of small values have left in pieces is
 /// given back by nobody else. For daemons, on a runtime of theirs.
 pub async fn give_back_now_and_then() {
+    let mut floor = 0;
     loop {
         tokio::time::sleep(LOOK).await;
-        if kept() > KEPT {
-            let _ = tokio::task::spawn_blocking(trim).await;
-        }
+        floor = tokio::task::spawn_blocking(move || give_back_above(floor)).await.unwrap_or(floor);
     }
+}
+
+/// Gives back what is kept if that is much more than was left the last time: what lies between pieces that are in use cannot be given
+/// back, and to look at it again and again would hold up whoever needs memory. How much is left.
+fn give_back_above(floor: u64) -> u64 {
+    let kept = kept();
+    if kept <= floor + KEPT {
+        return floor.min(kept);
+    }
+    trim();
+    self::kept()
 }
 
 /// What is in memory, and not in use. Nothing where that cannot be said.

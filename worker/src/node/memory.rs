@@ -144,6 +144,10 @@ impl Daemon {
             let daemon = self.clone();
             let store_may_give = relief.is_some() || !is_store_dry;
             let Ok(Some(look)) = tokio::task::spawn_blocking(move || daemon.look(store_may_give)).await else {
+                // Nobody can say any more that it is short.
+                if strain.look(self.memory.now(), &MemoryUsage::default()).is_some() {
+                    self.tell_of_memory(None);
+                }
                 pause = self.memory.config.interval;
                 continue;
             };

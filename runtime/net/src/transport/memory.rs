@@ -51,7 +51,8 @@ const BACKLOG: usize = 128;
 /// What happens by chance, to each piece that a connection carries.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Disturbance {
-    /// Of what: the same seed disturbs the same pieces of the same connections, in the order in which those were made.
+    /// Of what: with the same seed, the dice fall alike for the first connection that is made, the second and so on. Into which pieces
+    /// what is said falls is not decided here.
     pub seed: u64,
     /// It is late by up to so much more.
     pub late: Duration,
@@ -147,8 +148,7 @@ impl Network {
         self.cut();
     }
 
-    async fn carry(self, one: UnixStream, other: UnixStream, cuts: u64) {
-        let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
+    async fn carry(self, one: UnixStream, other: UnixStream, cuts: u64, number: u64) {
         let (from_one, to_one) = one.into_split();
         let (from_other, to_other) = other.into_split();
         let mut rules = self.shared.rules.subscribe();
@@ -229,7 +229,8 @@ impl Transport for Network {
             let (here, relay_here) = UnixStream::pair()?;
             let (there, relay_there) = UnixStream::pair()?;
             listener.send(Stream::Unix(there)).await.map_err(|_| refused())?;
-            tokio::spawn(self.clone().carry(relay_here, relay_there, cuts));
+            let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(self.clone().carry(relay_here, relay_there, cuts, number));
             Ok(Stream::Unix(here))
         }
         .boxed()
