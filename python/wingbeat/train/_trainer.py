@@ -179,8 +179,8 @@ def _equal(rows: Any, ranks: int) -> Any:
 def _result(told: Mapping[str, Any], folder: str) -> Result:
     if not told:
         raise RuntimeError(
-            f"the run ended well, and what came of it is not known here; what it stored is in {folder}. If the output above does not "
-            f"say that it could not be written, {binary()} is of another version than this package: install both together"
+            f"the run ended well, and what came of it is not known here; what it stored is in {folder}. If the output above does "
+            f"not say that it could not be written, {binary()} is of another version than this package: install both together"
         )
 
     def numbers(metrics: Mapping[str, str]) -> dict[str, float]:
