@@ -105,7 +105,7 @@ class _Shown(threading.Thread):
             self._is_reading = True
 
     def rest(self) -> None:
-        """Waits until all is shown, also for a slow reader, and not for what the command has left behind: that may have its output
+        """Waits until all is shown, also for a slow reader; not for what the command has left behind: that may have its output
         open for as long as a GPU's driver takes, and says nothing more."""
         while self.is_alive():
             before = self._lines
