@@ -163,7 +163,7 @@ impl<T> Clone for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue that holds at most `capacity` items.
+    /// A queue that holds at most `capacity` items; at least one.
     pub fn bounded(capacity: usize) -> Self {
         Queue { actor: QueueActor::remote(capacity.max(1) as u64), item: PhantomData }
     }
