@@ -91,6 +91,14 @@ fn serving(device: Option<u32>) -> (State, ProcessId) {
     (state, process)
 }
 
+/// Another worker process there, which serves lease 2.
+fn another(state: &mut State) -> ProcessId {
+    let [Action::Launch { process, .. }] = state.step(5, says(lease(2, None)))[..] else { panic!("it is launched") };
+    state.step(6, Event::HandedToGuard(process));
+    state.step(7, reported(process));
+    process
+}
+
 #[test]
 fn a_process_that_is_told_to_die_before_the_guard_has_it_is_never_wanted_again() {
     let mut state = node();
@@ -106,9 +114,7 @@ fn a_process_that_is_told_to_die_before_the_guard_has_it_is_never_wanted_again()
 #[test]
 fn a_process_that_was_asked_to_exit_meets_no_lease() {
     let (mut state, first) = serving(None);
-    let [Action::Launch { process: second, .. }] = state.step(5, says(lease(2, None)))[..] else { panic!() };
-    state.step(6, Event::HandedToGuard(second));
-    state.step(7, reported(second));
+    let second = another(&mut state);
     for lease in [1, 2] {
         state.step(8, says(NodeMessage::EndLease { lease: LeaseId(lease), kill: None }));
     }
@@ -147,9 +153,7 @@ fn a_process_in_which_a_task_has_left_something_takes_no_other_lease() {
 #[test]
 fn a_process_that_can_serve_nobody_is_asked_to_exit_and_others_are_kept_in_its_place() {
     let (mut state, first) = serving(None);
-    let [Action::Launch { process: second, .. }] = state.step(5, says(lease(2, None)))[..] else { panic!() };
-    state.step(6, Event::HandedToGuard(second));
-    state.step(7, reported(second));
+    another(&mut state);
     state.step(8, Event::Says(first, NodeMessage::LeftBehind(true)));
     for lease in [1, 2] {
         state.step(9, says(NodeMessage::EndLease { lease: LeaseId(lease), kill: None }));
