@@ -28,11 +28,10 @@ pub(crate) struct World {
 }
 
 /// The variables of every cluster: what usually happens after a while happens soon.
-const ENV: [(&str, &str); 4] = [
+const ENV: [(&str, &str); 3] = [
     ("WINGBEAT_OWNERS_MS", "200"),
     ("WINGBEAT_IDLE_MS", "300"),
     ("WINGBEAT_HOUSEKEEPING_MS", "50"),
-    ("WINGBEAT_NODE_PROBE_MS", "500"),
 ];
 
 impl World {
