@@ -1,5 +1,6 @@
 //! What is asked for: tasks, actors, leases; and who and where the parties are.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -67,7 +68,7 @@ pub enum Strategy {
 }
 
 /// Tasks of one shape can run on the same lease.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Shape {
     /// What the lease holds.
     pub resources: ResourceSet,
@@ -79,6 +80,24 @@ pub struct Shape {
     pub labels: Vec<Selector>,
     /// Whether it waits for a node that could hold it, when there is none.
     pub patient: bool,
+}
+
+impl Ord for Shape {
+    /// By its fields, in order. What is kept by shape is looked up for each task, mostly by the very same one.
+    fn cmp(&self, other: &Shape) -> Ordering {
+        if std::ptr::eq(self, other) {
+            return Ordering::Equal;
+        }
+        let Shape { resources, gpu_memory, strategy, labels, patient } = self;
+        let ours = (resources, gpu_memory, strategy, labels, patient);
+        ours.cmp(&(&other.resources, &other.gpu_memory, &other.strategy, &other.labels, &other.patient))
+    }
+}
+
+impl PartialOrd for Shape {
+    fn partial_cmp(&self, other: &Shape) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Shape {

@@ -29,6 +29,24 @@ impl Owner {
         Some(failed.map_or(Ok(resolved), Err))
     }
 
+    /// The same of arguments that travel in the message, and wait for nothing: their bytes are taken, and not counted anew. None if one
+    /// does not.
+    fn take_inline(&self, args: &mut [Outbound]) -> Option<Vec<Arg>> {
+        let is_inline =
+            |arg: &Outbound| matches!(arg, Outbound::Value(value) if matches!(value.content, Content::Inline(_)));
+        if !args.iter().all(is_inline) {
+            return None;
+        }
+        let taken = args.iter_mut().map(|arg| match arg {
+            Outbound::Value(PackedValue { content: Content::Inline(bytes), held }) => {
+                let refs = self.describe(held);
+                Some(Arg::Value(Packed { bytes: std::mem::take(bytes).into(), refs }))
+            }
+            _ => None,
+        });
+        taken.collect()
+    }
+
     /// One argument as it is pushed; none while it is not there.
     pub(crate) fn resolve_one(&self, arg: &Outbound) -> Option<Result<Arg, Error>> {
         let handle = match arg {
@@ -64,9 +82,12 @@ impl Owner {
     pub(crate) fn when_resolved(
         self: &Arc<Self>,
         (id, parent, name): (TaskId, Option<TaskId>, &Name),
-        args: SmallVec<[Outbound; 3]>,
+        mut args: SmallVec<[Outbound; 3]>,
         then: impl FnOnce(Result<Vec<Arg>, Error>) + Send + 'static,
     ) {
+        if let Some(taken) = self.take_inline(&mut args) {
+            return then(Ok(taken));
+        }
         if let Some(resolved) = self.resolve_now(&args) {
             return then(resolved);
         }

@@ -34,6 +34,21 @@ impl PeerService {
     }
 }
 
+/// Results that have come together are taken in together: for each it would be looked anew what is to be pushed next.
+fn together(messages: Vec<PeerMessage>) -> impl Iterator<Item = PeerMessage> {
+    let mut messages = messages.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let mut first = messages.next()?;
+        if let PeerMessage::Results(all) = &mut first {
+            let mut more = || messages.next_if(|next| matches!(next, PeerMessage::Results(_)));
+            while let Some(PeerMessage::Results(results)) = more() {
+                all.extend(results);
+            }
+        }
+        Some(first)
+    })
+}
+
 impl wingbeat_net::services::Process for PeerService {
     async fn deliver(self, _: Context, contact: u64, number: u64, messages: Vec<PeerMessage>) {
         match self.process.hears(self.peer, contact, number) {
@@ -42,7 +57,7 @@ impl wingbeat_net::services::Process for PeerService {
             Heard::Again | Heard::Lost(_) => return,
         }
         self.process.wire.record(|| Event::FromProcess(self.peer, messages.clone()));
-        for message in messages {
+        for message in together(messages) {
             self.take_in(message);
         }
     }
