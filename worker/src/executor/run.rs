@@ -112,9 +112,14 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     /// What is to be called, unless it gives something else than its caller expects, which may be of another build: it would wait for
     /// what does not come. Nothing has run then.
-    pub(crate) fn expects<T>(&self, found: Result<T, Error>, outputs: impl FnOnce(&T) -> Option<u32>) -> Result<T, Error> {
+    pub(crate) fn expects<T>(
+        &self,
+        found: Result<T, Error>,
+        outputs: impl FnOnce(&T) -> Option<u32>,
+    ) -> Result<T, Error> {
         let found = found?;
-        let said = |count: u32| if count == 1 { "one value".to_owned() } else { format!("{count} values (`num_returns`)") };
+        let said =
+            |count: u32| if count == 1 { "one value".to_owned() } else { format!("{count} values (`num_returns`)") };
         let stream = || "a stream".to_owned();
         let (gives, expected) = match (outputs(&found), self.spec.outputs) {
             (Some(gives), Outputs::Fixed(expected)) if gives == expected => return Ok(found),
