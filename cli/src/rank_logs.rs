@@ -425,6 +425,10 @@ fn lost(why: &str, bytes: usize) {
     }
 }
 
+/// How the command ends when a run has ended well and some of its output is missing: sysexits.h's EX_IOERR. Whoever started it must
+/// know that from a run that has failed, also where nothing more can be written.
+pub(crate) const INCOMPLETE: u8 = 74;
+
 /// What is to be said at the end if some of the output is missing where it was to go.
 pub(crate) fn is_incomplete() -> Option<String> {
     let all = LOST.lock().unwrap_or_else(PoisonError::into_inner);

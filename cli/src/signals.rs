@@ -70,8 +70,9 @@ impl Signals {
 /// How much later the second of two signals comes at least: a shell that ends signals its job, and then the system does.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// And after a Ctrl-C: of one, a process may hear twice, from the terminal and from the program that started it.
-const CTRL_C_AGAIN: Duration = Duration::from_millis(200);
+/// And after a Ctrl-C: of one, a process may hear twice, from the terminal and from the program that started it. A Python program that
+/// waits for it passes it on after a quarter of a second (`subprocess.Popen.wait`).
+const CTRL_C_AGAIN: Duration = Duration::from_millis(500);
 
 /// The signals that are passed on to a run.
 pub(crate) struct Heard(pub Vec<i32>);

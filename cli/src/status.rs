@@ -255,7 +255,7 @@ impl Shown {
             vec![short(&row.name), row.count.to_string(), printable_lines(&row.why).into_owned(), row.id.clone()]
         });
         let rows = rows.collect();
-        self.title("waiting for leases (`wingbeat why ID` says more)");
+        self.title("waiting (`wingbeat why ID` says more)");
         self.table(&["what", "wants", "why", "id"], &["wants"], rows);
     }
 }
@@ -291,12 +291,18 @@ fn counted(state: &ClusterState) -> Vec<String> {
     if !state.placement_groups.is_empty() {
         parts.push(of(state.placement_groups.len(), "placement group", "placement groups"));
     }
-    let waiting: u64 = state.pending.iter().map(|row| u64::from(row.count)).sum();
-    parts.push(match waiting {
-        0 => "nothing waits".to_owned(),
-        1 => "1 lease wanted".to_owned(),
-        count => format!("{count} leases wanted"),
-    });
+    let (groups, leases): (Vec<_>, Vec<_>) = state.pending.iter().partition(|row| row.is_group);
+    let leases: usize = leases.iter().map(|row| row.count as usize).sum();
+    if leases > 0 {
+        parts.push(format!("{} wanted", of(leases, "lease", "leases")));
+    }
+    if !groups.is_empty() {
+        let wait = if groups.len() == 1 { "waits" } else { "wait" };
+        parts.push(format!("{} {wait}", of(groups.len(), "placement group", "placement groups")));
+    }
+    if state.pending.is_empty() {
+        parts.push("nothing waits".to_owned());
+    }
     parts
 }
 

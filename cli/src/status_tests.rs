@@ -155,7 +155,7 @@ fn a_busy_cluster_fits_into_eighty_columns() {
     to look after
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
-    waiting for leases (`wingbeat why ID` says more)
+    waiting (`wingbeat why ID` says more)
       what   wants  why                                         id
       train      3  each needs 4 CPU, 4 GPU; no node has that   process-000000000011
                     much: the largest is alpha with 8 CPU, 2
@@ -196,7 +196,7 @@ fn a_wide_terminal_has_a_line_for_each_thing() {
     to look after
       beta (node-00000000002b) has been suspect for 12 s: it has no connection to the head. Nothing new is placed there, and nothing of it runs elsewhere until it is back or lost
 
-    waiting for leases (`wingbeat why ID` says more)
+    waiting (`wingbeat why ID` says more)
       what   wants  why                                                                                     id
       train      3  each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU  process-000000000011
     ");

@@ -280,7 +280,7 @@ pub(crate) async fn torchrun(args: TorchrunArgs) -> Result<ExitCode> {
         End::Done(_) => match incomplete {
             Some(why) => {
                 note!("error: {why}");
-                ExitCode::FAILURE
+                ExitCode::from(rank_logs::INCOMPLETE)
             }
             None => ExitCode::SUCCESS,
         },

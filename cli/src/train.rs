@@ -278,7 +278,7 @@ async fn train_to_the_end(args: TrainArgs) -> Result<ExitCode> {
             match rank_logs::is_incomplete() {
                 Some(why) => {
                     note!("error: {why}");
-                    Ok(ExitCode::FAILURE)
+                    Ok(ExitCode::from(rank_logs::INCOMPLETE))
                 }
                 None => Ok(ExitCode::SUCCESS),
             }

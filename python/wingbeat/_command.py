@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,9 +12,13 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TextIO
+
+# Of two signals within a second the command may take the second for the first, which has come twice.
+_APART_S = 1.1
 
 # How long what the command has written is waited for once it has ended.
 _REST_S = 5
@@ -73,18 +78,26 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         code = process.wait()
     except BaseException as error:
-        first = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-        for number in (first, signal.SIGTERM, signal.SIGKILL):
-            process.send_signal(number)
-            try:
-                process.wait()
-                break
-            except BaseException:  # asked again: now
-                continue
+        _end(process, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         raise
     for thread in shown:
         thread.rest()
     return code
+
+
+def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """Has a command end: in order, at once if that is asked for again, and with SIGKILL after that."""
+    begun = time.monotonic()
+    process.send_signal(first)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            process.wait()
+            return
+        except BaseException:  # asked again
+            with contextlib.suppress(BaseException):
+                time.sleep(max(0, begun + _APART_S - time.monotonic()))
+        process.send_signal(number)
+    process.wait()
 
 
 class _Shown(threading.Thread):

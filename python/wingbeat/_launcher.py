@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+# The exit code of a run that has ended well, of whose output some could not be written, as on a full disk. The output says so.
+_OUTPUT_IS_MISSING = 74
+
+
 @dataclass(frozen=True)
 class Finished:
     """What came of a run that succeeded.
@@ -129,8 +133,7 @@ class Launcher:
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
         code = _command.run([*command, *what, "--", *arguments], env)
-        if code != 0 and os.path.exists(os.path.join(folder, "result.json")):
-            # The run has ended well. What was printed could not all be written, which the output above says.
+        if code == _OUTPUT_IS_MISSING:
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
         elif code != 0:
             raise _failure(folder, code)

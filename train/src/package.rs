@@ -9,33 +9,33 @@ use crate::cache;
 
 /// Files of the package, by their paths in it.
 const FILES: [(&str, &str); 27] = [
-    ("__init__.py", include_str!("../../python/wingbeat/__init__.py")),
-    ("_command.py", include_str!("../../python/wingbeat/_command.py")),
-    ("_errors.py", include_str!("../../python/wingbeat/_errors.py")),
-    ("_exceptions.py", include_str!("../../python/wingbeat/_exceptions.py")),
-    ("_function.py", include_str!("../../python/wingbeat/_function.py")),
-    ("_launcher.py", include_str!("../../python/wingbeat/_launcher.py")),
-    ("_lazy.py", include_str!("../../python/wingbeat/_lazy.py")),
-    ("_rank_main.py", include_str!("../../python/wingbeat/_rank_main.py")),
-    ("_sending.py", include_str!("../../python/wingbeat/_sending.py")),
-    ("_warm.py", include_str!("../../python/wingbeat/_warm.py")),
-    ("torch.py", include_str!("../../python/wingbeat/torch.py")),
-    ("train/__init__.py", include_str!("../../python/wingbeat/train/__init__.py")),
-    ("train/_checkpoint.py", include_str!("../../python/wingbeat/train/_checkpoint.py")),
-    ("train/_config.py", include_str!("../../python/wingbeat/train/_config.py")),
-    ("train/_connection.py", include_str!("../../python/wingbeat/train/_connection.py")),
-    ("train/_context.py", include_str!("../../python/wingbeat/train/_context.py")),
-    ("train/_dataset.py", include_str!("../../python/wingbeat/train/_dataset.py")),
-    ("train/_device.py", include_str!("../../python/wingbeat/train/_device.py")),
-    ("train/_loop.py", include_str!("../../python/wingbeat/train/_loop.py")),
-    ("train/_prepare.py", include_str!("../../python/wingbeat/train/_prepare.py")),
-    ("train/_process_group.py", include_str!("../../python/wingbeat/train/_process_group.py")),
-    ("train/_report.py", include_str!("../../python/wingbeat/train/_report.py")),
-    ("train/_result.py", include_str!("../../python/wingbeat/train/_result.py")),
-    ("train/_storage.py", include_str!("../../python/wingbeat/train/_storage.py")),
-    ("train/_trainer.py", include_str!("../../python/wingbeat/train/_trainer.py")),
-    ("train/_unsupported.py", include_str!("../../python/wingbeat/train/_unsupported.py")),
-    ("train/torch.py", include_str!("../../python/wingbeat/train/torch.py")),
+    ("__init__.py", include_str!("../python/__init__.py")),
+    ("_command.py", include_str!("../python/_command.py")),
+    ("_errors.py", include_str!("../python/_errors.py")),
+    ("_exceptions.py", include_str!("../python/_exceptions.py")),
+    ("_function.py", include_str!("../python/_function.py")),
+    ("_launcher.py", include_str!("../python/_launcher.py")),
+    ("_lazy.py", include_str!("../python/_lazy.py")),
+    ("_rank_main.py", include_str!("../python/_rank_main.py")),
+    ("_sending.py", include_str!("../python/_sending.py")),
+    ("_warm.py", include_str!("../python/_warm.py")),
+    ("torch.py", include_str!("../python/torch.py")),
+    ("train/__init__.py", include_str!("../python/train/__init__.py")),
+    ("train/_checkpoint.py", include_str!("../python/train/_checkpoint.py")),
+    ("train/_config.py", include_str!("../python/train/_config.py")),
+    ("train/_connection.py", include_str!("../python/train/_connection.py")),
+    ("train/_context.py", include_str!("../python/train/_context.py")),
+    ("train/_dataset.py", include_str!("../python/train/_dataset.py")),
+    ("train/_device.py", include_str!("../python/train/_device.py")),
+    ("train/_loop.py", include_str!("../python/train/_loop.py")),
+    ("train/_prepare.py", include_str!("../python/train/_prepare.py")),
+    ("train/_process_group.py", include_str!("../python/train/_process_group.py")),
+    ("train/_report.py", include_str!("../python/train/_report.py")),
+    ("train/_result.py", include_str!("../python/train/_result.py")),
+    ("train/_storage.py", include_str!("../python/train/_storage.py")),
+    ("train/_trainer.py", include_str!("../python/train/_trainer.py")),
+    ("train/_unsupported.py", include_str!("../python/train/_unsupported.py")),
+    ("train/torch.py", include_str!("../python/train/torch.py")),
 ];
 
 /// Changes with the content.
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn every_module_of_the_package_is_carried_along() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/wingbeat");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
         let (mut there, mut folders) = (BTreeSet::new(), vec![root.clone()]);
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).unwrap() {

@@ -41,7 +41,7 @@ impl Run {
     /// Starts it on a thread of its own, in this thread's session.
     pub(crate) fn begin(mut trainer: TorchTrainer) -> Result<Run, TrainError> {
         const WHAT: &str = "starting a run";
-        let io = |error: std::io::Error| TrainError::from(Error::Failed { what: WHAT.into(), why: error.to_string() });
+        let io = |error: std::io::Error| TrainError::from(Error::io(WHAT, &error));
         let session = Session::current()?;
         let stopper = trainer.stopper();
         let (told, progress) = watch::channel(Progress::default());

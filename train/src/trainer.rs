@@ -384,10 +384,8 @@ impl TorchTrainer {
             None => None,
         };
         let place = Place::new(claim, &run_id, self.plan.on_notice.clone());
-        let printer = Printer::start((self.plan.output)()).map_err(|error| Error::Failed {
-            what: "starting the thread that shows what ranks print".into(),
-            why: error.to_string(),
-        })?;
+        let printer = Printer::start((self.plan.output)())
+            .map_err(|error| Error::io("starting the thread that shows what ranks print", &error))?;
         let begun = Instant::now();
         let mut so_far = SoFar::default();
         let mut outcome = self.attempts(&mut so_far, &run_id, &place, printer.queue()).await;

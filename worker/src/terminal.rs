@@ -37,6 +37,11 @@ struct Repeated {
 }
 
 impl Repeated {
+    /// Whether a line is this one again: also from another process, where the same function runs.
+    fn is(&self, line: &LogLine) -> bool {
+        self.text == line.text && self.is_stderr == line.is_stderr && self.source == line.source
+    }
+
     /// How often the line has come, for who reads, with or without a word behind it.
     fn told(&self, rest: &str) -> String {
         let times = if self.times == 1 { "once".to_owned() } else { format!("{} times", self.times) };
@@ -61,7 +66,7 @@ impl Terminal {
         let mut last = self.last.lock();
         for line in lines {
             match &mut *last {
-                Some(repeated) if repeated.text == line.text && repeated.is_stderr == line.is_stderr => {
+                Some(repeated) if repeated.is(&line) => {
                     repeated.times += 1;
                     // Said at each power of ten, so that a flood is short and a stall is seen.
                     if is_power_of_ten(repeated.times) {

@@ -42,20 +42,26 @@ pub fn given(file: Option<&Path>) -> Result<Option<Token>, Error> {
     std::env::var_os(TOKEN_FILE_VARIABLE).map(|file| named(Path::new(&file))).transpose()
 }
 
-fn failed(file: &Path, why: impl std::fmt::Display) -> Error {
-    Error::Failed { what: format!("reading the token from {}", file.display()), why: why.to_string() }
+fn reading(file: &Path) -> String {
+    format!("reading the token from {}", file.display())
+}
+
+fn failed(file: &Path, why: impl Into<String>) -> Error {
+    Error::Failed { what: reading(file), why: why.into() }
 }
 
 /// From a file that somebody named: links on the way are theirs to make (secrets are mounted so), and root may own it.
 fn named(file: &Path) -> Result<Token, Error> {
     let open = openat(CWD, file, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
-    read(open.map_err(|error| failed(file, error))?.into(), file, &[this_user(), 0])
+    let open = open.map_err(|error| Error::io(reading(file), &error.into()))?;
+    read(open.into(), file, &[this_user(), 0])
 }
 
 /// The content of an open token file.
 fn read(open: File, file: &Path, owners: &[u32]) -> Result<Token, Error> {
     let failed = |why: String| failed(file, why);
-    let meta = open.metadata().map_err(|error| failed(error.to_string()))?;
+    let io = |error: std::io::Error| Error::io(reading(file), &error);
+    let meta = open.metadata().map_err(io)?;
     if !meta.is_file() {
         return Err(failed("it is no file".into()));
     }
@@ -66,7 +72,7 @@ fn read(open: File, file: &Path, owners: &[u32]) -> Result<Token, Error> {
         return Err(failed("others can read the file; make it yours alone with chmod 600".into()));
     }
     let mut text = String::new();
-    open.take(LONGEST_FILE).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
+    open.take(LONGEST_FILE).read_to_string(&mut text).map_err(io)?;
     Token::checked(&text, &file.display().to_string())
 }
 
@@ -102,7 +108,7 @@ fn own_in(folder: &Path) -> Result<Token, Error> {
         Ok(there) => read(there.into(), &file, &[this_user()]).map(Some),
         Err(rustix::io::Errno::NOENT) => Ok(None),
         Err(rustix::io::Errno::LOOP) => Err(failed(&file, "it is a link; remove it, and a new token is made")),
-        Err(error) => Err(failed(&file, error)),
+        Err(error) => Err(Error::io(reading(&file), &error.into())),
     };
     if let Some(token) = existing()? {
         return Ok(token);
@@ -132,21 +138,23 @@ fn write_new(folder: &impl AsFd, name: &str) -> std::io::Result<()> {
 
 /// A folder of this user alone, made if it is not there.
 fn private_folder(folder: &Path) -> Result<File, Error> {
-    let failed = |why: String| Error::Failed { what: format!("the token's folder {}", folder.display()), why };
+    let what = || format!("the token's folder {}", folder.display());
+    let failed = |why: String| Error::Failed { what: what(), why };
+    let io = |error: std::io::Error| Error::io(what(), &error);
     if let Some(parent) = folder.parent() {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-        made.map_err(|error| failed(error.to_string()))?;
+        made.map_err(io)?;
     }
     match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error.to_string())),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(error)),
         _ => {}
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = openat(CWD, folder, flags, Mode::empty()).map(File::from).map_err(|error| match error {
         rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => failed("it is a link or no folder".into()),
-        error => failed(error.to_string()),
+        error => io(error.into()),
     })?;
-    let meta = open.metadata().map_err(|error| failed(error.to_string()))?;
+    let meta = open.metadata().map_err(io)?;
     let elsewhere = format!("set XDG_STATE_HOME or HOME to folders of your own, or {MAKE_A_TOKEN}");
     if meta.uid() != this_user() {
         return Err(failed(format!(

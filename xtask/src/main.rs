@@ -8,6 +8,7 @@ mod fuzz;
 mod loom;
 mod matrix;
 mod miri;
+mod package;
 mod python;
 mod simulate;
 mod soak;
@@ -49,6 +50,8 @@ enum Command {
     Loom(loom::Loom),
     /// The pure parts of the store, and how values are written and read, under Miri.
     Miri(miri::Miri),
+    /// The crates as they would be published: whether each is complete. Nothing is published.
+    Package(package::Package),
     /// The decoders of outside bytes and the handshake, with libFuzzer. Needs a C++ compiler.
     Fuzz(fuzz::Fuzz),
     /// Formatting, lints, unit and doc tests, clusters of real processes, a minute of the soak, half a minute of chaos, Python.
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Loom(loom) => loom::run(&loom),
         Command::Matrix(matrix) => matrix::run(&matrix),
         Command::Miri(miri) => miri::run(&miri),
+        Command::Package(package) => package::run(&package),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Soak(soak) => soak::run(&soak),
         Command::Test { release } => test::run(release),

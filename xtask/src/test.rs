@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::python;
 use crate::steps::{cargo, root, step};
+use crate::{package, python};
 
 /// What the tests start as processes of their own.
 const BUILT: [&str; 12] = [
@@ -31,6 +31,7 @@ pub(crate) fn run(release: bool) -> Result<()> {
     step("lints", &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?)?;
     let mut documentation = cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--features", "wingbeat/testing"])?;
     step("documentation", documentation.env("RUSTDOCFLAGS", "-D warnings"))?;
+    package::run(&package::Package::default())?;
     step("the command and the examples", &mut cargo(&BUILT)?)?;
     let python = python::interpreter()?;
     let binary = root()?.join("target/debug/wingbeat");

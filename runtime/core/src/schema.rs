@@ -24,7 +24,8 @@ pub const SCHEMA: u64 = {
     let resources = fold(labels, include_bytes!("resources.rs"));
     let spec = fold(resources, include_bytes!("spec.rs"));
     let value = fold(spec, include_bytes!("value.rs"));
-    fold(value, include_bytes!("error.rs"))
+    let memory = fold(value, include_bytes!("memory.rs"));
+    fold(memory, include_bytes!("error.rs"))
 };
 
 #[cfg(test)]

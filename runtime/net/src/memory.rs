@@ -71,12 +71,23 @@ fn kept() -> u64 {
         let mut pages = statm.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
         let (Some(resident), Some(of_files)) = (pages.next(), pages.next()) else { return 0 };
         let resident = resident.saturating_sub(of_files) * rustix::param::page_size() as u64;
-        // SAFETY: it takes no pointers, and may be called at any time from any thread.
-        let heap = unsafe { libc::mallinfo2() };
-        resident.saturating_sub((heap.uordblks + heap.hblkhd) as u64)
+        resident.saturating_sub(in_use().unwrap_or(resident))
     }
     #[cfg(not(target_env = "gnu"))]
     0
+}
+
+/// What the allocator has given and not got back, in bytes. None before glibc 2.33, which has no such sum: a program that was linked to the
+/// function could not be started there.
+#[cfg(target_env = "gnu")]
+fn in_use() -> Option<u64> {
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"mallinfo2".as_ptr()) };
+    // SAFETY: it is glibc's function, of this type, or null, which is None.
+    let mallinfo2: Option<unsafe extern "C" fn() -> libc::mallinfo2> = unsafe { std::mem::transmute(found) };
+    // SAFETY: it takes no pointers, and may be called at any time from any thread.
+    let heap = unsafe { mallinfo2?() };
+    Some((heap.uordblks + heap.hblkhd) as u64)
 }
 
 /// Has the allocator give back what it does not need, after a while, once for all who ask meanwhile, and on a thread where nobody waits for it: it looks at

@@ -28,12 +28,8 @@ pub(crate) struct World {
 }
 
 /// The variables of every cluster: what usually happens after a while happens soon.
-const ENV: [(&str, &str); 4] = [
-    ("WINGBEAT_OWNERS_MS", "200"),
-    ("WINGBEAT_IDLE_MS", "300"),
-    ("WINGBEAT_HOUSEKEEPING_MS", "50"),
-    ("WINGBEAT_NODE_PROBE_MS", "500"),
-];
+const ENV: [(&str, &str); 3] =
+    [("WINGBEAT_OWNERS_MS", "200"), ("WINGBEAT_IDLE_MS", "300"), ("WINGBEAT_HOUSEKEEPING_MS", "50")];
 
 impl World {
     /// A cluster whose head keeps a journal, with a node for the driver and one more.

@@ -292,7 +292,7 @@ fn live(queue: &Arc<Queue>, thread: u64, runtime: &tokio::runtime::Runtime) {
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };
                 blocks |= function.as_ref().is_ok_and(|function| !function.is_asynchronous);
-                under_way.extend(match function {
+                under_way.extend(match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),
                     Err(error) => call.begin("an unknown function", |_| Err(error)),
                 });

@@ -47,7 +47,7 @@ pub(crate) fn main_loop(session: &Session, queue: &Arc<Queue>) {
                 queue.started(&execution);
                 let function = registry::table().function(spec.function, spec.name.as_deref());
                 let call = Call { queue, execution, spec, paused: &paused };
-                let left = match function {
+                let left = match call.expects(function, |function| function.outputs) {
                     Ok(function) => call.begin(function.path, function.run),
                     Err(error) => call.begin("an unknown function", |_| Err(error)),
                 };
@@ -266,7 +266,7 @@ impl Lanes {
         let instance = self.instance.clone();
         let method = registry::table().method(spec.function, Some(&self.class));
         let call = Call { queue: &self.queue, execution, spec, paused };
-        match method {
+        match call.expects(method, |method| method.outputs) {
             Ok(method) => call.begin(method.path, move |arguments| (method.run)(instance, arguments)),
             Err(error) => call.begin("an unknown method", |_| Err(error)),
         }

@@ -110,6 +110,25 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    /// What is to be called, unless it gives something else than its caller expects, which may be of another build: it would wait for
+    /// what does not come. Nothing has run then.
+    pub(crate) fn expects<T>(&self, found: Result<T, Error>, outputs: impl FnOnce(&T) -> Option<u32>) -> Result<T, Error> {
+        let found = found?;
+        let said = |count: u32| if count == 1 { "one value".to_owned() } else { format!("{count} values (`num_returns`)") };
+        let stream = || "a stream".to_owned();
+        let (gives, expected) = match (outputs(&found), self.spec.outputs) {
+            (Some(gives), Outputs::Fixed(expected)) if gives == expected => return Ok(found),
+            (None, Outputs::Stream { .. }) => return Ok(found),
+            (gives, Outputs::Fixed(expected)) => (gives.map_or_else(stream, said), said(expected)),
+            (gives, Outputs::Stream { .. }) => (gives.map_or_else(stream, said), stream()),
+        };
+        let name = &self.execution.name;
+        let what = format!(
+            "{name} gives {gives}, and its caller, which is of another build, expects {expected}; it has not run"
+        );
+        Err(Error::InvalidArgument { what })
+    }
+
     /// Begins the call with what `start` does, outside of the thread's runtime, and sends its result. Answers with what is
     /// left, if it is not done at once.
     pub(crate) fn begin(
@@ -243,7 +262,6 @@ impl<'a> Call<'a> {
         let (mut outputs, mut held) = (Vec::new(), Vec::new());
         let packed = caught(name, || {
             let values: OutputValues = finished.map_err(|error| named(error, name))?;
-            self.expects(values.len())?;
             outputs.reserve_exact(values.len());
             for (index, value) in values.iter().enumerate() {
                 if self.execution.is_disowned() {
@@ -269,20 +287,6 @@ impl<'a> Call<'a> {
                 (Outcome::Many(outputs), held)
             }
         }
-    }
-
-    /// The caller may be of another build, and what it would wait for is not given here.
-    fn expects(&self, gives: usize) -> Result<(), Error> {
-        let expected = match self.spec.outputs {
-            Outputs::Fixed(count) if count as usize == gives => return Ok(()),
-            Outputs::Fixed(1) => "one".to_owned(),
-            Outputs::Fixed(count) => format!("{count} (`num_returns`)"),
-            Outputs::Stream { .. } => "a stream".to_owned(),
-        };
-        let gives = if gives == 1 { "one value".to_owned() } else { format!("{gives} values") };
-        let name = &self.execution.name;
-        let what = format!("{name} gives {gives}, and its caller, which is of another build, expects {expected}");
-        Err(Error::InvalidArgument { what })
     }
 
     fn pack_item(&self, index: u32, item: Item) -> Result<(ObjectValue, Vec<Handle>), Error> {

@@ -92,11 +92,13 @@ impl Network {
         let number = u32::try_from(number).ok().filter(|number| *number < MACHINES);
         let number = number.ok_or_else(|| failed(format!("a test cluster has at most {MACHINES} machines")))?;
         let hub = &self.0;
-        let machine =
-            Machine { namespace: namespace().map_err(failed)?, port: format!("port{number}"), hub: hub.clone() };
-        let (port, inside, address) = (&machine.port, path(&machine.namespace), hub.address(number + 1));
+        let (namespace, port) = (namespace().map_err(failed)?, format!("port{number}"));
+        let inside = path(&namespace);
+        // If it is there, it is another machine's.
+        hub.ip(&format!("link add {port} type veth peer name eth0 netns {inside}")).map_err(failed)?;
+        let machine = Machine { namespace, port, hub: hub.clone() };
+        let (port, address) = (&machine.port, hub.address(number + 1));
         let connect = || -> io::Result<()> {
-            hub.ip(&format!("link add {port} type veth peer name eth0 netns {inside}"))?;
             hub.ip(&format!("link set {port} master hub up"))?;
             ip(&format!("addr add {address}/{} dev eth0", 32 - BITS), Some(&machine.namespace))?;
             ip("link set eth0 up", Some(&machine.namespace))?;

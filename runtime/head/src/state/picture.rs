@@ -194,7 +194,8 @@ impl Reasons {
             }
         };
         let why = self.why(state, waiter, &id);
-        Some(PendingRow { name, id, resources, count, why })
+        let is_group = matches!(waiter, Waiter::Group(_));
+        Some(PendingRow { name, id, resources, count, is_group, why })
     }
 
     fn why(&mut self, state: &State, waiter: Waiter, id: &str) -> String {

@@ -131,6 +131,8 @@ pub struct PendingRow {
     /// How many leases are wanted for it. Of tasks, that is what their owner can use by its last word, which grows in powers of two; how
     /// many tasks wait, it alone knows.
     pub count: u32,
+    /// Whether it is a placement group, which waits for room and not for a lease.
+    pub is_group: bool,
     /// Why, in words.
     pub why: String,
 }

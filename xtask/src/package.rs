@@ -1,0 +1,27 @@
+//! `cargo xtask package`: the crates as they would be published, without publishing them.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::steps::{cargo, step};
+
+#[derive(Args, Default)]
+pub(crate) struct Package {
+    /// Also build each crate from its package alone. Takes minutes.
+    #[arg(long)]
+    build: bool,
+}
+
+/// What a package lacks (a version, a licence, a file from outside) is an error here, and not on the day of a release.
+pub(crate) fn run(args: &Package) -> Result<()> {
+    let mut publish = cargo(&["publish", "--quiet", "--workspace", "--dry-run", "--allow-dirty"])?;
+    if !args.build {
+        publish.arg("--no-verify");
+    }
+    step("packages", publish.args(["--target-dir", "target/packages"]))?;
+    // What users import, as it is without the parts that may be left out.
+    step(
+        "a client that only joins clusters",
+        &mut cargo(&["check", "--quiet", "-p", "wingbeat", "--no-default-features"])?,
+    )
+}
