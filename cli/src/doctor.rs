@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use comfy_table::{Table, presets};
-use wingbeat_train::{Diagnosis, doctor};
+use wingbeat_train::{Diagnosis, default_python, doctor};
 use wingbeat_worker::join;
 
 use crate::say::say;
@@ -25,15 +25,15 @@ pub(crate) struct DoctorArgs {
     /// File with the cluster's token; else as for `wingbeat head`.
     #[arg(long)]
     token_file: Option<PathBuf>,
-    /// The interpreter that training is to use.
-    #[arg(long, env = "WINGBEAT_PYTHON", default_value = "python3")]
-    python: String,
+    /// The interpreter that training is to use; else that which `wingbeat train` would use.
+    #[arg(long, env = "WINGBEAT_PYTHON")]
+    python: Option<String>,
 }
 
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode> {
     let init = crate::train::session(args.address.as_deref(), args.token_file.as_deref())?;
     let session = init.name("wingbeat doctor").await?;
-    let diagnosis = doctor(&args.python).await;
+    let diagnosis = doctor(&args.python.unwrap_or_else(default_python)).await;
     session.shutdown().await;
     let diagnosis = diagnosis?;
     say!("{}", table(&diagnosis));

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -355,7 +356,8 @@ fn own_folder() -> PathBuf {
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     let folder = state.map(|state| state.join("wingbeat/torchrun"));
     let Some(folder) = folder.filter(|folder| {
-        let made = std::fs::create_dir_all(folder);
+        // The folder above holds the token, too: others may not look into it.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.is_ok() && rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok()
     }) else {
         return std::env::temp_dir();

@@ -73,4 +73,4 @@ pub use run::Run;
 pub use scaling::Scaling;
 pub use stopper::Stopper;
 pub use storage::{Best, Checkpoint, Keep};
-pub use trainer::TorchTrainer;
+pub use trainer::{TorchTrainer, default_python};

@@ -544,7 +544,13 @@ struct SoFar {
     left: BTreeSet<u64>,
 }
 
-fn default_python() -> String {
+/// The interpreter of ranks for which none is named: `$WINGBEAT_PYTHON`, that of the environment that is activated, of `.venv` in the
+/// current folder, or `python3` on the PATH.
+///
+/// ```
+/// assert!(!wingbeat_train::default_python().is_empty());
+/// ```
+pub fn default_python() -> String {
     if let Ok(python) = std::env::var(PYTHON_VARIABLE) {
         return python;
     }

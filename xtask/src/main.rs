@@ -3,6 +3,7 @@
 mod bench;
 mod chaos;
 mod demo;
+mod docs;
 mod fuzz;
 mod loom;
 mod matrix;
@@ -32,6 +33,8 @@ enum Command {
     Demo,
     /// How fast it is on this machine, beside what the machine can do and what peers do.
     Bench(bench::Bench),
+    /// The guide as a book in target/book, where mdBook is installed; and where its pages are.
+    Docs,
     /// A large simulated cluster of real owners, real nodes and the real head, with faults: `--nodes 10000 --events 1000000`.
     Simulate(simulate::Simulate),
     /// Small simulated clusters of real owners, real nodes and the real head, each with and without faults; the tests run 3,400.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&bench),
         Command::Chaos(chaos) => chaos::run(&chaos),
         Command::Demo => demo::run(),
+        Command::Docs => docs::run(),
         Command::Explore(explore) => simulate::explore(&explore),
         Command::Fuzz(fuzz) => fuzz::run(&fuzz),
         Command::Loom(loom) => loom::run(&loom),

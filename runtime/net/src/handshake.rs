@@ -70,7 +70,7 @@ pub struct Token {
 const TOKEN_IS_WRONG: &str = "the token is wrong";
 
 /// The fewest bytes of a token that a person chose. Listeners answer anybody who asks, as often as they ask: less than
-/// this can be guessed. The command in the README makes 44.
+/// this can be guessed. [`MAKE_A_TOKEN`] makes 44.
 pub const SHORTEST_TOKEN: usize = 16;
 
 /// How to make a token, for messages.

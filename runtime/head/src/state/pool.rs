@@ -189,8 +189,11 @@ impl Pool {
             .filter(|(name, amount)| free(name) < *amount)
             .map(|(name, _)| {
                 // Less than none, while one that waited goes on where another has its place.
-                let free = free(name).max(Amount::ZERO);
-                format!("{} {name} free of {}", free.shown(name), self.total.get(name).shown(name))
+                let (free, total) = (free(name).max(Amount::ZERO), self.total.get(name));
+                match total.is_zero() {
+                    true => format!("no {name}"),
+                    false => format!("{} {name} free of {}", free.shown(name), total.shown(name)),
+                }
             })
             .collect();
         let gpu = needed.get(GPU);
