@@ -104,6 +104,7 @@ fn busy() -> ClusterState {
             id: "process-000000000011".into(),
             resources: ResourceSet::cpus(Amount::whole(4)).with(GPU, Amount::whole(4)),
             count: 3,
+            is_group: false,
             why: "each needs 4 CPU, 4 GPU; no node has that much: the largest is alpha with 8 CPU, 2 GPU".into(),
         }],
         ..empty()

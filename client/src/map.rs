@@ -43,7 +43,7 @@ where
 
 /// The results of [`map`](fn@map). Dropped, it cancels what is not done.
 #[must_use = "nothing is submitted before the first result is asked for"]
-pub struct Map<I, F, T> {
+pub struct Map<I, F, T: DeserializeOwned + 'static> {
     /// None after the last.
     items: Option<I>,
     call: F,
@@ -51,12 +51,12 @@ pub struct Map<I, F, T> {
     calls: Calls<T>,
 }
 
-enum Calls<T> {
+enum Calls<T: DeserializeOwned + 'static> {
     InOrder(FuturesOrdered<Call<T>>),
     AsTheyCome(FuturesUnordered<Call<T>>),
 }
 
-impl<I, F, T> Map<I, F, T> {
+impl<I, F, T: DeserializeOwned + 'static> Map<I, F, T> {
     /// At most so many are submitted of which the result was not taken: 256 unless told otherwise, and at least 1.
     pub fn in_flight(mut self, most: usize) -> Self {
         self.in_flight = most.max(1);
@@ -162,7 +162,7 @@ impl<T: DeserializeOwned + 'static> Calls<T> {
     }
 }
 
-impl<I, F, T> fmt::Debug for Map<I, F, T> {
+impl<I, F, T: DeserializeOwned + 'static> fmt::Debug for Map<I, F, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Map<{}>", std::any::type_name::<T>())
     }

@@ -323,7 +323,7 @@ fn a_map_of_endless_items_is_as_far_ahead_as_it_may_be() {
         taken += 1;
         (taken != 13).then_some(taken).or(Some(0))
     });
-    let mut squares = wingbeat::map(items, |x| squared_unless_thirteen::remote(x)).in_flight(10);
+    let mut squares = wingbeat::map(items, squared_unless_thirteen::remote).in_flight(10);
     for x in 1..1_000u64 {
         let x = if x == 13 { 0 } else { x };
         assert_eq!(squares.next_blocking().unwrap().unwrap(), x * x);
@@ -336,7 +336,7 @@ fn a_map_of_endless_items_is_as_far_ahead_as_it_may_be() {
 #[test]
 fn a_failure_in_a_map_is_one_result_and_the_end_of_what_is_collected() {
     let _local = Local::start(2);
-    let map = || wingbeat::map(0..20u64, |x| squared_unless_thirteen::remote(x));
+    let map = || wingbeat::map(0..20u64, squared_unless_thirteen::remote);
     let results: Vec<_> = wingbeat::block_on(futures::StreamExt::collect::<Vec<_>>(map().in_flight(3)));
     assert_eq!(results.len(), 20);
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 19);
@@ -348,7 +348,7 @@ fn a_failure_in_a_map_is_one_result_and_the_end_of_what_is_collected() {
     let mut unordered: Vec<u64> = unordered.into_iter().map(Result::unwrap).collect();
     unordered.sort_unstable();
     assert_eq!(unordered, (0..20).filter(|x| *x != 13).map(|x| x * x).collect::<Vec<u64>>());
-    assert_eq!(wingbeat::map(0..0u64, |x| squared_unless_thirteen::remote(x)).collect_blocking().unwrap(), []);
+    assert!(wingbeat::map(0..0u64, squared_unless_thirteen::remote).collect_blocking().unwrap().is_empty());
 }
 
 #[test]
