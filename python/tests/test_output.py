@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 
 from conftest import DEADLINE_SECONDS
@@ -159,3 +160,43 @@ def test_output_that_does_not_wait_is_waited_for(binary, write, cluster):
         assert sum(1 for _ in lines) == 40000
     assert process.wait(DEADLINE_SECONDS) == 0, process.stderr.read()
     process.stderr.close()
+
+
+STUB = """
+import signal, sys, time
+
+began = None
+
+def told(number, frame):
+    global began
+    if began is None:
+        began = time.monotonic()
+        print("first", flush=True)
+    else:
+        print("second after a second:", time.monotonic() - began > 1, flush=True)
+        sys.exit(3)
+
+signal.signal(signal.SIGINT, told)
+signal.signal(signal.SIGTERM, told)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_second_ctrl_c_is_sent_when_the_command_takes_it_for_one(write, environment):
+    program = write("asks.py", f"""
+        import os, sys
+        from wingbeat import _command
+        _command.run([sys.executable, "-c", {STUB!r}], os.environ)
+    """)
+    running = subprocess.Popen(
+        [sys.executable, program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    assert running.stdout.readline() == "first\n"
+    running.send_signal(signal.SIGINT)
+    assert running.stdout.readline() == "second after a second: True\n"
+    running.stdout.close()
+    assert running.wait(DEADLINE_SECONDS) in (1, 130, -signal.SIGINT)
