@@ -43,6 +43,32 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
+/// List one kind of thing of a cluster: a table, or with --json an array for programs.
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// What is listed.
+    #[arg(value_enum)]
+    what: What,
+    #[command(flatten)]
+    at: Where,
+    /// Print a JSON array for programs, with the fields of `wingbeat status --json`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A kind of thing that a cluster has.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum What {
+    Nodes,
+    Jobs,
+    Actors,
+    /// Placement groups.
+    Groups,
+    Quotas,
+    /// What wants leases or room, and why it has none.
+    Waiting,
+}
+
 /// How often the head is asked to stop, over connections that end.
 const STOP_TRIES: u32 = 5;
 
@@ -70,9 +96,30 @@ async fn dial(at: &Where) -> Result<(HeadClient, Address)> {
     Ok((HeadClient::new(mux::client_config(), client).spawn(), welcome.address))
 }
 
+async fn state(at: &Where) -> Result<ClusterState> {
+    connect(at).await?.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")
+}
+
+pub(crate) async fn list(args: ListArgs) -> Result<()> {
+    let state = state(&args.at).await?;
+    if args.json {
+        let listed = match args.what {
+            What::Nodes => serde_json::to_string_pretty(&state.nodes),
+            What::Jobs => serde_json::to_string_pretty(&state.jobs),
+            What::Actors => serde_json::to_string_pretty(&state.actors),
+            What::Groups => serde_json::to_string_pretty(&state.placement_groups),
+            What::Quotas => serde_json::to_string_pretty(&state.quotas),
+            What::Waiting => serde_json::to_string_pretty(&state.pending),
+        };
+        say!("{}", listed?);
+    } else {
+        say!("{}", status::list(&state, args.what).trim_end());
+    }
+    Ok(())
+}
+
 pub(crate) async fn status(args: StatusArgs) -> Result<()> {
-    let head = connect(&args.at).await?;
-    let mut state = head.state(mux::within(Duration::from_secs(10))).await.context("the head did not answer")?;
+    let mut state = state(&args.at).await?;
     if let Some(text) = &args.id {
         let all = named::ids(&state);
         let id = named::one_of(text, &all)?.with_context(|| format!("nothing has an id that begins with `{text}`"))?;

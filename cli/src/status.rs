@@ -11,6 +11,7 @@ use wingbeat_core::spec::ScopedName;
 use wingbeat_core::{Amount, ResourceSet};
 use wingbeat_net::messages::ClusterState;
 
+use crate::cluster::What;
 use crate::sizes;
 
 /// The columns of a line where the output is no terminal: programs that look for words find them on one line.
@@ -24,11 +25,22 @@ const LONGEST_NAME: usize = 40;
 
 /// What is shown of a cluster; `is_all` says that nothing was left out.
 pub(crate) fn text(state: &ClusterState, is_all: bool) -> String {
-    let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
-    let width = terminal.map_or(PIPED_WIDTH, |size| size.ws_col.max(NARROWEST));
-    let mut shown = Shown { text: String::new(), width };
+    let mut shown = Shown { text: String::new(), width: width() };
     shown.cluster(state, is_all);
     shown.text
+}
+
+/// One kind of thing of a cluster.
+pub(crate) fn list(state: &ClusterState, what: What) -> String {
+    let mut shown = Shown { text: String::new(), width: width() };
+    shown.list(state, what);
+    shown.text
+}
+
+/// Columns of a line.
+fn width() -> u16 {
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
+    terminal.map_or(PIPED_WIDTH, |size| size.ws_col.max(NARROWEST))
 }
 
 struct Shown {
@@ -49,6 +61,28 @@ impl Shown {
         self.quotas(state);
         self.troubles(state);
         self.waiting(state);
+    }
+
+    fn list(&mut self, state: &ClusterState, what: What) {
+        let (is_empty, none) = match what {
+            What::Nodes => (state.nodes.is_empty(), "no nodes"),
+            What::Jobs => (state.jobs.is_empty(), "no jobs"),
+            What::Actors => (state.actors.is_empty(), "no actors"),
+            What::Groups => (state.placement_groups.is_empty(), "no placement groups"),
+            What::Quotas => (state.quotas.is_empty(), "no quotas"),
+            What::Waiting => (state.pending.is_empty(), "nothing waits"),
+        };
+        if is_empty {
+            return self.line(none);
+        }
+        match what {
+            What::Nodes => self.nodes(state),
+            What::Jobs => self.jobs(state),
+            What::Actors => self.actors(state),
+            What::Groups => self.groups(state),
+            What::Quotas => self.quotas(state),
+            What::Waiting => self.waiting(state),
+        }
     }
 
     fn line(&mut self, line: &str) {

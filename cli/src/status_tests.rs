@@ -210,3 +210,20 @@ fn memory_reads_as_people_write_it_and_amounts_as_they_are() {
     assert_eq!(used_of(MEMORY, 16.0 * GIB, 16.0 * GIB, false), "0 B/16.0 GiB");
     assert_eq!(used_of(CPU, 4.0, 2.5, false), "1.5/4");
 }
+
+#[test]
+fn a_list_is_its_table_alone() {
+    let list = |state: &ClusterState, what| {
+        let mut shown = Shown { text: String::new(), width: 200 };
+        shown.list(state, what);
+        shown.text
+    };
+    insta::assert_snapshot!(list(&busy(), What::Jobs), @r"
+    jobs
+      job               name   leases
+      job-000000000007  sweep       6
+    ");
+    assert!(list(&busy(), What::Waiting).starts_with("waiting (`wingbeat why ID` says more)\n"));
+    assert_eq!(list(&empty(), What::Groups), "no placement groups\n");
+    assert_eq!(list(&empty(), What::Waiting), "nothing waits\n");
+}
