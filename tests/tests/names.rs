@@ -175,3 +175,23 @@ fn daemons_raise_their_limit_of_descriptors() {
     let words: Vec<&str> = limit.split_whitespace().collect();
     assert_eq!(words[3], words[4], "{limit}");
 }
+
+#[test]
+fn named_actors_are_listed_by_namespace_and_others_are_not() {
+    let _local = Local::start(1);
+    let zero = || Counter::options().num_cpus(0.0);
+    let second = zero().name("second").remote();
+    let first = zero().name("first").remote();
+    let elsewhere = zero().name("first").namespace("elsewhere").remote();
+    let unnamed = zero().remote();
+    for actor in [&second, &first, &elsewhere, &unnamed] {
+        assert!(actor.ping().get_blocking().unwrap());
+    }
+    let names = |actors: Vec<wingbeat::NamedActor>| actors.into_iter().map(|actor| actor.name).collect::<Vec<_>>();
+    let mine = wingbeat::block_on(wingbeat::list_named_actors()).unwrap();
+    assert!(mine.iter().all(|actor| actor.state == "alive" && actor.class_name.ends_with("Counter")), "{mine:?}");
+    assert_eq!(names(mine), ["first", "second"]);
+    let all = wingbeat::block_on(wingbeat::list_named_actors_everywhere()).unwrap();
+    assert_eq!(all.iter().filter(|actor| actor.namespace == "elsewhere").count(), 1);
+    assert_eq!(names(all).len(), 3);
+}
