@@ -23,9 +23,12 @@ from wingbeat import _lazy
 if TYPE_CHECKING:
     from wingbeat.ml import base as base
     from wingbeat.ml import classification as classification
+    from wingbeat.ml import evaluation as evaluation
     from wingbeat.ml import feature as feature
     from wingbeat.ml import param as param
+    from wingbeat.ml import pipeline as pipeline
     from wingbeat.ml import summarizer as summarizer
+    from wingbeat.ml import tuning as tuning
     from wingbeat.ml._errors import DatasetError as DatasetError
     from wingbeat.ml._errors import EmptyDataset as EmptyDataset
     from wingbeat.ml._errors import ExistingColumn as ExistingColumn
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from wingbeat.ml.base import Evaluator as Evaluator
     from wingbeat.ml.base import Model as Model
     from wingbeat.ml.base import Transformer as Transformer
+    from wingbeat.ml.pipeline import Pipeline as Pipeline
+    from wingbeat.ml.pipeline import PipelineModel as PipelineModel
 
 _ERRORS = [
     "DatasetError",
@@ -70,13 +75,15 @@ _ERRORS = [
     "UnsupportedDataset",
 ]
 _BASES = ["Estimator", "Evaluator", "Model", "Transformer"]
-_MODULES = ["base", "classification", "feature", "param", "summarizer"]
+_PIPELINES = ["Pipeline", "PipelineModel"]
+_MODULES = ["base", "classification", "evaluation", "feature", "param", "pipeline", "summarizer", "tuning"]
 
-__all__ = [*_ERRORS, *_BASES, *_MODULES]  # noqa: PLE0604
+__all__ = [*_ERRORS, *_BASES, *_PIPELINES, *_MODULES]  # noqa: PLE0604
 
 _HOMES = {
     **{name: "wingbeat.ml._errors" for name in _ERRORS},
     **{name: "wingbeat.ml.base" for name in _BASES},
+    **{name: "wingbeat.ml.pipeline" for name in _PIPELINES},
     **{name: f"wingbeat.ml.{name}" for name in _MODULES},
 }
 

@@ -130,7 +130,9 @@ class Derived(Source):
 class Rows(Protocol):
     """Chooses rows."""
 
-    columns: list[str]
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it looks at."""
 
     def chosen(self, batch: Batch) -> numpy.ndarray[Any, Any]:
         """Whether each row of a batch is chosen. The batch has `columns`."""

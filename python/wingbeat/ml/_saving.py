@@ -165,6 +165,36 @@ class Savable(Params):
         """Reads what `_save` has written besides the parameters."""
 
 
+class Composite(Savable):
+    """What consists of other objects."""
+
+    def _children(self) -> list[Savable]:
+        raise NotImplementedError
+
+
+def by_uid(root: Savable) -> dict[str, Savable]:
+    """An object and all that it consists of.
+
+    Args:
+        root: The object.
+
+    Returns:
+        The objects by their `uid`.
+
+    Raises:
+        MlError: Two have the same.
+    """
+    found: dict[str, Savable] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if one.uid in found:
+            raise MlError(f"{root.uid} has two parts with the uid {one.uid}: make each of its stages anew")
+        found[one.uid] = one
+        waiting += one._children() if isinstance(one, Composite) else []
+    return found
+
+
 class CoreModel(Savable):
     """A model with weights."""
 

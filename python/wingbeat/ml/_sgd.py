@@ -257,20 +257,25 @@ class _Run:
         weights = rows[:, self._width + 1 :] * self._scale if self._settings.columns.weight else None
         parts = torch.split(inputs, mine), torch.split(targets, mine)
         weight_parts = [None] * len(mine) if weights is None else torch.split(weights, mine)
-        logs = [self._step(*batch) for batch in zip(*parts, weight_parts, sizes)]
-        losses = torch.cat(logs).mul_(targets)
-        return -(losses if weights is None else losses.mul_(weights)).sum()
+        steps = [self._step(*batch) for batch in zip(*parts, weight_parts, sizes)]
+        outputs, totals = (torch.cat(part) for part in zip(*steps))
+        losses = totals.log_() - outputs.mul_(targets).sum(1, keepdim=True)
+        return (losses if weights is None else losses.mul_(weights)).sum()
 
-    def _step(self, inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, size: int) -> torch.Tensor:
-        """Makes a step. Returns the logarithms of the probabilities before it.
+    def _step(
+        self, inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Makes a step. Returns x W less its maximum before the step, and the sums of its exponentials.
 
         The gradient of the cross-entropy of softmax(x W) is x' (softmax(x W) - target): Bishop, "Pattern Recognition and
-        Machine Learning" (2006), 4.109. The step is torch's `SGD` with momentum and without dampening.
+        Machine Learning" (2006), 4.109. The step is torch's `SGD` with momentum and without dampening. Not torch's own
+        softmax, which wakes all threads, also for 32 rows.
         """
-        import torch
-
-        logs = torch.log_softmax(inputs @ self._parameters, 1)
-        errors = logs.exp().sub_(targets)
+        outputs = inputs @ self._parameters
+        outputs.sub_(outputs.amax(1, keepdim=True))
+        errors = outputs.exp()
+        totals = errors.sum(1, keepdim=True)
+        errors.div_(totals).sub_(targets)
         if weights is not None:
             errors.mul_(weights)
         if self._all_reduce is None:
@@ -280,7 +285,7 @@ class _Run:
             self._all_reduce(gradient)
             self._velocity.mul_(self._settings.momentum).add_(gradient, alpha=1 / size)
         self._parameters.sub_(self._velocity, alpha=self._settings.learning_rate)
-        return logs
+        return outputs, totals
 
     def fitted(self, losses: list[float]) -> Fitted:
         """The model as it is now."""

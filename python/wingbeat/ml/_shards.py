@@ -41,11 +41,12 @@ def reduce(make: Callable[[], S], source: Source, columns: Sequence[str], local_
     Raises:
         MissingColumn: A column is not there.
     """
+    columns = list(dict.fromkeys(columns))
     source.require(columns)
     if workers == 1 or not source.is_in_files or source.nbytes(columns) <= local_bytes:
         return _pass(make, source, columns, 0, None)
     ranges = source.split(workers)
-    states: list[S] = on_ranks(_shard, (make, source, list(columns), ranges), len(ranges), return_all=True)
+    states: list[S] = on_ranks(_shard, (make, source, columns, ranges), len(ranges), return_all=True)
     first, *others = states
     for state in others:
         first.merge(state)

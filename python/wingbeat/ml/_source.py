@@ -94,11 +94,14 @@ class Source(ABC):
 
         Raises:
             MissingColumn: One is not.
+            DatasetError: Two have the same name.
         """
         existing = self.column_names
         for column in columns:
             if column not in existing:
                 raise missing_column(column, existing, self.name)
+            if existing.count(column) > 1:
+                raise DatasetError(f"{self.name} has {existing.count(column)} columns of the name {column!r}: rename them")
 
     def table(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """Reads rows into memory.
