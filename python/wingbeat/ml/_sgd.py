@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.ml import _sums
 from wingbeat.ml._errors import MlError, TrainingDiverged
 from wingbeat.ml._examples import NOTHING, Columns, Examples, Facts
 from wingbeat.ml._order import Order
@@ -112,7 +113,13 @@ def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings:
             raise one
         facts.append(one)
     assert examples is not None
-    fitted = _train(examples, facts, rank, settings, str(device), dist.all_reduce)
+    context = get_context()
+    is_one_machine = context.get_local_world_size() == context.get_world_size()
+
+    def summing(nbytes: int) -> Callable[[torch.Tensor], Any]:
+        return _sums.all_reduce(is_one_machine, nbytes, device)
+
+    fitted = _train(examples, facts, rank, settings, str(device), summing)
     if store is not None:
         _process_group.leave(store)
     return fitted if rank == 0 else None
@@ -132,7 +139,7 @@ def _train(
     rank: int,
     settings: Settings,
     device: str,
-    all_reduce: Callable[[torch.Tensor], Any] | None,
+    summing: Callable[[int], Callable[[torch.Tensor], Any]] | None,
 ) -> Fitted:
     """Trains on the rows of all ranks, of which this one holds some.
 
@@ -142,7 +149,7 @@ def _train(
         rank: This rank.
         settings: How.
         device: On what.
-        all_reduce: Sums a tensor over all ranks, in place; None if there is one.
+        summing: Makes what sums tensors of a size over all ranks, in place; None if there is one rank.
     """
     import torch
 
@@ -155,6 +162,7 @@ def _train(
     assert facts.features is not None
     width = facts.features + settings.fit_intercept
     order = Order(facts.rows, 4 * (width + 2), settings.seed)
+    all_reduce = None if summing is None else summing(8 * width * classes)
     with torch.inference_mode():
         run = _Run(examples, begins[rank], classes, width, facts.rows / facts.weight, settings, device, all_reduce)
         run.start(facts.features)
