@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
 
 # Beyond this, rows go to a file in the folder for temporary files.
-MEMORY_BYTES = 64 << 20
-# Pages of that file that were read count as this process's memory until they are given back.
-_GIVE_BACK_BYTES = 64 << 20
+MEMORY_BYTES = 16 << 20
+# Pages of that file that were read count as this process's memory until they are given back. The kernel maps 16 pages
+# for each that is touched, so that this is a fraction of what they come to.
+_GIVE_BACK_BYTES = 1 << 20
 # Labels that an error lists.
 _SHOWN = 12
 
@@ -136,6 +137,8 @@ class Examples:
     """
 
     def __init__(self, source: Source, columns: Columns, start: int, stop: int | None, intercept: bool) -> None:
+        import pyarrow
+
         self.facts = NOTHING
         self.width = 0
         self._read_bytes = 0
@@ -153,6 +156,7 @@ class Examples:
             if file is not None:
                 _write(file, parts)
                 parts = []
+        pyarrow.default_memory_pool().release_unused()
         self._mapped = None if file is None else _mapped(file)
         self._rows = _joined(parts) if self._mapped is None else _view(self._mapped, self.width)
 

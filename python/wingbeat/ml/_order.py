@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 # Up to this size, all rows are shuffled together.
 WHOLE_BYTES = 64 << 20
 # Beyond it, the rows are divided into as many lanes, from which batches take rows in turn.
-_LANES = 16
+_LANES = 8
 # Rows that lie together on a disk are read together: a lane shuffles blocks, and then the rows of as many blocks.
 _BLOCK_BYTES = 256 << 10
-_BLOCKS_TOGETHER = 16
+_BLOCKS_TOGETHER = 8
 
 
 class Order:
     """An order of all rows for each epoch.
 
-    A batch has rows of all lanes, so that labels that are sorted are no harm. At any time, rows of 64 MiB are read
+    A batch has rows of all lanes, so that labels that are sorted are no harm. At any time, rows of 16 MiB are read
     together at most, whatever the size of the data set.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Footers that are read at once: an object store takes tens of milliseconds for each.
 _FOOTERS_AT_ONCE = 16
 # What a batch takes, about, so that wide rows do not fill the memory.
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 4 << 20
 # A column of a row group is read in pieces of this size, and not whole.
 _BUFFER_BYTES = 1 << 20
 
