@@ -226,3 +226,15 @@ def test_a_bad_fold_is_an_error_of_features():
     with pytest.raises(TrialFailed) as raised:
         remembering(foldCol="fold").fit(numbered(3, [0, 1, None]))
     assert isinstance(raised.value.__cause__, InvalidFeatures)
+
+
+def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    classifier = LogisticRegression(featuresCol="scaled", maxIter=2, learningRate=0.01)
+    estimator = Pipeline(stages=[StandardScaler(inputCol="features", outputCol="scaled"), classifier])
+    validator = CrossValidator(estimator=estimator, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}], numFolds=2)
+    here = validator.fit(table)
+    classifier.setLocalBytes(0).setNumTrainWorkers(2)
+    on_ranks = validator.setParallelism(2).fit(table)
+    assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)

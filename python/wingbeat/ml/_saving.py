@@ -136,7 +136,7 @@ class Savable(Params):
             node: Where in the tree of objects this one is: the beginning of its files' names.
         """
         skipped = self._skipped()
-        given = {param.name: value for param, value in self._paramMap.items() if param.name not in skipped and value is not None}
+        given = {param.name: value for param, value in self._paramMap.items() if param.name not in skipped}
         default = {param.name: value for param, value in self._defaultParamMap.items() if param.name not in skipped}
         metadata: dict[str, Any] = {
             "class": f"{type(self).__module__}.{type(self).__name__}".replace(_OURS, _THEIRS),

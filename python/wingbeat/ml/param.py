@@ -331,7 +331,7 @@ class Params:
 
         Args:
             param: The parameter.
-            value: Its value.
+            value: Its value; None takes its value away, as `clear` does.
 
         Raises:
             UnknownParameter: It is not one of this object.
@@ -360,7 +360,10 @@ class Params:
     def _set(self: Owner, **values: Any) -> Owner:
         for name, value in values.items():
             param = self.getParam(name)
-            self._paramMap[param] = self._converted(param, value)
+            if value is None:
+                self._paramMap.pop(param, None)
+            else:
+                self._paramMap[param] = self._converted(param, value)
         return self
 
     def _setDefault(self: Owner, **values: Any) -> Owner:

@@ -194,7 +194,7 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         skipFailedTrials: bool = False,
     ) -> None:
         super().__init__()
-        self._set(**{name: value for name, value in self._input_kwargs.items() if value is not None})
+        self._set(**self._input_kwargs)
 
     @keyword_only
     def setParams(
@@ -211,7 +211,7 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         skipFailedTrials: bool = False,
     ) -> CrossValidator:
         """Sets parameters, as the constructor does."""
-        return self._set(**{name: value for name, value in self._input_kwargs.items() if value is not None})
+        return self._set(**self._input_kwargs)
 
     def setEstimator(self, value: Estimator[Any]) -> CrossValidator:
         """Sets `estimator`."""
