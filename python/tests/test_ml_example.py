@@ -1,5 +1,6 @@
 """The example, and accuracies beside scikit-learn's."""
 
+import json
 import re
 import subprocess
 import sys
@@ -48,3 +49,25 @@ def test_the_example_runs_and_says_how_good_its_models_are(cluster, tmp_path):
     accuracies = [float(number) for number in re.findall(r"accuracy (0\.\d+)", done.stdout)]
     assert len(accuracies) == 2 and min(accuracies) > 0.94, done.stdout
     assert (tmp_path / "model/metadata.json").exists() and "best: learningRate=" in done.stdout
+
+
+def test_the_notebook_s_cells_run_one_after_the_other(cluster, python):
+    done = python(
+        f"""
+        import ast, json
+
+        names = {{}}
+        for cell in json.load(open({str(EXAMPLE.with_suffix(".ipynb"))!r}))["cells"]:
+            if cell["cell_type"] == "code":
+                *first, last = ast.parse("".join(cell["source"])).body
+                exec(compile(ast.Module(first, []), "cell", "exec"), names)
+                is_shown = isinstance(last, ast.Expr)
+                if is_shown:
+                    print(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+                else:
+                    exec(compile(ast.Module([last], []), "cell", "exec"), names)
+        """,
+        cluster,
+    )
+    accuracy, *losses, areas = done.stdout.splitlines()
+    assert float(accuracy) > 0.95 and losses[-1].startswith("Name: loss") and len(json.loads(areas)) == 2

@@ -1,6 +1,7 @@
 """Logistic regression: what it learns, on how many ranks, from what, and what it says of bad input."""
 
 import os
+import re
 
 import numpy as np
 import pandas as pd
@@ -230,3 +231,11 @@ def test_pandas_and_polars_give_the_same_model(table):
     expected = estimator.fit(table).coefficientMatrix
     for dataset in (table.to_pandas(), polars.from_arrow(table), pd.DataFrame({"label": table["label"], "features": [*table["features"].to_pylist()]})):
         assert np.array_equal(estimator.fit(dataset).coefficientMatrix, expected)
+
+
+def test_a_training_that_takes_long_says_how_far_it_is(table, monkeypatch, capfd):
+    monkeypatch.setattr("wingbeat.ml._progress._EVERY_S", 0.0)
+    LogisticRegression(maxIter=2).fit(table)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "LogisticRegression: epoch 1 of 2, 100 % of its rows"
+    assert re.fullmatch(r"LogisticRegression: epoch 2 of 2, 100 % of its rows, loss [01]\.\d+", lines[1])

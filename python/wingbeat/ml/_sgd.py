@@ -16,6 +16,7 @@ from wingbeat.ml import _sums
 from wingbeat.ml._errors import MlError, TrainingDiverged
 from wingbeat.ml._examples import NOTHING, Columns, Examples, Facts
 from wingbeat.ml._order import Order
+from wingbeat.ml._progress import Progress
 from wingbeat.ml._source import Source, TableSource
 
 if TYPE_CHECKING:
@@ -166,10 +167,11 @@ def _train(
     with torch.inference_mode():
         run = _Run(examples, begins[rank], classes, width, facts.rows / facts.weight, settings, device, all_reduce)
         run.start(facts.features)
+        progress = Progress(settings.max_iter, facts.rows, rank == 0)
         losses: list[float] = []
         small = 0
         for epoch in range(settings.max_iter):
-            loss = run.epoch(order, epoch) / facts.rows
+            progress.loss = loss = run.epoch(order, epoch, progress) / facts.rows
             if not math.isfinite(loss):
                 raise TrainingDiverged(
                     f"the loss is {loss} in epoch {epoch + 1}: use a learningRate below {settings.learning_rate:g}, or scale the "
@@ -230,8 +232,13 @@ class _Run:
         parts = [layer.weight.detach().T] + ([layer.bias.detach()[None]] if self._settings.fit_intercept else [])
         self._parameters.copy_(torch.cat(parts))
 
-    def epoch(self, order: Order, epoch: int) -> float:
+    def epoch(self, order: Order, epoch: int, progress: Progress) -> float:
         """Passes once over all rows.
+
+        Args:
+            order: Their order.
+            epoch: The epoch.
+            progress: Says how far it is.
 
         Returns:
             The sum of the rows' losses, each as it was before the step that its batch made.
@@ -239,8 +246,11 @@ class _Run:
         import torch
 
         total = torch.zeros((), dtype=torch.float64, device=self._device)
+        count = 0
         for numbers in order.chunks(epoch, self._chunk):
             total += self._steps(numbers)
+            count += len(numbers)
+            progress.rows_done(epoch, count)
         if self._all_reduce is not None:
             self._all_reduce(total)
         return float(total)
