@@ -239,3 +239,16 @@ def test_a_training_that_takes_long_says_how_far_it_is(table, monkeypatch, capfd
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "LogisticRegression: epoch 1 of 2, 100 % of its rows"
     assert re.fullmatch(r"LogisticRegression: epoch 2 of 2, 100 % of its rows, loss [01]\.\d+", lines[1])
+
+
+def test_without_a_cluster_ranks_start_here_and_without_a_socket_gloo_sums(table, environment, tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 120)  # a path that is too long for a socket
+    folder.mkdir()
+    for name, value in {**environment, "TMPDIR": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WINGBEAT_ADDRESS", raising=False)
+    estimator = LogisticRegression(maxIter=2, numTrainWorkers=2)
+    expected = estimator.fit(table)
+    found = estimator.fit(table, {estimator.localBytes: 0})
+    assert np.abs(found.coefficientMatrix - expected.coefficientMatrix).max() < 1e-6
+    assert list(folder.iterdir()) == []

@@ -1,5 +1,8 @@
 """Pipelines and cross-validation: what is fitted to what, which rows are in which fold, and trials that fail."""
 
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -7,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import DEADLINE_SECONDS
 from sklearn.datasets import load_breast_cancer
 
 from wingbeat.ml import (
@@ -238,3 +242,37 @@ def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkey
     classifier.setLocalBytes(0).setNumTrainWorkers(2)
     on_ranks = validator.setParallelism(2).fit(table)
     assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)
+
+
+def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):
+    program = write(
+        "program.py",
+        """
+        import signal
+        import pyarrow as pa
+        from wingbeat.ml import _shards
+        from wingbeat.ml.base import Estimator
+        from wingbeat.ml.evaluation import RegressionEvaluator
+        from wingbeat.ml.tuning import CrossValidator
+
+        def wait():
+            print("waits", flush=True)
+            signal.pause()
+
+        class Waits(Estimator):
+            def _fit(self, source):
+                return _shards.on_ranks(wait, (), 1)
+
+        if __name__ == "__main__":
+            rows = pa.table({"label": [1.0, 2.0]})
+            CrossValidator(
+                estimator=Waits(), evaluator=RegressionEvaluator(), estimatorParamMaps=[{}], numFolds=2, parallelism=2
+            ).fit(rows)
+        """,
+    )
+    done = subprocess.Popen([sys.executable, program], env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with done:
+        assert [next(line for line in done.stdout if "waits" in line) for _ in range(2)]
+        done.send_signal(signal.SIGINT)
+        errors = done.communicate(timeout=DEADLINE_SECONDS)[1]
+    assert done.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors

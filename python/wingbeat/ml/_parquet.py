@@ -240,7 +240,8 @@ def _read(part: _Part, first: int, columns: list[str], start: int, stop: int) ->
         row = begins
         for data in file.iter_batches(batch_rows, wanted, columns, use_threads=False):
             skipped = max(start - row, 0)
-            kept = data.slice(skipped, max(min(stop - row, data.num_rows) - skipped, 0))
+            # pyarrow reads columns in the order of the file.
+            kept = data.select(columns).slice(skipped, max(min(stop - row, data.num_rows) - skipped, 0))
             if kept.num_rows:
                 yield Batch(numpy.arange(row + skipped, row + skipped + kept.num_rows), kept)
             row += data.num_rows

@@ -226,11 +226,15 @@ class _Run:
         """Sets the parameters to those that Spark starts with: torch's of a linear layer, after `manual_seed`."""
         import torch
 
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-            torch.manual_seed(self._settings.seed)
-            layer = torch.nn.Linear(features, self._classes, bias=self._settings.fit_intercept, dtype=torch.float32)
-        parts = [layer.weight.detach().T] + ([layer.bias.detach()[None]] if self._settings.fit_intercept else [])
-        self._parameters.copy_(torch.cat(parts))
+        # A generator of its own: the process's is shared by all threads, and belongs to the program.
+        generator = torch.Generator().manual_seed(self._settings.seed % 2**64)
+        weight = torch.empty(self._classes, features, dtype=torch.float32)
+        torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
+        self._parameters[:features].copy_(weight.T)
+        if self._settings.fit_intercept:
+            bound = 1 / math.sqrt(features)
+            bias = torch.empty(self._classes, dtype=torch.float32)
+            self._parameters[features].copy_(torch.nn.init.uniform_(bias, -bound, bound, generator=generator))
 
     def epoch(self, order: Order, epoch: int, progress: Progress) -> float:
         """Passes once over all rows.

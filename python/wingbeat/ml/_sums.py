@@ -8,8 +8,8 @@ the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable
@@ -36,7 +36,8 @@ def all_reduce(is_one_machine: bool, nbytes: int, device: torch.device) -> Calla
     import torch.distributed as dist
 
     if is_one_machine and nbytes <= MOST_BYTES and device.type == "cpu":
-        return _star(dist.get_rank(), dist.get_world_size()).sum
+        star = _star(dist.get_rank(), dist.get_world_size())
+        return dist.all_reduce if star is None else star.sum
     return dist.all_reduce
 
 
@@ -64,29 +65,39 @@ class _Star:
             connection.sendall(own.data)
 
 
-def _star(rank: int, ranks: int) -> _Star:
+def _star(rank: int, ranks: int) -> _Star | None:
+    """Connects all ranks; None if the first cannot listen, as where the path of $TMPDIR is too long for a socket."""
     import torch.distributed as dist
 
-    if rank == 0:
-        # Only this user can connect.
-        folder = tempfile.mkdtemp(prefix="wingbeat-sum-")
-        try:
-            path = os.path.join(folder, "socket")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(path)
-                listener.listen(ranks)
-                dist.broadcast_object_list([path])
-                accepted = [listener.accept()[0] for _ in range(ranks - 1)]
-        finally:
-            shutil.rmtree(folder)
-        by_rank = {int.from_bytes(connection.recv(8), "big"): connection for connection in accepted}
-        return _Star(rank, [by_rank[other] for other in range(1, ranks)])
     paths: list[Any] = [None]
-    dist.broadcast_object_list(paths)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(paths[0])
-    connection.sendall(rank.to_bytes(8, "big"))
-    return _Star(rank, [connection])
+    if rank:
+        dist.broadcast_object_list(paths)
+        if paths[0] is None:
+            return None
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(paths[0])
+        connection.sendall(rank.to_bytes(8, "big"))
+        return _Star(rank, [connection])
+    with contextlib.ExitStack() as stack:
+        # Only this user can connect to what is in this folder.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wingbeat-sum-"))
+        listener = stack.enter_context(_listener(os.path.join(folder, "socket"), ranks))
+        paths[0] = listener.getsockname() or None
+        dist.broadcast_object_list(paths)
+        if paths[0] is None:
+            return None
+        accepted = [listener.accept()[0] for _ in range(ranks - 1)]
+    by_rank = {int.from_bytes(connection.recv(8), "big"): connection for connection in accepted}
+    return _Star(rank, [by_rank[other] for other in range(1, ranks)])
+
+
+def _listener(path: str, ranks: int) -> socket.socket:
+    """A socket that listens at a path, or has no name if it cannot."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(OSError):
+        listener.bind(path)
+        listener.listen(ranks)
+    return listener
 
 
 def _receive(connection: socket.socket, into: Any, who: str) -> None:

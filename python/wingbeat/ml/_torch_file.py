@@ -24,12 +24,11 @@ def layer(weight: numpy.ndarray[Any, Any], bias: numpy.ndarray[Any, Any] | None)
     import torch
 
     outputs, inputs = weight.shape
-    # Its first values are replaced; a caller's random numbers stay what they would be without it.
-    with torch.random.fork_rng(devices=[]):
-        made = torch.nn.Linear(inputs, outputs, bias=bias is not None, dtype=torch.float32)
+    # Without values at first: a layer draws them from the random numbers of the program.
+    made = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=torch.float32)
     state = {"weight": torch.tensor(weight)} | ({} if bias is None else {"bias": torch.tensor(bias)})
-    made.load_state_dict(state)
-    return made
+    made.load_state_dict(state, assign=True)
+    return made.requires_grad_()
 
 
 def write(path: str, linear: torch.nn.Linear) -> None:

@@ -7,6 +7,8 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoo
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wingbeat import _command
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -63,9 +65,10 @@ class ThreadEngine:
             # Those that run go on to their end.
             pool.shutdown(wait=True, cancel_futures=True)
             return [None if future.cancelled() else _outcome(future) for future in futures]
-        finally:
-            # After Ctrl-C, trials that run go on to their end, and no other starts.
+        except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            _command.interrupt_others()
+            raise
 
 
 def _one_by_one(trials: Sequence[Trial], stops_at_failure: bool) -> list[Outcome | None]:
