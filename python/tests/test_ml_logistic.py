@@ -63,7 +63,7 @@ def test_it_learns_in_this_process_where_data_are_few(table, monkeypatch):
     assert model.objectiveHistory[-1] < model.objectiveHistory[0]
 
 
-def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, tmp_path, cluster):
+def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, tmp_path, cluster, monkeypatch):
     random = np.random.default_rng(1)
     weighted = table.append_column("weight", pa.array(random.uniform(0.1, 5, table.num_rows)))
     pq.write_table(weighted.slice(0, 150), tmp_path / "a.parquet", row_group_size=40)
@@ -74,6 +74,9 @@ def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, 
         model = estimator.fit(dataset, {estimator.numTrainWorkers: ranks, estimator.localBytes: 0})
         assert np.abs(model.coefficientMatrix - alone.coefficientMatrix).max() < 1e-6, ranks
         assert model.objectiveHistory == pytest.approx(alone.objectiveHistory, rel=1e-9)
+    monkeypatch.setattr("wingbeat.ml._examples.MEMORY_BYTES", 1000)  # as a table that is too large to be pickled
+    model = estimator.fit(weighted, {estimator.numTrainWorkers: 2, estimator.localBytes: 0})
+    assert np.abs(model.coefficientMatrix - alone.coefficientMatrix).max() < 1e-6
     other = estimator.fit(weighted, {estimator.seed: 4})
     assert np.abs(other.coefficientMatrix - alone.coefficientMatrix).max() > 1e-3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import mmap
 import tempfile
 from collections.abc import Sequence
@@ -165,6 +167,26 @@ class Examples:
         """What the rows take."""
         return self.facts.rows * self.width * 4
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the rows are in memory, and so may be pickled."""
+        return self._mapped is None
+
+    def part(self, start: int, stop: int) -> Examples:
+        """Some of these rows, which are in memory. Their facts are the number of rows alone.
+
+        Args:
+            start: The first.
+            stop: The one after the last.
+
+        Returns:
+            The rows.
+        """
+        part = copy.copy(self)
+        part._rows = self._rows[start:stop]
+        part.facts = dataclasses.replace(NOTHING, rows=stop - start, features=self.facts.features)
+        return part
+
     def read(self, numbers: Array) -> Array:
         """Reads rows.
 
@@ -181,27 +203,6 @@ class Examples:
                 self._mapped.madvise(mmap.MADV_DONTNEED)
                 self._read_bytes = 0
         return found
-
-
-def check(source: Source, columns: Columns) -> Facts:
-    """Passes over a data set, and keeps none of its rows.
-
-    Args:
-        source: The data set.
-        columns: The columns that would be trained on.
-
-    Returns:
-        What is known of the rows.
-
-    Raises:
-        InvalidFeatures: A feature cannot be used.
-        InvalidLabels: A label cannot be used.
-        InvalidWeights: A weight cannot be used.
-    """
-    facts = NOTHING
-    for batch in source.batches(columns.names):
-        facts = facts.and_then(_examples(batch, columns, facts.features, False)[1], columns)
-    return facts
 
 
 def _examples(batch: Batch, columns: Columns, size: int | None, intercept: bool) -> tuple[Array, Facts]:

@@ -7,8 +7,9 @@ numbers of a batch's rows. Features are float32, as Spark's are; sums and parame
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +74,11 @@ def fit_here(source: Source, settings: Settings, device: str = "cpu") -> Fitted:
         MlError: The data set cannot be used.
     """
     examples = Examples(source, settings.columns, 0, None, settings.fit_intercept)
-    return _train(examples, [examples.facts], 0, settings, device, None)
+    return _train(examples, examples.facts, 0, settings, _Group(0, device, None))
 
 
 def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings: Settings) -> Fitted | None:
-    """Trains as one rank of a group.
+    """Trains as one rank of a group, on rows that it reads itself.
 
     Args:
         source: The data set; None for this rank's rows of the table that was given to the run.
@@ -90,40 +91,84 @@ def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings:
     Raises:
         MlError: The data set cannot be used. Each rank raises the same error.
     """
-    import torch
     import torch.distributed as dist
 
-    from wingbeat.train import _process_group, get_context, get_dataset_shard
+    from wingbeat.train import get_dataset_shard
+
+    with _joined() as group:
+        start, stop = ranges[group.rank]
+        if source is None:
+            source = TableSource(get_dataset_shard().table)
+            start, stop = 0, source.num_rows
+        examples, found = _read(source, start, stop, settings)
+        everyone: list[Facts | MlError] = [NOTHING] * dist.get_world_size()
+        dist.all_gather_object(everyone, found)
+        facts, first = NOTHING, 0
+        for rank, one in enumerate(everyone):
+            if isinstance(one, MlError):  # the same on all ranks: that of the first
+                raise one
+            first = facts.rows if rank == group.rank else first
+            facts = facts.and_then(one, settings.columns)
+        assert examples is not None
+        fitted = _train(examples, facts, first, settings, group)
+    return fitted if group.rank == 0 else None
+
+
+def fit_rows(examples: Examples, settings: Settings) -> Fitted | None:
+    """Trains as one rank of a group, on its part of rows that were checked. It imports no pyarrow, which takes time.
+
+    Args:
+        examples: The rows of all ranks.
+        settings: How.
+
+    Returns:
+        The model on rank 0; None on the others.
+
+    Raises:
+        TrainingDiverged: The loss became infinite or NaN.
+    """
+    with _joined() as group:
+        ends = [examples.facts.rows * rank // settings.ranks for rank in range(settings.ranks + 1)]
+        first, last = ends[group.rank : group.rank + 2]
+        fitted = _train(examples.part(first, last), examples.facts, first, settings, group)
+    return fitted if group.rank == 0 else None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The ranks that train together.
+
+    Attributes:
+        rank: This rank.
+        device: What it computes on.
+        summing: Makes what sums tensors of a size over all ranks, in place; None if there is one rank.
+    """
+
+    rank: int
+    device: str
+    summing: Callable[[int], Callable[[torch.Tensor], Any]] | None
+
+
+@contextlib.contextmanager
+def _joined() -> Iterator[_Group]:
+    """Joins the process group, and leaves it unless there was an error: that ends all ranks."""
+    import torch
+
+    from wingbeat.train import _process_group, get_context
     from wingbeat.train._device import get_device
 
-    rank = get_context().get_world_rank()
-    start, stop = ranges[rank]
-    if source is None:
-        source = TableSource(get_dataset_shard().table)
-        start, stop = 0, source.num_rows
-    device = get_device()
+    context, device = get_context(), get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = _process_group.join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    examples, found = _read(source, start, stop, settings)
-    everyone: list[Facts | MlError] = [NOTHING] * dist.get_world_size()
-    dist.all_gather_object(everyone, found)
-    facts = []
-    for one in everyone:
-        if isinstance(one, MlError):  # the same on all ranks: that of the first
-            raise one
-        facts.append(one)
-    assert examples is not None
-    context = get_context()
     is_one_machine = context.get_local_world_size() == context.get_world_size()
 
     def summing(nbytes: int) -> Callable[[torch.Tensor], Any]:
         return _sums.all_reduce(is_one_machine, nbytes, device)
 
-    fitted = _train(examples, facts, rank, settings, str(device), summing)
+    yield _Group(context.get_world_rank(), str(device), summing)
     if store is not None:
         _process_group.leave(store)
-    return fitted if rank == 0 else None
 
 
 def _read(source: Source, start: int, stop: int, settings: Settings) -> tuple[Examples | None, Facts | MlError]:
@@ -134,40 +179,27 @@ def _read(source: Source, start: int, stop: int, settings: Settings) -> tuple[Ex
         return None, error
 
 
-def _train(
-    examples: Examples,
-    everyone: Sequence[Facts],
-    rank: int,
-    settings: Settings,
-    device: str,
-    summing: Callable[[int], Callable[[torch.Tensor], Any]] | None,
-) -> Fitted:
+def _train(examples: Examples, facts: Facts, first: int, settings: Settings, group: _Group) -> Fitted:
     """Trains on the rows of all ranks, of which this one holds some.
 
     Args:
         examples: The rows that this rank holds.
-        everyone: What each rank has found in its rows.
-        rank: This rank.
+        facts: What is known of the rows of all.
+        first: The number of the first of its rows.
         settings: How.
-        device: On what.
-        summing: Makes what sums tensors of a size over all ranks, in place; None if there is one rank.
+        group: The ranks.
     """
     import torch
 
-    facts = NOTHING
-    begins = []
-    for one in everyone:
-        begins.append(facts.rows)
-        facts = facts.and_then(one, settings.columns)
     classes = facts.classes(settings.columns, settings.ranks)
     assert facts.features is not None
     width = facts.features + settings.fit_intercept
     order = Order(facts.rows, 4 * (width + 2), settings.seed)
-    all_reduce = None if summing is None else summing(8 * width * classes)
+    all_reduce = None if group.summing is None else group.summing(8 * width * classes)
     with torch.inference_mode():
-        run = _Run(examples, begins[rank], classes, width, facts.rows / facts.weight, settings, device, all_reduce)
+        run = _Run(examples, first, classes, width, facts.rows / facts.weight, settings, group.device, all_reduce)
         run.start(facts.features)
-        progress = Progress(settings.max_iter, facts.rows, rank == 0)
+        progress = Progress(settings.max_iter, facts.rows, group.rank == 0)
         losses: list[float] = []
         small = 0
         for epoch in range(settings.max_iter):
