@@ -123,14 +123,15 @@ def test_without_an_intercept_and_without_probabilities(table):
     assert model.transform(table).column_names == ["features", "label", "prediction"]
 
 
-def test_a_process_s_random_numbers_stay_as_they_would_be(table):
+def test_a_process_s_random_numbers_and_threads_stay_as_they_would_be(table):
     import torch
 
+    threads = torch.get_num_threads()
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
     LogisticRegression(maxIter=1).fit(table)
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.rand(3), expected) and torch.get_num_threads() == threads
 
 
 def bad(labels=(0, 1, 0, 1), features=((1.0, 2.0),) * 4, **more):

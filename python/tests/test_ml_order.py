@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from wingbeat.ml import _examples
+from wingbeat.ml import MlError, _examples, _stored
 from wingbeat.ml._examples import Columns, Examples
 from wingbeat.ml._order import Order
 from wingbeat.ml._source import open_source
@@ -52,7 +52,8 @@ def test_rows_beyond_memory_are_the_same_from_disk(sorted_rows, tmp_path, monkey
     columns = Columns("features", "label", None)
     held = Examples(open_source(sorted_rows), columns, 100, 2500, True)
     monkeypatch.setattr(_examples, "MEMORY_BYTES", 1000)
-    monkeypatch.setattr(_examples, "_GIVE_BACK_BYTES", 1000)
+    monkeypatch.setattr(_stored, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(_stored, "KEPT_BYTES", 5000)
     stored = Examples(open_source(tmp_path / "rows.parquet"), columns, 100, 2500, True)
     numbers = np.random.default_rng(0).permutation(2400)
     for _ in range(2):
@@ -65,8 +66,8 @@ def test_rows_beyond_memory_are_the_same_from_disk(sorted_rows, tmp_path, monkey
 
 def test_a_full_disk_is_named(sorted_rows, monkeypatch):
     monkeypatch.setattr(_examples, "MEMORY_BYTES", 1000)
-    monkeypatch.setattr(_examples.tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", buffering=0))  # noqa: SIM115
-    with pytest.raises(_examples.MlError, match="cannot keep rows in .* No space left on device; set TMPDIR to a folder with room"):
+    monkeypatch.setattr(_stored.tempfile, "TemporaryFile", lambda **options: open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+    with pytest.raises(MlError, match="cannot keep rows in .* No space left on device; set TMPDIR to a folder with room"):
         LogisticRegression(maxIter=1).fit(sorted_rows)
 
 
@@ -100,6 +101,6 @@ def test_training_on_files_needs_little_memory(python, environment, tmp_path):
         environment,
     )
     grown, loss = done.stdout.split()
-    # Held whole, the rows would take 150 MiB three times: as they are read, trained on, and transformed.
-    assert int(grown) < 150, done.stdout
+    # Held whole, the rows would take 150 MiB as they are read, and as much again as they are transformed.
+    assert int(grown) < 190, done.stdout
     assert float(loss) < 0.5

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import mmap
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns
-from wingbeat.ml._errors import EmptyDataset, InvalidFeatures, InvalidLabels, InvalidWeights, MlError, OneClass, TooManyRanks
+from wingbeat.ml._errors import EmptyDataset, InvalidFeatures, InvalidLabels, InvalidWeights, OneClass, TooManyRanks
+from wingbeat.ml._order import WHOLE_BYTES
 from wingbeat.ml._source import Batch, Source
+from wingbeat.ml._stored import StoredRows
 
 if TYPE_CHECKING:
     import numpy
 
     Array = numpy.ndarray[Any, Any]
 
-# Beyond this, rows go to a file in the folder for temporary files.
-MEMORY_BYTES = 16 << 20
-# Pages of that file that were read count as this process's memory until they are given back. The kernel maps 16 pages
-# for each that is touched, so that this is a fraction of what they come to.
-_GIVE_BACK_BYTES = 1 << 20
+# If there may be more than this, rows go to a file in the folder for temporary files.
+MEMORY_BYTES = WHOLE_BYTES
 # Labels that an error lists.
 _SHOWN = 12
 
@@ -117,8 +114,7 @@ NOTHING = Facts(0, None, (), 0.0)
 class Examples:
     """Rows to train on: for each its features, a 1 if there is an intercept, its label and its weight.
 
-    They go to a file beyond `MEMORY_BYTES`. The file has no name, so that it is gone when this process is, however that
-    ends.
+    They go to a file if there may be more than `MEMORY_BYTES`.
 
     Args:
         source: The data set.
@@ -143,34 +139,28 @@ class Examples:
 
         self.facts = NOTHING
         self.width = 0
-        self._read_bytes = 0
         parts: list[Array] = []
-        file: IO[bytes] | None = None
+        stored: StoredRows | None = None
+        most = (source.num_rows if stop is None else stop) - start
         for batch in source.batches(columns.names, start, stop):
             if not batch.data.num_rows:
                 continue
             rows, facts = _examples(batch, columns, self.facts.features, intercept)
             self.facts = self.facts.and_then(facts, columns)
             self.width = rows.shape[1]
-            parts.append(rows)
-            if file is None and self.nbytes > MEMORY_BYTES:
-                file = tempfile.TemporaryFile(prefix="wingbeat-rows-")
-            if file is not None:
-                _write(file, parts)
-                parts = []
+            if stored is None and 4 * most * self.width > MEMORY_BYTES:
+                stored = StoredRows(self.width)
+            if stored is None:
+                parts.append(rows)
+            else:
+                stored.add(rows)
         pyarrow.default_memory_pool().release_unused()
-        self._mapped = None if file is None else _mapped(file)
-        self._rows = _joined(parts) if self._mapped is None else _view(self._mapped, self.width)
-
-    @property
-    def nbytes(self) -> int:
-        """What the rows take."""
-        return self.facts.rows * self.width * 4
+        self._rows = _joined(parts) if stored is None else stored
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the rows are in memory, and so may be pickled."""
-        return self._mapped is None
+        return not isinstance(self._rows, StoredRows)
 
     def part(self, start: int, stop: int) -> Examples:
         """Some of these rows, which are in memory. Their facts are the number of rows alone.
@@ -183,6 +173,7 @@ class Examples:
             The rows.
         """
         part = copy.copy(self)
+        assert not isinstance(self._rows, StoredRows)
         part._rows = self._rows[start:stop]
         part.facts = dataclasses.replace(NOTHING, rows=stop - start, features=self.facts.features)
         return part
@@ -197,11 +188,6 @@ class Examples:
             A matrix of float32, with a row for each.
         """
         found: Array = self._rows[numbers]
-        if self._mapped is not None:
-            self._read_bytes += found.nbytes
-            if self._read_bytes > _GIVE_BACK_BYTES:
-                self._mapped.madvise(mmap.MADV_DONTNEED)
-                self._read_bytes = 0
         return found
 
 
@@ -254,24 +240,3 @@ def _joined(parts: list[Array]) -> Array:
     import numpy
 
     return numpy.concatenate(parts) if parts else numpy.empty((0, 0), dtype=numpy.float32)
-
-
-def _write(file: IO[bytes], parts: list[Array]) -> None:
-    try:
-        for rows in parts:
-            file.write(rows.data)
-    except OSError as error:
-        folder = tempfile.gettempdir()
-        raise MlError(f"cannot keep rows in {folder} during training: {error}; set TMPDIR to a folder with room") from error
-
-
-def _mapped(file: IO[bytes]) -> mmap.mmap:
-    file.flush()
-    with file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _view(mapped: mmap.mmap, width: int) -> Array:
-    import numpy
-
-    return numpy.frombuffer(mapped, dtype=numpy.float32).reshape(-1, width)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.ml._stored import BLOCK_BYTES, KEPT_BYTES
+
 if TYPE_CHECKING:
     import numpy
 
     Indices = numpy.ndarray[Any, Any]
 
-# Up to this size, all rows are shuffled together.
-WHOLE_BYTES = 64 << 20
+# Up to this size, all rows are shuffled together. From a file that is larger, blocks would be read again and again.
+WHOLE_BYTES = KEPT_BYTES
 # Beyond it, the rows are divided into as many lanes, from which batches take rows in turn.
 _LANES = 8
 # Rows that lie together on a disk are read together: a lane shuffles blocks, and then the rows of as many blocks.
-_BLOCK_BYTES = 256 << 10
-_BLOCKS_TOGETHER = 8
+_BLOCKS_TOGETHER = 4
 
 
 class Order:
     """An order of all rows for each epoch.
 
-    A batch has rows of all lanes, so that labels that are sorted are no harm. At any time, rows of 16 MiB are read
+    A batch has rows of all lanes, so that labels that are sorted are no harm. At any time, rows of 8 MiB are read
     together at most, whatever the size of the data set.
 
     Args:
@@ -34,7 +35,7 @@ class Order:
     def __init__(self, rows: int, row_bytes: int, seed: int) -> None:
         self._rows = rows
         self._is_whole = rows * row_bytes <= WHOLE_BYTES
-        self._block = max(1, _BLOCK_BYTES // row_bytes)
+        self._block = max(1, BLOCK_BYTES // row_bytes)
         self._seed = seed % 2**64
 
     def chunks(self, epoch: int, rows: int) -> Iterator[Indices]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.ml import _sums
+from wingbeat.ml import _sums, _threads
 from wingbeat.ml._errors import MlError, TrainingDiverged
 from wingbeat.ml._examples import NOTHING, Columns, Examples, Facts
 from wingbeat.ml._order import Order
@@ -196,7 +196,7 @@ def _train(examples: Examples, facts: Facts, first: int, settings: Settings, gro
     width = facts.features + settings.fit_intercept
     order = Order(facts.rows, 4 * (width + 2), settings.seed)
     all_reduce = None if group.summing is None else group.summing(8 * width * classes)
-    with torch.inference_mode():
+    with torch.inference_mode(), _threads.few(settings.batch_size * width * classes):
         run = _Run(examples, first, classes, width, facts.rows / facts.weight, settings, group.device, all_reduce)
         run.start(facts.features)
         progress = Progress(settings.max_iter, facts.rows, group.rank == 0)
