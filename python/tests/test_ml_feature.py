@@ -191,6 +191,7 @@ def test_bad_input_is_named(table, tmp_path):
 def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):
     scaler = MaxAbsScaler(outputCol="scaled")
     assert scaler.fit(table, {scaler.inputCol: "features"}).getInputCol() == "features"
+    assert scaler.fit(table, {"inputCol": "features"}).getInputCol() == "features"
     assert not scaler.isDefined(scaler.inputCol)
     assert scaler.copy({scaler.outputCol: "other"}).getOutputCol() == "other" and scaler.getOutputCol() == "scaled"
     with pytest.raises(TypeError, match="params must be a param map"):

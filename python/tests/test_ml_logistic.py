@@ -224,6 +224,12 @@ def test_parameters_that_are_unknown_or_invalid_are_named():
         LogisticRegression("features")
 
 
+def test_a_gpu_that_is_not_there_is_named(table, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InvalidParameter, match="torch finds no GPU"):
+        LogisticRegression(useGpu=True).fit(table)
+
+
 def test_a_loss_that_grows_without_bound_is_an_error():
     with pytest.raises(TrainingDiverged, match="use a learningRate below 1e\\+308, or scale the features"):
         LogisticRegression(learningRate=1e308).fit(blobs(50))

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -155,3 +156,13 @@ def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
         (tmp_path / "other/metadata.json").write_text(json.dumps({**metadata, name: value}))
         with pytest.raises(MlError, match=text):
             LogisticRegressionModel.loadFromLocal(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name, kind", [("pipeline", PipelineModel), ("validator", CrossValidatorModel)])
+def test_models_that_pyspark_4_0_1_has_saved_predict_as_they_do_there(name, kind):
+    folder = Path(__file__).parent / "spark_models"
+    expected = json.loads((folder / "expected.json").read_text())
+    rows = pa.table({"features": expected["features"], "label": expected["label"]})
+    found = kind.loadFromLocal(folder / name).transform(rows)
+    assert found["prediction"].to_pylist() == expected[name]["prediction"]
+    assert np.allclose(np.stack(found["probability"].to_numpy()), expected[name]["probability"], atol=1e-6)

@@ -96,10 +96,13 @@ class Savable(Params):
         from wingbeat.ml._parquet import filesystem_of
 
         filesystem, inner = filesystem_of(path)
-        if filesystem.get_file_info(inner).type != fs.FileType.NotFound:
-            if not overwrite:
-                raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+        there = filesystem.get_file_info(inner).type
+        if there != fs.FileType.NotFound and not overwrite:
+            raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+        if there == fs.FileType.Directory:
             filesystem.delete_dir(inner)
+        elif there != fs.FileType.NotFound:
+            filesystem.delete_file(inner)
         with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
             self.saveToLocal(os.path.join(folder, "model"))
             filesystem.create_dir(inner, recursive=True)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml import _columns, _examples, _sgd, _shards, _torch_file
+from wingbeat.ml._errors import InvalidParameter
 from wingbeat.ml._saving import CoreModel
 from wingbeat.ml._shared import (
     HasBatchSize,
@@ -148,7 +149,7 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
     def _train(self, source: Source, settings: _sgd.Settings) -> _sgd.Fitted:
         is_alone = settings.ranks == 1 and not os.environ.get("WINGBEAT_ADDRESS")
         if source.nbytes(settings.columns.names) <= self.getLocalBytes() or is_alone:
-            return _sgd.fit_here(source, settings, "cuda" if self.getUseGpu() else "cpu")
+            return _sgd.fit_here(source, settings, self._device())
         use_gpu = self._uses_gpus(settings.ranks)
         if source.is_in_files:
             sent = (source, source.split(settings.ranks), settings)
@@ -164,6 +165,16 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
         args = (None, [(0, 0)] * settings.ranks, settings)
         fitted = _shards.on_ranks(_sgd.fit_rank, args, settings.ranks, table=table, use_gpu=use_gpu)
         return fitted
+
+    def _device(self) -> str:
+        """What this process trains on. So little is trained on faster by CPUs, unless somebody knows better."""
+        if not self.getUseGpu():
+            return "cpu"
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InvalidParameter("useGpu=True, and torch finds no GPU for this process: leave useGpu out to train on CPUs")
+        return "cuda"
 
     def _uses_gpus(self, ranks: int) -> bool:
         from wingbeat.torch import local_gpus
