@@ -22,8 +22,11 @@ from wingbeat.ml import (
     TrainingDiverged,
     UnknownParameter,
     UnreadableFile,
+    _sgd,
+    _shards,
 )
 from wingbeat.ml.classification import LogisticRegression
+from wingbeat.torch import TrainingError
 
 RANKS = {"localBytes": 0}
 
@@ -262,3 +265,25 @@ def test_without_a_cluster_ranks_start_here_and_without_a_socket_gloo_sums(table
     found = estimator.fit(table, {estimator.localBytes: 0})
     assert np.abs(found.coefficientMatrix - expected.coefficientMatrix).max() < 1e-6
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("end, error, text", [("killed", TrainingError, "rank 1 .* was killed by signal 9"), ("raises", KeyError, "mine")])
+def test_a_rank_that_ends_in_the_middle_is_the_one_that_the_error_names(cluster, end, error, text):
+    """The other waits for its part of a sum."""
+
+    def train():
+        import signal
+
+        import torch
+
+        with _sgd._joined() as group:
+            add = group.summing(8)
+            add(torch.ones(1, dtype=torch.float64))
+            if group.rank == 1 and end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if group.rank == 1:
+                raise KeyError("mine")
+            add(torch.ones(1, dtype=torch.float64))
+
+    with pytest.raises(error, match=text):
+        _shards.on_ranks(train, (), 2)
