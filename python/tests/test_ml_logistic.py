@@ -66,7 +66,7 @@ def test_it_learns_in_this_process_where_data_are_few(table, monkeypatch):
     assert model.objectiveHistory[-1] < model.objectiveHistory[0]
 
 
-def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, tmp_path, cluster, monkeypatch):
+def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, tmp_path, cluster):
     random = np.random.default_rng(1)
     weighted = table.append_column("weight", pa.array(random.uniform(0.1, 5, table.num_rows)))
     pq.write_table(weighted.slice(0, 150), tmp_path / "a.parquet", row_group_size=40)
@@ -77,11 +77,20 @@ def test_the_model_is_the_same_on_any_number_of_ranks_and_from_any_input(table, 
         model = estimator.fit(dataset, {estimator.numTrainWorkers: ranks, estimator.localBytes: 0})
         assert np.abs(model.coefficientMatrix - alone.coefficientMatrix).max() < 1e-6, ranks
         assert model.objectiveHistory == pytest.approx(alone.objectiveHistory, rel=1e-9)
-    monkeypatch.setattr("wingbeat.ml._examples.MEMORY_BYTES", 1000)  # as a table that is too large to be pickled
-    model = estimator.fit(weighted, {estimator.numTrainWorkers: 2, estimator.localBytes: 0})
-    assert np.abs(model.coefficientMatrix - alone.coefficientMatrix).max() < 1e-6
     other = estimator.fit(weighted, {estimator.seed: 4})
     assert np.abs(other.coefficientMatrix - alone.coefficientMatrix).max() > 1e-3
+
+
+def test_tables_that_are_too_large_to_be_pickled_reach_the_ranks(table, cluster, monkeypatch):
+    monkeypatch.setattr("wingbeat.ml._examples.MEMORY_BYTES", 10_000)
+    small = pa.array((10 * np.stack(table["features"].to_numpy())).astype(int).tolist(), pa.list_(pa.int8()))
+    grows = table.set_column(0, "features", small)  # small integers take more as float32
+    assert grows.nbytes < 10_000 < 4 * table.num_rows * 9
+    estimator = LogisticRegression(maxIter=3, learningRate=0.001)
+    for dataset in (table, grows):
+        expected = estimator.fit(dataset)
+        found = estimator.fit(dataset, {estimator.numTrainWorkers: 2, estimator.localBytes: 0})
+        assert np.abs(found.coefficientMatrix - expected.coefficientMatrix).max() < 1e-6
 
 
 def test_the_first_parameters_and_steps_are_those_of_torch(table):
@@ -158,6 +167,7 @@ def bad(labels=(0, 1, 0, 1), features=((1.0, 2.0),) * 4, **more):
         (bad(features=([1.0, 2.0], [float("inf"), 1.0]) * 2), InvalidFeatures, "row 1: element 0 is infinite"),
         (bad(features=([1.0, 2.0], [1e300, 1.0]) * 2), InvalidFeatures, "row 1: element 0 is too large for float32"),
         (bad(features=([1.0, 2.0], [1.0]) * 2), InvalidFeatures, "row 1: the array has 1 elements, and needs 2"),
+        (bad(features=pa.array([[]] * 4, pa.list_(pa.float64()))), InvalidFeatures, "the arrays in column 'features' are empty"),
         (bad(features=(1.0, 2.0, 3.0, 4.0)), InvalidFeatures, "assemble it with ArrayAssembler"),
         (bad().rename_columns(["feature", "label"]), MissingColumn, "no column 'features'; did you mean 'feature'?"),
     ],

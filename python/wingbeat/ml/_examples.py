@@ -92,6 +92,7 @@ class Facts:
 
         Raises:
             EmptyDataset: There are no rows.
+            InvalidFeatures: There are no features.
             TooManyRanks: There are fewer rows than ranks.
             InvalidLabels: The labels are not 0, 1, 2 and so on.
             OneClass: There is one label only.
@@ -102,6 +103,8 @@ class Facts:
         if self.rows < ranks:
             message = f"{ranks} ranks cannot train on {self.rows} rows: set numTrainWorkers to {self.rows} at most"
             raise TooManyRanks(message, rows=self.rows, needed=ranks)
+        if not self.features:
+            raise InvalidFeatures(f"the arrays in column {columns.features!r} are empty", column=columns.features, row=None)
         _check_labels(columns.label, self.labels)
         if not self.weight > 0:
             raise InvalidWeights(f"all weights in column {columns.weight!r} are 0", column=columns.weight, row=None)
@@ -163,7 +166,7 @@ class Examples:
         return not isinstance(self._rows, StoredRows)
 
     def part(self, start: int, stop: int) -> Examples:
-        """Some of these rows, which are in memory. Their facts are the number of rows alone.
+        """Some of these rows, which are all in memory. Their facts are the number of rows alone.
 
         Args:
             start: The first.
@@ -189,6 +192,27 @@ class Examples:
         """
         found: Array = self._rows[numbers]
         return found
+
+
+def check(source: Source, columns: Columns) -> Facts:
+    """Passes over a data set, and keeps none of its rows.
+
+    Args:
+        source: The data set.
+        columns: The columns that would be trained on.
+
+    Returns:
+        What is known of the rows.
+
+    Raises:
+        InvalidFeatures: A feature cannot be used.
+        InvalidLabels: A label cannot be used.
+        InvalidWeights: A weight cannot be used.
+    """
+    facts = NOTHING
+    for batch in source.batches(columns.names):
+        facts = facts.and_then(_examples(batch, columns, facts.features, False)[1], columns)
+    return facts
 
 
 def _examples(batch: Batch, columns: Columns, size: int | None, intercept: bool) -> tuple[Array, Facts]:

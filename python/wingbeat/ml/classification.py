@@ -156,11 +156,14 @@ class LogisticRegression(Predictor["LogisticRegressionModel"], _LogisticRegressi
             fitted: _sgd.Fitted = _shards.on_ranks(_sgd.fit_rank, sent, settings.ranks, use_gpu=use_gpu)
             return fitted
         # What is wrong with a table is known before any rank starts.
-        examples = _examples.Examples(source, settings.columns, 0, None, settings.fit_intercept)
-        examples.facts.classes(settings.columns, settings.ranks)
-        if examples.is_in_memory:
-            fitted = _shards.on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks, use_gpu=use_gpu)
-            return fitted
+        if source.nbytes(settings.columns.names) <= _examples.MEMORY_BYTES:
+            examples = _examples.Examples(source, settings.columns, 0, None, settings.fit_intercept)
+            examples.facts.classes(settings.columns, settings.ranks)
+            if examples.is_in_memory:  # small integers take more as float32
+                fitted = _shards.on_ranks(_sgd.fit_rows, (examples, settings), settings.ranks, use_gpu=use_gpu)
+                return fitted
+        else:
+            _examples.check(source, settings.columns).classes(settings.columns, settings.ranks)
         table = source.table(settings.columns.names)
         args = (None, [(0, 0)] * settings.ranks, settings)
         fitted = _shards.on_ranks(_sgd.fit_rank, args, settings.ranks, table=table, use_gpu=use_gpu)
