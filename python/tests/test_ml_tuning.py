@@ -1,0 +1,278 @@
+"""Pipelines and cross-validation: what is fitted to what, which rows are in which fold, and trials that fail."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import DEADLINE_SECONDS
+from sklearn.datasets import load_breast_cancer
+
+from wingbeat.ml import (
+    EmptyDataset,
+    ExistingColumn,
+    InvalidFeatures,
+    InvalidParameter,
+    MissingColumn,
+    Model,
+    Pipeline,
+    PipelineModel,
+    TooFewRows,
+    TrialFailed,
+)
+from wingbeat.ml.base import Estimator
+from wingbeat.ml.classification import LogisticRegression
+from wingbeat.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
+from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, StandardScaler
+from wingbeat.ml.param import Param
+from wingbeat.ml.tuning import CrossValidator, ParamGridBuilder
+
+
+@pytest.fixture(scope="module")
+def table():
+    found = load_breast_cancer()
+    return pa.table({"features": list(found.data), "label": found.target})
+
+
+def pipeline():
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    return Pipeline(stages=[scaler, LogisticRegression(featuresCol="scaled", maxIter=10, learningRate=0.01)])
+
+
+def test_a_pipeline_fits_each_stage_to_what_the_others_make(table):
+    model = pipeline().fit(table)
+    predicted = model.transform(table)
+    assert predicted.column_names == ["features", "label", "scaled", "prediction", "probability"]
+    assert MulticlassClassificationEvaluator().evaluate(predicted) > 0.97
+    assert isinstance(model, PipelineModel) and len(model.stages) == 2
+
+
+def test_a_pipeline_over_files_is_that_over_a_table_also_on_ranks(table, tmp_path, cluster, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100)
+    one, two = pipeline(), pipeline()
+    two.getStages()[1].setNumTrainWorkers(2).setLocalBytes(0)
+    expected = one.fit(table)
+    found = two.fit(str(tmp_path))
+    assert np.abs(found.stages[1].coefficientMatrix - expected.stages[1].coefficientMatrix).max() < 1e-6
+    out = tmp_path / "out.parquet"
+    found.transform(tmp_path / "rows.parquet", output=out)
+    assert BinaryClassificationEvaluator().evaluate(out) > 0.99
+
+
+def test_a_pipeline_s_copy_sets_parameters_of_stages(table):
+    original = pipeline()
+    classifier = original.getStages()[1]
+    assert len(original.fit(table, {classifier.maxIter: 2}).stages[1].objectiveHistory) == 2
+    assert classifier.getMaxIter() == 10
+
+
+def test_a_pipeline_without_stages_changes_nothing_and_wrong_stages_are_named(table):
+    assert Pipeline(stages=[]).fit(table).transform(table).equals(table)
+    with pytest.raises(TypeError, match="a stage of a pipeline is an estimator or a transformer, and not a int"):
+        Pipeline(stages=[3]).fit(table)
+    scalers = [MaxAbsScaler(inputCol="features", outputCol="scaled") for _ in range(2)]
+    with pytest.raises(ExistingColumn, match="'scaled'"):
+        Pipeline(stages=scalers).fit(table).transform(table)
+    with pytest.raises(MissingColumn, match="no column 'scald'; did you mean 'scaled'?"):
+        Pipeline(stages=[scalers[0], LogisticRegression(featuresCol="scald")]).fit(table)
+    assembled = ArrayAssembler(inputCols=["label", "features"], outputCol="both", featureSizes=[1, 30])
+    model = Pipeline(stages=[assembled, MaxAbsScaler(inputCol="both", outputCol="scaled")]).fit(table.to_pandas())
+    assert len(model.stages[1].max_abs_values) == 31
+
+
+def test_the_grid_has_all_combinations():
+    one = LogisticRegression()
+    maps = ParamGridBuilder().baseOn({one.seed: 1}, (one.tol, 0)).addGrid(one.maxIter, [1, 5]).addGrid(one.momentum, [0, 0.5]).build()
+    assert maps == [{one.seed: 1, one.tol: 0.0, one.maxIter: i, one.momentum: m} for i in (1, 5) for m in (0.0, 0.5)]
+    with pytest.raises(TypeError, match="'maxIter' is not a parameter"):
+        ParamGridBuilder().addGrid("maxIter", [1])
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_cross_validation_chooses_the_best_map_and_fits_it_to_all_rows(table, parallelism):
+    estimator = pipeline()
+    classifier = estimator.getStages()[1]
+    grid = ParamGridBuilder().addGrid(classifier.learningRate, [1e-9, 0.01]).build()
+    validator = CrossValidator(
+        estimator=estimator, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=grid, parallelism=parallelism, seed=1,
+        collectSubModels=True,
+    )
+    model = validator.fit(table)
+    assert model.avgMetrics[1] > 0.99 > model.avgMetrics[0] and len(model.stdMetrics) == 2
+    assert np.allclose(model.avgMetrics, np.mean(model.foldMetrics, axis=0)) and np.shape(model.foldMetrics) == (3, 2)
+    assert [len(row) for row in model.subModels] == [2, 2, 2]
+    alone = estimator.fit(table, grid[1])
+    assert np.array_equal(model.bestModel.stages[1].coefficientMatrix, alone.stages[1].coefficientMatrix)
+    assert BinaryClassificationEvaluator().evaluate(model.transform(table)) > 0.99
+
+
+class Remembers(Estimator):
+    """Fits nothing. Remembers which rows it has seen, and fails if it is told to."""
+
+    fails: Param = Param("undefined", "fails", "whether it fails")
+    seen: list = []
+    together = threading.Barrier(1)
+
+    def _fit(self, source):
+        self.together.wait(60)
+        rows = source.table(["id"])["id"].to_pylist()
+        if self.getOrDefault(self.fails):
+            raise ArithmeticError("as it was told")
+        self.seen.append(rows)
+        return Predicts()._resetUid(self.uid)
+
+
+class Predicts(Model):
+    def _input_columns(self):
+        return ["id"]
+
+    def _output_columns(self):
+        return [("prediction", "bigint")]
+
+    def _compute(self, batch):
+        return {"prediction": batch.data["id"]}
+
+
+def remembering(maps=1, barrier=1, **options):
+    estimator = Remembers()._setDefault(fails=False)
+    Remembers.seen, Remembers.together = [], threading.Barrier(barrier)
+    grid = [{estimator.fails: number == 1} for number in range(maps)]
+    return CrossValidator(estimator=estimator, evaluator=RegressionEvaluator(), estimatorParamMaps=grid, **options)
+
+
+def numbered(rows, folds=None):
+    columns = {"id": range(rows), "label": [1.0] * rows}
+    return pa.table({**columns, **({} if folds is None else {"fold": folds})})
+
+
+@pytest.mark.parametrize("rows, folds", [(10, 3), (9, 4), (2, 2), (1000, 5)])
+def test_each_row_is_in_the_training_rows_of_all_folds_but_one(rows, folds):
+    remembering(numFolds=folds).fit(numbered(rows).to_pandas())
+    *trained, best = Remembers.seen
+    left_out = [set(range(rows)) - set(one) for one in trained]
+    assert best == list(range(rows)) and len(trained) == folds
+    assert sorted(row for one in left_out for row in one) == list(range(rows))
+    assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
+
+
+def test_folds_depend_on_the_seed():
+    def folds(seed):
+        remembering(seed=seed).fit(numbered(50))
+        return Remembers.seen
+
+    assert folds(1) == folds(1) != folds(2)
+
+
+def test_folds_may_be_given():
+    remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 1, 0]))
+    assert Remembers.seen == [[1, 2], [0, 3], [0, 1, 2, 3]]
+    with pytest.raises(TrialFailed, match="column 'fold', row 2: the fold is 2, and has to be 0 to 1"):
+        remembering(foldCol="fold", numFolds=2).fit(numbered(4, [0, 1, 2, 0]))
+    with pytest.raises(MissingColumn):
+        remembering(foldCol="folds").fit(numbered(4))
+    with pytest.raises(TooFewRows, match="2 rows cannot make 3 folds"):
+        remembering().fit(numbered(2))
+    with pytest.raises(InvalidParameter, match="no estimatorParamMaps"):
+        remembering(maps=0).fit(numbered(5))
+
+
+def test_trials_run_at_the_same_time():
+    """Each waits for all three: one after the other, they would wait forever."""
+    validator = remembering(barrier=3, parallelism=3)
+    validator.engine = _OnlyTrials(validator.engine)
+    validator.fit(numbered(9))
+    assert len(Remembers.seen) == 4
+
+
+class _OnlyTrials:
+    """Runs trials, and lets what follows them run alone."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def run(self, *args, **kwargs):
+        outcomes = self._engine.run(*args, **kwargs)
+        Remembers.together = threading.Barrier(1)
+        return outcomes
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_failing_trial_is_named_and_is_not_fatal_if_asked(parallelism):
+    with pytest.raises(TrialFailed, match="fold 0 with fails=True failed: ArithmeticError: as it was told") as raised:
+        remembering(maps=2, parallelism=parallelism).fit(numbered(9))
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    assert (raised.value.fold, raised.value.params) == (0, {"fails": True})
+    model = remembering(maps=2, parallelism=parallelism, skipFailedTrials=True, collectSubModels=True).fit(numbered(9))
+    assert [failure.fold for failure in model.failures] == [0, 1, 2]
+    assert np.isnan(model.avgMetrics[1]) and not np.isnan(model.avgMetrics[0])
+    assert [row[1] for row in model.subModels] == [None, None, None]
+    only = remembering(skipFailedTrials=True)
+    with pytest.raises(TrialFailed):
+        only.setEstimatorParamMaps([{only.getEstimator().fails: True}]).fit(numbered(9))
+
+
+def test_a_fold_without_rows_is_named():
+    with pytest.raises(TrialFailed, match="no rows") as raised:
+        CrossValidator(
+            estimator=LogisticRegression(maxIter=1), evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}], foldCol="fold"
+        ).fit(pd.DataFrame({"features": [[1.0], [2.0]] * 3, "label": [0, 1] * 3, "fold": [0, 0, 0, 0, 1, 1]}))
+    assert isinstance(raised.value.__cause__, EmptyDataset) and raised.value.fold == 2
+
+
+def test_a_bad_fold_is_an_error_of_features():
+    with pytest.raises(TrialFailed) as raised:
+        remembering(foldCol="fold").fit(numbered(3, [0, 1, None]))
+    assert isinstance(raised.value.__cause__, InvalidFeatures)
+
+
+def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    classifier = LogisticRegression(featuresCol="scaled", maxIter=2, learningRate=0.01)
+    estimator = Pipeline(stages=[StandardScaler(inputCol="features", outputCol="scaled"), classifier])
+    validator = CrossValidator(estimator=estimator, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}], numFolds=2)
+    here = validator.fit(table)
+    classifier.setLocalBytes(0).setNumTrainWorkers(2)
+    on_ranks = validator.setParallelism(2).fit(table)
+    assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)
+
+
+def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):
+    program = write(
+        "program.py",
+        """
+        import signal
+        import pyarrow as pa
+        from wingbeat.ml import _shards
+        from wingbeat.ml.base import Estimator
+        from wingbeat.ml.evaluation import RegressionEvaluator
+        from wingbeat.ml.tuning import CrossValidator
+
+        def wait():
+            print("waits", flush=True)
+            signal.pause()
+
+        class Waits(Estimator):
+            def _fit(self, source):
+                return _shards.on_ranks(wait, (), 1)
+
+        if __name__ == "__main__":
+            rows = pa.table({"label": [1.0, 2.0]})
+            CrossValidator(
+                estimator=Waits(), evaluator=RegressionEvaluator(), estimatorParamMaps=[{}], numFolds=2, parallelism=2
+            ).fit(rows)
+        """,
+    )
+    done = subprocess.Popen([sys.executable, program], env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with done:
+        assert [next(line for line in done.stdout if "waits" in line) for _ in range(2)]
+        done.send_signal(signal.SIGINT)
+        errors = done.communicate(timeout=DEADLINE_SECONDS)[1]
+    assert done.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors

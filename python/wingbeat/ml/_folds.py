@@ -1,0 +1,97 @@
+"""Folds of a data set, which are chosen row by row while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.ml import _columns
+from wingbeat.ml._errors import InvalidFeatures
+from wingbeat.ml._source import Batch
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RandomFold:
+    """The rows of a random fold, or those of all others.
+
+    Of as many rows in a row as there are folds, each fold has one: folds differ by one row at most. Which one depends on
+    the seed and the row's place alone, so that nothing is kept for a row, and each rank finds the same.
+
+    Attributes:
+        fold: The fold.
+        folds: How many there are.
+        seed: The seed.
+        is_inside: Whether its own rows are chosen.
+    """
+
+    fold: int
+    folds: int
+    seed: int
+    is_inside: bool
+
+    @property
+    def columns(self) -> list[str]:
+        return []
+
+    def chosen(self, batch: Batch) -> Array:
+        import numpy
+
+        firsts, place = numpy.divmod(batch.rows, self.folds)
+        together = firsts[:, None] * self.folds + numpy.arange(self.folds)
+        numbers = _random(together, self.seed)
+        own = numpy.take_along_axis(numbers, place[:, None], axis=1)
+        inside: Array = ((numbers < own).sum(axis=1) == self.fold) == self.is_inside
+        return inside
+
+
+@dataclass(frozen=True)
+class NamedFold:
+    """The rows of a fold that a column names, or those of all others.
+
+    Attributes:
+        fold: The fold.
+        folds: How many there are.
+        column: The column.
+        is_inside: Whether its own rows are chosen.
+    """
+
+    fold: int
+    folds: int
+    column: str
+    is_inside: bool
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.column]
+
+    def chosen(self, batch: Batch) -> Array:
+        import numpy
+
+        folds = _columns.scalars(batch, self.column)
+        wrong = ~numpy.isin(folds, numpy.arange(self.folds))
+        if wrong.any():
+            place = int(wrong.argmax())
+            row, found = int(batch.rows[place]), folds[place]
+            value = "null or NaN" if numpy.isnan(found) else f"{found:g}"
+            message = f"column {self.column!r}, row {row}: the fold is {value}, and has to be 0 to {self.folds - 1}"
+            raise InvalidFeatures(message, column=self.column, row=row)
+        inside: Array = (folds == self.fold) == self.is_inside
+        return inside
+
+
+def _random(numbers: Array, seed: int) -> Array:
+    """A random number of 64 bits for each number: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators" (2014), with the constants of Java's SplittableRandom."""
+    import numpy
+
+    with numpy.errstate(over="ignore"):
+        state = (numbers.astype(numpy.uint64) + numpy.uint64(seed % 2**64)) * numpy.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+        mixed: Array = state ^ (state >> numpy.uint64(31))
+    return mixed

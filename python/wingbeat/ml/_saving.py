@@ -1,0 +1,278 @@
+"""Saving and loading in Spark's layout, so that `pyspark.ml.connect` loads what was saved here, and the reverse.
+
+A folder holds `metadata.json` and a file for each model. Spark's own files are `.torch` (a pickled `torch.nn.Sequential`)
+and `.sklearn.pkl` (a pickled scaler of scikit-learn). Beside each lie the same weights as `.safetensors`, which are
+what is loaded here if they are there. Parameters that Spark does not have are in `wingbeatParamMap`, which it ignores.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import wingbeat
+from wingbeat.ml._errors import MlError
+from wingbeat.ml.param import Params
+
+if TYPE_CHECKING:
+    import numpy
+
+METADATA = "metadata.json"
+# The release whose layout this is.
+_SPARK = "4.0.1"
+_OURS, _THEIRS = "wingbeat.ml.", "pyspark.ml.connect."
+# Parameters that pyspark's classes do not have, and so would fail to load.
+_OWN = frozenset({"localBytes", "numWorkers", "useGpu", "collectSubModels", "skipFailedTrials"})
+
+Loaded = TypeVar("Loaded", bound="Savable")
+
+
+class Savable(Params):
+    """What can be saved and loaded."""
+
+    def saveToLocal(self, path: str, *, overwrite: bool = False) -> None:
+        """Saves this object in a new folder.
+
+        Args:
+            path: The folder.
+            overwrite: Whether what is there is replaced.
+
+        Raises:
+            FileExistsError: Something is there, and `overwrite` is not set.
+            ModuleNotFoundError: scikit-learn, which writes Spark's file of a scaler, is not installed.
+        """
+        path = os.path.abspath(path)
+        if os.path.lexists(path) and not overwrite:
+            raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # Whole or not at all, and what is replaced stays until then.
+        with tempfile.TemporaryDirectory(prefix=".wingbeat-", dir=os.path.dirname(path)) as folder:
+            made = os.path.join(folder, "made")
+            os.mkdir(made)
+            metadata = self._save(made, [])
+            with open(os.path.join(made, METADATA), "w", encoding="utf-8") as out:
+                json.dump(metadata, out)
+            if os.path.lexists(path):
+                os.rename(path, os.path.join(folder, "replaced"))
+            os.rename(made, path)
+
+    @classmethod
+    def loadFromLocal(cls: type[Loaded], path: str) -> Loaded:
+        """Loads an object that was saved here or by `pyspark.ml.connect`.
+
+        Args:
+            path: The folder.
+
+        Returns:
+            The object.
+
+        Raises:
+            FileNotFoundError: There is no such folder, or it has no `metadata.json`.
+            MlError: The folder holds an object of another class, or one that is unknown here.
+        """
+        with open(os.path.join(path, METADATA), encoding="utf-8") as file:
+            metadata = json.load(file)
+        loaded = load(metadata, path)
+        if not isinstance(loaded, cls):
+            raise MlError(f"{path} holds a {type(loaded).__name__}, and no {cls.__name__}")
+        return loaded
+
+    def save(self, path: str, *, overwrite: bool = False) -> None:
+        """Saves this object, also in an object store.
+
+        Args:
+            path: The folder, or its URL.
+            overwrite: Whether what is there is replaced.
+
+        Raises:
+            FileExistsError: Something is there, and `overwrite` is not set.
+        """
+        from pyarrow import fs
+
+        from wingbeat.ml._parquet import filesystem_of
+
+        filesystem, inner = filesystem_of(path)
+        there = filesystem.get_file_info(inner).type
+        if there != fs.FileType.NotFound and not overwrite:
+            raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+        if there == fs.FileType.Directory:
+            filesystem.delete_dir(inner)
+        elif there != fs.FileType.NotFound:
+            filesystem.delete_file(inner)
+        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+            self.saveToLocal(os.path.join(folder, "model"))
+            filesystem.create_dir(inner, recursive=True)
+            fs.copy_files(os.path.join(folder, "model"), inner, destination_filesystem=filesystem)
+
+    @classmethod
+    def load(cls: type[Loaded], path: str) -> Loaded:
+        """As `loadFromLocal`, also from an object store.
+
+        Args:
+            path: The folder, or its URL.
+
+        Returns:
+            The object.
+
+        Raises:
+            FileNotFoundError: There is no such folder, or it has no `metadata.json`.
+            MlError: The folder holds an object of another class, or one that is unknown here.
+        """
+        from pyarrow import fs
+
+        from wingbeat.ml._parquet import filesystem_of
+
+        filesystem, inner = filesystem_of(path)
+        with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
+            fs.copy_files(inner, folder, source_filesystem=filesystem)
+            return cls.loadFromLocal(folder)
+
+    def _save(self, root: str, node: list[str]) -> dict[str, Any]:
+        """Writes this object's files, and returns its metadata.
+
+        Args:
+            root: The folder.
+            node: Where in the tree of objects this one is: the beginning of its files' names.
+        """
+        skipped = self._skipped()
+        given = {param.name: value for param, value in self._paramMap.items() if param.name not in skipped}
+        default = {param.name: value for param, value in self._defaultParamMap.items() if param.name not in skipped}
+        metadata: dict[str, Any] = {
+            "class": f"{type(self).__module__}.{type(self).__name__}".replace(_OURS, _THEIRS),
+            "timestamp": round(time.time() * 1000),
+            "sparkVersion": _SPARK,
+            "uid": self.uid,
+            "paramMap": {name: value for name, value in given.items() if name not in _OWN},
+            "defaultParamMap": {name: value for name, value in default.items() if name not in _OWN},
+            "type": "spark_connect",
+            "wingbeatVersion": wingbeat.__version__,
+            "wingbeatParamMap": {name: value for name, value in given.items() if name in _OWN},
+        }
+        extra = self._extra()
+        if extra is not None:
+            metadata["extra"] = extra
+        return metadata
+
+    def _skipped(self) -> list[str]:
+        """Parameters whose values are objects with metadata of their own."""
+        return []
+
+    def _extra(self) -> dict[str, Any] | None:
+        return None
+
+    def _load(self, root: str, metadata: dict[str, Any]) -> None:
+        """Reads what `_save` has written besides the parameters."""
+
+
+class Composite(Savable):
+    """What consists of other objects."""
+
+    def _children(self) -> list[Savable]:
+        raise NotImplementedError
+
+
+def by_uid(root: Savable) -> dict[str, Savable]:
+    """An object and all that it consists of.
+
+    Args:
+        root: The object.
+
+    Returns:
+        The objects by their `uid`.
+
+    Raises:
+        MlError: Two have the same.
+    """
+    found: dict[str, Savable] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if one.uid in found:
+            raise MlError(f"{root.uid} has two parts with the uid {one.uid}: make each of its stages anew")
+        found[one.uid] = one
+        waiting += one._children() if isinstance(one, Composite) else []
+    return found
+
+
+class CoreModel(Savable):
+    """A model with weights."""
+
+    # What follows the class's name in the name of the file that Spark writes.
+    _suffix: str
+
+    def _save(self, root: str, node: list[str]) -> dict[str, Any]:
+        from safetensors.numpy import save_file
+
+        metadata = super()._save(root, node)
+        name = ".".join([*node, type(self).__name__ + self._suffix])
+        self._write_spark(os.path.join(root, name))
+        save_file(self._weights(), os.path.join(root, _beside(name)))
+        metadata["core_model_path"] = name
+        return metadata
+
+    def _load(self, root: str, metadata: dict[str, Any]) -> None:
+        from safetensors.numpy import load_file
+
+        path = os.path.join(root, os.path.basename(metadata["core_model_path"]))
+        beside = _beside(path)
+        weights = load_file(beside) if os.path.exists(beside) else self._read_spark(path)
+        self._take(weights, metadata.get("extra") or {})
+
+    def _weights(self) -> dict[str, numpy.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+    def _take(self, weights: dict[str, numpy.ndarray[Any, Any]], extra: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _write_spark(self, path: str) -> None:
+        raise NotImplementedError
+
+    def _read_spark(self, path: str) -> dict[str, numpy.ndarray[Any, Any]]:
+        raise NotImplementedError
+
+
+def load(metadata: dict[str, Any], root: str) -> Savable:
+    """Makes an object of its metadata.
+
+    Args:
+        metadata: The metadata.
+        root: The folder that its files are in.
+
+    Returns:
+        The object.
+
+    Raises:
+        MlError: The class is unknown here.
+    """
+    if metadata.get("type") != "spark_connect":
+        raise MlError(
+            f"{root} was not saved by pyspark.ml.connect or wingbeat.ml: its metadata has the type {metadata.get('type')!r}. "
+            "Models of pyspark.ml (without connect) have another format"
+        )
+    made = _class(metadata["class"])()
+    made._resetUid(metadata["uid"])
+    made._setDefault(**metadata["defaultParamMap"])
+    made._set(**metadata["paramMap"], **metadata.get("wingbeatParamMap", {}))
+    made._load(root, metadata)
+    return made
+
+
+def _class(name: str) -> type[Savable]:
+    module, _, kind = name.replace(_THEIRS, _OURS).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), kind, None)
+    except ImportError as error:
+        raise MlError(f"the saved object is a {name}, which cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Savable)):
+        raise MlError(f"the saved object is a {name}, which wingbeat.ml does not have")
+    return found
+
+
+def _beside(path: str) -> str:
+    for suffix in (".torch", ".sklearn.pkl"):
+        path = path[: -len(suffix)] if path.endswith(suffix) else path
+    return path + ".safetensors"
