@@ -18,6 +18,8 @@ from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 if TYPE_CHECKING:
     import pyarrow
 
+    from wingbeat.train._source import FileDataset
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -75,6 +77,7 @@ class Launcher:
         all_return: bool = False,
         arguments: Iterable[str] = (),
         tables: Mapping[str, pyarrow.Table] | None = None,
+        datasets: Mapping[str, FileDataset] | None = None,
         ranks: int = 1,
     ) -> Finished:
         """Calls a function on every rank.
@@ -87,6 +90,7 @@ class Launcher:
             all_return: Whether a rank has failed that ends before the function has returned. No values are wanted then.
             arguments: What it finds in `sys.argv`.
             tables: Tables by name, of which each rank gets its own rows.
+            datasets: Datasets in files by name, which ranks read themselves.
             ranks: How many ranks there are.
 
         Returns:
@@ -97,6 +101,10 @@ class Launcher:
             LaunchFailed: The run failed.
         """
         with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            if datasets:
+                from wingbeat.train import _streaming
+
+                function, args = _streaming.call, (datasets, function, *args)
             file = os.path.join(folder, "function.pickle")
             _sending.write_function(file, function, args, kwargs or {}, "all" if return_all or all_return else "first")
             options = ["--function"]

@@ -17,6 +17,7 @@ from wingbeat.train._checkpoint import Checkpoint
 from wingbeat.train._config import RunConfig, ScalingConfig, TorchConfig
 from wingbeat.train._context import EXPERIMENT
 from wingbeat.train._result import Result, TrainingFailedError, WorkerTrainingFailedError
+from wingbeat.train._source import check_ranks, is_files, of_files
 from wingbeat.train._unsupported import refuse
 
 
@@ -93,8 +94,12 @@ class TorchTrainer:
         self.scaling_config = scaling_config or ScalingConfig()
         self.run_config = run_config or RunConfig()
         self.datasets = dict(datasets or {})
-        if self.datasets and self.scaling_config.workers[0] != self.scaling_config.workers[1]:
-            raise refuse("a dataset with (min, max) workers", "load the data in the loop, or give one number of workers")
+        is_elastic = self.scaling_config.workers[0] != self.scaling_config.workers[1]
+        if is_elastic and not all(is_files(given) for given in self.datasets.values()):
+            raise refuse(
+                "a dataset in memory with (min, max) workers",
+                "give its files (a path or read_files(…)), load the data in the loop, or give one number of workers",
+            )
         checkpoints = self.run_config.checkpoint_config
         if checkpoints is not None and checkpoints.differs:
             warnings.warn(
@@ -122,13 +127,18 @@ class TorchTrainer:
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
         launcher = Launcher([*options, "--storage", folder], env={EXPERIMENT: name, **self.run_config.env})
         ranks = self.scaling_config.workers[1]
+        given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}
+        files = {key: of_files(rows) for key, rows in given.items() if is_files(rows)}
+        check_ranks(files, self.scaling_config.workers[1])
+        tables = {key: _equal(rows, ranks) for key, rows in given.items() if key not in files}
         try:
             finished = launcher.function(
                 _loop.run,
                 (self.train_loop, self.torch_config),
                 {"train_loop_config": self.arguments},
                 all_return=True,
-                tables={key: _equal(rows, ranks) for key, rows in self.datasets.items()},
+                tables=tables,
+                datasets=files,
                 ranks=ranks,
             )
         except LaunchFailed as failed:
@@ -172,7 +182,7 @@ def _arguments(loop: Callable[..., Any], config: dict[str, Any] | None) -> tuple
 
 def _equal(rows: Any, ranks: int) -> Any:
     """A table of which each rank has as many rows as the others: with more, one would wait for the others in vain."""
-    table = _sending.table_of(rows() if callable(rows) else rows)
+    table = _sending.table_of(rows)
     return table.slice(0, table.num_rows - table.num_rows % ranks)
 
 
