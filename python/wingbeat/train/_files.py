@@ -17,8 +17,9 @@ PARQUET, ARROW = "parquet", "arrow"
 _ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
 # How both kinds of files begin.
 _MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
-# What is read of a column at a time. Without a limit, pyarrow holds all that a row group has of it.
-_READ_BYTES = 1 << 20
+# What is read of a column at a time, of a file on this machine and of one elsewhere, which takes long to answer. Without a limit,
+# pyarrow holds all of a row group's column.
+_READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,16 @@ def rows_of(
 
 def _tables(filesystem: Any, file: DataFile, unit: int, columns: list[str], piece_rows: int) -> Iterator[pyarrow.Table]:
     import pyarrow
+    import pyarrow.fs
     import pyarrow.parquet
 
     if file.kind == PARQUET:
         with filesystem.open_input_file(file.path) as source:
-            reader = pyarrow.parquet.ParquetFile(source, buffer_size=_READ_BYTES, pre_buffer=False)
+            is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+            reader = pyarrow.parquet.ParquetFile(source, buffer_size=_READ_LOCALLY if is_here else _READ_REMOTELY)
+            if piece_rows >= file.unit_rows[unit]:
+                yield reader.read_row_group(unit, columns=columns, use_threads=False)
+                return
             batches = reader.iter_batches(piece_rows, row_groups=[unit], columns=columns, use_threads=False)
             for batch in batches:
                 yield pyarrow.Table.from_batches([batch])

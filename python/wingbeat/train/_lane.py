@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.train._files import DataFile, rows_of
+from wingbeat.train._gather import Pick, Window
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,33 +28,33 @@ class Lane:
     """
 
     def __init__(self, dataset: FileDataset, order: Order, lane: int, offset: int, reader: Executor) -> None:
-        self._dataset, self._order, self._lane, self._reader = dataset, order, lane, reader
-        _, begin, _ = order.window_at(lane, offset)
-        self._pieces = self._read(begin)
+        self._order, self._lane, self._reader = order, lane, reader
+        # Rows of a window that is shuffled may be anywhere in it.
+        begin = offset if order.seed is None else order.window_at(lane, offset)[1]
+        self._pieces = _read(dataset, order, lane, begin)
         self._rest: pyarrow.Table | None = None
-        self._next: Future[_Window] | None = self._load(begin)
-        self._window: _Window | None = None
+        self._next: Future[Window] | None = self._load(begin)
+        self._window: Window | None = None
 
-    def take(self, offsets: Any) -> list[pyarrow.Table]:
+    def take(self, offsets: Any, to: Any) -> Iterator[Pick]:
         """The rows with these offsets.
 
         Args:
             offsets: An increasing array. All of it is after what was taken before.
+            to: Where each row goes, an array.
 
-        Returns:
-            Tables that hold them one after the other.
+        Yields:
+            The rows.
         """
         import numpy as np
 
-        taken = []
         while len(offsets):
             window = self._until(int(offsets[0]))
             here = int(np.searchsorted(offsets, window.end))
-            taken.append(window.take(offsets[:here] - window.begin))
-            offsets = offsets[here:]
-        return taken
+            yield Pick(window, offsets[:here] - window.begin, to[:here])
+            offsets, to = offsets[here:], to[here:]
 
-    def _until(self, offset: int) -> _Window:
+    def _until(self, offset: int) -> Window:
         while self._window is None or offset >= self._window.end:
             assert self._next is not None
             self._window = None  # not two besides the one that is read next
@@ -61,11 +62,11 @@ class Lane:
             self._next = self._load(self._window.end) if self._window.end < self._order.lane_rows[self._lane] else None
         return self._window
 
-    def _load(self, begin: int) -> Future[_Window]:
-        number, begin, end = self._order.window_at(self._lane, begin)
+    def _load(self, begin: int) -> Future[Window]:
+        number, _, end = self._order.window_at(self._lane, begin)
         return self._reader.submit(self._window_of, number, begin, end)
 
-    def _window_of(self, number: int, begin: int, end: int) -> _Window:
+    def _window_of(self, number: int, begin: int, end: int) -> Window:
         import pyarrow
 
         pieces, missing = [], end - begin
@@ -74,49 +75,32 @@ class Lane:
             pieces.append(piece.slice(0, missing))
             self._rest = piece.slice(missing) if piece.num_rows > missing else None
             missing -= pieces[-1].num_rows
-        table = pieces[0] if len(pieces) == 1 else pyarrow.concat_tables(pieces).combine_chunks()
-        return _Window(begin, end, table, self._order.shuffled(self._lane, number, end - begin))
-
-    def _read(self, skipped: int) -> Iterator[pyarrow.Table]:
-        for unit in self._order.lanes[self._lane]:
-            rows = self._order.unit_rows[unit]
-            if skipped >= rows:
-                skipped -= rows
-                continue
-            file, number = self._file_of(unit)
-            yield from rows_of(
-                self._dataset.filesystem,
-                file,
-                number,
-                self._dataset.schema,
-                skipped=skipped,
-                piece_rows=min(self._dataset.window_rows, _PIECE_ROWS),
-            )
-            skipped = 0
-
-    def _file_of(self, unit: int) -> tuple[DataFile, int]:
-        """The file of a unit, and the unit's number there."""
-        for file in self._dataset.files:
-            if unit < len(file.unit_rows):
-                return file, unit
-            unit -= len(file.unit_rows)
-        raise IndexError(unit)
+        return Window(begin, end, pyarrow.concat_tables(pieces), self._order.shuffled(self._lane, number, end - begin))
 
 
-# Rows that are decoded at a time: enough that the cost of a call does not count.
-_PIECE_ROWS = 1 << 16
+# Functions, and not methods of the lane: a generator that knew it would keep its windows until the next garbage collection.
+def _read(dataset: FileDataset, order: Order, lane: int, skipped: int) -> Iterator[pyarrow.Table]:
+    for unit in order.lanes[lane]:
+        rows = order.unit_rows[unit]
+        if skipped >= rows:
+            skipped -= rows
+            continue
+        file, number = _file_of(dataset, unit)
+        yield from rows_of(
+            dataset.filesystem,
+            file,
+            number,
+            dataset.schema,
+            skipped=skipped,
+            piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
+        )
+        skipped = 0
 
 
-class _Window:
-    """Rows `begin` to `end` of a lane. `shuffled` says in which order they are taken."""
-
-    def __init__(self, begin: int, end: int, table: pyarrow.Table, shuffled: Any) -> None:
-        self.begin, self.end, self.table, self.shuffled = begin, end, table, shuffled
-
-    def take(self, places: Any) -> pyarrow.Table:
-        if self.shuffled is not None:
-            return self.table.take(self.shuffled[places])
-        first, count = int(places[0]), len(places)
-        if int(places[-1]) - first + 1 == count:
-            return self.table.slice(first, count)
-        return self.table.take(places)
+def _file_of(dataset: FileDataset, unit: int) -> tuple[DataFile, int]:
+    """The file of a unit, and the unit's number there."""
+    for file in dataset.files:
+        if unit < len(file.unit_rows):
+            return file, unit
+        unit -= len(file.unit_rows)
+    raise IndexError(unit)

@@ -15,19 +15,25 @@ from wingbeat.train._dataset_errors import (
     TooFewRowsError,
     UnreadableFileError,
 )
-from wingbeat.train._files import DataFile, Inspected, inspect, rows_of
+from wingbeat.train._files import PARQUET, DataFile, Inspected, inspect, rows_of
 
 if TYPE_CHECKING:
     import pyarrow
 
 Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]], Any]
 
-# Lanes of a shuffled dataset: as many row groups are mixed, and 2, 4 or 8 ranks read parts that do not overlap.
-_LANES = 8
+# Lanes of a shuffled dataset: as many row groups are mixed. 2, 4 or 8 ranks read parts that do not overlap.
+_LANES = (8, 4, 2, 1)
+# What a single rank, which reads all lanes, may hold; half as much again is in use for a moment.
+_RANK_BYTES = 320 << 20
 # How large a window is unless its rows are given, by the first rows of the dataset.
-_WINDOW_BYTES = 8 << 20
-_WINDOW_ROWS = range(16, 65536)
+_WINDOW_BYTES = 4 << 20
+_WINDOW_ROWS = range(16, 32768)
 _SAMPLE_ROWS = 256
+# Of larger row groups, only as much as is needed is decoded at a time.
+_PIECE_BYTES = 32 << 20
+# What pyarrow then holds of each column: a page and a dictionary of 1 MiB, each as read and as decoded.
+_COLUMN_BYTES = 4 << 20
 # How many files are looked into at the same time: a storage takes long to answer.
 _INSPECTORS = 16
 
@@ -40,15 +46,19 @@ class FileDataset:
         files: The files, in order.
         filesystem: The `pyarrow.fs.FileSystem` in which they lie.
         schema: The columns that are read.
-        lanes: How many lanes the global order has with a seed; without one, it has one lane unless it was given.
+        lanes: How many lanes the global order has if that was given.
+        shuffled_lanes: How many it has with a seed if that was not given. Without a seed, it has one then.
         window_rows: How many rows of a lane are shuffled among each other.
+        piece_rows: How many rows are decoded at a time.
     """
 
     files: tuple[DataFile, ...]
     filesystem: Any
     schema: pyarrow.Schema
     lanes: int | None
+    shuffled_lanes: int
     window_rows: int
+    piece_rows: int
 
     @property
     def unit_rows(self) -> list[int]:
@@ -69,7 +79,7 @@ class FileDataset:
         Returns:
             The number.
         """
-        return self.lanes or (1 if seed is None else _LANES)
+        return self.lanes or (1 if seed is None else self.shuffled_lanes)
 
 
 def read_files(
@@ -89,10 +99,11 @@ def read_files(
             folder are taken in the order of their paths, without those whose names begin with "." or "_".
         columns: Which columns are read; None for all.
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
-        lanes: From how many row groups (or record batches) each batch is mixed. None means 8 with a shuffle seed, and 1
-            without. Ranks read as little as possible if it is a multiple of their number.
-        window_rows: How many rows of a lane are shuffled among each other. None means as many as 8 MiB hold, from 16 to
-            65,536, by the size of the dataset's first rows.
+        lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
+            multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
+            not hold as many in 320 MiB.
+        window_rows: How many rows of a lane are shuffled among each other. None means as many as 4 MiB hold, from 16 to
+            32,768, by the size of the dataset's first rows.
 
     Returns:
         The dataset.
@@ -115,12 +126,13 @@ def read_files(
         DataFile(one.path, about.kind, about.unit_rows, one.constants) for one, about in zip(found, inspected)
     )
     schema = _common(files, inspected, partitions, columns)
-    dataset = FileDataset(files, filesystem, schema, lanes, window_rows or _WINDOW_ROWS.stop)
-    if dataset.num_rows == 0:
+    if not any(sum(file.unit_rows) for file in files):
         raise TooFewRowsError(f"the dataset has no rows: {_listed([file.path for file in files])}")
+    row_bytes = _row_bytes(filesystem, files, schema)
     if window_rows is None:
-        object.__setattr__(dataset, "window_rows", _window_rows(dataset))
-    return dataset
+        window_rows = max(_WINDOW_ROWS.start, min(_WINDOW_ROWS.stop, int(_WINDOW_BYTES / row_bytes)))
+    shuffled = next((few for few in _LANES if few * _lane_bytes(files, schema, row_bytes, window_rows) <= _RANK_BYTES), 1)
+    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, max(1, int(_PIECE_BYTES / row_bytes)))
 
 
 def is_files(given: Any) -> bool:
@@ -282,13 +294,27 @@ def _common(
     return pyarrow.schema([of_files.field(name) for name in names])
 
 
-def _window_rows(dataset: FileDataset) -> int:
-    """How many rows 8 MiB hold, by the dataset's first rows."""
-    file = next(file for file in dataset.files if sum(file.unit_rows) > 0)
+def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schema) -> float:
+    """How large a row is in memory, by the dataset's first rows."""
+    file = next(file for file in files if sum(file.unit_rows) > 0)
     unit = next(number for number, rows in enumerate(file.unit_rows) if rows > 0)
-    sample = next(rows_of(dataset.filesystem, file, unit, dataset.schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
-    fit: int = _WINDOW_BYTES * sample.num_rows // max(1, sample.nbytes)
-    return max(_WINDOW_ROWS.start, min(_WINDOW_ROWS.stop, fit))
+    sample = next(rows_of(filesystem, file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
+    size: float = sample.nbytes / sample.num_rows
+    return max(1.0, size)
+
+
+def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: float, window_rows: int) -> float:
+    """What a rank holds of a lane."""
+    unit = row_bytes * max(rows for file in files for rows in file.unit_rows)
+    if unit > _PIECE_BYTES and files[0].kind == PARQUET:
+        unit = min(unit, sum(map(_leaves, (field.type for field in schema))) * _COLUMN_BYTES)
+    # One unit begins while the last rows of another are still in use; three windows are read, shuffled and given.
+    return 2 * unit + 3 * window_rows * row_bytes
+
+
+def _leaves(kind: pyarrow.DataType) -> int:
+    """How many columns a column of this type is in Parquet."""
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
 
 
 def _listed(paths: Sequence[str]) -> str:

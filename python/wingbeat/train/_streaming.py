@@ -13,6 +13,7 @@ from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
 from wingbeat.train._dataset_errors import TooFewRowsError
+from wingbeat.train._gather import Pick, gathered
 from wingbeat.train._lane import Lane
 from wingbeat.train._order import Order
 from wingbeat.train._source import FileDataset
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # Rows that are put together at a time, for as many batches as they make.
-_BLOCK_ROWS = 1 << 14
+_BLOCK_ROWS = 1 << 16
 
 
 class StreamingShard:
@@ -320,22 +321,15 @@ def _put_together(
 ) -> pyarrow.Table:
     """The rows at these places, in their order."""
     import numpy as np
-    import pyarrow
 
     of_lane, offsets = places
-    pieces, where = [], []
+    picks: list[Pick] = []
     for lane in np.unique(of_lane).tolist():
         here = np.flatnonzero(of_lane == lane)
         if lane not in lanes:
             lanes[lane] = Lane(dataset, order, lane, int(offsets[here[0]]), reader)
-        pieces += lanes[lane].take(offsets[here])
-        where.append(here)
-    table = pieces[0] if len(pieces) == 1 else pyarrow.concat_tables(pieces).combine_chunks()
-    if len(where) == 1:
-        return table
-    back = np.empty(len(of_lane), np.int64)
-    back[np.concatenate(where)] = np.arange(len(of_lane))
-    return table.take(back)
+        picks += lanes[lane].take(offsets[here], here)
+    return gathered(picks, len(of_lane))
 
 
 def _cutter(table: pyarrow.Table, made: Callable[[pyarrow.Table], Any] | None) -> Callable[[int, int], Any]:
