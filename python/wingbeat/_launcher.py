@@ -43,12 +43,16 @@ class Launcher:
         env: Variables of the ranks' environment. They are on no command line, which anybody on the machine can read.
         files: Texts that each rank finds as files, by name.
         is_local: Whether ranks run on this machine, whatever `$WINGBEAT_ADDRESS` says.
+        command: What runs a command with an environment, and answers with its exit code; None to show its output here.
+        cluster: Variables of the command's own environment, which say where the cluster is.
     """
 
     options: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
+    command: Callable[[Sequence[str], Mapping[str, str]], int] | None = None
+    cluster: Mapping[str, str] = field(default_factory=dict)
 
     def script(self, path: str, arguments: Iterable[str]) -> Finished:
         """Runs a script on every rank.
@@ -133,10 +137,10 @@ class Launcher:
             with open(path, "w", encoding="utf-8") as out:
                 out.write(text)
             command += ["--file", f"{name}={path}"]
-        env = dict(os.environ)
+        env = {**os.environ, **self.cluster}
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
-        code = _command.run([*command, *what, "--", *arguments], env)
+        code = (self.command or _command.run)([*command, *what, "--", *arguments], env)
         if code != 0 and os.path.exists(os.path.join(folder, "result.json")):
             # The run has ended well. What was printed could not all be written, which the output above says.
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
