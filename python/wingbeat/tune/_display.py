@@ -78,7 +78,8 @@ class Display:
 
     def _line(self, trials: Sequence[Trial]) -> str:
         counts = {state: sum(trial.status == state for trial in trials) for state in (RUNNING, TERMINATED, ERROR)}
-        line = f"wingbeat tune: {counts[RUNNING]} running, {counts[TERMINATED]} done, {counts[ERROR]} failed"
+        waiting = sum(trial.waits for trial in trials)
+        line = f"wingbeat tune: {counts[RUNNING] - waiting} running, {counts[TERMINATED]} done, {counts[ERROR]} failed"
         having = [trial for trial in trials if trial.reports and self._metric in trial.reports[-1]]
         having = [trial for trial in having if is_number(trial.reports[-1][self._metric or ""])]
         if having and self._mode is not None:
@@ -100,6 +101,7 @@ class Display:
             names = [name for name in last if name not in ("training_iteration", "time_total_s")]
             metrics = "  ".join(f"{name} {last[name]:.6g}" for name in names[:4])
             state = "stopped" if trial.is_stopped and trial.status == TERMINATED else trial.status.lower()
+            state = "waiting" if trial.waits else state
             row = [trial.trial_id, state, described(trial.config), str(len(trial.reports)), f"{trial.seconds:.0f}", metrics]
             table.add_row(*row)
         if len(order) > _MOST:

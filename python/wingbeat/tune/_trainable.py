@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,7 +73,10 @@ def with_parameters(trainable: Callable[..., Any], **kwargs: Any) -> Callable[..
     return functools.partial(trainable, **kwargs)
 
 
-def run(function: Callable[..., Any], config: dict[str, Any]) -> None:
+STARTED = "started"
+
+
+def run(function: Callable[..., Any], config: dict[str, Any], folder: str) -> None:
     """What the rank of a trial calls.
 
     A trial that is stopped gets SIGTERM, which is raised as SystemExit here, so that its `finally` blocks run.
@@ -78,6 +84,7 @@ def run(function: Callable[..., Any], config: dict[str, Any]) -> None:
     Args:
         function: The user's function. What it returns, if that is a dict, is reported.
         config: Its parameters.
+        folder: The trial's folder, where it leaves when it has started: before, it waited for room.
     """
     from wingbeat.train._report import report
 
@@ -85,6 +92,11 @@ def run(function: Callable[..., Any], config: dict[str, Any]) -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
+    with contextlib.suppress(OSError):
+        made = f"{folder}/{STARTED}-{os.getpid()}"
+        with open(made, "w", encoding="ascii") as file:
+            file.write(repr(time.time()))
+        os.rename(made, f"{folder}/{STARTED}")
     returned = function(config)
     if isinstance(returned, Mapping):
         report(returned)

@@ -72,7 +72,7 @@ class Trial:
         self.error: BaseException | None = None
         self.checkpoints: list[tuple[Any, dict[str, float]]] = []
         self.is_stopped = False
-        self.began = self.ended = 0.0
+        self.launched = self.began = self.ended = 0.0
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -81,7 +81,12 @@ class Trial:
     @property
     def seconds(self) -> float:
         """How long it has run."""
-        return (self.ended or time.time()) - self.began if self.began else 0.0
+        return (self.ended or time.time()) - (self.began or self.launched) if self.launched else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for room. Of a `TorchTrainer`, that is not known."""
+        return self.status == RUNNING and not self.began
 
     def start(self, run: Callable[[Trial], Any], done: queue.SimpleQueue[Trial]) -> None:
         """Starts it, in a thread of its own.
@@ -90,7 +95,7 @@ class Trial:
             run: What runs it.
             done: Where it is put when it has ended.
         """
-        self.status, self.began = RUNNING, time.time()
+        self.status, self.launched = RUNNING, time.time()
         self.folder.mkdir(parents=True)
         (self.folder / "params.json").write_text(json.dumps(self.config, default=repr, indent=1) + "\n", encoding="utf-8")
 
@@ -147,6 +152,9 @@ class Trial:
         Returns:
             The metrics of each report, with `training_iteration` and `time_total_s`.
         """
+        if not self.began:
+            with contextlib.suppress(OSError):
+                self.began = float((self.folder / _trainable.STARTED).read_text(encoding="ascii"))
         try:
             with open(self.folder / "metrics.jsonl", "rb") as file:
                 file.seek(self._read)
@@ -162,7 +170,7 @@ class Trial:
             moment = told.pop("time")
             metrics = {name: float(value) for name, value in told.items()}
             metrics.setdefault("training_iteration", len(self.reports) + 1)
-            metrics.setdefault("time_total_s", moment - self.began)
+            metrics.setdefault("time_total_s", moment - (self.began or self.launched))
             self.reports.append(metrics)
             new.append(metrics)
         return new
@@ -203,6 +211,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
         trainer = trainable
 
         def train(trial: Trial) -> Any:
+            trial.began = trial.launched
             own = copy.copy(trainer)
             own.run_config = _of_trial(trainer.run_config, trial)
             config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
@@ -218,7 +227,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
         config = _of_trial(run_config, trial)
         options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
         launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
-        finished = launcher.function(_trainable.run, (trainable, trial.config), all_return=True)
+        finished = launcher.function(_trainable.run, (trainable, trial.config, str(trial.folder)), all_return=True)
         return result_of(finished.told, str(trial.folder)).best_checkpoints
 
     return call, scaling

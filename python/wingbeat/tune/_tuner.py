@@ -22,6 +22,8 @@ from wingbeat.tune._trial import ERROR, RUNNING, Trial, TrialError
 
 # How often reports are read. What trials print and report goes to files, which are looked at so often.
 _LOOK_S = 0.1
+# How many trials more than fit are launched: each takes the memory of a command.
+_WAITING = 4
 
 
 class TuneError(RuntimeError):
@@ -139,8 +141,10 @@ class _Fitting:
         held = scaling.resources_per_worker or {}
         ranks = scaling.workers[0]
         cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
-        # One more than fit waits at the head, and is placed as soon as another has ended.
-        most = self._config.max_concurrent_trials or slots(env, cpus, gpus) + 1
+        most = self._config.max_concurrent_trials or slots(env, cpus, gpus)
+        if self._config.max_concurrent_trials is None and self._config.search_alg is None:
+            # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
+            most += min(most, _WAITING)
         os.makedirs(self._folder, exist_ok=True)
         until = None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s
         with self._display.drawn():
