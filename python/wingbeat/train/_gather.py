@@ -5,7 +5,7 @@ Columns of fixed width without nulls are gathered by NumPy, several times as fas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,46 +15,38 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """Rows `begin` to `end` of a lane, in the order in which they are taken.
+    """Rows `begin` to `end` of a lane.
 
     Args:
         begin: The offset of the first row.
         end: The offset of the row after the last.
         table: The rows as they were read.
-        shuffled: Which of them is the i-th; None if they stay as they are.
+        draw: What draws in which order they are taken; None if they stay as they are.
     """
 
-    def __init__(self, begin: int, end: int, table: pyarrow.Table, shuffled: Any) -> None:
-        self.begin, self.end = begin, end
-        self._read, self._shuffled = table, shuffled
-
-    @cached_property
-    def table(self) -> pyarrow.Table:
-        """The rows in their order."""
-        # All of them at once: a column of a window fits into a CPU's cache, and those of all lanes together do not.
-        table = self._read if self._shuffled is None else _shuffled(self._read.combine_chunks(), self._shuffled)
-        del self._read, self._shuffled
-        return table
+    def __init__(self, begin: int, end: int, table: pyarrow.Table, draw: Callable[[], Any] | None) -> None:
+        self.begin, self.end, self._draw = begin, end, draw
+        self.table = table if draw is None else table.combine_chunks()
 
     @cached_property
     def views(self) -> list[Any]:
         """Each column as an array over its memory; None for one that NumPy cannot gather."""
         return [_view(column) for column in self.table.columns]
 
+    @cached_property
+    def _order(self) -> Any:
+        return None if self._draw is None else self._draw()
 
-def _shuffled(table: pyarrow.Table, order: Any) -> pyarrow.Table:
-    import pyarrow
+    def rows(self, places: slice) -> Any:
+        """Which rows of the table are at these places of the order.
 
-    rows = pyarrow.array(order)
-    columns = []
-    for field, column in zip(table.schema, table.columns):
-        view = _view(column)
-        if view is None:
-            columns.append(column.take(rows))
-            continue
-        made = _empty(view.shape, view.dtype)
-        columns.append(_array(field.type, view.take(order, axis=0, out=made, mode="clip")))
-    return pyarrow.table(columns, schema=table.schema)
+        Args:
+            places: The places.
+
+        Returns:
+            A slice or an array.
+        """
+        return places if self._draw is None else self._order[places]
 
 
 @dataclass(frozen=True)
@@ -63,13 +55,13 @@ class Pick:
 
     Attributes:
         window: The window.
-        places: Which rows, an array.
-        to: Where they go among the rows that are put together, an array.
+        places: Which rows of the window's order.
+        to: Where they go among the rows that are put together.
     """
 
     window: Window
-    places: Any
-    to: Any
+    places: slice
+    to: slice
 
 
 def gathered(picks: Sequence[Pick], count: int) -> pyarrow.Table:
@@ -85,10 +77,9 @@ def gathered(picks: Sequence[Pick], count: int) -> pyarrow.Table:
     import numpy as np
     import pyarrow
 
-    rows = [_slice_of(pick.places) for pick in picks]
+    rows = [pick.window.rows(pick.places) for pick in picks]
     if len(picks) == 1 and isinstance(rows[0], slice) and rows[0].step == 1:
         return picks[0].window.table.slice(rows[0].start, count)
-    targets = [_slice_of(pick.to) for pick in picks]
     back = None
     schema = picks[0].window.table.schema
     columns = []
@@ -96,13 +87,13 @@ def gathered(picks: Sequence[Pick], count: int) -> pyarrow.Table:
         views = [pick.window.views[number] for pick in picks]
         if all(view is not None for view in views):
             made = _empty((count, *views[0].shape[1:]), views[0].dtype)
-            for view, row, target in zip(views, rows, targets):
-                made[target] = view[row]
+            for view, row, pick in zip(views, rows, picks):
+                made[pick.to] = view[row] if isinstance(row, slice) else view.take(row, axis=0)
             columns.append(_array(field.type, made))
             continue
         if back is None:
             back = np.empty(count, np.int64)
-            back[np.concatenate([pick.to for pick in picks])] = np.arange(count)
+            back[np.concatenate([np.r_[pick.to] for pick in picks])] = np.arange(count)
         parts = [_taken(pick.window.table.column(number), row) for pick, row in zip(picks, rows)]
         column = pyarrow.chunked_array([chunk for part in parts for chunk in part.chunks], field.type)
         if pyarrow.types.is_dictionary(field.type):
@@ -117,16 +108,6 @@ def _taken(column: pyarrow.ChunkedArray, rows: Any) -> pyarrow.ChunkedArray:
     import numpy as np
 
     return column.take(np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows)
-
-
-def _slice_of(places: Any) -> Any:
-    """A slice for increasing places of equal distance, which is faster."""
-    import numpy as np
-
-    step = int(places[1] - places[0]) if len(places) > 1 else 1
-    if not np.all(np.diff(places) == step):
-        return places
-    return slice(int(places[0]), int(places[-1]) + 1, step)
 
 
 def _view(column: pyarrow.ChunkedArray) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wingbeat.train._files import DataFile, rows_of
 from wingbeat.train._gather import Pick, Window
@@ -12,7 +12,7 @@ from wingbeat.train._gather import Pick, Window
 if TYPE_CHECKING:
     import pyarrow
 
-    from wingbeat.train._order import Order
+    from wingbeat.train._order import Order, Stretch
     from wingbeat.train._source import FileDataset
 
 
@@ -36,23 +36,24 @@ class Lane:
         self._next: Future[Window] | None = self._load(begin)
         self._window: Window | None = None
 
-    def take(self, offsets: Any, to: Any) -> Iterator[Pick]:
-        """The rows with these offsets.
+    def take(self, stretch: Stretch) -> Iterator[Pick]:
+        """Some of its rows.
 
         Args:
-            offsets: An increasing array. All of it is after what was taken before.
-            to: Where each row goes, an array.
+            stretch: Which rows. All of them are after what was taken before.
 
         Yields:
             The rows.
         """
-        import numpy as np
-
-        while len(offsets):
-            window = self._until(int(offsets[0]))
-            here = int(np.searchsorted(offsets, window.end))
-            yield Pick(window, offsets[:here] - window.begin, to[:here])
-            offsets, to = offsets[here:], to[here:]
+        offset, step, to, left = stretch.offset, stretch.step, stretch.places, len(stretch)
+        while left:
+            window = self._until(offset)
+            here = min(left, -(-(window.end - offset) // step))
+            at = offset - window.begin
+            places = slice(at, at + (here - 1) * step + 1, step)
+            yield Pick(window, places, slice(to.start, to.start + (here - 1) * to.step + 1, to.step))
+            to = slice(to.start + here * to.step, to.stop, to.step)
+            offset, left = offset + here * step, left - here
 
     def _until(self, offset: int) -> Window:
         while self._window is None or offset >= self._window.end:
@@ -75,7 +76,9 @@ class Lane:
             pieces.append(piece.slice(0, missing))
             self._rest = piece.slice(missing) if piece.num_rows > missing else None
             missing -= pieces[-1].num_rows
-        return Window(begin, end, pyarrow.concat_tables(pieces), self._order.shuffled(self._lane, number, end - begin))
+        order, lane = self._order, self._lane
+        draw = None if order.seed is None else lambda: order.shuffled(lane, number, end - begin)
+        return Window(begin, end, pyarrow.concat_tables(pieces), draw)
 
 
 # Functions, and not methods of the lane: a generator that knew it would keep its windows until the next garbage collection.

@@ -15,12 +15,10 @@ Permutations are those of `numpy.random.RandomState`, whose streams NumPy has fr
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
+from typing import Any
 
 _UNITS, _WINDOWS = 0, 1  # what a permutation is drawn for
 
@@ -55,6 +53,26 @@ class Phase:
     lanes: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of a lane at equal distances.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset of the first of them among the rows of the lane.
+        step: How many rows of the lane further the next one is.
+        places: Which ones they are of those that were asked for: a slice with a stop.
+    """
+
+    lane: int
+    offset: int
+    step: int
+    places: slice
+
+    def __len__(self) -> int:
+        return len(range(self.places.start, self.places.stop, self.places.step))
+
+
 class Order:
     """The global order of one epoch.
 
@@ -81,7 +99,7 @@ class Order:
             heapq.heapreplace(fewest, (self.lane_rows[lane], lane))
         self.phases = _phases(self.lane_rows)
 
-    def places(self, begin: int, count: int, step: int) -> tuple[Any, Any]:
+    def stretches(self, begin: int, count: int, step: int) -> Iterator[Stretch]:
         """Where the rows at the global positions `begin`, `begin + step` and so on are.
 
         Args:
@@ -89,23 +107,22 @@ class Order:
             count: How many positions.
             step: Their distance.
 
-        Returns:
-            For each position its lane, and its offset among the rows of this lane: two arrays.
+        Yields:
+            Rows of a lane at equal distances. Those of a lane follow each other.
         """
-        import numpy as np
-
-        positions = begin + step * np.arange(count, dtype=np.int64)
-        lanes, offsets = np.empty(count, np.int64), np.empty(count, np.int64)
         done = 0
         for number, phase in enumerate(self.phases):
             end = self.phases[number + 1].position if number + 1 < len(self.phases) else self.rows
-            till = int(np.searchsorted(positions, end))
-            if till > done:
-                at = positions[done:till] - phase.position
-                lanes[done:till] = np.asarray(phase.lanes, np.int64)[at % len(phase.lanes)]
-                offsets[done:till] = phase.offset + at // len(phase.lanes)
-                done = till
-        return lanes, offsets
+            till = min(count, -(-(end - begin) // step))
+            lanes = len(phase.lanes)
+            common = math.gcd(lanes, step)
+            # After so many positions, it is the first lane's turn again.
+            period = lanes // common
+            for first in range(done, min(done + period, till)):
+                at = begin + step * first - phase.position
+                places = slice(first, till, period)
+                yield Stretch(phase.lanes[at % lanes], phase.offset + at // lanes, step // common, places)
+            done = max(done, till)
 
     def window_at(self, lane: int, offset: int) -> tuple[int, int, int]:
         """The window of a lane in which the row with this offset is.
@@ -126,8 +143,8 @@ class Order:
             end = begin + self.window
         return number, begin, min(end, self.lane_rows[lane])
 
-    def shuffled(self, lane: int, number: int, length: int) -> np.ndarray[Any, Any] | None:
-        """How a window's rows are permuted: the i-th row of the order is the one with the i-th of these numbers.
+    def shuffled(self, lane: int, number: int, length: int) -> Any:
+        """How a window's rows are permuted with a seed: the i-th row of the order is the one with the i-th of these numbers.
 
         Args:
             lane: The lane.
@@ -135,12 +152,10 @@ class Order:
             length: How many rows it has.
 
         Returns:
-            The numbers; None if rows stay as they are.
+            The numbers, an array.
         """
-        if self.seed is None:
-            return None
-        drawn: np.ndarray[Any, Any] = permutation(length, self.seed, self.epoch, _WINDOWS, lane, number)
-        return drawn
+        assert self.seed is not None
+        return permutation(length, self.seed, self.epoch, _WINDOWS, lane, number)
 
 
 def _phases(lane_rows: Sequence[int]) -> list[Phase]:

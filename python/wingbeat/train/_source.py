@@ -27,7 +27,7 @@ _LANES = (8, 4, 2, 1)
 # What a single rank, which reads all lanes, may hold; half as much again is in use for a moment.
 _RANK_BYTES = 320 << 20
 # How large a window is unless its rows are given, by the first rows of the dataset.
-_WINDOW_BYTES = 4 << 20
+_WINDOW_BYTES = 2 << 20
 _WINDOW_ROWS = range(16, 32768)
 _SAMPLE_ROWS = 256
 # Of larger row groups, only as much as is needed is decoded at a time.
@@ -102,7 +102,7 @@ def read_files(
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
             multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
             not hold as many in 320 MiB.
-        window_rows: How many rows of a lane are shuffled among each other. None means as many as 4 MiB hold, from 16 to
+        window_rows: How many rows of a lane are shuffled among each other. None means as many as 2 MiB hold, from 16 to
             32,768, by the size of the dataset's first rows.
 
     Returns:
@@ -308,8 +308,9 @@ def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: fl
     unit = row_bytes * max(rows for file in files for rows in file.unit_rows)
     if unit > _PIECE_BYTES and files[0].kind == PARQUET:
         unit = min(unit, sum(map(_leaves, (field.type for field in schema))) * _COLUMN_BYTES)
-    # One unit begins while the last rows of another are still in use; three windows are read, shuffled and given.
-    return 2 * unit + 3 * window_rows * row_bytes
+    # One unit begins while the last rows of another are still in use. Of windows, two are read, and three are put together: one
+    # that is being made, one that is ready, and one that the loop has.
+    return 2 * unit + 5 * window_rows * row_bytes
 
 
 def _leaves(kind: pyarrow.DataType) -> int:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow
     import torch
 
-# Rows that are put together at a time, for as many batches as they make.
-_BLOCK_ROWS = 1 << 16
+# Rows that are put together at a time, at most, for as many batches as they make.
+_BLOCK_ROWS = 1 << 18
 
 
 class StreamingShard:
@@ -237,7 +237,9 @@ class StreamingShard:
         self, steps: _Steps, order: Order, prefetch_batches: int, made: Callable[[pyarrow.Table], Any] | None
     ) -> Iterator[Any]:
         state = self._state
-        in_a_block = max(1, min(_BLOCK_ROWS, self.dataset.window_rows) // steps.batch_size)
+        # As many rows as a window of each lane has: then each window is gone through once or twice, and not time and again.
+        lanes = -(-len(order.lanes) // self._ranks)
+        in_a_block = max(1, min(_BLOCK_ROWS, lanes * self.dataset.window_rows) // steps.batch_size)
         source = _blocks(self.dataset, order, steps, in_a_block, made)
         step = 0
         with contextlib.closing(ahead(source, -(-prefetch_batches // in_a_block))) as blocks:
@@ -308,28 +310,17 @@ def _blocks(
         for first in range(0, len(steps), in_a_block):
             sizes = [steps.size(step) for step in range(first, min(first + in_a_block, len(steps)))]
             count = sum(sizes)
-            places = order.places(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks)
-            table = _put_together(dataset, order, lanes, places, reader)
+            picks: list[Pick] = []
+            for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
+                if stretch.lane not in lanes:
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
+                picks += lanes[stretch.lane].take(stretch)
+            table = gathered(picks, count)
+            del picks
             yield _cutter(table, made), sizes
             done += count
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
-
-
-def _put_together(
-    dataset: FileDataset, order: Order, lanes: dict[int, Lane], places: tuple[Any, Any], reader: ThreadPoolExecutor
-) -> pyarrow.Table:
-    """The rows at these places, in their order."""
-    import numpy as np
-
-    of_lane, offsets = places
-    picks: list[Pick] = []
-    for lane in np.unique(of_lane).tolist():
-        here = np.flatnonzero(of_lane == lane)
-        if lane not in lanes:
-            lanes[lane] = Lane(dataset, order, lane, int(offsets[here[0]]), reader)
-        picks += lanes[lane].take(offsets[here], here)
-    return gathered(picks, len(of_lane))
 
 
 def _cutter(table: pyarrow.Table, made: Callable[[pyarrow.Table], Any] | None) -> Callable[[int, int], Any]:
