@@ -392,6 +392,18 @@ def test_a_damaged_row_group_is_an_error_of_the_rank_that_names_the_file(tmp_pat
         list(shards(dataset, 1)[0].iter_batches())
 
 
+def test_a_program_may_end_in_the_middle_of_an_iteration(folder, environment, write):
+    program = write("leaves.py", """
+        import sys
+        from wingbeat.train import StreamingShard, read_files
+
+        batches = StreamingShard(read_files(sys.argv[1])).iter_batches(batch_size=10, prefetch_batches=2)
+        print(next(batches)["id"][0])
+    """)
+    done = subprocess.run([sys.executable, program, folder], env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 def test_memory_is_bounded_by_lanes_and_windows_and_not_by_the_rows(tmp_path, environment, write):
     table = pa.table({f"x{number}": np.random.default_rng(number).random(1_000_000) for number in range(30)})
     for number in range(2):

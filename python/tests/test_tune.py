@@ -174,6 +174,22 @@ def test_trials_run_at_the_same_time_as_far_as_their_resources_allow(fit, tmp_pa
     assert both.num_errors == 0
 
 
+def test_two_trials_share_a_gpu(gpu_cluster, tmp_path, monkeypatch):
+    for name, value in gpu_cluster.items():
+        monkeypatch.setenv(name, value)
+
+    def meets(config):
+        (tmp_path / f"there-{config['x']}").touch()
+        while len(list(tmp_path.glob("there-*"))) < 2:
+            time.sleep(0.01)
+        (tmp_path / f"gpu-{config['x']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    half = tune.with_resources(meets, {"cpu": 1, "gpu": 0.5})
+    grid = tune.Tuner(half, param_space={"x": tune.grid_search([1, 2])}, run_config=tune.RunConfig(storage_path=tmp_path)).fit()
+    assert grid.num_errors == 0, grid.errors
+    assert (tmp_path / "gpu-1").read_text() == (tmp_path / "gpu-2").read_text() == "5"
+
+
 def test_a_trainer_is_tried_with_its_own_ranks_and_files(fit, tmp_path):
     import pyarrow
     import pyarrow.parquet

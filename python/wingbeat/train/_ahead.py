@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Generator
 from typing import TypeVar
@@ -55,4 +56,5 @@ def ahead(source: Generator[T, None, None], depth: int) -> Generator[T, None, No
     finally:
         is_over.set()
         room.release()
-        thread.join()
+        if not sys.is_finalizing():  # or the thread, which does not run any more, would be waited for without end
+            thread.join()

@@ -141,11 +141,11 @@ def _tables(filesystem: Any, file: DataFile, unit: int, columns: list[str], piec
 
     if file.kind == PARQUET:
         with filesystem.open_input_file(file.path) as source:
+            if piece_rows >= file.unit_rows[unit]:
+                yield pyarrow.parquet.ParquetFile(source).read_row_group(unit, columns=columns, use_threads=False)
+                return
             is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
             reader = pyarrow.parquet.ParquetFile(source, buffer_size=_READ_LOCALLY if is_here else _READ_REMOTELY)
-            if piece_rows >= file.unit_rows[unit]:
-                yield reader.read_row_group(unit, columns=columns, use_threads=False)
-                return
             batches = reader.iter_batches(piece_rows, row_groups=[unit], columns=columns, use_threads=False)
             for batch in batches:
                 yield pyarrow.Table.from_batches([batch])

@@ -315,9 +315,10 @@ def _blocks(
                 if stretch.lane not in lanes:
                     lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
                 picks += lanes[stretch.lane].take(stretch)
-            table = gathered(picks, count)
-            del picks
-            yield _cutter(table, made), sizes
+            cut = _cutter(gathered(picks, count), made)
+            del picks  # which hold windows
+            yield cut, sizes
+            del cut
             done += count
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
