@@ -78,8 +78,11 @@ def gathered(picks: Sequence[Pick], count: int) -> pyarrow.Table:
     import pyarrow
 
     rows = [pick.window.rows(pick.places) for pick in picks]
-    if len(picks) == 1 and isinstance(rows[0], slice) and rows[0].step == 1:
-        return picks[0].window.table.slice(rows[0].start, count)
+    if all(isinstance(row, slice) and row.step == 1 and pick.to.step == 1 for row, pick in zip(rows, picks)):
+        # As they lie in the files.
+        return pyarrow.concat_tables(
+            [pick.window.table.slice(row.start, row.stop - row.start) for row, pick in zip(rows, picks)]
+        )
     back = None
     schema = picks[0].window.table.schema
     columns = []

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """Reads a lane from some row on. While a window is in use, the next is being read.
+    """Reads a lane from some row on. While a piece of it (a small unit, or a window of a large one) is in use, the next is read.
 
     Args:
         dataset: The dataset.
         order: Its global order.
         lane: The lane.
         offset: The first row that will be asked for. Units before it are not read.
-        reader: What reads, one window after the other.
+        reader: What reads, one piece after the other.
     """
 
     def __init__(self, dataset: FileDataset, order: Order, lane: int, offset: int, reader: Executor) -> None:
         self._order, self._lane, self._reader = order, lane, reader
         # Rows of a window that is shuffled may be anywhere in it.
-        begin = offset if order.seed is None else order.window_at(lane, offset)[1]
-        self._pieces = _read(dataset, order, lane, begin)
-        self._rest: pyarrow.Table | None = None
-        self._next: Future[Window] | None = self._load(begin)
+        self._begin = offset if order.seed is None else order.window_at(lane, offset)[1]
+        self._pieces = _read(dataset, order, lane, self._begin)
+        self._piece: pyarrow.Table | None = None
+        self._next: Future[pyarrow.Table | None] = reader.submit(next, self._pieces, None)
         self._window: Window | None = None
 
     def take(self, stretch: Stretch) -> Iterator[Pick]:
@@ -57,31 +57,31 @@ class Lane:
 
     def _until(self, offset: int) -> Window:
         while self._window is None or offset >= self._window.end:
-            assert self._next is not None
-            self._window = None  # not two besides the one that is read next
-            self._window = self._next.result()
-            self._next = self._load(self._window.end) if self._window.end < self._order.lane_rows[self._lane] else None
+            if self._window is not None:
+                self._begin = self._window.end
+                self._window = None  # which may hold the last of a piece
+            self._window = self._window_from(self._begin)
         return self._window
 
-    def _load(self, begin: int) -> Future[Window]:
-        number, _, end = self._order.window_at(self._lane, begin)
-        return self._reader.submit(self._window_of, number, begin, end)
-
-    def _window_of(self, number: int, begin: int, end: int) -> Window:
+    def _window_from(self, begin: int) -> Window:
         import pyarrow
 
-        pieces, missing = [], end - begin
+        number, _, end = self._order.window_at(self._lane, begin)
+        parts, missing = [], end - begin
         while missing:
-            piece = self._rest if self._rest is not None else next(self._pieces)
-            pieces.append(piece.slice(0, missing))
-            self._rest = piece.slice(missing) if piece.num_rows > missing else None
-            missing -= pieces[-1].num_rows
+            if self._piece is None:
+                self._piece = self._next.result()
+                assert self._piece is not None
+                self._next = self._reader.submit(next, self._pieces, None)
+            parts.append(self._piece.slice(0, missing))
+            self._piece = self._piece.slice(missing) if self._piece.num_rows > missing else None
+            missing -= parts[-1].num_rows
         order, lane = self._order, self._lane
         draw = None if order.seed is None else lambda: order.shuffled(lane, number, end - begin)
-        return Window(begin, end, pyarrow.concat_tables(pieces), draw)
+        return Window(begin, end, pyarrow.concat_tables(parts), draw)
 
 
-# Functions, and not methods of the lane: a generator that knew it would keep its windows until the next garbage collection.
+# Functions, and not methods of the lane: a generator that knew it would keep its rows until the next garbage collection.
 def _read(dataset: FileDataset, order: Order, lane: int, skipped: int) -> Iterator[pyarrow.Table]:
     for unit in order.lanes[lane]:
         rows = order.unit_rows[unit]
