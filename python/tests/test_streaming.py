@@ -329,6 +329,30 @@ def test_a_partitioned_folder_and_a_pyarrow_dataset_have_their_columns(tmp_path)
         read_files(pa.dataset.dataset(tmp_path / "data", partitioning="hive").filter(pa.dataset.field("id") > 3))
 
 
+def test_files_may_differ_in_what_says_nothing_of_their_values(tmp_path):
+    strict = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.list_(pa.field("element", pa.int64())))])
+    loose = pa.schema([pa.field("x", pa.list_(pa.field("item", pa.int64()))), pa.field("id", pa.int64())], metadata={"by": "another"})
+    pq.write_table(pa.table({"id": [0, 1], "x": [[1], [2]]}, schema=strict), tmp_path / "0.parquet")
+    with pa.ipc.new_file(tmp_path / "1.arrow", loose) as out:
+        out.write_table(pa.table({"x": [[3], None], "id": [2, None]}, schema=loose))
+    (batch,) = shards(read_files(tmp_path), 1)[0].iter_batches(batch_size=4, batch_format="pyarrow")
+    assert batch.to_pydict() == {"id": [0, 1, 2, None], "x": [[1], [2], [3], None]}
+    assert len(list(shards(read_files(tmp_path), 1)[0].iter_rows(shuffle_seed=1))) == 4
+
+
+def test_files_of_another_file_system_are_read(of_all_kinds):
+    import fsspec.implementations.memory
+
+    memory = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(fsspec.implementations.memory.MemoryFileSystem()))
+    memory.create_dir("bucket/rows")
+    pq.write_table(of_all_kinds, "bucket/rows/a.parquet", filesystem=memory, row_group_size=100)
+    with memory.open_output_stream("bucket/rows/b.arrow") as out, pa.ipc.new_file(out, of_all_kinds.schema) as file:
+        file.write_table(of_all_kinds, max_chunksize=100)
+    dataset = read_files("bucket/rows", filesystem=memory, window_rows=30)
+    had = [row for shard in shards(dataset, 2) for row in shard.iter_rows(shuffle_seed=1)]
+    assert sorted(had, key=lambda row: row["id"])[::2] == of_all_kinds.to_pylist()
+
+
 def test_what_is_wrong_with_files_is_said_before_training(tmp_path):
     good = write_parquet(tmp_path / "good", [10])
 

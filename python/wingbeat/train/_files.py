@@ -126,7 +126,8 @@ def rows_of(
                 if name in columns:
                     kind = schema.field(name).type
                     table = table.append_column(name, pyarrow.repeat(pyarrow.scalar(value, kind), table.num_rows))
-            yield table.select(columns)
+            table = table.select(columns)
+            yield table if table.schema.equals(schema) else table.cast(schema)
     except FileNotFoundError as error:
         where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
         raise UnreadableFileError(file.path, where) from error

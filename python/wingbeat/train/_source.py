@@ -282,16 +282,17 @@ def _common(
         for name in names:
             if name in constants:
                 continue
-            expected, there = str(of_files.field(name).type), about.schema.get_field_index(name)
-            kind = str(about.schema.field(there).type) if there >= 0 else "missing"
-            if kind != expected:
-                raise SchemaMismatchError(name, (files[0].path, file.path), (expected, kind))
+            expected, there = of_files.field(name).type, about.schema.get_field_index(name)
+            kind = about.schema.field(there).type if there >= 0 else "missing"
+            if kind == "missing" or not expected.equals(kind):
+                raise SchemaMismatchError(name, (files[0].path, file.path), (str(expected), str(kind)))
         if columns is None:
             for name in about.schema.names:
                 if name not in of_files.names:
                     kinds = ("missing", str(about.schema.field(name).type))
                     raise SchemaMismatchError(name, (files[0].path, file.path), kinds)
-    return pyarrow.schema([of_files.field(name) for name in names])
+    # Without metadata, and nullable: files may differ in these.
+    return pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
 
 
 def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schema) -> float:
