@@ -95,8 +95,8 @@ def read_files(
     It reads what the files say of themselves, and the first rows. Ranks read the rest when they need it.
 
     Args:
-        paths: A file, a folder, a URL (`s3://…`, `gs://…`), a list of these, or a `pyarrow.dataset.Dataset`. The files of a
-            folder are taken in the order of their paths, without those whose names begin with "." or "_".
+        paths: A file, a folder, a URL that pyarrow opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`. The files
+            of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
         columns: Which columns are read; None for all.
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
