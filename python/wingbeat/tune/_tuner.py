@@ -189,12 +189,13 @@ class _Fitting:
             pass
         for trial in self._running():
             for metrics in trial.new_reports():
-                if trial.is_stopped or trial in ended:
+                if trial.is_stopped:
                     continue
                 self._searcher.on_trial_result(trial.trial_id, metrics)
                 is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
-                if is_enough or self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP:
-                    self._stop_early(trial)
+                if self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough:
+                    if trial not in ended:
+                        self._stop_early(trial)
         for trial in ended:
             trial.finish()
             last = trial.reports[-1] if trial.reports else None
