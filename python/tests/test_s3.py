@@ -127,3 +127,32 @@ def test_a_storage_that_refuses_is_named_before_training(run, write, binary, env
         done = run("train", "--storage", "s3://nowhere/run", script, env={**env, **settings(s3)}, code=1)
     assert "s3://nowhere/run" in done.stderr and "trained" not in done.stdout, done.stderr
     assert "a secret of tests" not in done.stderr
+
+
+def test_ranks_read_a_dataset_there(s3, cluster, python, tmp_path):
+    done = python("""
+        import pyarrow, pyarrow.fs, pyarrow.parquet
+        from wingbeat import train
+
+        def loop():
+            shard = train.get_dataset_shard()
+            rows = [row for batch in shard.iter_batches(batch_size=100, shuffle_seed=1) for row in batch["id"].tolist()]
+            train.report({"rows": len(rows), "sum": sum(rows)})
+
+        if __name__ == "__main__":
+            storage, _ = pyarrow.fs.FileSystem.from_uri("s3://bucket/rows")
+            for number in range(3):
+                table = pyarrow.table({"id": range(number * 1000, number * 1000 + 1000)})
+                pyarrow.parquet.write_table(table, f"bucket/rows/{number}.parquet", filesystem=storage, row_group_size=200)
+            trainer = train.TorchTrainer(
+                loop, datasets={"train": "s3://bucket/rows"}, scaling_config=train.ScalingConfig(num_workers=2),
+                run_config=train.RunConfig(storage_path="stored", worker_runtime_env={"env_vars": dict(%r)}),
+            )
+            print("rows", trainer.fit().metrics["rows"])
+            try:
+                train.read_files("s3://bucket/none.parquet")
+            except train.UnreadableFileError as error:
+                print(error)
+    """ % settings(s3), env={**cluster, **settings(s3), "XDG_DATA_HOME": str(tmp_path)})
+    assert "rows 1500.0" in done.stdout
+    assert "s3://bucket/none.parquet cannot be read: there is no such file" in done.stdout

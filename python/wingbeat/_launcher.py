@@ -18,6 +18,8 @@ from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 if TYPE_CHECKING:
     import pyarrow
 
+    from wingbeat.train._source import FileDataset
+
 
 # The exit code of a run that has ended well, of whose output some could not be written, as on a full disk. The output says so.
 _OUTPUT_IS_MISSING = 74
@@ -45,12 +47,16 @@ class Launcher:
         env: Variables of the ranks' environment. They are on no command line, which anybody on the machine can read.
         files: Texts that each rank finds as files, by name.
         is_local: Whether ranks run on this machine, whatever `$WINGBEAT_ADDRESS` says.
+        command: What runs a command with an environment, and answers with its exit code; None to show its output here.
+        cluster: Variables of the command's own environment, which say where the cluster is.
     """
 
     options: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
+    command: Callable[[Sequence[str], Mapping[str, str]], int] | None = None
+    cluster: Mapping[str, str] = field(default_factory=dict)
 
     def script(self, path: str, arguments: Iterable[str]) -> Finished:
         """Runs a script on every rank.
@@ -79,6 +85,7 @@ class Launcher:
         all_return: bool = False,
         arguments: Iterable[str] = (),
         tables: Mapping[str, pyarrow.Table] | None = None,
+        datasets: Mapping[str, FileDataset] | None = None,
         ranks: int = 1,
     ) -> Finished:
         """Calls a function on every rank.
@@ -91,6 +98,7 @@ class Launcher:
             all_return: Whether a rank has failed that ends before the function has returned. No values are wanted then.
             arguments: What it finds in `sys.argv`.
             tables: Tables by name, of which each rank gets its own rows.
+            datasets: Datasets in files by name, which ranks read themselves.
             ranks: How many ranks there are.
 
         Returns:
@@ -101,6 +109,10 @@ class Launcher:
             LaunchFailed: The run failed.
         """
         with tempfile.TemporaryDirectory(prefix="wingbeat-run-") as folder:
+            if datasets:
+                from wingbeat.train import _streaming
+
+                function, args = _streaming.call, (datasets, function, *args)
             file = os.path.join(folder, "function.pickle")
             _sending.write_function(file, function, args, kwargs or {}, "all" if return_all or all_return else "first")
             options = ["--function"]
@@ -129,10 +141,10 @@ class Launcher:
             with open(path, "w", encoding="utf-8") as out:
                 out.write(text)
             command += ["--file", f"{name}={path}"]
-        env = dict(os.environ)
+        env = {**os.environ, **self.cluster}
         if self.is_local:
             env.pop("WINGBEAT_ADDRESS", None)
-        code = _command.run([*command, *what, "--", *arguments], env)
+        code = (self.command or _command.run)([*command, *what, "--", *arguments], env)
         if code == _OUTPUT_IS_MISSING:
             warnings.warn("the run ended well, and some of its output is missing", RuntimeWarning, stacklevel=4)
         elif code != 0:

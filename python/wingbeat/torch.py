@@ -30,6 +30,8 @@ from wingbeat._launcher import Launcher
 if TYPE_CHECKING:
     import pyarrow
 
+    from wingbeat.train._source import FileDataset
+
 __all__ = ["DeepspeedTorchDistributor", "RemoteTraceback", "TorchDistributor", "TrainingError", "binary", "local_gpus"]
 
 
@@ -152,11 +154,12 @@ class TorchDistributor:
         """Runs a function with a table, of which each rank has its own rows.
 
         `wingbeat.train.get_dataset_shard()` gives a rank its rows. Rank i has the i-th of `num_processes` parts, whose
-        numbers of rows differ by one at most.
+        numbers of rows differ by one at most. Of files, it gives a `wingbeat.train.StreamingShard`.
 
         Args:
             train_function: The function.
-            dataframe: A pandas DataFrame, or whatever pyarrow makes a table of.
+            dataframe: A pandas DataFrame, whatever pyarrow makes a table of, or Parquet or Arrow IPC files: a path, a folder, a
+                URL, a list of these, a `pyarrow.dataset.Dataset`, or what `wingbeat.train.read_files` returns.
             *args: The function's arguments.
             return_all: Whether the values of all ranks are wanted, and not only rank 0's.
             **kwargs: The function's keyword arguments.
@@ -167,6 +170,12 @@ class TorchDistributor:
         Raises:
             Exception: As `run`.
         """
+        from wingbeat.train._source import check_ranks, is_files, of_files
+
+        if is_files(dataframe):
+            datasets = {"train": of_files(dataframe)}
+            check_ranks(datasets, self.num_processes)
+            return self._call(train_function, args, kwargs, return_all, datasets=datasets)
         return self._call(train_function, args, kwargs, return_all, {"train": _sending.table_of(dataframe)})
 
     def _call(
@@ -176,6 +185,7 @@ class TorchDistributor:
         kwargs: Mapping[str, Any],
         return_all: bool,
         tables: Mapping[str, pyarrow.Table] | None = None,
+        datasets: Mapping[str, FileDataset] | None = None,
     ) -> Any:
         try:
             finished = self._launcher().function(
@@ -185,6 +195,7 @@ class TorchDistributor:
                 return_all=return_all,
                 arguments=self.options,
                 tables=tables,
+                datasets=datasets,
                 ranks=self.num_processes,
             )
         except LaunchFailed as failed:

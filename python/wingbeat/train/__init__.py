@@ -45,9 +45,17 @@ if TYPE_CHECKING:
     from wingbeat.train._config import RunConfig as RunConfig
     from wingbeat.train._config import ScalingConfig as ScalingConfig
     from wingbeat.train._config import TorchConfig as TorchConfig
+    from wingbeat.train._dataset_errors import DatasetError as DatasetError
+    from wingbeat.train._dataset_errors import MissingColumnError as MissingColumnError
+    from wingbeat.train._dataset_errors import SchemaMismatchError as SchemaMismatchError
+    from wingbeat.train._dataset_errors import TooFewRowsError as TooFewRowsError
+    from wingbeat.train._dataset_errors import UnreadableFileError as UnreadableFileError
     from wingbeat.train._result import Result as Result
     from wingbeat.train._result import TrainingFailedError as TrainingFailedError
     from wingbeat.train._result import WorkerTrainingFailedError as WorkerTrainingFailedError
+    from wingbeat.train._source import FileDataset as FileDataset
+    from wingbeat.train._source import read_files as read_files
+    from wingbeat.train._streaming import StreamingShard as StreamingShard
     from wingbeat.train._trainer import TorchTrainer as TorchTrainer
 
 TrainContext = Context
@@ -57,33 +65,49 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointUploadMode",
     "Context",
+    "DatasetError",
     "DatasetShard",
     "FailureConfig",
+    "FileDataset",
+    "MissingColumnError",
     "ReportError",
     "Result",
     "RunConfig",
     "ScalingConfig",
+    "SchemaMismatchError",
+    "StreamingShard",
+    "TooFewRowsError",
     "TorchConfig",
     "TorchTrainer",
     "TrainContext",
     "TrainingFailedError",
+    "UnreadableFileError",
     "WorkerTrainingFailedError",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
+    "read_files",
     "report",
 ]
 
 _HOMES = {
     "CheckpointConfig": "wingbeat.train._config",
+    "DatasetError": "wingbeat.train._dataset_errors",
     "FailureConfig": "wingbeat.train._config",
+    "FileDataset": "wingbeat.train._source",
+    "MissingColumnError": "wingbeat.train._dataset_errors",
     "Result": "wingbeat.train._result",
     "RunConfig": "wingbeat.train._config",
     "ScalingConfig": "wingbeat.train._config",
+    "SchemaMismatchError": "wingbeat.train._dataset_errors",
+    "StreamingShard": "wingbeat.train._streaming",
+    "TooFewRowsError": "wingbeat.train._dataset_errors",
     "TorchConfig": "wingbeat.train._config",
     "TorchTrainer": "wingbeat.train._trainer",
     "TrainingFailedError": "wingbeat.train._result",
+    "UnreadableFileError": "wingbeat.train._dataset_errors",
     "WorkerTrainingFailedError": "wingbeat.train._result",
+    "read_files": "wingbeat.train._source",
     "torch": "wingbeat.train.torch",
 }
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.train import _formats
+
 if TYPE_CHECKING:
     import pyarrow
     import torch
@@ -74,14 +76,7 @@ class DatasetShard:
         Raises:
             ValueError: The format or the size is none of these.
         """
-        formats: dict[str, Callable[[pyarrow.Table], Any]] = {
-            "default": _arrays,
-            "numpy": _arrays,
-            "pandas": lambda batch: batch.to_pandas(),
-            "pyarrow": lambda batch: batch,
-        }
-        if batch_format not in formats:
-            raise ValueError(f'batch_format must be "numpy", "pandas" or "pyarrow", not {batch_format!r}')
+        made = _formats.maker(batch_format)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         table = self.table
@@ -94,7 +89,7 @@ class DatasetShard:
             batch = table.slice(begin, size)
             if drop_last and batch.num_rows < size:
                 return
-            yield formats[batch_format](batch)
+            yield made(batch)
 
     def iter_torch_batches(
         self,
@@ -126,64 +121,38 @@ class DatasetShard:
         Raises:
             TypeError: A column holds what tensors cannot hold.
         """
-        import torch
-
-        from wingbeat.train._device import get_device
-
-        target = get_device() if device == "auto" else torch.device(device)
         batches = self.iter_batches(
             batch_size=batch_size,
             drop_last=drop_last,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
+        made = _formats.tensors(dtypes, device, collate_fn)
         for batch in batches:
-            if collate_fn is not None:
-                yield collate_fn(batch)
-                continue
-            tensors = {}
-            for name, array in batch.items():
-                dtype = dtypes.get(name) if isinstance(dtypes, dict) else dtypes
-                try:
-                    # A copy: what lies in shared memory cannot be written.
-                    tensors[name] = torch.tensor(array, dtype=dtype, device=target)
-                except TypeError as error:
-                    raise TypeError(f"the column {name!r} cannot be a tensor: {error}; give a collate_fn") from error
-            yield tensors
+            yield made(batch)
 
 
-def get_dataset_shard(dataset_name: str = "train") -> DatasetShard:
-    """This rank's rows of a table that was given to the run.
+def get_dataset_shard(dataset_name: str = "train") -> Any:
+    """This rank's rows of a dataset that was given to the run.
 
     Args:
-        dataset_name: The table's name.
+        dataset_name: The dataset's name.
 
     Returns:
-        The rows.
+        A `DatasetShard` of a table; a `StreamingShard` of files, the same object each time.
 
     Raises:
-        KeyError: The run was given no table of that name.
+        KeyError: The run was given no dataset of that name.
     """
     path = os.environ.get(_SHARDS + dataset_name)
     if path is None:
-        raise KeyError(f"the run was given no dataset {dataset_name!r}")
+        from wingbeat.train import _streaming
+
+        shard = _streaming.shard_of(dataset_name)
+        if shard is None:
+            raise KeyError(f"the run was given no dataset {dataset_name!r}")
+        return shard
     import pyarrow
 
     with pyarrow.memory_map(path) as source:
         return DatasetShard(pyarrow.ipc.open_file(source).read_all())
-
-
-def _arrays(batch: pyarrow.Table) -> dict[str, Any]:
-    """The columns as arrays. Lists of the same length in each row are arrays of two dimensions."""
-    import numpy
-    import pyarrow
-
-    arrays = {}
-    for name in batch.column_names:
-        array = batch.column(name).to_numpy()
-        kind = batch.schema.field(name).type
-        if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind):
-            rows = [numpy.asarray(row) for row in array]
-            array = numpy.stack(rows) if len({row.shape for row in rows}) == 1 else array
-        arrays[name] = array
-    return arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wingbeat import _sending
@@ -17,6 +17,7 @@ from wingbeat.train._checkpoint import Checkpoint
 from wingbeat.train._config import RunConfig, ScalingConfig, TorchConfig
 from wingbeat.train._context import EXPERIMENT
 from wingbeat.train._result import Result, TrainingFailedError, WorkerTrainingFailedError
+from wingbeat.train._source import check_ranks, is_files, of_files
 from wingbeat.train._unsupported import refuse
 
 
@@ -88,19 +89,36 @@ class TorchTrainer:
                 "or pass the checkpoint's path in train_loop_config",
             )
         self.train_loop = train_loop_per_worker
-        self.arguments = _arguments(train_loop_per_worker, train_loop_config)
         self.torch_config = torch_config or TorchConfig()
-        self.scaling_config = scaling_config or ScalingConfig()
-        self.run_config = run_config or RunConfig()
         self.datasets = dict(datasets or {})
-        if self.datasets and self.scaling_config.workers[0] != self.scaling_config.workers[1]:
-            raise refuse("a dataset with (min, max) workers", "load the data in the loop, or give one number of workers")
+        self.configure(train_loop_config, scaling_config or ScalingConfig())
+        self.run_config = run_config or RunConfig()
         checkpoints = self.run_config.checkpoint_config
         if checkpoints is not None and checkpoints.differs:
             warnings.warn(
                 f"the best checkpoint by {checkpoints.checkpoint_score_attribute!r} is kept, and the "
                 f"{checkpoints.num_to_keep} newest; Ray Train would keep the {checkpoints.num_to_keep} best",
                 stacklevel=2,
+            )
+
+    def configure(self, train_loop_config: dict[str, Any] | None, scaling_config: ScalingConfig) -> None:
+        """Sets what the loop gets, and how many ranks there are.
+
+        Args:
+            train_loop_config: As for the class.
+            scaling_config: As for the class.
+
+        Raises:
+            TypeError: The loop takes other arguments.
+            NotImplementedError: A dataset needs one number of ranks.
+        """
+        self.train_loop_config, self.scaling_config = train_loop_config, scaling_config
+        self.arguments = _arguments(self.train_loop, train_loop_config)
+        is_elastic = self.scaling_config.workers[0] != self.scaling_config.workers[1]
+        if is_elastic and not all(is_files(given) for given in self.datasets.values()):
+            raise refuse(
+                "a dataset in memory with (min, max) workers",
+                "give its files (a path or read_files(…)), load the data in the loop, or give one number of workers",
             )
 
     def fit(self) -> Result:
@@ -117,18 +135,44 @@ class TorchTrainer:
             TrainingFailedError: The run failed for another reason.
             TypeError: The loop, or something that it uses, cannot be sent to ranks.
         """
+        return self.run()
+
+    def run(
+        self,
+        command: Callable[[Sequence[str], Mapping[str, str]], int] | None = None,
+        cluster: Mapping[str, str] | None = None,
+    ) -> Result:
+        """As `fit`, by another way to run a command.
+
+        Args:
+            command: What runs a command with an environment, and answers with its exit code; None to show its output here.
+            cluster: Variables of the command's own environment, which say where the cluster is.
+
+        Returns:
+            As `fit`.
+
+        Raises:
+            TrainingFailedError: As `fit`.
+            TypeError: As `fit`.
+        """
         name = _storage.name_of(self.run_config)
         folder = _storage.folder_of(self.run_config, name)
         options = [*self.scaling_config.options(), *self.run_config.options(), *self.torch_config.options()]
-        launcher = Launcher([*options, "--storage", folder], env={EXPERIMENT: name, **self.run_config.env})
+        env = {EXPERIMENT: name, **self.run_config.env}
+        launcher = Launcher([*options, "--storage", folder], env=env, command=command, cluster=cluster or {})
         ranks = self.scaling_config.workers[1]
+        given = {key: rows() if callable(rows) else rows for key, rows in self.datasets.items()}
+        files = {key: of_files(rows) for key, rows in given.items() if is_files(rows)}
+        check_ranks(files, self.scaling_config.workers[1])
+        tables = {key: _equal(rows, ranks) for key, rows in given.items() if key not in files}
         try:
             finished = launcher.function(
                 _loop.run,
                 (self.train_loop, self.torch_config),
                 {"train_loop_config": self.arguments},
                 all_return=True,
-                tables={key: _equal(rows, ranks) for key, rows in self.datasets.items()},
+                tables=tables,
+                datasets=files,
                 ranks=ranks,
             )
         except LaunchFailed as failed:
@@ -137,7 +181,7 @@ class TorchTrainer:
             kind = type(failed.error).__name__
             message = f"rank {failed.rank} failed: {kind}: {failed.error}"
             raise WorkerTrainingFailedError(message, {failed.rank: failed.error}) from failed.error
-        return _result(finished.told, folder)
+        return result_of(finished.told, folder)
 
     @classmethod
     def restore(cls, *args: Any, **kwargs: Any) -> TorchTrainer:
@@ -172,11 +216,23 @@ def _arguments(loop: Callable[..., Any], config: dict[str, Any] | None) -> tuple
 
 def _equal(rows: Any, ranks: int) -> Any:
     """A table of which each rank has as many rows as the others: with more, one would wait for the others in vain."""
-    table = _sending.table_of(rows() if callable(rows) else rows)
+    table = _sending.table_of(rows)
     return table.slice(0, table.num_rows - table.num_rows % ranks)
 
 
-def _result(told: Mapping[str, Any], folder: str) -> Result:
+def result_of(told: Mapping[str, Any], folder: str) -> Result:
+    """What came of a run.
+
+    Args:
+        told: What `wingbeat train` says of it.
+        folder: The run's folder.
+
+    Returns:
+        The result.
+
+    Raises:
+        RuntimeError: The command has said nothing.
+    """
     if not told:
         raise RuntimeError(
             f"the run ended well, and what came of it is not known here; what it stored is in {folder}. If the output above does "

@@ -1,0 +1,455 @@
+"""Datasets in files: which rows ranks read, in which order, and what is refused."""
+
+import datetime
+import hashlib
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from conftest import DEADLINE_SECONDS
+
+from wingbeat.torch import TorchDistributor
+from wingbeat.train import (
+    MissingColumnError,
+    ScalingConfig,
+    SchemaMismatchError,
+    StreamingShard,
+    TooFewRowsError,
+    TorchTrainer,
+    UnreadableFileError,
+    read_files,
+)
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def write_parquet(folder, rows_of_files, group=100):
+    """Files `0.parquet` and so on of these numbers of rows, with an `id` that counts through all of them."""
+    folder.mkdir(exist_ok=True)
+    first = 0
+    for number, rows in enumerate(rows_of_files):
+        ids = np.arange(first, first + rows)
+        table = pa.table({"id": ids, "x": ids * 0.5, "name": [f"row {one}" for one in ids]})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
+        first += rows
+    return folder
+
+
+def shards(dataset, ranks):
+    return [StreamingShard(dataset, rank, ranks) for rank in range(ranks)]
+
+
+def batches_of(each, size, **options):
+    """What each rank gets, step by step: a list of steps, each a list of the ids of each rank."""
+    return list(zip(*[[batch["id"].tolist() for batch in shard.iter_batches(batch_size=size, **options)] for shard in each], strict=True))
+
+
+def global_order(steps):
+    """The ids in the order of their global positions: rank r has every n-th row from r on."""
+    order = []
+    for step in steps:
+        for place in range(max(map(len, step))):
+            order += [ids[place] for ids in step if place < len(ids)]
+    return order
+
+
+def digest(ids):
+    return hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_parquet(tmp_path_factory.mktemp("data"), [1000, 730, 270, 995, 3])
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_order_of_rows_is_that_of_the_seed_at_1_2_and_4_ranks(folder, seed):
+    dataset = read_files(folder, window_rows=150)
+    orders = [global_order(batches_of(shards(dataset, n), 64 // n, shuffle_seed=seed)) for n in (1, 2, 4)]
+    assert sorted(orders[0]) == list(range(2998))
+    assert len({digest(order) for order in orders}) == 1
+    if seed is None:
+        assert orders[0] == list(range(2998))
+
+
+def test_the_order_is_the_documented_one(folder):
+    dataset = read_files(folder, window_rows=150)
+    (shard,) = shards(dataset, 1)
+    got = [id for batch in shard.iter_batches(batch_size=100, shuffle_seed=5) for id in batch["id"].tolist()]
+
+    def drawn(length, *seeds):
+        return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds))).permutation(length)
+
+    starts = np.cumsum([0, *dataset.unit_rows])
+    lanes = [[] for _ in range(8)]
+    for unit in drawn(len(dataset.unit_rows), 5, 0, 0):
+        min(lanes, key=len).extend(range(starts[unit], starts[unit + 1]))
+    for lane, rows in enumerate(lanes):
+        begin, shuffled = 0, []
+        for number in range(len(rows)):
+            window = rows[begin : begin + (-(-150 * (lane + 1) // 8) if number == 0 else 150)]
+            begin += len(window)
+            shuffled += [window[place] for place in drawn(len(window), 5, 0, 1, lane, number)]
+        lanes[lane] = shuffled
+    expected = []
+    for place in range(max(map(len, lanes))):
+        expected += [rows[place] for rows in lanes if place < len(rows)]
+    assert got == expected
+
+
+def test_another_seed_or_epoch_is_another_order(folder):
+    dataset = read_files(folder)
+    (shard,) = shards(dataset, 1)
+    seen = set()
+    for seed in (1, 2):
+        shard.set_epoch(0)
+        for epoch in range(2):
+            assert shard.epoch == epoch
+            seen.add(digest(global_order(batches_of([shard], 500, shuffle_seed=seed))))
+    assert len(seen) == 4
+    shard.set_epoch(1)
+    assert digest(global_order(batches_of([shard], 500, shuffle_seed=2))) in seen
+
+
+@pytest.fixture
+def train_on(cluster, folder, tmp_path):
+    """Trains on the files for two epochs with real ranks; answers with the ids of each step by rank, and what was printed."""
+
+    def train_on(ranks, *, killed_at=0, stopped_at=0, out=None):
+        out = tmp_path / (out or f"of-{ranks}")
+        out.mkdir(exist_ok=True)
+        arguments = [folder, ranks, 3, killed_at, stopped_at, out]
+        done = subprocess.run(
+            [sys.executable, PROGRAMS / "streams.py", *map(str, arguments)],
+            env=cluster, capture_output=True, text=True, timeout=DEADLINE_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        steps = {}
+        for path in sorted(out.glob("???-*")):
+            steps.setdefault(int(path.name[:3]), []).append(json.loads(path.read_text()))
+        return [steps[number] for number in sorted(steps)], done.stdout
+
+    return train_on
+
+
+@pytest.fixture(scope="module")
+def two_epochs(folder):
+    """The hash of the order of two epochs, by one rank in this process."""
+    (shard,) = shards(read_files(folder), 1)
+    return digest([id for _ in range(2) for id in global_order(batches_of([shard], 60, shuffle_seed=3))])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_real_ranks_read_in_the_same_order(train_on, two_epochs, ranks):
+    steps, _ = train_on(ranks)
+    assert {len(step) for step in steps} == {ranks}
+    assert digest(global_order(steps)) == two_epochs
+
+
+def test_after_a_kill_the_order_goes_on_from_the_checkpoint(train_on, two_epochs):
+    steps, printed = train_on(2, killed_at=7)
+    assert printed.count("goes on at {'epoch': 0, 'rows': 300") == 2
+    assert digest(global_order(steps)) == two_epochs
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(train_on, two_epochs):
+    first, _ = train_on(4, stopped_at=15, out="moved")
+    then, printed = train_on("1:2", stopped_at=0, out="moved")
+    assert "goes on at {'epoch': 0, 'rows': 900" in printed
+    assert [len(step) for step in first] == [4] * 15
+    assert [len(step) for step in then[15:]] == [2] * (len(then) - 15)
+    assert digest(global_order(first) + global_order(then[15:])) == two_epochs
+
+
+@pytest.mark.parametrize("rows, ranks, size, drops", [
+    (100, 4, 5, False), (101, 4, 5, False), (103, 4, 5, False), (99, 4, 5, False), (4, 4, 8, False), (83, 2, 40, False),
+    (100, 4, 7, True), (30, 4, 8, True), (103, 3, 5, False),
+])
+def test_all_ranks_take_as_many_steps(tmp_path, rows, ranks, size, drops):
+    dataset = read_files(write_parquet(tmp_path / "data", [rows], group=16), window_rows=10)
+    steps = batches_of(shards(dataset, ranks), size, shuffle_seed=1, drop_last=drops)
+    had = [id for step in steps for ids in step for id in ids]
+    assert len(set(had)) == len(had)
+    if drops:
+        assert all(len(ids) == size for step in steps for ids in step) and len(steps) == rows // (size * ranks)
+    else:
+        assert sorted(had) == list(range(rows))
+        assert all(0 < len(ids) <= size + 1 for step in steps for ids in step)
+
+
+def test_an_epoch_goes_on_from_any_step_with_any_number_of_ranks(folder):
+    dataset = read_files(folder, window_rows=70)
+    whole = global_order(batches_of(shards(dataset, 1), 64, shuffle_seed=9))
+    for before, after in [(1, 4), (4, 1), (2, 3), (3, 2)]:
+        for stop in (1, 7, 11):
+            first = shards(dataset, before)
+            going = [shard.iter_batches(batch_size=60 // before, shuffle_seed=9) for shard in first]
+            steps = [[next(one)["id"].tolist() for one in going] for _ in range(stop)]
+            (state,) = {json.dumps(shard.state_dict()) for shard in first}
+            assert json.loads(state)["rows"] == 60 * stop and len(state) < 200
+            second = shards(dataset, after)
+            for shard in second:
+                shard.load_state_dict(json.loads(state))
+            assert global_order(steps) + global_order(batches_of(second, 25, shuffle_seed=9)) == whole
+            assert {shard.epoch for shard in second} == {1}
+
+
+def test_after_the_last_batch_of_an_epoch_the_state_is_the_beginning_of_the_next(folder):
+    (shard,) = shards(read_files(folder), 1)
+    for batch in shard.iter_batches(batch_size=1000):
+        state = shard.state_dict()
+    assert (state["epoch"], state["rows"]) == (1, 0)
+
+
+def test_each_iteration_is_an_epoch_also_after_one_that_was_left(folder):
+    (shard,) = shards(read_files(folder), 1)
+    assert next(shard.iter_batches())["id"][0] == 0 and shard.epoch == 0
+    assert [batch["id"][0] for batch in shard.iter_batches(batch_size=2998)] == [0] and shard.epoch == 2
+
+
+def test_rows_that_were_had_are_not_read_again(tmp_path):
+    folder = write_parquet(tmp_path / "data", [100, 100, 100])
+    dataset = read_files(folder)
+    (shard,) = shards(dataset, 1)
+    shard.load_state_dict({"epoch": 0, "rows": 200})
+    for name in ("0", "1"):
+        (folder / f"{name}.parquet").unlink()
+    assert [id for batch in shard.iter_batches(batch_size=30) for id in batch["id"].tolist()] == list(range(200, 300))
+    shard.set_epoch(0)
+    with pytest.raises(UnreadableFileError, match="0.parquet.*all nodes share"):
+        next(shard.iter_batches())
+
+
+def test_fewer_rows_than_ranks_that_are_left_by_another_number_of_ranks_are_named(tmp_path):
+    dataset = read_files(write_parquet(tmp_path / "data", [102]))
+    each = shards(dataset, 4)
+    for shard in each:
+        shard.load_state_dict({"epoch": 0, "rows": 100})
+    with pytest.warns(RuntimeWarning, match="2 rows are left of epoch 0, fewer than the 4 ranks"):
+        assert batches_of(each, 10) == []
+    assert {shard.epoch for shard in each} == {1}
+
+
+def test_a_state_of_another_seed_or_dataset_is_refused(folder, tmp_path):
+    (shard,) = shards(read_files(folder), 1)
+    next(shard.iter_batches(shuffle_seed=1))
+    state = shard.state_dict()
+    shard.load_state_dict(state)
+    with pytest.raises(ValueError, match="taken with shuffle_seed=1, and this iteration has shuffle_seed=2"):
+        shard.iter_batches(shuffle_seed=2)
+    (other,) = shards(read_files(write_parquet(tmp_path / "other", [5])), 1)
+    with pytest.raises(ValueError, match="2998 rows, and this one has 5"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="has an epoch and rows"):
+        other.load_state_dict({"step": 1})
+
+
+ROWS = 700
+
+
+@pytest.fixture(scope="module")
+def of_all_kinds():
+    """A table with columns of many types, with and without nulls."""
+    ids = list(range(ROWS))
+    return pa.table({
+        "id": ids,
+        "small": pa.array([one % 100 for one in ids], pa.int8()),
+        "flag": [one % 3 == 0 for one in ids],
+        "maybe": [None if one % 5 == 0 else one * 0.5 for one in ids],
+        "text": [None if one % 7 == 0 else f"text {one}" * (one % 4) for one in ids],
+        "class": pa.array([f"class {one // 100}" for one in ids]).dictionary_encode(),
+        "day": [datetime.date(2026, 1, 1) + datetime.timedelta(one) for one in ids],
+        "when": pa.array([one * 1000 for one in ids], pa.timestamp("us")),
+        "image": pa.array([[one, one + 1, one + 2] for one in ids], pa.list_(pa.float32(), 3)),
+        "list": [[one] * 4 for one in ids],
+        "ragged": [[one] * (one % 3) for one in ids],
+        "nested": [{"a": one, "b": str(one)} for one in ids],
+        "price": pa.array([Decimal(one) / 4 for one in ids], pa.decimal128(12, 2)),
+    })
+
+
+@pytest.mark.parametrize("written", ["parquet", "arrow", "compressed", "feather"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rows_are_what_was_written(of_all_kinds, tmp_path, written, ranks):
+    for number in range(2):
+        part = of_all_kinds.slice(number * 300, 300 if number == 0 else None)
+        if written == "parquet":
+            pq.write_table(part, tmp_path / f"{number}.parquet", row_group_size=64)
+        elif written == "feather":
+            pyarrow.feather.write_feather(part, tmp_path / f"{number}", chunksize=64)  # without an ending
+        else:
+            options = pa.ipc.IpcWriteOptions(compression="zstd" if written == "compressed" else None)
+            with pa.ipc.new_file(tmp_path / f"{number}.arrow", part.schema, options=options) as out:
+                out.write_table(part, max_chunksize=64)
+    expected = of_all_kinds.to_pylist()
+    dataset = read_files([tmp_path / path.name for path in sorted(tmp_path.iterdir())], window_rows=50)
+    for seed in (None, 1):
+        had = [row for shard in shards(dataset, ranks) for row in shard.iter_rows(shuffle_seed=seed)]
+        assert sorted(had, key=lambda row: row["id"]) == expected
+
+
+def test_batches_are_arrays_tensors_pandas_or_arrow(of_all_kinds, tmp_path):
+    import torch
+
+    pq.write_table(of_all_kinds, tmp_path / "rows.parquet", row_group_size=100)
+    (shard,) = shards(read_files(tmp_path / "rows.parquet", columns=["image", "id", "text"]), 1)
+    arrays = next(shard.iter_batches(batch_size=10))
+    assert list(arrays) == ["image", "id", "text"] and arrays["image"].shape == (10, 3)
+    assert arrays["image"].dtype == np.float32
+    assert next(shard.iter_batches(batch_size=10, batch_format="pandas"))["text"][1] == "text 1"
+    assert next(shard.iter_batches(batch_size=10, batch_format="pyarrow")).num_rows == 10
+    with pytest.raises(TypeError, match="'text' cannot be a tensor.*collate_fn"):
+        next(shard.iter_torch_batches())
+    (shard,) = shards(read_files(tmp_path, columns=["image", "id"]), 1)
+    batch = next(shard.iter_torch_batches(batch_size=10, dtypes={"id": torch.float64}))
+    assert (batch["image"].shape, batch["id"].dtype) == ((10, 3), torch.float64)
+    batch["image"] += 1
+    with pytest.raises(NotImplementedError, match="use shuffle_seed="):
+        shard.iter_batches(local_shuffle_buffer_size=10)
+
+
+def test_a_partitioned_folder_and_a_pyarrow_dataset_have_their_columns(tmp_path):
+    table = pa.table({"id": range(40), "year": [2020 + one // 20 for one in range(40)]})
+    pa.dataset.write_dataset(table, tmp_path / "data", format="parquet", partitioning=["year"], partitioning_flavor="hive")
+    (tmp_path / "data" / "_SUCCESS").touch()
+    for given in (tmp_path / "data", pa.dataset.dataset(tmp_path / "data", partitioning="hive"), f"file://{tmp_path}/data"):
+        rows = list(shards(read_files(given), 1)[0].iter_rows())
+        assert rows == table.to_pylist()
+    with pytest.raises(TypeError, match="not in files"):
+        read_files(pa.dataset.dataset(table))
+    with pytest.raises(TypeError, match="filter"):
+        read_files(pa.dataset.dataset(tmp_path / "data", partitioning="hive").filter(pa.dataset.field("id") > 3))
+
+
+def test_files_may_differ_in_what_says_nothing_of_their_values(tmp_path):
+    strict = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.list_(pa.field("element", pa.int64())))])
+    loose = pa.schema([pa.field("x", pa.list_(pa.field("item", pa.int64()))), pa.field("id", pa.int64())], metadata={"by": "another"})
+    pq.write_table(pa.table({"id": [0, 1], "x": [[1], [2]]}, schema=strict), tmp_path / "0.parquet")
+    with pa.ipc.new_file(tmp_path / "1.arrow", loose) as out:
+        out.write_table(pa.table({"x": [[3], None], "id": [2, None]}, schema=loose))
+    (batch,) = shards(read_files(tmp_path), 1)[0].iter_batches(batch_size=4, batch_format="pyarrow")
+    assert batch.to_pydict() == {"id": [0, 1, 2, None], "x": [[1], [2], [3], None]}
+    assert len(list(shards(read_files(tmp_path), 1)[0].iter_rows(shuffle_seed=1))) == 4
+
+
+def test_files_of_another_file_system_are_read(of_all_kinds):
+    import fsspec.implementations.memory
+
+    memory = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(fsspec.implementations.memory.MemoryFileSystem()))
+    memory.create_dir("bucket/rows")
+    pq.write_table(of_all_kinds, "bucket/rows/a.parquet", filesystem=memory, row_group_size=100)
+    with memory.open_output_stream("bucket/rows/b.arrow") as out, pa.ipc.new_file(out, of_all_kinds.schema) as file:
+        file.write_table(of_all_kinds, max_chunksize=100)
+    dataset = read_files("bucket/rows", filesystem=memory, window_rows=30)
+    had = [row for shard in shards(dataset, 2) for row in shard.iter_rows(shuffle_seed=1)]
+    assert sorted(had, key=lambda row: row["id"])[::2] == of_all_kinds.to_pylist()
+
+
+def test_what_is_wrong_with_files_is_said_before_training(tmp_path):
+    good = write_parquet(tmp_path / "good", [10])
+
+    def fails(error, match, given, **options):
+        with pytest.raises(error, match=match):
+            read_files(given, **options)
+
+    fails(UnreadableFileError, "absent.parquet cannot be read: there is no such file", tmp_path / "absent.parquet")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.parquet").write_bytes((good / "0.parquet").read_bytes()[:-20])
+    fails(UnreadableFileError, "broken/a.parquet cannot be read", tmp_path / "broken")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes").write_text("neither")
+    fails(UnreadableFileError, "text/notes cannot be read: it is neither Parquet nor Arrow IPC", tmp_path / "text")
+    (tmp_path / "empty").mkdir()
+    fails(TooFewRowsError, "the folder .*/empty has no files", tmp_path / "empty")
+    fails(TooFewRowsError, "has no rows: .*0.parquet", write_parquet(tmp_path / "none", [0, 0]))
+    fails(MissingColumnError, "no column 'nmae'; did you mean 'name'", good, columns=["id", "nmae"])
+    pq.write_table(pa.table({"id": ["1"], "x": [0.5], "name": ["a"]}), good / "1.parquet")
+    fails(SchemaMismatchError, "'id' is int64 in .*0.parquet, and string in .*1.parquet", good)
+    assert read_files(good, columns=["x"]).num_rows == 11
+    pq.write_table(pa.table({"id": [1], "name": ["a"]}), good / "1.parquet")
+    fails(SchemaMismatchError, "'x' is double in .*0.parquet, and missing in .*1.parquet", good)
+    fails(ValueError, "lanes must be a positive integer", good, lanes=0)
+    fails(TypeError, "paths must be a path", [])
+
+
+def test_a_trainer_says_so_too_and_starts_nothing(tmp_path):
+    folder = write_parquet(tmp_path / "data", [3])
+    with pytest.raises(TooFewRowsError, match="'train' has 3 rows, and there are 4 ranks"):
+        TorchTrainer(print, scaling_config=ScalingConfig(num_workers=4), datasets={"train": folder}).fit()
+    with pytest.raises(UnreadableFileError, match="no such file"):
+        TorchTrainer(print, datasets={"train": str(tmp_path / "no.parquet")}).fit()
+    with pytest.raises(TooFewRowsError, match="3 rows, and there are 4 ranks"):
+        TorchDistributor(4, use_gpu=False).run_on_dataframe(print, folder)
+    with pytest.raises(NotImplementedError, match="a dataset in memory with .min, max. workers"):
+        TorchTrainer(print, scaling_config=ScalingConfig(num_workers=(1, 2)), datasets={"train": pa.table({"a": [1]})})
+
+
+def test_a_distributor_s_ranks_read_files(cluster, monkeypatch, folder):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+
+    def main():
+        from wingbeat.train import get_dataset_shard
+
+        return [batch["id"].tolist() for batch in get_dataset_shard("train").iter_batches(batch_size=50, shuffle_seed=1)]
+
+    each = TorchDistributor(2, local_mode=False, use_gpu=False).run_on_dataframe(main, folder, return_all=True)
+    assert list(zip(*each)) == batches_of(shards(read_files(folder), 2), 50, shuffle_seed=1)
+
+
+def test_a_damaged_row_group_is_an_error_of_the_rank_that_names_the_file(tmp_path):
+    folder = write_parquet(tmp_path / "data", [2000], group=500)
+    dataset = read_files(folder)
+    data = bytearray((folder / "0.parquet").read_bytes())
+    begin = pq.ParquetFile(folder / "0.parquet").metadata.row_group(2).column(0).data_page_offset
+    data[begin : begin + 300] = b"\xff" * 300
+    (folder / "0.parquet").write_bytes(data)
+    with pytest.raises(UnreadableFileError, match="0.parquet cannot be read"):
+        list(shards(dataset, 1)[0].iter_batches())
+
+
+def test_a_program_may_end_in_the_middle_of_an_iteration(folder, environment, write):
+    program = write("leaves.py", """
+        import sys
+        from wingbeat.train import StreamingShard, read_files
+
+        batches = StreamingShard(read_files(sys.argv[1])).iter_batches(batch_size=10, prefetch_batches=2)
+        print(next(batches)["id"][0])
+    """)
+    done = subprocess.run([sys.executable, program, folder], env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_memory_is_bounded_by_lanes_and_windows_and_not_by_the_rows(tmp_path, environment, write):
+    table = pa.table({f"x{number}": np.random.default_rng(number).random(1_000_000) for number in range(30)})
+    for number in range(2):
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=10_000, compression="none", use_dictionary=False)
+    del table
+    program = write("reads.py", """
+        import sys
+        from pathlib import Path
+        import pyarrow.parquet
+        from wingbeat.train import StreamingShard, read_files
+
+        def resident(name):
+            return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+
+        dataset = read_files([f"{sys.argv[1]}/0.parquet", f"{sys.argv[1]}/1.parquet"], window_rows=4096)
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        before, rows = resident("VmRSS"), 0
+        for batch in StreamingShard(dataset).iter_batches(batch_size=1000, shuffle_seed=1):
+            rows += len(batch["x0"])
+        print(rows, (resident("VmHWM") - before) // 1024)
+    """)
+    done = subprocess.run([sys.executable, program, tmp_path], env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    rows, peak = map(int, done.stdout.split())
+    assert rows == 2_000_000 and peak < 160, f"{peak} MiB of 458"

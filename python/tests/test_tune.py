@@ -1,0 +1,460 @@
+"""`wingbeat.tune`: what is tried, what ends early, what fails, and what is left."""
+
+import json
+import math
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE_SECONDS, one_node
+
+from wingbeat import train, tune
+from wingbeat.tune import _space
+from wingbeat.tune.schedulers import CONTINUE, STOP, ASHAScheduler
+from wingbeat.tune.search import BasicVariantGenerator, Searcher
+from wingbeat.tune.search.optuna import OptunaSearch
+
+
+@pytest.fixture(scope="module")
+def four_cpus(binary, environment, tmp_path_factory):
+    """A cluster of one node with 4 CPUs, for this module: its warm Python serves all trials."""
+    with one_node(binary, environment, tmp_path_factory.mktemp("cluster")) as env:
+        yield env
+
+
+@pytest.fixture
+def on_cluster(four_cpus, monkeypatch):
+    """This process is a user of that cluster."""
+    for name, value in four_cpus.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def fit(on_cluster, tmp_path):
+    """Tries parameters, in a folder of the test's own."""
+
+    def fit(trainable, space=None, run=None, **config):
+        run = run or tune.RunConfig(name="tried", storage_path=tmp_path)
+        return tune.Tuner(trainable, param_space=space, tune_config=tune.TuneConfig(**config), run_config=run).fit()
+
+    return fit
+
+
+def test_each_combination_of_the_grid_is_tried_and_the_best_is_known(fit, tmp_path):
+    def square(config):
+        for step in range(1, 4):
+            tune.report({"loss": (config["x"] - 2) ** 2 + config["more"]["y"] / step, "step": step})
+
+    space = {"x": tune.grid_search([1, 2, 3]), "more": {"y": tune.grid_search([0.0, 0.5]), "z": "fixed"}}
+    grid = fit(square, space, metric="loss", mode="min")
+    assert len(grid) == 6 and grid.num_errors == 0 and grid.num_terminated == 6
+    assert [result.config["x"] for result in grid] == [1, 1, 2, 2, 3, 3]
+    best = grid.get_best_result()
+    assert best.config == {"x": 2, "more": {"y": 0.0, "z": "fixed"}} and best.metrics["loss"] == 0
+    assert grid.get_best_result("loss", "max", scope="all").metrics_dataframe["loss"].tolist()[0] == 1.5
+    frame = grid.get_dataframe()
+    assert sorted(frame["config/more/y"]) == [0.0] * 3 + [0.5] * 3 and frame["training_iteration"].tolist() == [3] * 6
+    assert grid.get_dataframe("loss", "max")["loss"].max() == 1.5
+    assert json.loads((tmp_path / "tried/trial_00002/params.json").read_text())["x"] == 2
+    with pytest.raises(RuntimeError, match="no trial has reported 'accuracy'; reported were 'loss'"):
+        grid.get_best_result("accuracy", "max")
+    with pytest.raises(FileExistsError, match="give RunConfig another name"):
+        fit(square, space)
+
+
+def test_what_a_function_returns_is_its_last_report_and_further_arguments_reach_it(fit):
+    def add(config, data):
+        return {"sum": config["x"] + sum(data)}
+
+    (result,) = fit(tune.with_parameters(add, data=list(range(1000))), {"x": 1})
+    assert result.metrics["sum"] == 499501
+
+
+def test_a_trial_that_is_worse_is_stopped_early_and_may_end_cleanly(fit, tmp_path):
+    def climb(config):
+        try:
+            for step in range(4):
+                tune.report({"score": config["slope"] * (step + 1)})
+                if config["slope"] == 1:
+                    signal.pause()
+        finally:
+            (tmp_path / f"left-{config['slope']}").touch()
+
+    scheduler = ASHAScheduler(max_t=100, grace_period=1, reduction_factor=2)
+    grid = fit(climb, {"slope": tune.grid_search([10, 1, 20])}, metric="score", mode="max", scheduler=scheduler, max_concurrent_trials=1)
+    assert [result.was_stopped for result in grid] == [False, True, False]
+    assert [len(result.reports) for result in grid] == [4, 1, 4] and grid.num_errors == 0
+    assert (tmp_path / "left-1").exists() and grid.get_best_result().config == {"slope": 20}
+
+
+def test_a_trial_that_has_reported_enough_is_stopped(fit, tmp_path):
+    def count(config):
+        for step in range(3):
+            tune.report({"step": step})
+        signal.pause()
+
+    run = tune.RunConfig(name="tried", storage_path=tmp_path, stop={"training_iteration": 3})
+    (result,) = fit(count, run=run)
+    assert result.was_stopped and len(result.reports) == 3
+
+
+def test_a_failing_trial_is_named_with_its_parameters_and_ends_no_other(fit):
+    def fails(config):
+        if config["x"] == 2:
+            raise KeyError("no luck")
+        tune.report({"x": config["x"]})
+
+    grid = fit(fails, {"x": tune.grid_search([1, 2, 3]), "rate": 0.25})
+    assert [result.error is None for result in grid] == [True, False, True]
+    (error,) = grid.errors
+    assert str(error) == "trial trial_00001 (x=2, rate=0.25) failed: rank 0: KeyError: 'no luck'"
+    assert isinstance(error.__cause__, KeyError) and grid.num_terminated == 2
+    assert "in fails" in (Path(grid[1].path) / "output.txt").read_text()
+
+
+def test_a_failing_trial_is_an_error_in_the_end_if_that_is_asked_for(fit):
+    def fails(config):
+        raise ValueError("never")
+
+    with pytest.raises(tune.TuneError, match="1 of 1 trials failed; the first: trial trial_00000 .* ValueError: never") as raised:
+        fit(fails, raise_on_failed_trial=True)
+    assert raised.value.results.num_errors == 1
+
+
+def test_a_trial_goes_on_from_its_checkpoint_after_a_failure(fit, tmp_path):
+    def resumes(config):
+        import tempfile
+
+        start = 0
+        if checkpoint := tune.get_checkpoint():
+            start = int((Path(checkpoint.path) / "step").read_text()) + 1
+        for step in range(start, 3):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "step").write_text(str(step))
+                tune.report({"step": step, "start": start}, checkpoint=tune.Checkpoint.from_directory(folder))
+            if step == 1 and start == 0:
+                os._exit(1)
+
+    run = tune.RunConfig(name="tried", storage_path=tmp_path, failure_config=tune.FailureConfig(max_failures=1))
+    (result,) = fit(resumes, run=run)
+    assert result.metrics["start"] == 2 and [report["step"] for report in result.reports] == [0, 1, 2]
+    assert (Path(result.checkpoint.path) / "step").read_text() == "2"
+
+
+def test_trials_run_at_the_same_time_as_far_as_their_resources_allow(fit, tmp_path):
+    def counts(config):
+        # Waits until it has seen another, which with 3 of 4 CPUs never is there.
+        (tmp_path / f"here-{config['x']}").touch()
+        others = len(list(tmp_path.glob("here-*")))
+        while config["waits"] and others < 2:
+            time.sleep(0.01)
+            others = len(list(tmp_path.glob("here-*")))
+        tune.report({"others": others})
+        (tmp_path / f"here-{config['x']}").unlink()
+        return None
+
+    space = {"x": tune.grid_search([1, 2]), "waits": False}
+    alone = fit(tune.with_resources(counts, {"cpu": 3}), space)
+    assert [result.metrics["others"] for result in alone] == [1, 1]
+
+    def meets(config):
+        (tmp_path / f"there-{config['x']}").touch()
+        while len(list(tmp_path.glob("there-*"))) < 2:
+            time.sleep(0.01)
+
+    run = tune.RunConfig(name="both", storage_path=tmp_path)
+    both = fit(tune.with_resources(meets, {"cpu": 2}), {"x": tune.grid_search([1, 2])}, run=run)
+    assert both.num_errors == 0
+
+
+def test_two_trials_share_a_gpu(gpu_cluster, tmp_path, monkeypatch):
+    for name, value in gpu_cluster.items():
+        monkeypatch.setenv(name, value)
+
+    def meets(config):
+        (tmp_path / f"there-{config['x']}").touch()
+        while len(list(tmp_path.glob("there-*"))) < 2:
+            time.sleep(0.01)
+        (tmp_path / f"gpu-{config['x']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    half = tune.with_resources(meets, {"cpu": 1, "gpu": 0.5})
+    grid = tune.Tuner(half, param_space={"x": tune.grid_search([1, 2])}, run_config=tune.RunConfig(storage_path=tmp_path)).fit()
+    assert grid.num_errors == 0, grid.errors
+    assert (tmp_path / "gpu-1").read_text() == (tmp_path / "gpu-2").read_text() == "5"
+
+
+def test_a_trainer_is_tried_with_its_own_ranks_and_files(fit, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"x": range(10)}), tmp_path / "rows.parquet")
+
+    def loop(config):
+        rows = sum(len(batch["x"]) for batch in train.get_dataset_shard("train").iter_batches(batch_size=config["size"]))
+        train.report({"rows": rows, "ranks": train.get_context().get_world_size(), "kept": config["kept"]})
+
+    trainer = train.TorchTrainer(
+        loop, train_loop_config={"size": 0, "kept": 7}, datasets={"train": tmp_path / "rows.parquet"},
+        scaling_config=train.ScalingConfig(num_workers=2),
+    )
+    grid = fit(trainer, {"train_loop_config": {"size": tune.grid_search([2, 5])}})
+    assert [(one.metrics["rows"], one.metrics["ranks"], one.metrics["kept"]) for one in grid] == [(5, 2, 7)] * 2
+    with pytest.raises(ValueError, match="use {\"train_loop_config\": {'size': …}}"):
+        tune.Tuner(trainer, param_space={"size": 1})
+
+
+def test_a_searcher_learns_from_what_trials_report(fit):
+    class Halves(Searcher):
+        """Halves x until that is no better."""
+
+        def __init__(self):
+            self.x, self.heard = 8.0, []
+
+        def suggest(self, trial_id):
+            return {"x": self.x} if len(self.heard) < 2 * 3 else None
+
+        def on_trial_result(self, trial_id, result):
+            self.heard.append((trial_id, result["y"]))
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            self.heard.append((trial_id, error))
+            self.x /= 2
+
+    searcher = Halves()
+    grid = fit(lambda config: {"y": config["x"] ** 2}, search_alg=searcher, max_concurrent_trials=1)
+    assert [result.metrics["y"] for result in grid] == [64, 16, 4]
+    assert searcher.heard[:2] == [("trial_00000", 64), ("trial_00000", False)]
+
+
+def test_optuna_chooses_parameters(fit):
+    space = {"x": tune.uniform(-10, 10), "kind": tune.choice(["a", None])}
+    search = OptunaSearch(seed=1, points_to_evaluate=[{"x": 3.0, "kind": None}])
+    grid = fit(lambda config: {"y": config["x"] ** 2}, space, metric="y", mode="min", num_samples=3, search_alg=search, max_concurrent_trials=1)
+    assert grid[0].config == {"x": 3.0, "kind": None} and len(grid) == 3
+
+
+def test_optuna_finds_better_parameters_than_chance():
+    space = {"x": tune.uniform(-10, 10), "n": tune.randint(0, 8), "rate": tune.loguniform(1e-4, 1), "kind": tune.choice([(1, 2), "b"])}
+
+    def loss(config):
+        return (config["x"] - 3) ** 2 + config["n"] + abs(math.log10(config["rate"]) + 2) + (config["kind"] == "b")
+
+    def of_the_last(search):
+        search.begin(space, 60, "loss", "min")
+        values = []
+        while (config := search.suggest(f"trial_{len(values)}")) is not None:
+            assert -10 <= config["x"] <= 10 and config["n"] in range(8) and config["kind"] in ((1, 2), "b")
+            values.append(loss(config))
+            name = f"trial_{len(values) - 1}"
+            search.on_trial_result(name, {"loss": values[-1], "training_iteration": 1})
+            search.on_trial_complete(name, {"loss": values[-1]}, error=len(values) == 5)
+        assert len(values) == 60
+        return sum(values[30:])
+
+    found, again = of_the_last(OptunaSearch(seed=0)), of_the_last(OptunaSearch(seed=0))
+    assert found == again < of_the_last(BasicVariantGenerator(random_state=0)) / 2
+    with pytest.raises(ValueError, match="'x'.*takes no grid_search"):
+        OptunaSearch().begin({"x": tune.grid_search([1])}, 1, "loss", "min")
+    with pytest.raises(ValueError, match="give TuneConfig.metric"):
+        OptunaSearch().begin({}, 1, None, None)
+
+
+def test_asha_lets_the_best_part_of_a_milestone_go_on():
+    scheduler = ASHAScheduler(max_t=16, grace_period=2, reduction_factor=2, metric="loss", mode="min")
+
+    def at(trial, step, loss):
+        return scheduler.on_trial_result(trial, {"loss": loss, "training_iteration": step})
+
+    assert at("a", 1, 9.0) == CONTINUE  # before the grace
+    assert at("a", 2, 1.0) == CONTINUE  # the first
+    assert at("b", 2, 2.0) == STOP
+    assert at("c", 2, 0.5) == CONTINUE
+    assert at("d", 2, 1.0) == CONTINUE  # as good as the middle of 1.0, 2.0 and 0.5
+    assert at("e", 2, float("nan")) == STOP
+    assert at("a", 3, 5.0) == CONTINUE  # between two milestones
+    assert at("a", 4, 1.0) == CONTINUE
+    assert at("c", 5, 1.1) == STOP  # it has passed 4 without a report
+    assert at("a", 16, 0.0) == STOP  # max_t
+    with pytest.raises(ValueError, match="does not report it"):
+        scheduler.on_trial_result("a", {"loss": 1.0})
+
+
+def test_spaces_hold_what_they_say():
+    chosen = random.Random(0)
+    drawn = {
+        tune.uniform(1, 2): lambda value: 1 <= value <= 2,
+        tune.quniform(0, 1, 0.25): lambda value: value in (0, 0.25, 0.5, 0.75, 1),
+        tune.loguniform(1e-5, 1e-1): lambda value: 1e-5 <= value <= 1e-1,
+        tune.qloguniform(1, 100, 5): lambda value: value == 1 or value % 5 == 0,
+        tune.randint(3, 6): lambda value: value in (3, 4, 5),
+        tune.qrandint(0, 10, 5): lambda value: value in (0, 5, 10),
+        tune.lograndint(1, 100): lambda value: value in range(1, 100),
+        tune.choice(["a", "b"]): lambda value: value in ("a", "b"),
+        tune.randn(0, 1): lambda value: isinstance(value, float),
+    }
+    for domain, holds in drawn.items():
+        values = [domain.sample(chosen) for _ in range(500)]
+        assert all(map(holds, values)) and len(set(values)) > 1, domain
+    assert sum(tune.loguniform(1e-4, 1).sample(chosen) < 1e-2 for _ in range(1000)) > 400
+    space = {"a": tune.grid_search([1, 2]), "b": tune.sample_from(lambda config: config["a"] * 10), "c": {"d": tune.uniform(0, 1)}}
+    configs = list(_space.configurations(space, 2, chosen))
+    assert [(config["a"], config["b"]) for config in configs] == [(1, 10), (2, 20)] * 2
+    assert len({config["c"]["d"] for config in configs}) == 4
+    again = [list(_space.configurations(space, 2, random.Random(5))) for _ in range(2)]
+    assert again[0] == again[1]
+    for wrong in (lambda: tune.uniform(2, 1), lambda: tune.loguniform(0, 1), lambda: tune.choice([]), lambda: tune.grid_search([])):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+@pytest.mark.parametrize("make, error, match", [
+    (lambda: tune.Tuner(int), NotImplementedError, "give Tuner a function"),
+    (lambda: tune.Tuner(7), TypeError, "must be a function or a TorchTrainer"),
+    (lambda: tune.TuneConfig(mode="best"), ValueError, "mode must be"),
+    (lambda: tune.TuneConfig(num_samples=0), ValueError, "num_samples must be"),
+    (lambda: tune.TuneConfig(num_samples=-1), ValueError, "needs a time_budget_s"),
+    (lambda: tune.TuneConfig(max_concurrent_trials=0), ValueError, "max_concurrent_trials must be"),
+    (lambda: tune.TuneConfig(search_alg="optuna"), TypeError, "must be a Searcher"),
+    (lambda: tune.TuneConfig(scheduler="asha"), TypeError, "must be a TrialScheduler"),
+    (lambda: tune.TuneConfig(reuse_actors=True), NotImplementedError, "forked"),
+    (lambda: ASHAScheduler(grace_period=5, max_t=2), ValueError, "at most max_t"),
+    (lambda: ASHAScheduler(reduction_factor=1), ValueError, "more than 1"),
+    (lambda: ASHAScheduler(brackets=2), NotImplementedError, "one bracket"),
+    (lambda: tune.with_resources(print, {"tpu": 1}), NotImplementedError, "tpu"),
+    (lambda: tune.with_resources(print, train.ScalingConfig(num_workers=2)), NotImplementedError, "TorchTrainer"),
+    (lambda: tune.run, AttributeError, r"use Tuner\(…\).fit"),
+])
+def test_what_makes_no_sense_is_refused(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_metrics_of_trials_in_an_object_store_could_not_be_read_in_time(fit):
+    with pytest.raises(NotImplementedError, match="metrics are read while trials run"):
+        fit(print, run=tune.RunConfig(name="tried", storage_path="s3://bucket/runs"))
+    with pytest.raises(ValueError, match="ASHAScheduler compares trials"):
+        fit(print, scheduler=ASHAScheduler())
+
+
+PROGRAM = """
+    import os, signal, sys
+    from pathlib import Path
+    from wingbeat import tune
+
+    def waits(config):
+        Path("rank-%d" % config["x"]).write_text(str(os.getpid()))
+        try:
+            signal.pause()
+        finally:
+            Path("saved-%d" % config["x"]).touch()
+
+    if __name__ == "__main__":
+        os.environ["WHERE"] = os.getcwd()
+        waits_with = tune.with_resources(waits, {"cpu": 0.25})
+        try:
+            tune.Tuner(waits_with, param_space={"x": tune.grid_search([1, 2])}, run_config=tune.RunConfig(storage_path="runs")).fit()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+"""
+
+
+def descendants(pid):
+    """All processes that a process has started, and those that these have."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(child)]
+    return found
+
+
+def until(holds, process=None):
+    """Waits for something."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def waiting(environment, write, tmp_path):
+    """A program without a cluster whose two trials wait, with all processes that it has started."""
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, write("waits.py", PROGRAM)], env={**environment, "TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    ranks = [tmp_path / f"rank-{x}" for x in (1, 2)]
+    until(lambda: all(rank.exists() and rank.read_text() for rank in ranks), process)
+    yield process, {*descendants(process.pid), *(int(rank.read_text()) for rank in ranks)}
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_ends_all_trials_which_may_save_and_nothing_is_left(waiting, tmp_path):
+    process, all_of_it = waiting
+    assert len(all_of_it) >= 6  # a head, a worker, two commands and two ranks at least
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert out == "interrupted\n" and process.returncode == 0, errors
+    assert (tmp_path / "saved-1").exists() and (tmp_path / "saved-2").exists()
+    assert "2 trials are asked to end" in errors
+    until(lambda: not any(map(is_running, all_of_it)))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_whatever_kills_the_program_its_cluster_and_trials_end(waiting):
+    process, all_of_it = waiting
+    process.kill()
+    until(lambda: not any(map(is_running, all_of_it)))
+
+
+def test_in_a_terminal_a_table_shows_the_trials(four_cpus, write, tmp_path):
+    program = write("shows.py", """
+        from wingbeat import tune
+
+        if __name__ == "__main__":
+            space = {"rate": tune.grid_search([0.5, 0.25])}
+            config = tune.TuneConfig(metric="loss", mode="min")
+            tune.Tuner(lambda config: {"loss": config["rate"]}, param_space=space, tune_config=config,
+                       run_config=tune.RunConfig(storage_path="runs")).fit()
+    """)
+    ours, theirs = pty.openpty()
+    environment = {**four_cpus, "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen([sys.executable, program], env=environment, cwd=tmp_path, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:  # it has ended
+            break
+    os.close(ours)
+    assert process.wait(DEADLINE_SECONDS) == 0
+    text = shown.decode()
+    assert "parameters" in text and "rate=0.5" in text, text
+    assert "2 done, 0 failed; best loss 0.25 of trial_00001 (rate=0.25)" in text, text
+
+
+def test_the_documented_program_runs(four_cpus, write, tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs/guide/tune.md").read_text()
+    program = textwrap.dedent(text.split("```python\n")[1].split("```")[0])
+    done = subprocess.run(
+        [sys.executable, write("documented.py", program)], env={**four_cpus, "XDG_DATA_HOME": str(tmp_path / "data")}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=DEADLINE_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lr" in done.stdout

@@ -1,0 +1,190 @@
+"""Parquet and Arrow IPC files: what is in them, and their rows, a piece at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.train._dataset_errors import UnreadableFileError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PARQUET, ARROW = "parquet", "arrow"
+_ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
+# How both kinds of files begin.
+_MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
+# What is read of a column at a time, of a file on this machine and of one elsewhere, which takes long to answer. Without a limit,
+# pyarrow holds all of a row group's column.
+_READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a dataset.
+
+    Attributes:
+        path: Its path in its file system.
+        kind: "parquet" or "arrow".
+        unit_rows: How many rows each of its row groups or record batches has.
+        constants: Columns that are not in the file, with their values: those of a partitioned dataset.
+    """
+
+    path: str
+    kind: str
+    unit_rows: tuple[int, ...]
+    constants: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What a file says of itself.
+
+    Attributes:
+        kind: "parquet" or "arrow".
+        unit_rows: How many rows each of its row groups or record batches has.
+        schema: Its columns.
+    """
+
+    kind: str
+    unit_rows: tuple[int, ...]
+    schema: pyarrow.Schema
+
+
+def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
+    """Reads what a file says of itself, and no rows.
+
+    Args:
+        filesystem: Its `pyarrow.fs.FileSystem`.
+        path: Its path there.
+        kind: "parquet" or "arrow"; None to find out.
+
+    Returns:
+        What it says.
+
+    Raises:
+        UnreadableFileError: It cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        kind = kind or _kind_of(filesystem, path)
+        if kind == PARQUET:
+            with filesystem.open_input_file(path) as source:
+                about = pyarrow.parquet.ParquetFile(source)
+                groups = about.metadata
+                rows = tuple(groups.row_group(number).num_rows for number in range(groups.num_row_groups))
+                return Inspected(kind, rows, about.schema_arrow)
+        with _source(filesystem, path) as source:
+            schema = pyarrow.ipc.open_file(source).schema
+            # One column says how many rows there are. Others are not decompressed.
+            widths = [_width(field.type) for field in schema]
+            only = [widths.index(min(widths))] if widths else []
+            reader = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=only))
+            rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+            return Inspected(kind, rows, schema)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UnreadableFileError(path, _why(error)) from error
+
+
+def rows_of(
+    filesystem: Any, file: DataFile, unit: int, schema: pyarrow.Schema, *, skipped: int = 0, piece_rows: int
+) -> Iterator[pyarrow.Table]:
+    """Reads the rows of a unit, a piece at a time.
+
+    Args:
+        filesystem: The file's `pyarrow.fs.FileSystem`.
+        file: The file.
+        unit: Which of its row groups or record batches.
+        schema: The columns to read.
+        skipped: How many rows are left out at its beginning.
+        piece_rows: The most rows of a piece.
+
+    Yields:
+        Tables.
+
+    Raises:
+        UnreadableFileError: The file is not to be had here, or is damaged.
+    """
+    import pyarrow
+
+    constants = dict(file.constants)
+    columns = schema.names
+    own = [name for name in columns if name not in constants]
+    try:
+        for table in _tables(filesystem, file, unit, own, piece_rows):
+            if skipped >= table.num_rows:
+                skipped -= table.num_rows
+                continue
+            table = table.slice(skipped)
+            skipped = 0
+            for name, value in constants.items():
+                if name in columns:
+                    kind = schema.field(name).type
+                    table = table.append_column(name, pyarrow.repeat(pyarrow.scalar(value, kind), table.num_rows))
+            table = table.select(columns)
+            yield table if table.schema.equals(schema) else table.cast(schema)
+    except FileNotFoundError as error:
+        where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
+        raise UnreadableFileError(file.path, where) from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UnreadableFileError(file.path, _why(error)) from error
+
+
+def _tables(filesystem: Any, file: DataFile, unit: int, columns: list[str], piece_rows: int) -> Iterator[pyarrow.Table]:
+    import pyarrow
+    import pyarrow.fs
+    import pyarrow.parquet
+
+    if file.kind == PARQUET:
+        with filesystem.open_input_file(file.path) as source:
+            if piece_rows >= file.unit_rows[unit]:
+                yield pyarrow.parquet.ParquetFile(source).read_row_group(unit, columns=columns, use_threads=False)
+                return
+            is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+            reader = pyarrow.parquet.ParquetFile(source, buffer_size=_READ_LOCALLY if is_here else _READ_REMOTELY)
+            batches = reader.iter_batches(piece_rows, row_groups=[unit], columns=columns, use_threads=False)
+            for batch in batches:
+                yield pyarrow.Table.from_batches([batch])
+        return
+    with _source(filesystem, file.path) as source:
+        names = pyarrow.ipc.open_file(source).schema.names
+        chosen = [names.index(name) for name in columns]
+        options = pyarrow.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+        yield pyarrow.Table.from_batches([pyarrow.ipc.open_file(source, options=options).get_batch(unit)])
+
+
+def _source(filesystem: Any, path: str) -> Any:
+    """An Arrow file, which is read where it lies if it is on this machine."""
+    import pyarrow
+    import pyarrow.fs
+
+    if isinstance(filesystem, pyarrow.fs.LocalFileSystem) and os.path.getsize(path) > 0:
+        return pyarrow.memory_map(path)
+    return filesystem.open_input_file(path)
+
+
+def _kind_of(filesystem: Any, path: str) -> str:
+    kind = _ENDINGS.get(os.path.splitext(path)[1].lower())
+    if kind is not None:
+        return kind
+    with filesystem.open_input_stream(path) as source:
+        kind = _MAGIC.get(source.read(4))
+    if kind is None:
+        raise UnreadableFileError(path, "it is neither Parquet nor Arrow IPC (Feather V2)")
+    return kind
+
+
+def _width(kind: pyarrow.DataType) -> int:
+    try:
+        return int(kind.bit_width)
+    except ValueError:  # it varies
+        return 1 << 30
+
+
+def _why(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

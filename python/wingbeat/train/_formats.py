@@ -1,0 +1,135 @@
+"""Batches as loops want them: arrays, tensors, pandas or Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow
+    import torch
+
+
+def maker(batch_format: str) -> Callable[[pyarrow.Table], Any]:
+    """What makes a batch of a table.
+
+    Args:
+        batch_format: "numpy" or "default" (a dict of arrays), "pandas" or "pyarrow".
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    made: Mapping[str, Callable[[pyarrow.Table], Any]] = {
+        "default": arrays,
+        "numpy": arrays,
+        "pandas": lambda batch: batch.to_pandas(),
+        "pyarrow": lambda batch: batch,
+    }
+    if batch_format not in made:
+        raise ValueError(f'batch_format must be "numpy", "pandas" or "pyarrow", not {batch_format!r}')
+    return made[batch_format]
+
+
+def arrays(batch: pyarrow.Table) -> dict[str, Any]:
+    """The columns as arrays. Lists of the same length in each row are arrays of two dimensions.
+
+    Args:
+        batch: The rows.
+
+    Returns:
+        An array for each column.
+    """
+    return {name: _array(batch.column(name)) for name in batch.column_names}
+
+
+def tensors(
+    dtypes: torch.dtype | dict[str, torch.dtype] | None,
+    device: str | torch.device,
+    collate_fn: Callable[[dict[str, Any]], Any] | None,
+) -> Callable[[dict[str, Any]], Any]:
+    """What makes tensors of arrays.
+
+    Args:
+        dtypes: The tensors' type, for all columns or by column.
+        device: Where the tensors are; "auto" is this rank's device.
+        collate_fn: Makes something else of a batch, which it gets as a dict of arrays.
+
+    Returns:
+        The function. It raises a TypeError for a column that holds what tensors cannot hold.
+    """
+    import torch
+
+    from wingbeat.train._device import get_device
+
+    if collate_fn is not None:
+        return collate_fn
+    target = get_device() if device == "auto" else torch.device(device)
+
+    def made(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        made = {}
+        for name, array in batch.items():
+            dtype = dtypes.get(name) if isinstance(dtypes, dict) else dtypes
+            try:
+                # A copy: what lies in shared memory, or in a file, cannot be written.
+                made[name] = torch.tensor(array, dtype=dtype, device=target)
+            except TypeError as error:
+                raise TypeError(f"the column {name!r} cannot be a tensor: {error}; give a collate_fn") from error
+        return made
+
+    return made
+
+
+def is_nested(kind: pyarrow.DataType) -> bool:
+    """Whether a column holds lists: its arrays depend on how long they are.
+
+    Args:
+        kind: The type of the column.
+
+    Returns:
+        Whether it does.
+    """
+    import pyarrow
+
+    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    return bool(is_list or pyarrow.types.is_fixed_size_list(kind))
+
+
+def _array(column: pyarrow.ChunkedArray) -> Any:
+    import numpy
+
+    if not is_nested(column.type):
+        return column.to_numpy()
+    flat = _matrix(column)
+    if flat is not None:
+        return flat
+    array = column.to_numpy()
+    rows = [numpy.asarray(row) for row in array]
+    return numpy.stack(rows) if len({row.shape for row in rows}) == 1 else array
+
+
+def _matrix(column: pyarrow.ChunkedArray) -> Any:
+    """Lists of numbers without nulls, all of one length, in one piece; None if they are not."""
+    import numpy
+    import pyarrow
+
+    if column.null_count or len(column) == 0 or not pyarrow.types.is_primitive(column.type.value_type):
+        return None
+    values = []
+    width = None
+    for chunk in column.chunks:
+        if len(chunk) == 0:
+            continue
+        flat = chunk.flatten()
+        if pyarrow.types.is_fixed_size_list(chunk.type):
+            own = chunk.type.list_size
+        else:
+            lengths = numpy.unique(numpy.diff(chunk.offsets.to_numpy()))
+            own = int(lengths[0]) if len(lengths) == 1 else None
+        if not own or own != (width or own) or flat.null_count:
+            return None
+        width = own
+        values.append(flat.to_numpy(zero_copy_only=False).reshape(len(chunk), own))
+    return values[0] if len(values) == 1 else numpy.concatenate(values)

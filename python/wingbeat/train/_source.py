@@ -1,0 +1,323 @@
+"""Datasets in files: what a program gives to a trainer, and what ranks read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from wingbeat.train._dataset_errors import (
+    DatasetError,
+    MissingColumnError,
+    SchemaMismatchError,
+    TooFewRowsError,
+    UnreadableFileError,
+)
+from wingbeat.train._files import PARQUET, DataFile, Inspected, inspect, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Paths = Union[str, "os.PathLike[str]", Iterable[Union[str, "os.PathLike[str]"]], Any]
+
+# Lanes of a shuffled dataset: as many row groups are mixed. 2, 4 or 8 ranks read parts that do not overlap.
+_LANES = (8, 4, 2, 1)
+# What a single rank, which reads all lanes, may hold. At times it takes twice as much, as was measured, which is 480 MiB.
+_RANK_BYTES = 240 << 20
+# How large a window is unless its rows are given, by the first rows of the dataset.
+_WINDOW_BYTES = 2 << 20
+_WINDOW_ROWS = range(16, 32768)
+_SAMPLE_ROWS = 256
+# Of larger row groups, only as much as is needed is decoded at a time.
+_PIECE_BYTES = 32 << 20
+# What pyarrow then holds of each column: a page and a dictionary of 1 MiB, each as read and as decoded.
+_COLUMN_BYTES = 4 << 20
+# How many files are looked into at the same time: a storage takes long to answer.
+_INSPECTORS = 16
+
+
+@dataclass(frozen=True)
+class FileDataset:
+    """Rows in Parquet or Arrow IPC files, which ranks read as they need them. `read_files` makes one.
+
+    Attributes:
+        files: The files, in order.
+        filesystem: The `pyarrow.fs.FileSystem` in which they lie.
+        schema: The columns that are read.
+        lanes: How many lanes the global order has if that was given.
+        shuffled_lanes: How many it has with a seed if that was not given. Without a seed, it has one then.
+        window_rows: How many rows of a lane are shuffled among each other.
+        piece_rows: How many rows are decoded at a time.
+    """
+
+    files: tuple[DataFile, ...]
+    filesystem: Any
+    schema: pyarrow.Schema
+    lanes: int | None
+    shuffled_lanes: int
+    window_rows: int
+    piece_rows: int
+
+    @property
+    def unit_rows(self) -> list[int]:
+        """How many rows each row group or record batch has."""
+        return [rows for file in self.files for rows in file.unit_rows]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return sum(self.unit_rows)
+
+    def lanes_with(self, seed: int | None) -> int:
+        """How many lanes the global order has.
+
+        Args:
+            seed: The seed of the shuffle, if there is one.
+
+        Returns:
+            The number.
+        """
+        return self.lanes or (1 if seed is None else self.shuffled_lanes)
+
+
+def read_files(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filesystem: Any = None,
+    lanes: int | None = None,
+    window_rows: int | None = None,
+) -> FileDataset:
+    """Takes Parquet and Arrow IPC (Feather V2) files as a dataset for `TorchTrainer(datasets={…})`.
+
+    It reads what the files say of themselves, and the first rows. Ranks read the rest when they need it.
+
+    Args:
+        paths: A file, a folder, a URL that pyarrow opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`. The files
+            of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
+        columns: Which columns are read; None for all.
+        filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
+        lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
+            multiple of their number. None means 1 without a shuffle seed, and with one 8, or 4, 2 or 1 if a single rank could
+            not hold as many in 480 MiB.
+        window_rows: How many rows of a lane are shuffled among each other. None means as many as 2 MiB hold, from 16 to
+            32,768, by the size of the dataset's first rows.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        UnreadableFileError: A file does not exist, or is neither.
+        MissingColumnError: A column does not exist.
+        SchemaMismatchError: Two files differ in a column that is read.
+        TooFewRowsError: There are no rows.
+        TypeError: `paths` is none of these.
+        ValueError: A number makes no sense.
+    """
+    for name, number in (("lanes", lanes), ("window_rows", window_rows)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} must be a positive integer or None, not {number!r}")
+    found, filesystem, partitions = _found(paths, filesystem)
+    with ThreadPoolExecutor(min(_INSPECTORS, len(found))) as pool:
+        inspected = list(pool.map(lambda one: inspect(filesystem, one.path, one.kind or None), found))
+    files = tuple(
+        DataFile(one.path, about.kind, about.unit_rows, one.constants) for one, about in zip(found, inspected)
+    )
+    schema = _common(files, inspected, partitions, columns)
+    if not any(sum(file.unit_rows) for file in files):
+        raise TooFewRowsError(f"the dataset has no rows: {_listed([file.path for file in files])}")
+    row_bytes = _row_bytes(filesystem, files, schema)
+    if window_rows is None:
+        window_rows = max(_WINDOW_ROWS.start, min(_WINDOW_ROWS.stop, int(_WINDOW_BYTES / row_bytes)))
+    shuffled = next((few for few in _LANES if few * _lane_bytes(files, schema, row_bytes, window_rows) <= _RANK_BYTES), 1)
+    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, max(1, int(_PIECE_BYTES / row_bytes)))
+
+
+def is_files(given: Any) -> bool:
+    """Whether a dataset that was given to a trainer is in files.
+
+    Args:
+        given: The dataset.
+
+    Returns:
+        Whether it is a path, a list of paths, a `pyarrow.dataset.Dataset` or a `FileDataset`.
+    """
+    if isinstance(given, (FileDataset, str, os.PathLike)):
+        return True
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(one, (str, os.PathLike)) for one in given)
+    return any(f"{kind.__module__}.{kind.__qualname__}" == "pyarrow._dataset.Dataset" for kind in type(given).__mro__)
+
+
+def of_files(given: Any) -> FileDataset:
+    """The dataset of what `is_files` has found to be one.
+
+    Args:
+        given: A path, a list of paths, a `pyarrow.dataset.Dataset` or a `FileDataset`.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DatasetError: It cannot be read.
+    """
+    return given if isinstance(given, FileDataset) else read_files(given)
+
+
+def check_ranks(datasets: Mapping[str, FileDataset], ranks: int) -> None:
+    """Checks that each rank can have a row.
+
+    Args:
+        datasets: The datasets, by name.
+        ranks: How many ranks there may be.
+
+    Raises:
+        TooFewRowsError: There are more ranks than rows.
+    """
+    for name, dataset in datasets.items():
+        if dataset.num_rows < ranks:
+            raise TooFewRowsError(
+                f"the dataset {name!r} has {dataset.num_rows} rows, and there are {ranks} ranks: use fewer ranks"
+            )
+
+
+@dataclass(frozen=True)
+class _Found:
+    path: str
+    kind: str = ""
+    constants: tuple[tuple[str, Any], ...] = ()
+
+
+def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
+    """The files, where they are, and the columns of partitions if there are any."""
+    import pyarrow.dataset
+    import pyarrow.fs
+
+    if isinstance(paths, pyarrow.dataset.Dataset):
+        return _of_dataset(paths)
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    paths = list(paths)
+    if not paths or not all(isinstance(one, (str, os.PathLike)) for one in paths):
+        raise TypeError(f"paths must be a path, a URL, a list of these or a pyarrow.dataset.Dataset, not {paths!r:.100}")
+    found: list[_Found] = []
+    first = None
+    for path in [os.fspath(one) for one in paths]:
+        if filesystem is not None:
+            own, inside = filesystem, path
+        elif "://" in path:
+            try:
+                own, inside = pyarrow.fs.FileSystem.from_uri(path)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise UnreadableFileError(path, str(error)) from error
+        else:
+            own, inside = pyarrow.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+        if first is None:
+            first = own
+        elif not first.equals(own):
+            raise DatasetError(f"{os.fspath(paths[0])} and {path} are in different storages; give one dataset of each")
+        try:
+            about = own.get_file_info(inside)
+            if about.type == pyarrow.fs.FileType.NotFound:
+                raise UnreadableFileError(path, "there is no such file or folder")
+            if about.type == pyarrow.fs.FileType.File:
+                found.append(_Found(inside))
+                continue
+            everything = own.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UnreadableFileError(path, str(error)) from error
+        inner = sorted(one.path for one in everything if one.type == pyarrow.fs.FileType.File and _is_data(one.path, inside))
+        if not inner:
+            raise TooFewRowsError(f"the folder {path} has no files")
+        if any("=" in part for one in inner for part in one[len(inside) :].split("/")[:-1]):
+            if len(paths) > 1:
+                raise DatasetError(f"{path} is partitioned, and is one of several paths; give a pyarrow.dataset.Dataset")
+            kind = inspect(own, inner[0]).kind
+            return _of_dataset(pyarrow.dataset.dataset(inside, filesystem=own, format=kind, partitioning="hive"))
+        found += [_Found(one) for one in inner]
+    return found, first, None
+
+
+def _is_data(path: str, folder: str) -> bool:
+    return not any(part.startswith((".", "_")) for part in path[len(folder) :].split("/"))
+
+
+def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
+    import pyarrow.dataset
+
+    if not isinstance(dataset, pyarrow.dataset.FileSystemDataset):
+        raise TypeError(f"a pyarrow {type(dataset).__name__} is not in files; give dataset.to_table(), or its files")
+    if (getattr(dataset, "_scan_options", None) or {}).get("filter") is not None:
+        raise TypeError("a filtered pyarrow Dataset cannot be streamed; write what the filter leaves to files")
+    formats = {pyarrow.dataset.ParquetFileFormat: "parquet", pyarrow.dataset.IpcFileFormat: "arrow"}
+    kind = formats.get(type(dataset.format))
+    if kind is None:
+        raise TypeError(f"a pyarrow Dataset of {type(dataset.format).__name__} cannot be streamed; Parquet and Arrow IPC can")
+    found = []
+    for fragment in sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path)):
+        keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
+        found.append(_Found(fragment.path, kind, tuple(keys.items())))
+    if not found:
+        raise TooFewRowsError("the dataset has no files")
+    return found, dataset.filesystem, dataset.schema
+
+
+def _common(
+    files: Sequence[DataFile], inspected: Sequence[Inspected], partitions: pyarrow.Schema | None, columns: Sequence[str] | None
+) -> pyarrow.Schema:
+    """The columns that are read, in which all files have to agree."""
+    import pyarrow
+
+    constants = [name for name, _ in files[0].constants]
+    of_files = inspected[0].schema
+    if partitions is not None:
+        of_files = pyarrow.schema([*of_files, *(partitions.field(name) for name in constants if name not in of_files.names)])
+    names = list(of_files.names if columns is None else columns)
+    for name in names:
+        if name not in of_files.names:
+            raise MissingColumnError(name, files[0].path, tuple(of_files.names))
+    for file, about in zip(files[1:], inspected[1:]):
+        for name in names:
+            if name in constants:
+                continue
+            expected, there = of_files.field(name).type, about.schema.get_field_index(name)
+            kind = about.schema.field(there).type if there >= 0 else "missing"
+            if kind == "missing" or not expected.equals(kind):
+                raise SchemaMismatchError(name, (files[0].path, file.path), (str(expected), str(kind)))
+        if columns is None:
+            for name in about.schema.names:
+                if name not in of_files.names:
+                    kinds = ("missing", str(about.schema.field(name).type))
+                    raise SchemaMismatchError(name, (files[0].path, file.path), kinds)
+    # Without metadata, and nullable: files may differ in these.
+    return pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
+
+
+def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schema) -> float:
+    """How large a row is in memory, by the dataset's first rows."""
+    file = next(file for file in files if sum(file.unit_rows) > 0)
+    unit = next(number for number, rows in enumerate(file.unit_rows) if rows > 0)
+    sample = next(rows_of(filesystem, file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
+    size: float = sample.nbytes / sample.num_rows
+    return max(1.0, size)
+
+
+def _lane_bytes(files: Sequence[DataFile], schema: pyarrow.Schema, row_bytes: float, window_rows: int) -> float:
+    """What a rank holds of a lane."""
+    unit = row_bytes * max(rows for file in files for rows in file.unit_rows)
+    if unit > _PIECE_BYTES and files[0].kind == PARQUET:
+        unit = min(unit, sum(map(_leaves, (field.type for field in schema))) * _COLUMN_BYTES)
+    # One unit begins while the last rows of another are still in use. Of windows, two are read, and three are put together: one
+    # that is being made, one that is ready, and one that the loop has.
+    return 2 * unit + 5 * window_rows * row_bytes
+
+
+def _leaves(kind: pyarrow.DataType) -> int:
+    """How many columns a column of this type is in Parquet."""
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

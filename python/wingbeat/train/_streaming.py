@@ -1,0 +1,389 @@
+"""A rank's part of a dataset in files, read as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.train import _formats
+from wingbeat.train._ahead import ahead
+from wingbeat.train._context import get_context
+from wingbeat.train._dataset_errors import TooFewRowsError
+from wingbeat.train._gather import Pick, gathered
+from wingbeat.train._lane import Lane
+from wingbeat.train._order import Order
+from wingbeat.train._source import FileDataset
+from wingbeat.train._unsupported import refuse
+
+if TYPE_CHECKING:
+    import pyarrow
+    import torch
+
+# Rows that are put together at a time, at most, for as many batches as they make.
+_BLOCK_ROWS = 1 << 18
+
+
+class StreamingShard:
+    """This rank's part of a dataset in files. Rows are read when they are needed.
+
+    Each iteration is an epoch. Iterate on all ranks alike: with the same batch size, seed and `drop_last`, and as often.
+
+    The dataset has a global order, which depends on the files, the seed and the epoch, and not on the number of ranks
+    (`wingbeat/train/_order.py` defines it). With batches of b rows on n ranks, step k takes the rows at the positions from k b n
+    on, and rank r has those at k b n + r, k b n + r + n and so on. All ranks take as many steps.
+
+    Args:
+        dataset: The dataset.
+        rank: This rank; None for what the context says.
+        ranks: How many there are; None for what the context says.
+    """
+
+    def __init__(self, dataset: FileDataset, rank: int | None = None, ranks: int | None = None) -> None:
+        context = get_context()
+        self.dataset = dataset
+        self._rank = context.world_rank if rank is None else rank
+        self._ranks = context.world_size if ranks is None else ranks
+        self._state: dict[str, Any] = {"epoch": 0, "rows": 0}
+        self._has_begun = False
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the dataset has, on all ranks together."""
+        return self.dataset.num_rows
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """The columns."""
+        return self.dataset.schema
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that is going on, or of the next one if there is none."""
+        return int(self._state["epoch"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iteration, which begins at its first row.
+
+        Args:
+            epoch: The epoch, from 0.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"an epoch is not negative, and this is {epoch}")
+        self._state, self._has_begun = {"epoch": int(epoch), "rows": 0}, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is: after the batch that it has given last. It is the same on all ranks, small, and fit for JSON.
+
+        Returns:
+            The state. Its `rows` are those that all ranks together have had in this epoch.
+        """
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets the next iteration go on from a state, also with another number of ranks or another batch size.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            ValueError: It is of another dataset, or no such state.
+        """
+        if not isinstance(state, Mapping) or not {"epoch", "rows"} <= set(state):
+            raise ValueError(f"a shard's state has an epoch and rows; this is {state!r:.100}")
+        if state.get("of", self.num_rows) != self.num_rows:
+            raise ValueError(f"the state is of a dataset with {state['of']} rows, and this one has {self.num_rows}")
+        self._state, self._has_begun = dict(state), False
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        batch_format: str = "numpy",
+        shuffle_seed: int | None = None,
+        drop_last: bool = False,
+        prefetch_batches: int = 1,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Iterator[Any]:
+        """Iterates over this rank's batches of an epoch.
+
+        Args:
+            batch_size: Rows of a rank's batch.
+            batch_format: "numpy" or "default" (a dict of arrays), "pandas" or "pyarrow".
+            shuffle_seed: The seed of the global order. None for the order of the files.
+            drop_last: Whether rows that do not fill a batch on every rank are left out. Otherwise ranks share them in a last
+                batch; fewer rows than ranks are added to the batch before, one to each of the first ranks.
+            prefetch_batches: How many batches are ready ahead, at least. A thread makes them; with 0, none is made ahead.
+            local_shuffle_buffer_size: Ray's; refused.
+            local_shuffle_seed: Ray's; refused.
+
+        Yields:
+            The batches.
+
+        Raises:
+            ValueError: An argument makes no sense, or the state that was loaded is of another seed.
+            TooFewRowsError: There are more ranks than rows.
+            UnreadableFileError: A file cannot be read.
+            NotImplementedError: An option is refused.
+        """
+        if local_shuffle_buffer_size is not None or local_shuffle_seed is not None:
+            raise refuse("a local shuffle of a dataset in files", "use shuffle_seed=, which shuffles across ranks")
+        made = _formats.maker(batch_format)
+        is_arrays = made is _formats.arrays
+        return self._iterate(batch_size, shuffle_seed, drop_last, prefetch_batches, None if is_arrays else made)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        dtypes: torch.dtype | dict[str, torch.dtype] | None = None,
+        device: str | torch.device = "auto",
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+        shuffle_seed: int | None = None,
+        drop_last: bool = False,
+        prefetch_batches: int = 1,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Iterator[Any]:
+        """Iterates over this rank's batches of an epoch as tensors.
+
+        Args:
+            batch_size: As `iter_batches`.
+            dtypes: The tensors' type, for all columns or by column.
+            device: Where the tensors are; "auto" is this rank's device.
+            collate_fn: Makes something else of a batch, which it gets as a dict of arrays.
+            shuffle_seed: As `iter_batches`.
+            drop_last: As `iter_batches`.
+            prefetch_batches: As `iter_batches`.
+            local_shuffle_buffer_size: Ray's; refused.
+            local_shuffle_seed: Ray's; refused.
+
+        Yields:
+            A dict of tensors by column, or what `collate_fn` has made.
+
+        Raises:
+            TypeError: A column holds what tensors cannot hold.
+            ValueError: As `iter_batches`.
+        """
+        made = _formats.tensors(dtypes, device, collate_fn)
+        batches = self.iter_batches(
+            batch_size=batch_size,
+            shuffle_seed=shuffle_seed,
+            drop_last=drop_last,
+            prefetch_batches=prefetch_batches,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+        )
+        return map(made, batches)
+
+    def iter_rows(self, *, shuffle_seed: int | None = None) -> Iterator[dict[str, Any]]:
+        """Iterates over this rank's rows of an epoch. Ranks may differ by one row.
+
+        Args:
+            shuffle_seed: The seed of the global order. None for the order of the files.
+
+        Yields:
+            Each row, as a dict by column.
+        """
+        for batch in self.iter_batches(batch_format="pyarrow", shuffle_seed=shuffle_seed):
+            yield from batch.to_pylist()
+
+    def _iterate(
+        self,
+        batch_size: int,
+        seed: int | None,
+        drop_last: bool,
+        prefetch_batches: int,
+        made: Callable[[pyarrow.Table], Any] | None,
+    ) -> Iterator[Any]:
+        _check("batch_size", batch_size, 1)
+        _check("prefetch_batches", prefetch_batches, 0)
+        if seed is not None:
+            _check("shuffle_seed", seed, 0)
+        if self.num_rows < self._ranks:
+            raise TooFewRowsError(f"the dataset has {self.num_rows} rows, and there are {self._ranks} ranks: use fewer ranks")
+        lanes = self.dataset.lanes_with(seed)
+        order = {"of": self.num_rows, "seed": seed, "lanes": lanes, "window_rows": self.dataset.window_rows}
+        begin, epoch = int(self._state["rows"]), self.epoch
+        if self._has_begun:
+            begin, epoch = 0, epoch + (begin > 0)
+        elif begin:
+            for name, value in order.items():
+                if self._state.get(name, value) != value:
+                    named = {"seed": "shuffle_seed"}.get(name, name)
+                    raise ValueError(
+                        f"the state was taken with {named}={self._state[name]!r}, and this iteration has {named}={value!r}: "
+                        "the rows that are left would be others"
+                    )
+        steps = _Steps(begin, self.num_rows, batch_size, self._rank, self._ranks, drop_last)
+        if steps.lost and self._rank == 0:
+            warnings.warn(
+                f"{steps.lost} rows are left of epoch {epoch}, fewer than the {self._ranks} ranks: they are left out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._state, self._has_begun = {"epoch": epoch, "rows": begin, **order}, True
+        drawn = Order(self.dataset.unit_rows, lanes, self.dataset.window_rows, seed, epoch)
+        return self._batches(steps, drawn, prefetch_batches, made)
+
+    def _batches(
+        self, steps: _Steps, order: Order, prefetch_batches: int, made: Callable[[pyarrow.Table], Any] | None
+    ) -> Iterator[Any]:
+        state = self._state
+        # As many rows as a window of each lane has: then each window is gone through once or twice, and not time and again.
+        lanes = -(-len(order.lanes) // self._ranks)
+        in_a_block = max(1, min(_BLOCK_ROWS, lanes * self.dataset.window_rows) // steps.batch_size)
+        source = _blocks(self.dataset, order, steps, in_a_block, made)
+        step = 0
+        with contextlib.closing(ahead(source, -(-prefetch_batches // in_a_block))) as blocks:
+            for cut, sizes in blocks:
+                done = 0
+                for size in sizes:
+                    batch = cut(done, size)
+                    done += size
+                    step += 1
+                    # Before the batch is given: a checkpoint that is taken with it counts it as done.
+                    state["rows"] = steps.consumed(step)
+                    if step == len(steps):
+                        state.update(epoch=order.epoch + 1, rows=0)
+                    yield batch
+        if not len(steps):
+            state.update(epoch=order.epoch + 1, rows=0)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The batches of a rank from some global position on."""
+
+    begin: int
+    rows: int
+    batch_size: int
+    rank: int
+    ranks: int
+    drop_last: bool
+
+    @property
+    def _whole(self) -> int:
+        return (self.rows - self.begin) // (self.batch_size * self.ranks)
+
+    @property
+    def _rest(self) -> int:
+        return (self.rows - self.begin) % (self.batch_size * self.ranks)
+
+    @property
+    def lost(self) -> int:
+        """How many rows no rank gets although none is to be left out: fewer than ranks are left."""
+        return self._rest if not self.drop_last and self._whole == 0 and self._rest < self.ranks else 0
+
+    def __len__(self) -> int:
+        return self._whole + (not self.drop_last and self._rest >= self.ranks)
+
+    def size(self, step: int) -> int:
+        """How many rows this rank has in a step."""
+        if self.drop_last or step < self._whole - 1:
+            return self.batch_size
+        own = self._rest // self.ranks + (self.rank < self._rest % self.ranks)
+        if step == self._whole:
+            return own
+        return self.batch_size + (own if self._rest < self.ranks else 0)
+
+    def consumed(self, steps: int) -> int:
+        """How many rows all ranks together have had after so many steps."""
+        return min(self.rows, self.begin + steps * self.batch_size * self.ranks)
+
+
+def _blocks(
+    dataset: FileDataset, order: Order, steps: _Steps, in_a_block: int, made: Callable[[pyarrow.Table], Any] | None
+) -> Generator[tuple[Callable[[int, int], Any], list[int]], None, None]:
+    """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
+    lanes: dict[int, Lane] = {}
+    done = 0
+    reader = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-reader")
+    try:
+        for first in range(0, len(steps), in_a_block):
+            sizes = [steps.size(step) for step in range(first, min(first + in_a_block, len(steps)))]
+            count = sum(sizes)
+            picks: list[Pick] = []
+            for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
+                if stretch.lane not in lanes:
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
+                picks += lanes[stretch.lane].take(stretch)
+            cut = _cutter(gathered(picks, count), made)
+            del picks  # which hold windows
+            yield cut, sizes
+            del cut
+            done += count
+    finally:
+        reader.shutdown(wait=True, cancel_futures=True)
+
+
+def _cutter(table: pyarrow.Table, made: Callable[[pyarrow.Table], Any] | None) -> Callable[[int, int], Any]:
+    """What cuts batches from a table: by `made`, or as arrays, which are made once for all of them."""
+    if made is not None:
+        return lambda begin, count: made(table.slice(begin, count))
+    nested = [name for name in table.column_names if _formats.is_nested(table.schema.field(name).type)]
+    apart = table.select(nested)
+    whole = _formats.arrays(table.drop_columns(nested))
+
+    def cut(begin: int, count: int) -> dict[str, Any]:
+        lists = _formats.arrays(apart.slice(begin, count)) if nested else {}
+        return {name: lists[name] if name in lists else whole[name][begin : begin + count] for name in table.column_names}
+
+    return cut
+
+
+def _check(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {number!r}")
+
+
+_given: dict[str, FileDataset] = {}
+_shards: dict[str, StreamingShard] = {}
+
+
+def give(datasets: Mapping[str, FileDataset]) -> None:
+    """Gives datasets to this rank, for `get_dataset_shard`.
+
+    Args:
+        datasets: The datasets, by name.
+    """
+    _given.clear()
+    _shards.clear()
+    _given.update(datasets)
+
+
+def shard_of(name: str) -> StreamingShard | None:
+    """This rank's part of a dataset in files.
+
+    Args:
+        name: The dataset's name.
+
+    Returns:
+        The same object each time; None if the run has no such dataset.
+    """
+    if name not in _shards and name in _given:
+        _shards[name] = StreamingShard(_given[name])
+    return _shards.get(name)
+
+
+def call(datasets: Mapping[str, FileDataset], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function on a rank that has these datasets.
+
+    Args:
+        datasets: The datasets, by name.
+        function: The function.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What it returns.
+    """
+    give(datasets)
+    return function(*args, **kwargs)

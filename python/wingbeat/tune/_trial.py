@@ -1,0 +1,265 @@
+"""A trial: its parameters, its process, and what it has reported."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wingbeat._errors import LaunchFailed
+from wingbeat._launcher import Launcher
+from wingbeat.train._config import RunConfig, ScalingConfig
+from wingbeat.train._result import TrainingFailedError
+from wingbeat.train._trainer import TorchTrainer, result_of
+from wingbeat.tune import _space, _trainable
+
+PENDING, RUNNING, TERMINATED, ERROR = "PENDING", "RUNNING", "TERMINATED", "ERROR"
+
+
+class TrialError(TrainingFailedError):
+    """A trial failed. The text names it and its parameters; the cause is what it raised.
+
+    Attributes:
+        trial_id: The trial.
+        config: Its parameters.
+    """
+
+    __module__ = "wingbeat.tune"
+
+    def __init__(self, trial_id: str, config: Mapping[str, Any], why: str) -> None:
+        super().__init__(f"trial {trial_id} ({described(config)}) failed: {why}")
+        self.trial_id, self.config, self.why = trial_id, config, why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.trial_id, self.config, self.why)
+
+
+def described(config: Mapping[str, Any]) -> str:
+    """Parameters on a line.
+
+    Args:
+        config: The parameters.
+    """
+    values = _space.flat(config).items()
+    return ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r:.40}" for name, value in values)
+
+
+class Trial:
+    """A trial.
+
+    Args:
+        trial_id: Its name, and that of its folder.
+        config: Its parameters.
+        folder: The folder of the whole.
+    """
+
+    def __init__(self, trial_id: str, config: dict[str, Any], folder: str) -> None:
+        self.trial_id, self.config = trial_id, config
+        self.folder = Path(folder, trial_id)
+        self.status = PENDING
+        self.reports: list[dict[str, float]] = []
+        self.error: BaseException | None = None
+        self.checkpoints: list[tuple[Any, dict[str, float]]] = []
+        self.is_stopped = False
+        self.launched = self.began = self.ended = 0.0
+        self._read = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return (self.ended or time.time()) - (self.began or self.launched) if self.launched else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for room. Of a `TorchTrainer`, that is not known."""
+        return self.status == RUNNING and not self.began
+
+    def start(self, run: Callable[[Trial], Any], done: queue.SimpleQueue[Trial]) -> None:
+        """Starts it, in a thread of its own.
+
+        Args:
+            run: What runs it.
+            done: Where it is put when it has ended.
+        """
+        self.status, self.launched = RUNNING, time.time()
+        self.folder.mkdir(parents=True)
+        (self.folder / "params.json").write_text(json.dumps(self.config, default=repr, indent=1) + "\n", encoding="utf-8")
+
+        def body() -> None:
+            try:
+                self.checkpoints = run(self)
+            except BaseException as error:
+                self.error = error
+            done.put(self)
+
+        self._thread = threading.Thread(target=body, name=f"wingbeat-{self.trial_id}", daemon=True)
+        self._thread.start()
+
+    def command(self, command: Sequence[str], env: Mapping[str, str]) -> int:
+        """Runs the command of its ranks, and keeps what they print in its folder.
+
+        Args:
+            command: The command.
+            env: Its whole environment.
+
+        Returns:
+            The exit code.
+        """
+        with open(self.folder / "output.txt", "ab") as out:
+            with self._lock:
+                if self.is_stopped:
+                    return 128 + signal.SIGTERM
+                # Ctrl-C comes once: from the Tuner.
+                self._process = subprocess.Popen(
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            return self._process.wait()
+
+    def stop(self, number: int) -> None:
+        """Asks its ranks to end. Asked again, they are killed.
+
+        Args:
+            number: The signal.
+        """
+        with self._lock:
+            self.is_stopped = True
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
+
+    def join(self) -> None:
+        """Waits until its process has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def new_reports(self) -> list[dict[str, float]]:
+        """What it has reported since this was asked last. `wingbeat train` writes each report to its folder at once.
+
+        Returns:
+            The metrics of each report, with `training_iteration` and `time_total_s`.
+        """
+        if not self.began:
+            with contextlib.suppress(OSError):
+                self.began = float((self.folder / _trainable.STARTED).read_text(encoding="ascii"))
+        try:
+            with open(self.folder / "metrics.jsonl", "rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        new = []
+        for line in whole.splitlines():
+            told = json.loads(line)
+            told.pop("attempt", None)
+            moment = told.pop("time")
+            metrics = {name: float(value) for name, value in told.items()}
+            metrics.setdefault("training_iteration", len(self.reports) + 1)
+            metrics.setdefault("time_total_s", moment - (self.began or self.launched))
+            self.reports.append(metrics)
+            new.append(metrics)
+        return new
+
+    def finish(self) -> None:
+        """Decides what came of it, once it has ended."""
+        self.ended = time.time()
+        if self.is_stopped or self.error is None:
+            self.status, self.error = TERMINATED, None
+            return
+        self.status = ERROR
+        cause = self.error
+        if isinstance(cause, LaunchFailed):
+            where = "" if cause.rank is None else f"rank {cause.rank}: "
+            why = f"{where}{type(cause.error).__name__}: {cause.error}"
+            cause = cause.error
+        elif isinstance(cause, TrainingFailedError):
+            why = str(cause)
+            cause = cause.__cause__ or cause
+        else:
+            why = f"{type(cause).__name__}: {cause}"
+        self.error = TrialError(self.trial_id, self.config, why)
+        self.error.__cause__ = cause
+
+
+def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) -> tuple[Callable[[Trial], Any], ScalingConfig]:
+    """What runs a trial, and what its ranks hold.
+
+    Args:
+        trainable: What the user gave to `Tuner`.
+        run_config: How each trial runs.
+        cluster: Variables for commands that run on the cluster.
+
+    Returns:
+        The function, which answers with the checkpoints that were kept, and the ranks.
+    """
+    if isinstance(trainable, TorchTrainer):
+        trainer = trainable
+
+        def train(trial: Trial) -> Any:
+            trial.began = trial.launched
+            own = copy.copy(trainer)
+            own.run_config = _of_trial(trainer.run_config, trial)
+            config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
+            own.configure(config, trial.config.get("scaling_config", trainer.scaling_config))
+            return own.run(trial.command, cluster).best_checkpoints
+
+        return train, trainer.scaling_config
+    scaling = ScalingConfig()
+    if isinstance(trainable, _trainable.WithResources):
+        trainable, scaling = trainable.trainable, trainable.scaling
+
+    def call(trial: Trial) -> Any:
+        config = _of_trial(run_config, trial)
+        options = [*scaling.options(), *config.options(), "--storage", str(trial.folder), "--unprefixed"]
+        launcher = Launcher(options, env=config.env, command=trial.command, cluster=cluster)
+        finished = launcher.function(_trainable.run, (trainable, trial.config, str(trial.folder)), all_return=True)
+        return result_of(finished.told, str(trial.folder)).best_checkpoints
+
+    return call, scaling
+
+
+def _of_trial(config: RunConfig, trial: Trial) -> RunConfig:
+    own = RunConfig(**{one.name: getattr(config, one.name) for one in dataclasses.fields(RunConfig) if one.init})
+    own.name, own.storage_path = trial.trial_id, trial.folder.parent
+    return own
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        inner = merged.get(name)
+        merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def is_number(value: float | None) -> bool:
+    """Whether a metric can be compared.
+
+    Args:
+        value: The metric.
+    """
+    return value is not None and not math.isnan(value)
+
+
+def folder_is_new(folder: str) -> bool:
+    """Whether no earlier trials are in a folder.
+
+    Args:
+        folder: The folder.
+    """
+    return not os.path.exists(folder) or not os.listdir(folder)

@@ -1,0 +1,244 @@
+"""Runs trials, with Ray Tune's interface."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wingbeat.train import _storage
+from wingbeat.train._config import RunConfig as TrainRunConfig
+from wingbeat.train._trainer import TorchTrainer
+from wingbeat.train._unsupported import refuse
+from wingbeat.tune import _trainable, _trial, schedulers
+from wingbeat.tune._cluster import cluster, slots
+from wingbeat.tune._config import RunConfig, TuneConfig
+from wingbeat.tune._display import Display
+from wingbeat.tune._grid import Result, ResultGrid
+from wingbeat.tune._trial import ERROR, RUNNING, Trial, TrialError
+
+# How often reports are read. What trials print and report goes to files, which are looked at so often.
+_LOOK_S = 0.1
+# How many trials more than fit are launched: each takes the memory of a command.
+_WAITING = 4
+
+
+class TuneError(RuntimeError):
+    """Trials failed, and `TuneConfig.raise_on_failed_trial` is set.
+
+    Attributes:
+        results: What came of all trials.
+    """
+
+    __module__ = "wingbeat.tune"
+
+    def __init__(self, message: str, results: ResultGrid) -> None:
+        super().__init__(message)
+        self.results = results
+
+
+class Tuner:
+    """Tries parameters: each trial runs a function with some of them.
+
+    Trials run on the cluster at `$WINGBEAT_ADDRESS`. Without that, `fit` starts a head and a node on this machine, which end
+    with it.
+
+        def train(config):
+            for epoch in range(10):
+                ...
+                tune.report({"loss": loss})
+
+        results = tune.Tuner(
+            train,
+            param_space={"lr": tune.loguniform(1e-4, 1e-1), "layers": tune.grid_search([1, 2])},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=10),
+        ).fit()
+        print(results.get_best_result().config)
+
+    Args:
+        trainable: A function that takes a dict of parameters, what `with_resources` has made of one, or a `TorchTrainer`.
+        param_space: The parameters: values, and what `grid_search`, `choice`, `uniform` and so on return. For a `TorchTrainer`,
+            "train_loop_config" is put over that of the trainer, and "scaling_config" in place of that of the trainer.
+        tune_config: What is tried, and how many trials run at a time.
+        run_config: The name and the folder of all trials, and how each runs.
+
+    Raises:
+        TypeError: The trainable is none of these.
+        ValueError: The space has parameters that the trainer does not take.
+        NotImplementedError: An option is refused.
+    """
+
+    def __init__(
+        self,
+        trainable: Any,
+        *,
+        param_space: Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: TrainRunConfig | None = None,
+    ) -> None:
+        if isinstance(trainable, type):
+            raise refuse("a class as a trainable", "give Tuner a function that calls tune.report")
+        if not isinstance(trainable, (TorchTrainer, _trainable.WithResources)) and not callable(trainable):
+            raise TypeError(f"a trainable must be a function or a TorchTrainer, not {trainable!r:.100}")
+        self.param_space = dict(param_space or {})
+        other = sorted(set(self.param_space) - {"train_loop_config", "scaling_config"})
+        if isinstance(trainable, TorchTrainer) and other:
+            raise ValueError(
+                f"param_space[{other[0]!r}]: a TorchTrainer takes \"train_loop_config\" and \"scaling_config\"; "
+                f'use {{"train_loop_config": {{{other[0]!r}: …}}}}'
+            )
+        self.trainable = trainable
+        self.tune_config = tune_config or TuneConfig()
+        self.run_config = run_config or RunConfig()
+
+    def fit(self) -> ResultGrid:
+        """Runs all trials. How far they are is shown meanwhile.
+
+        A trial that fails does not end the others. Ctrl-C asks all trials to end, which then have `RunConfig.grace_s` to save
+        what they have. A second one kills them. Files of the trials stay.
+
+        Returns:
+            What came of them.
+
+        Raises:
+            TuneError: A trial failed, and `TuneConfig.raise_on_failed_trial` is set.
+            FileExistsError: The folder has trials already.
+            RuntimeError: The cluster cannot be reached, or not be started.
+        """
+        name = self.run_config.name or _storage.name_of(self.run_config).replace("torch_trainer", "tune", 1)
+        folder = _storage.folder_of(TrainRunConfig(name=name, storage_path=self.run_config.storage_path), name)
+        if "://" in folder:
+            raise refuse(
+                f"storage_path={os.fspath(self.run_config.storage_path or '')!r}",
+                "metrics are read while trials run: give a folder, which all nodes share",
+            )
+        if not _trial.folder_is_new(folder):
+            raise FileExistsError(f"{folder} has files already, perhaps earlier trials; give RunConfig another name")
+        with cluster() as env:
+            run, scaling = _trial.runner(self.trainable, self.run_config, env)
+            return _Fitting(self, folder, run).fit(env, scaling)
+
+
+class _Fitting:
+    """One call of `fit`."""
+
+    def __init__(self, tuner: Tuner, folder: str, run: Callable[[Trial], Any]) -> None:
+        self._config, self._folder, self._run = tuner.tune_config, folder, run
+        self._space = tuner.param_space
+        self._stop = dict(getattr(tuner.run_config, "stop", None) or {})
+        self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
+        self._scheduler.set_search_properties(self._config.metric, self._config.mode)
+        self._searcher.begin(self._space, self._config.num_samples, self._config.metric, self._config.mode)
+        self._display = Display(self._config.metric, self._config.mode)
+        self._trials: list[Trial] = []
+        self._done: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+        self._has_more = True
+
+    def fit(self, env: Mapping[str, str], scaling: Any) -> ResultGrid:
+        held = scaling.resources_per_worker or {}
+        ranks = scaling.workers[0]
+        cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
+        most = self._config.max_concurrent_trials or slots(env, cpus, gpus)
+        if self._config.max_concurrent_trials is None and self._config.search_alg is None:
+            # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
+            most += min(most, _WAITING)
+        os.makedirs(self._folder, exist_ok=True)
+        until = None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s
+        with self._display.drawn():
+            try:
+                while True:
+                    if until is not None and time.monotonic() > until:
+                        self._has_more = False
+                        for trial in self._running():
+                            self._stop_early(trial)
+                    while self._has_more and len(self._running()) < most:
+                        self._start_next()
+                    if not self._running():
+                        break
+                    self._look()
+            except BaseException as error:
+                self._end_all(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                raise
+            self._display.update(self._trials, is_last=True)
+        return self._results()
+
+    def _running(self) -> list[Trial]:
+        return [trial for trial in self._trials if trial.status == RUNNING]
+
+    def _start_next(self) -> None:
+        trial_id = f"trial_{len(self._trials):05}"
+        config = self._searcher.suggest(trial_id)
+        if config is None:
+            self._has_more = False
+            return
+        trial = Trial(trial_id, config, self._folder)
+        self._trials.append(trial)
+        trial.start(self._run, self._done)
+
+    def _look(self) -> None:
+        """Waits for the end of a trial, but not for long, and takes in what was reported."""
+        ended = []
+        try:
+            ended.append(self._done.get(timeout=_LOOK_S))
+            while True:
+                ended.append(self._done.get_nowait())
+        except queue.Empty:
+            pass
+        for trial in self._running():
+            for metrics in trial.new_reports():
+                if trial.is_stopped:
+                    continue
+                self._searcher.on_trial_result(trial.trial_id, metrics)
+                is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
+                if self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough:
+                    if trial not in ended:
+                        self._stop_early(trial)
+        for trial in ended:
+            trial.finish()
+            last = trial.reports[-1] if trial.reports else None
+            self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
+            self._scheduler.on_trial_complete(trial.trial_id)
+            if trial.status == ERROR:
+                self._display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
+        self._display.update(self._trials)
+
+    def _stop_early(self, trial: Trial) -> None:
+        if not trial.is_stopped:
+            trial.stop(signal.SIGTERM)
+
+    def _end_all(self, number: int) -> None:
+        running = self._running()
+        self._display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
+        for each in (number, number, signal.SIGKILL):
+            for trial in running:
+                trial.stop(each)
+            try:
+                for trial in running:
+                    trial.join()
+                return
+            except BaseException:  # asked again: now
+                continue
+
+    def _results(self) -> ResultGrid:
+        results = [
+            Result(
+                metrics=dict(trial.reports[-1]) if trial.reports else {},
+                checkpoint=trial.checkpoints[-1][0] if trial.checkpoints else None,
+                path=str(trial.folder),
+                error=trial.error if isinstance(trial.error, TrialError) else None,
+                best_checkpoints=trial.checkpoints,
+                config=trial.config,
+                trial_id=trial.trial_id,
+                reports=trial.reports,
+                was_stopped=trial.is_stopped,
+            )
+            for trial in self._trials
+        ]
+        grid = ResultGrid(results, self._folder, self._config.metric, self._config.mode)
+        if self._config.raise_on_failed_trial and grid.errors:
+            first = grid.errors[0]
+            raise TuneError(f"{grid.num_errors} of {len(grid)} trials failed; the first: {first}", grid) from first
+        return grid
