@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -128,6 +130,8 @@ def open_files(paths: Sequence[str | os.PathLike[str]]) -> FileSource:
 def write_file(source: Source, path: str) -> None:
     """Writes a data set as one Parquet file, batch by batch. The file appears, or is replaced, once it is whole.
 
+    Until then it has another name. An object store copies it as it is renamed; S3 does so up to 5 GB.
+
     Args:
         source: The data set.
         path: The file's path or URL.
@@ -140,18 +144,17 @@ def write_file(source: Source, path: str) -> None:
 
     filesystem, inner = filesystem_of(path)
     names = source.column_names
-    # In an object store, a file appears when it is closed; elsewhere, when it is renamed.
-    is_renamed = filesystem.type_name == "local"
-    target = f"{inner}.{os.getpid()}.part" if is_renamed else inner
+    # A writer completes its file also after an error. The source may be the file that is replaced.
+    part = f"{inner}.{uuid.uuid4().hex}.part"
     try:
-        with parquet.ParquetWriter(target, source.schema(names), filesystem=filesystem) as out:
+        with parquet.ParquetWriter(part, source.schema(names), filesystem=filesystem) as out:
             for batch in source.batches(names):
                 out.write_batch(batch.data)
-        if is_renamed:
-            os.replace(target, inner)
-    finally:
-        if is_renamed and os.path.exists(target):
-            os.remove(target)
+        filesystem.move(part, inner)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            filesystem.delete_file(part)
+        raise
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
