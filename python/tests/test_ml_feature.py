@@ -114,6 +114,35 @@ def test_transform_gives_back_the_kind_that_it_got(table, folder, tmp_path):
     assert pq.read_table(out).equals(scaled) and list(tmp_path.iterdir()) == [out]
 
 
+def test_an_output_appears_once_it_is_whole_also_in_an_object_store():
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    rows = pa.table({"features": [[1.0]] * 5000 + [[2.0, 3.0]]})
+    with store.open("/outputs/rows.parquet", "wb") as out:
+        pq.write_table(rows.slice(0, 5000), out)
+    model = MaxAbsScaler(inputCol="features", outputCol="scaled").fit("memory://outputs/rows.parquet")
+    for path in ("memory://outputs/rows.parquet", "memory://outputs/new.parquet"):
+        with pytest.raises(InvalidFeatures):
+            model.transform(rows, output=path)
+    assert [store.isfile(f"/outputs/{name}.parquet") for name in ("rows", "new")] == [True, False]
+    model.transform("memory://outputs/rows.parquet", output="memory://outputs/rows.parquet")
+    assert store.ls("/outputs", detail=False) == ["/outputs/rows.parquet"]
+    with store.open("/outputs/rows.parquet") as file:
+        assert pq.read_table(file).column_names == ["features", "scaled"]
+    store.rm("/outputs", recursive=True)
+
+
+def test_columns_that_are_never_null_stay_so(tmp_path):
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("features", pa.list_(pa.float64()), False)])
+    rows = pa.table([[1, 2], [[1.0], [4.0]]], schema=schema)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    model = MaxAbsScaler(inputCol="features", outputCol="scaled").fit(rows)
+    for found in (model.transform(rows), model.transform(tmp_path / "rows.parquet")):
+        assert found["scaled"].to_pylist() == [[0.25], [1]]
+        assert [field.nullable for field in found.schema] == [False, False, True]
+
+
 def test_data_sets_are_read_from_urls_and_lists_of_paths(folder, table):
     import fsspec
 
@@ -135,6 +164,10 @@ def test_columns_may_be_of_any_numbers_and_any_arrays():
     ):
         found = summarize_dataframe(pa.table({"x": values}).slice(1), "x", ["mean"])
         assert np.array_equal(found["mean"], expected[1:].mean(0)), values.type
+    turned = pa.fixed_shape_tensor(pa.float64(), [2, 2], permutation=[1, 0])
+    values = pa.ExtensionArray.from_storage(turned, pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float64(), 4)))
+    with pytest.raises(InvalidFeatures, match=r"stored in the order \[1, 0\]"):
+        summarize_dataframe(pa.table({"x": values}), "x", ["mean"])
 
 
 def test_the_assembler_joins_numbers_and_arrays():
@@ -170,6 +203,8 @@ def test_bad_input_is_named(table, tmp_path):
         scaler.fit(table.slice(0, 1))
     with pytest.raises(InvalidFeatures, match="row 1: element 0 is null or NaN"):
         scaler.fit(pa.table({"features": [[1.0], [float("nan")]]}))
+    with pytest.raises(InvalidFeatures, match="the std of feature 1 is beyond the range of float64"):
+        scaler.fit(pa.table({"features": [[1.0, 1e200], [2.0, -1e200]]}))
     with pytest.raises(InvalidFeatures, match="holds string, and no arrays"):
         scaler.fit(pa.table({"features": ["a"]}))
     with pytest.raises(DatasetError, match="holds values of several kinds"):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,13 @@ def test_numpy_numbers_in_param_maps_are_saved(tmp_path):
     assert CrossValidator.loadFromLocal(tmp_path / "validator").getEstimatorParamMaps() == maps
     with pytest.raises(TypeError, match="the key 'maxIter' is not a parameter"):
         validator.setEstimatorParamMaps([{"maxIter": 3}])
+
+
+def test_spark_s_files_are_loaded_by_several_threads(table, tmp_path):
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(LogisticRegressionModel.loadFromLocal, [tmp_path / "model"] * 64))) == 64
 
 
 @pytest.mark.parametrize("name, kind", [("pipeline", PipelineModel), ("validator", CrossValidatorModel)])

@@ -206,6 +206,19 @@ def test_folds_may_be_given():
         remembering(maps=0).fit(numbered(5))
 
 
+@pytest.mark.parametrize("outer, inner", [(3, 3), (2, 3), (4, 2)])
+def test_folds_inside_of_a_fold_divide_its_rows(outer, inner):
+    within = remembering(numFolds=inner)
+    around = CrossValidator(estimator=within, evaluator=RegressionEvaluator(), estimatorParamMaps=[{}], numFolds=outer)
+    around.fit(numbered(25))
+    runs = [Remembers.seen[begin : begin + inner + 1] for begin in range(0, len(Remembers.seen), inner + 1)]
+    assert len(runs) == outer + 1
+    for *trained, whole in runs:
+        left_out = [set(whole) - set(one) for one in trained]
+        assert sorted(row for one in left_out for row in one) == whole
+        assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
+
+
 def test_trials_run_at_the_same_time():
     """Each waits for all three: one after the other, they would wait forever."""
     validator = remembering(barrier=3, parallelism=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.ml._errors import DatasetError, UnsupportedDataset, missing_column
 
@@ -27,6 +27,17 @@ class Batch(NamedTuple):
 
     rows: numpy.ndarray[Any, Any]
     data: pyarrow.RecordBatch
+
+
+class Rows(Protocol):
+    """Chooses rows."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it looks at."""
+
+    def chosen(self, batch: Batch) -> numpy.ndarray[Any, Any]:
+        """Whether each row of a batch is chosen. The batch has `columns`."""
 
 
 class Source(ABC):
@@ -85,6 +96,10 @@ class Source(ABC):
         """
         ends = [self.num_rows * part // parts for part in range(parts + 1)]
         return list(zip(ends, ends[1:]))
+
+    def rows(self) -> Iterator[Rows]:
+        """What has chosen the rows of this source from those of another, the last choice first."""
+        return iter(())
 
     def require(self, columns: Sequence[str]) -> None:
         """Checks that columns are there.

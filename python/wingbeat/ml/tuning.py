@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -317,10 +318,9 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         if source.num_rows < count:
             raise TooFewRows(f"{source.num_rows} rows cannot make {count} folds", rows=source.num_rows, needed=count)
         seed = self.getSeed()
-        return [
-            (Filtered(source, RandomFold(fold, count, seed, False)), Filtered(source, RandomFold(fold, count, seed, True)))
-            for fold in range(count)
-        ]
+        outer = next((rows for rows in source.rows() if isinstance(rows, RandomFold)), None)
+        insides = [RandomFold(fold, count, seed, True, outer) for fold in range(count)]
+        return [(Filtered(source, dataclasses.replace(one, is_inside=False)), Filtered(source, one)) for one in insides]
 
 
 class CrossValidatorModel(Model, _CrossValidatorComposite):
