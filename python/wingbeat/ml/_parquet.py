@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat import _interrupts
 from wingbeat.ml._errors import SchemaMismatch, UnreadableFile
 from wingbeat.ml._source import BATCH_ROWS, Batch, Source
 
@@ -242,6 +243,7 @@ def _read(part: _Part, first: int, columns: list[str], start: int, stop: int) ->
     ) as file:
         row = begins
         for data in file.iter_batches(batch_rows, wanted, columns, use_threads=False):
+            _interrupts.check()
             skipped = max(start - row, 0)
             # pyarrow reads columns in the order of the file.
             kept = data.select(columns).slice(skipped, max(min(stop - row, data.num_rows) - skipped, 0))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat import _interrupts
 from wingbeat.ml import _sums, _threads
 from wingbeat.ml._errors import MlError, TrainingDiverged
 from wingbeat.ml._examples import NOTHING, Columns, Examples, Facts
@@ -287,6 +288,7 @@ class _Run:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         count = 0
         for numbers in order.chunks(epoch, self._chunk):
+            _interrupts.check()
             total += self._steps(numbers)
             count += len(numbers)
             progress.rows_done(epoch, count)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from wingbeat import _interrupts
 from wingbeat.ml._errors import DatasetError, UnsupportedDataset, missing_column
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class TableSource(Source):
         end = self.num_rows if stop is None else min(stop, self.num_rows)
         row = start
         for data in self.table(columns).slice(start, max(end - start, 0)).to_batches(max_chunksize=BATCH_ROWS):
+            _interrupts.check()
             yield Batch(numpy.arange(row, row + data.num_rows), data)
             row += data.num_rows
 
