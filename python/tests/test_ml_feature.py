@@ -14,6 +14,7 @@ from wingbeat.ml import (
     InvalidFeatures,
     InvalidParameter,
     MissingColumn,
+    Pipeline,
     SchemaMismatch,
     TooFewRows,
     UnreadableFile,
@@ -197,6 +198,9 @@ def test_bad_input_is_named(table, tmp_path):
     assert (raised.value.column, raised.value.nearest) == ("feature", "features")
     with pytest.raises(ExistingColumn, match="would write the column 'id', which the data set has already"):
         scaler.fit(table).transform(table, {scaler.outputCol: "id"})
+    again = Pipeline(stages=[scaler, MaxAbsScaler(inputCol="features", outputCol="scaled")])
+    with pytest.raises(ExistingColumn, match="the column 'scaled', which StandardScalerModel writes already"):
+        again.fit(table).transform(table)
     with pytest.raises(EmptyDataset):
         scaler.fit(table.slice(0, 0))
     with pytest.raises(TooFewRows, match="needs two rows"):
@@ -221,6 +225,14 @@ def test_bad_input_is_named(table, tmp_path):
     pq.write_table(table.cast(pa.schema([("id", pa.int32()), table.schema.field("features")])), tmp_path / "b.parquet")
     with pytest.raises(SchemaMismatch, match="b.parquet has the column 'id' of type int32; the first file, .*a.parquet, has"):
         scaler.fit(tmp_path)
+
+
+def test_models_of_scalers_keep_what_is_no_number(table):
+    model = StandardScaler(inputCol="features", outputCol="scaled").fit(pa.table({"features": [[0.0, 0.0], [2.0, 2.0]]}))
+    rows = pa.table({"features": [[None, float("inf")], [float("nan"), 1.0]]})
+    assert np.array_equal(matrix(model.transform(rows)["scaled"]), [[np.nan, np.inf], [np.nan, 0]], equal_nan=True)
+    with pytest.raises(InvalidFeatures, match="row 1: the array is null"):
+        model.transform(pa.table({"features": [[1.0, 2.0], None]}))
 
 
 def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):

@@ -12,6 +12,7 @@ import pytest
 
 from wingbeat.ml import (
     EmptyDataset,
+    ExistingColumn,
     InvalidFeatures,
     InvalidLabels,
     InvalidParameter,
@@ -135,6 +136,8 @@ def test_without_an_intercept_and_without_probabilities(table):
     model = LogisticRegression(fitIntercept=False, probabilityCol="", maxIter=3).fit(table)
     assert list(model.interceptVector) == [0, 0, 0]
     assert model.transform(table).column_names == ["features", "label", "prediction"]
+    with pytest.raises(ExistingColumn, match="LogisticRegressionModel would write the column 'out' twice"):
+        model.transform(table, {model.predictionCol: "out", model.probabilityCol: "out"})
 
 
 def test_a_process_s_random_numbers_and_threads_stay_as_they_would_be(table):

@@ -53,7 +53,7 @@ class Engine(Protocol):
 
 
 class ThreadEngine:
-    """Runs each trial in a thread."""
+    """Runs each trial in a thread. Ctrl-C interrupts them: `_interrupts` says where they end."""
 
     def run(self, trials: Sequence[Trial], parallelism: int, *, stops_at_failure: bool) -> list[Outcome | None]:
         if parallelism == 1:  # here, where Ctrl-C stops what runs
