@@ -134,6 +134,21 @@ def test_an_output_appears_once_it_is_whole_also_in_an_object_store():
     store.rm("/outputs", recursive=True)
 
 
+def test_an_output_is_copied_where_a_store_cannot_rename_it(monkeypatch):
+    import fsspec
+
+    def refuse(*args, **kwargs):
+        raise OSError("EntityTooLarge")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "mv", refuse)
+    rows = pa.table({"features": [[1.0], [2.0]]})
+    MaxAbsScaler(inputCol="features", outputCol="scaled").fit(rows).transform(rows, output="memory://copied/rows.parquet")
+    store = fsspec.filesystem("memory")
+    assert store.ls("/copied", detail=False) == ["/copied/rows.parquet"]
+    assert summarize_dataframe("memory://copied", "scaled", ["max"])["max"] == [1]
+    store.rm("/copied", recursive=True)
+
+
 def test_columns_that_are_never_null_stay_so(tmp_path):
     schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("features", pa.list_(pa.float64()), False)])
     rows = pa.table([[1, 2], [[1.0], [4.0]]], schema=schema)

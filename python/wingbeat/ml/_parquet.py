@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ _FOOTERS_AT_ONCE = 16
 _BATCH_BYTES = 4 << 20
 # A column of a row group is read in pieces of this size, and not whole.
 _BUFFER_BYTES = 1 << 20
+# Bytes of a file that are copied at once: the least that S3 takes as a part of an object is 5 MiB.
+_COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ def open_files(paths: Sequence[str | os.PathLike[str]]) -> FileSource:
 def write_file(source: Source, path: str) -> None:
     """Writes a data set as one Parquet file, batch by batch. The file appears, or is replaced, once it is whole.
 
-    Until then it has another name. An object store copies it as it is renamed; S3 does so up to 5 GB.
+    Until then it has another name. An object store copies it to rename it; where it cannot, this process does, and a file that
+    is replaced is gone if that fails.
 
     Args:
         source: The data set.
@@ -151,11 +155,28 @@ def write_file(source: Source, path: str) -> None:
         with parquet.ParquetWriter(part, source.schema(names), filesystem=filesystem) as out:
             for batch in source.batches(names):
                 out.write_batch(batch.data)
-        filesystem.move(part, inner)
+        _rename(filesystem, part, inner)
     except BaseException:
         with contextlib.suppress(OSError):
             filesystem.delete_file(part)
         raise
+
+
+def _rename(filesystem: Any, part: str, inner: str) -> None:
+    try:
+        filesystem.move(part, inner)
+    except OSError:
+        if filesystem.type_name == "local":
+            raise
+        # S3 copies no more than 5 GB by itself.
+        try:
+            with filesystem.open_input_stream(part) as source, filesystem.open_output_stream(inner) as target:
+                shutil.copyfileobj(source, target, _COPIED_BYTES)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(inner)
+            raise
+        filesystem.delete_file(part)
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
