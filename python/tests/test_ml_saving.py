@@ -149,7 +149,7 @@ def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
     classifier = LogisticRegression(maxIter=1).fit(table)
     classifier.saveToLocal(tmp_path / "classifier")
     only_spark_s(tmp_path / "classifier")
-    (tmp_path / "classifier/LogisticRegressionModel.torch").write_bytes(pickle.dumps(os.getcwd))
+    (tmp_path / "classifier/LogisticRegressionModel.torch").write_bytes(pickle.dumps(os.getcwd, protocol=2))
     with pytest.raises(MlError, match="holds no logistic regression of Spark"):
         LogisticRegressionModel.loadFromLocal(tmp_path / "classifier")
     for name, value, text in [("type", "other", "was not saved by"), ("class", "os.path", "does not have"), ("class", "no.such.C", "import its module")]:

@@ -175,7 +175,7 @@ class _Errors:
         self._prediction, self._label = prediction, label
         self.count = 0
         self.squares = 0.0
-        self._mean = 0.0
+        self._origin = self._offset = 0.0
         self.deviations = 0.0
 
     def update(self, batch: Batch) -> None:
@@ -185,8 +185,10 @@ class _Errors:
         other = _Errors(self._prediction, self._label)
         errors = _numbers(batch, self._prediction) - labels
         other.count, other.squares = len(labels), float((errors**2).sum())
-        other._mean = float(labels.mean())
-        apart = labels - other._mean
+        other._origin = float(labels[0])
+        apart = labels - other._origin
+        other._offset = float(apart.mean())
+        apart -= other._offset
         other.deviations = 0.0 if labels.min() == labels.max() else float((apart**2).sum() - apart.sum() ** 2 / len(labels))
         self.merge(other)
 
@@ -194,12 +196,12 @@ class _Errors:
         both = self.count + other.count
         if not other.count:
             return
-        apart = other._mean - self._mean
+        apart = (other._origin - self._origin) + (other._offset - self._offset)
         if self.count:
             self.deviations += other.deviations + apart**2 * (self.count * (other.count / both))
-            self._mean += apart * (other.count / both)
+            self._offset += apart * (other.count / both)
         else:
-            self.deviations, self._mean = other.deviations, other._mean
+            self.deviations, self._origin, self._offset = other.deviations, other._origin, other._offset
         self.squares += other.squares
         self.count = both
 

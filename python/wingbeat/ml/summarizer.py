@@ -25,7 +25,8 @@ class SummarizerAggState:
     The variance is updated as in Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
     Variances" (1979): two sets of rows with the means a and b, the sums of squared deviations A and B, and m and n rows
     have together A + B + (b - a)^2 m n / (m + n). Spark subtracts the square of the mean from the mean square, which
-    loses all digits where the mean is large.
+    loses all digits where the mean is large. Means are kept as their distance from the first row, which is exact where
+    values are close to each other: as numbers of their own, they would be rounded to the digits of a large mean.
 
     Args:
         column: The column of arrays.
@@ -38,7 +39,8 @@ class SummarizerAggState:
         self.min: Any = None
         self.max: Any = None
         self.sum: Any = None
-        self.mean: Any = None
+        self._origin: Any = None  # the first row
+        self._offset: Any = None  # of the mean from the first row
         self.deviations: Any = None  # the sum of squared deviations from the mean
 
     def update(self, batch: Batch) -> None:
@@ -58,10 +60,12 @@ class SummarizerAggState:
         other = SummarizerAggState(self.column)
         other.count, other._size = rows.shape
         other.min, other.max = rows.min(axis=0), rows.max(axis=0)
+        other._origin = rows[0].copy()
         with numpy.errstate(over="ignore", invalid="ignore"):  # an error in `to_result`, if it is asked for
             other.sum = rows.sum(axis=0)
-            other.mean = other.sum / len(rows)
-            deviations = rows - other.mean
+            deviations = rows - other._origin
+            other._offset = deviations.mean(axis=0)
+            deviations -= other._offset
             # The second term is 0 but for rounding in the mean: the corrected two-pass algorithm of the same paper.
             other.deviations = (deviations**2).sum(axis=0) - deviations.sum(axis=0) ** 2 / len(rows)
             self.merge(other)
@@ -86,12 +90,17 @@ class SummarizerAggState:
             message = f"column {self.column!r}: some arrays have {self._size} elements, and others {other._size}"
             raise InvalidFeatures(message, column=self.column, row=None)
         both = self.count + other.count
-        apart = other.mean - self.mean
-        self.mean = self.mean + apart * (other.count / both)
+        apart = (other._origin - self._origin) + (other._offset - self._offset)
+        self._offset = self._offset + apart * (other.count / both)
         self.deviations = self.deviations + other.deviations + apart**2 * (self.count * (other.count / both))
         self.min, self.max = numpy.minimum(self.min, other.min), numpy.maximum(self.max, other.max)
         self.sum = self.sum + other.sum
         self.count = both
+
+    @property
+    def mean(self) -> Any:
+        """The mean of each feature."""
+        return self._origin + self._offset
 
     def to_result(self, metrics: Sequence[str]) -> dict[str, Any]:
         """The statistics.
