@@ -60,6 +60,15 @@ def test_trainings_in_this_process_end(training):
     ended()
 
 
+def test_trainings_end_also_where_a_signal_ends_no_wait(training):
+    signal.siginterrupt(signal.SIGINT, False)
+    try:
+        interrupted(fit, lambda: training.acquire(timeout=DEADLINE_SECONDS) and ctrl_c())
+    finally:
+        signal.siginterrupt(signal.SIGINT, True)
+    ended()
+
+
 def test_trials_of_a_trial_end(training):
     def outer():
         ThreadEngine().run([Trial("", fit), Trial("", fit)], 2, stops_at_failure=False)

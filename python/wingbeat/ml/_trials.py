@@ -9,6 +9,10 @@ from typing import Any, Protocol
 
 from wingbeat import _interrupts
 
+# How long a wait for trials takes at most. A library that replaces the handler of SIGINT for a while may leave it with
+# SA_RESTART: then a signal does not end a wait.
+_LOOK_S = 0.5
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -64,7 +68,11 @@ class ThreadEngine:
         interrupts = (*_interrupts.current(), interrupt)
         try:
             futures = [pool.submit(_run, trial, interrupts) for trial in trials]
-            wait(futures, return_when=FIRST_EXCEPTION if stops_at_failure else ALL_COMPLETED)
+            until = FIRST_EXCEPTION if stops_at_failure else ALL_COMPLETED
+            while True:
+                done, waiting = wait(futures, _LOOK_S, until)
+                if not waiting or (stops_at_failure and any(future.exception() is not None for future in done)):
+                    break
             # Those that run go on to their end.
             pool.shutdown(wait=True, cancel_futures=True)
             return [None if future.cancelled() else _outcome(future) for future in futures]
