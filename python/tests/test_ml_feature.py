@@ -14,6 +14,7 @@ from wingbeat.ml import (
     InvalidFeatures,
     InvalidParameter,
     MissingColumn,
+    Pipeline,
     SchemaMismatch,
     TooFewRows,
     UnreadableFile,
@@ -115,6 +116,50 @@ def test_transform_gives_back_the_kind_that_it_got(table, folder, tmp_path):
     assert pq.read_table(out).equals(scaled) and list(tmp_path.iterdir()) == [out]
 
 
+def test_an_output_appears_once_it_is_whole_also_in_an_object_store():
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    rows = pa.table({"features": [[1.0]] * 5000 + [[2.0, 3.0]]})
+    with store.open("/outputs/rows.parquet", "wb") as out:
+        pq.write_table(rows.slice(0, 5000), out)
+    model = MaxAbsScaler(inputCol="features", outputCol="scaled").fit("memory://outputs/rows.parquet")
+    for path in ("memory://outputs/rows.parquet", "memory://outputs/new.parquet"):
+        with pytest.raises(InvalidFeatures):
+            model.transform(rows, output=path)
+    assert [store.isfile(f"/outputs/{name}.parquet") for name in ("rows", "new")] == [True, False]
+    model.transform("memory://outputs/rows.parquet", output="memory://outputs/rows.parquet")
+    assert store.ls("/outputs", detail=False) == ["/outputs/rows.parquet"]
+    with store.open("/outputs/rows.parquet") as file:
+        assert pq.read_table(file).column_names == ["features", "scaled"]
+    store.rm("/outputs", recursive=True)
+
+
+def test_an_output_is_copied_where_a_store_cannot_rename_it(monkeypatch):
+    import fsspec
+
+    def refuse(*args, **kwargs):
+        raise OSError("EntityTooLarge")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "mv", refuse)
+    rows = pa.table({"features": [[1.0], [2.0]]})
+    MaxAbsScaler(inputCol="features", outputCol="scaled").fit(rows).transform(rows, output="memory://copied/rows.parquet")
+    store = fsspec.filesystem("memory")
+    assert store.ls("/copied", detail=False) == ["/copied/rows.parquet"]
+    assert summarize_dataframe("memory://copied", "scaled", ["max"])["max"] == [1]
+    store.rm("/copied", recursive=True)
+
+
+def test_columns_that_are_never_null_stay_so(tmp_path):
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("features", pa.list_(pa.float64()), False)])
+    rows = pa.table([[1, 2], [[1.0], [4.0]]], schema=schema)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    model = MaxAbsScaler(inputCol="features", outputCol="scaled").fit(rows)
+    for found in (model.transform(rows), model.transform(tmp_path / "rows.parquet")):
+        assert found["scaled"].to_pylist() == [[0.25], [1]]
+        assert [field.nullable for field in found.schema] == [False, False, True]
+
+
 def test_data_sets_are_read_from_urls_and_lists_of_paths(folder, table):
     import fsspec
 
@@ -136,6 +181,10 @@ def test_columns_may_be_of_any_numbers_and_any_arrays():
     ):
         found = summarize_dataframe(pa.table({"x": values}).slice(1), "x", ["mean"])
         assert np.array_equal(found["mean"], expected[1:].mean(0)), values.type
+    turned = pa.fixed_shape_tensor(pa.float64(), [2, 2], permutation=[1, 0])
+    values = pa.ExtensionArray.from_storage(turned, pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float64(), 4)))
+    with pytest.raises(InvalidFeatures, match=r"stored in the order \[1, 0\]"):
+        summarize_dataframe(pa.table({"x": values}), "x", ["mean"])
 
 
 def test_the_assembler_joins_numbers_and_arrays():
@@ -165,12 +214,17 @@ def test_bad_input_is_named(table, tmp_path):
     assert (raised.value.column, raised.value.nearest) == ("feature", "features")
     with pytest.raises(ExistingColumn, match="would write the column 'id', which the data set has already"):
         scaler.fit(table).transform(table, {scaler.outputCol: "id"})
+    again = Pipeline(stages=[scaler, MaxAbsScaler(inputCol="features", outputCol="scaled")])
+    with pytest.raises(ExistingColumn, match="the column 'scaled', which StandardScalerModel writes already"):
+        again.fit(table).transform(table)
     with pytest.raises(EmptyDataset):
         scaler.fit(table.slice(0, 0))
     with pytest.raises(TooFewRows, match="needs two rows"):
         scaler.fit(table.slice(0, 1))
     with pytest.raises(InvalidFeatures, match="row 1: element 0 is null or NaN"):
         scaler.fit(pa.table({"features": [[1.0], [float("nan")]]}))
+    with pytest.raises(InvalidFeatures, match="the std of feature 1 is beyond the range of float64"):
+        scaler.fit(pa.table({"features": [[1.0, 1e200], [2.0, -1e200]]}))
     with pytest.raises(InvalidFeatures, match="holds string, and no arrays"):
         scaler.fit(pa.table({"features": ["a"]}))
     with pytest.raises(DatasetError, match="holds values of several kinds"):
@@ -187,6 +241,14 @@ def test_bad_input_is_named(table, tmp_path):
     pq.write_table(table.cast(pa.schema([("id", pa.int32()), table.schema.field("features")])), tmp_path / "b.parquet")
     with pytest.raises(SchemaMismatch, match="b.parquet has the column 'id' of type int32; the first file, .*a.parquet, has"):
         scaler.fit(tmp_path)
+
+
+def test_models_of_scalers_keep_what_is_no_number(table):
+    model = StandardScaler(inputCol="features", outputCol="scaled").fit(pa.table({"features": [[0.0, 0.0], [2.0, 2.0]]}))
+    rows = pa.table({"features": [[None, float("inf")], [float("nan"), 1.0]]})
+    assert np.array_equal(matrix(model.transform(rows)["scaled"]), [[np.nan, np.inf], [np.nan, 0]], equal_nan=True)
+    with pytest.raises(InvalidFeatures, match="row 1: the array is null"):
+        model.transform(pa.table({"features": [[1.0, 2.0], None]}))
 
 
 def test_fit_takes_a_param_map_and_leaves_the_estimator_as_it_is(table):

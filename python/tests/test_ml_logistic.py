@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 
 from wingbeat.ml import (
     EmptyDataset,
+    ExistingColumn,
     InvalidFeatures,
     InvalidLabels,
     InvalidParameter,
@@ -24,6 +26,7 @@ from wingbeat.ml import (
     UnreadableFile,
     _sgd,
     _shards,
+    _threads,
 )
 from wingbeat.ml.classification import LogisticRegression
 from wingbeat.torch import TrainingError
@@ -133,6 +136,8 @@ def test_without_an_intercept_and_without_probabilities(table):
     model = LogisticRegression(fitIntercept=False, probabilityCol="", maxIter=3).fit(table)
     assert list(model.interceptVector) == [0, 0, 0]
     assert model.transform(table).column_names == ["features", "label", "prediction"]
+    with pytest.raises(ExistingColumn, match="LogisticRegressionModel would write the column 'out' twice"):
+        model.transform(table, {model.predictionCol: "out", model.probabilityCol: "out"})
 
 
 def test_a_process_s_random_numbers_and_threads_stay_as_they_would_be(table):
@@ -144,6 +149,33 @@ def test_a_process_s_random_numbers_and_threads_stay_as_they_would_be(table):
     torch.manual_seed(0)
     LogisticRegression(maxIter=1).fit(table)
     assert torch.equal(torch.rand(3), expected) and torch.get_num_threads() == threads
+
+
+def test_each_thread_keeps_its_number_of_torch_s_threads():
+    """Two are inside at the same time, and the one that came first leaves first."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    here, there, found = _threads.few(1), threading.Barrier(2, timeout=60), []
+
+    def other():
+        with _threads.few(1):
+            there.wait()
+            there.wait()
+        found.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=other)
+    try:
+        with here:
+            thread.start()
+            there.wait()
+            assert torch.get_num_threads() == 1
+        there.wait()
+        thread.join()
+        assert (torch.get_num_threads(), found) == (3, [3])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def bad(labels=(0, 1, 0, 1), features=((1.0, 2.0),) * 4, **more):
@@ -161,6 +193,7 @@ def bad(labels=(0, 1, 0, 1), features=((1.0, 2.0),) * 4, **more):
         (bad([0.0, float("nan"), 0.0, 1.0]), InvalidLabels, "row 1: the label is null or NaN"),
         (bad(["a", "b", "a", "b"]), InvalidLabels, "holds string: map them to 0, 1, 2 and so on"),
         (bad([1, 1, 1, 1]), OneClass, "all rows have the label 1"),
+        (bad([-1, -1, -1, -1]), InvalidLabels, "are -1, and have to be 0, 1, 2 and so on"),
         (bad().slice(0, 0), EmptyDataset, "no rows"),
         (bad(features=([1.0, 2.0], None, [1.0, 2.0], [3.0, 4.0])), InvalidFeatures, "row 1: the array is null"),
         (bad(features=([1.0, 2.0], [1.0, None], [1.0, 2.0], [3.0, 4.0])), InvalidFeatures, "row 1: element 1 is null or NaN"),
@@ -178,15 +211,32 @@ def test_bad_input_is_named_before_training(dataset, error, text):
     assert text in str(raised.value)
 
 
-@pytest.mark.parametrize("weights, text", [([1.0, -1, 1, 1], "row 1: the weight is -1"), ([0.0] * 4, "are 0"), ([None, 1, 1, 1], "row 0")])
+@pytest.mark.parametrize("weights, text", [([1.0, -1, 1, 1], "row 1: the weight is -1"), ([0.0] * 4, "are 0"), ([1e-50] * 4, "are 0 as float32"), ([None, 1, 1, 1], "row 0")])
 def test_bad_weights_are_named(weights, text):
     with pytest.raises(InvalidWeights, match=text):
         LogisticRegression(weightCol="w").fit(bad(w=weights))
 
 
-def test_more_ranks_than_rows_are_refused():
+def test_a_label_that_a_whole_batch_has_is_not_taken_for_that_of_all_rows():
+    labels = np.repeat([-1, 1], 70_000)
+    with pytest.raises(InvalidLabels, match="map them to 0, 1, 2 and so on") as raised:
+        LogisticRegression().fit(pa.table({"features": np.ones((140_000, 1)).tolist(), "label": labels}))
+    assert not isinstance(raised.value, OneClass)
+
+
+def test_more_ranks_than_rows_are_refused_where_ranks_would_start():
+    estimator = LogisticRegression(numTrainWorkers=5, maxIter=1)
     with pytest.raises(TooManyRanks, match="5 ranks cannot train on 4 rows"):
-        LogisticRegression(numTrainWorkers=5).fit(bad())
+        estimator.copy({estimator.localBytes: 0, estimator.useGpu: False}).fit(bad())
+    assert estimator.fit(bad()).numClasses == 2
+
+
+def test_a_last_step_that_goes_too_far_is_noticed():
+    rows = bad(features=((1.0, 2.0), (2.0, 1.0)) * 2)
+    with pytest.raises(TrainingDiverged, match="a coefficient is beyond the range of float32 in epoch 1"):
+        LogisticRegression(maxIter=1, learningRate=1e39).fit(rows)
+    with pytest.raises(InvalidParameter, match="inf is not less than inf"):
+        LogisticRegression(learningRate=float("inf"))
 
 
 def test_a_rank_s_bad_row_is_the_same_error_as_in_this_process(cluster, tmp_path):

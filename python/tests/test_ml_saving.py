@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -150,12 +152,124 @@ def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
     (tmp_path / "classifier/LogisticRegressionModel.torch").write_bytes(pickle.dumps(os.getcwd, protocol=2))
     with pytest.raises(MlError, match="holds no logistic regression of Spark"):
         LogisticRegressionModel.loadFromLocal(tmp_path / "classifier")
-    for name, value, text in [("type", "other", "was not saved by"), ("class", "os.path", "does not have"), ("class", "no.such.C", "imported")]:
+    for name, value, text in [("type", "other", "was not saved by"), ("class", "os.path", "does not have"), ("class", "no.such.C", "import its module")]:
         metadata = json.loads((tmp_path / "classifier/metadata.json").read_text())
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other/metadata.json").write_text(json.dumps({**metadata, name: value}))
         with pytest.raises(MlError, match=text):
             LogisticRegressionModel.loadFromLocal(tmp_path / "other")
+
+
+def test_loading_imports_no_module_that_a_file_names(table, tmp_path, monkeypatch):
+    """In a notebook, a folder of the current one is a package, and so is a folder that a model was unpacked to."""
+    StandardScaler(inputCol="features", outputCol="scaled").fit(table).saveToLocal(tmp_path / "model")
+    metadata = json.loads((tmp_path / "model/metadata.json").read_text())
+    (tmp_path / "model/metadata.json").write_text(json.dumps({**metadata, "class": "model.evil.X"}))
+    (tmp_path / "model/evil.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MlError, match="does not have"):
+        StandardScalerModel.loadFromLocal("model")
+    assert "model.evil" not in sys.modules and not (tmp_path / "ran").exists()
+
+
+class Own(StandardScaler):
+    """A class of a user."""
+
+
+def test_classes_that_the_program_has_imported_are_loaded(tmp_path):
+    Own(inputCol="features", outputCol="scaled").saveToLocal(tmp_path / "own")
+    assert type(StandardScaler.loadFromLocal(tmp_path / "own")) is Own
+
+
+@pytest.mark.parametrize("save", ["save", "saveToLocal"])
+def test_only_saved_objects_are_replaced(tmp_path, monkeypatch, save):
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    (tmp_path / "work/inner").mkdir(parents=True)
+    (tmp_path / "work/thesis").write_text("years")
+    monkeypatch.chdir(tmp_path / "work")
+    for path in ("", ".", "..", "/"):
+        with pytest.raises(ValueError, match="cannot save in"):
+            getattr(scaler, save)(path, overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/metadata.json").write_text("[]")
+    for path, text in [("../other", "no saved object"), ("thesis", "is no folder")]:
+        with pytest.raises(FileExistsError, match=text):
+            getattr(scaler, save)(path, overwrite=True)
+    getattr(scaler, save)("inner", overwrite=True)
+    assert sorted(os.listdir()) == ["inner", "thesis"] and StandardScaler.loadFromLocal("inner").uid == scaler.uid
+
+
+def test_only_saved_objects_are_replaced_in_object_stores():
+    import fsspec
+
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/bucket/thesis", b"years")
+    for path, kind in [("memory://", ValueError), ("memory://bucket", FileExistsError), ("memory://bucket/thesis", FileExistsError)]:
+        with pytest.raises(kind):
+            scaler.save(path, overwrite=True)
+    assert store.cat_file("/bucket/thesis") == b"years"
+    store.rm("/bucket", recursive=True)
+
+
+class Unsavable(StandardScaler):
+    def _extra(self):
+        return {"a": object()}
+
+
+@pytest.mark.parametrize("root", ["memory://unsavable", None], ids=["object store", "here"])
+def test_what_cannot_be_written_replaces_nothing(tmp_path, root):
+    path = f"{root or tmp_path}/model"
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    scaler.save(path)
+    with pytest.raises(TypeError):
+        Unsavable(inputCol="features", outputCol="scaled").save(path, overwrite=True)
+    assert StandardScaler.load(path).uid == scaler.uid
+
+
+def test_a_folder_that_appears_while_an_object_is_saved_stays(tmp_path):
+    class Slow(StandardScaler):
+        def _extra(self):
+            (tmp_path / "model").mkdir()
+            (tmp_path / "model/of another").touch()
+
+    with pytest.raises(FileExistsError, match="made by another"):
+        Slow(inputCol="features", outputCol="scaled").saveToLocal(tmp_path / "model")
+    assert os.listdir(tmp_path / "model") == ["of another"] and os.listdir(tmp_path) == ["model"]
+
+
+def test_the_old_object_is_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    scaler = StandardScaler(inputCol="features", outputCol="scaled")
+    scaler.saveToLocal(tmp_path / "model")
+    rename = os.rename
+
+    def fails(source, target):
+        if os.path.basename(source) == "made":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(KeyboardInterrupt):
+        StandardScaler(inputCol="features", outputCol="scaled").saveToLocal(tmp_path / "model", overwrite=True)
+    assert StandardScaler.loadFromLocal(tmp_path / "model").uid == scaler.uid and os.listdir(tmp_path) == ["model"]
+
+
+def test_numpy_numbers_in_param_maps_are_saved(tmp_path):
+    classifier = LogisticRegression()
+    maps = [{classifier.maxIter: np.int64(3), classifier.tol: np.float32(0.5)}]
+    validator = CrossValidator(estimator=classifier, evaluator=RegressionEvaluator(), estimatorParamMaps=maps)
+    validator.saveToLocal(tmp_path / "validator")
+    assert CrossValidator.loadFromLocal(tmp_path / "validator").getEstimatorParamMaps() == maps
+    with pytest.raises(TypeError, match="the key 'maxIter' is not a parameter"):
+        validator.setEstimatorParamMaps([{"maxIter": 3}])
+
+
+def test_spark_s_files_are_loaded_by_several_threads(table, tmp_path):
+    LogisticRegression(maxIter=1).fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(LogisticRegressionModel.loadFromLocal, [tmp_path / "model"] * 64))) == 64
 
 
 @pytest.mark.parametrize("name, kind", [("pipeline", PipelineModel), ("validator", CrossValidatorModel)])

@@ -19,11 +19,13 @@ from wingbeat.ml import (
     InvalidFeatures,
     InvalidParameter,
     MissingColumn,
+    MlError,
     Model,
     Pipeline,
     PipelineModel,
     TooFewRows,
     TrialFailed,
+    UnknownParameter,
 )
 from wingbeat.ml.base import Estimator
 from wingbeat.ml.classification import LogisticRegression
@@ -85,6 +87,27 @@ def test_a_pipeline_without_stages_changes_nothing_and_wrong_stages_are_named(ta
     assembled = ArrayAssembler(inputCols=["label", "features"], outputCol="both", featureSizes=[1, 30])
     model = Pipeline(stages=[assembled, MaxAbsScaler(inputCol="both", outputCol="scaled")]).fit(table.to_pandas())
     assert len(model.stages[1].max_abs_values) == 31
+
+
+def test_maps_may_replace_stages_and_estimators(table):
+    original = pipeline()
+    replaced = [original.getStages()[0], LogisticRegression(featuresCol="scaled", maxIter=3)]
+    params = {original.stages: replaced, replaced[1].learningRate: 0.5}
+    assert len(original.fit(table, params).stages[1].objectiveHistory) == 3
+    validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[params], numFolds=2)
+    assert len(validator.fit(table).bestModel.stages[1].objectiveHistory) == 3
+    assert validator.copy({validator.estimator: replaced[1]}).getEstimator().uid == replaced[1].uid
+
+
+def test_parameters_that_would_have_no_effect_are_named(table):
+    original, other = pipeline(), LogisticRegression()
+    validator = CrossValidator(estimator=original, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=[{}, {other.maxIter: 1}])
+    with pytest.raises(UnknownParameter, match=rf"estimatorParamMaps\[1\] has the parameter {other.uid}__maxIter"):
+        validator.fit(table)
+    twice = original.getStages()[0].copy({original.getStages()[0].outputCol: "again"})
+    original.setStages([*original.getStages(), twice])
+    with pytest.raises(MlError, match="two parts with the uid"):
+        validator.setEstimatorParamMaps([{}]).fit(table)
 
 
 def test_the_grid_has_all_combinations():
@@ -181,6 +204,19 @@ def test_folds_may_be_given():
         remembering().fit(numbered(2))
     with pytest.raises(InvalidParameter, match="no estimatorParamMaps"):
         remembering(maps=0).fit(numbered(5))
+
+
+@pytest.mark.parametrize("outer, inner", [(3, 3), (2, 3), (4, 2)])
+def test_folds_inside_of_a_fold_divide_its_rows(outer, inner):
+    within = remembering(numFolds=inner)
+    around = CrossValidator(estimator=within, evaluator=RegressionEvaluator(), estimatorParamMaps=[{}], numFolds=outer)
+    around.fit(numbered(25))
+    runs = [Remembers.seen[begin : begin + inner + 1] for begin in range(0, len(Remembers.seen), inner + 1)]
+    assert len(runs) == outer + 1
+    for *trained, whole in runs:
+        left_out = [set(whole) - set(one) for one in trained]
+        assert sorted(row for one in left_out for row in one) == whole
+        assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
 
 
 def test_trials_run_at_the_same_time():

@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
+from wingbeat import _interrupts
+
 # Of two signals within a second the command may take the second for the first, which has come twice.
 _APART_S = 1.1
 
 # How long what the command has written is waited for once it has ended.
 _REST_S = 5
-
-# Commands that run: one of each thread.
-_running: set[subprocess.Popen[bytes]] = set()
 
 
 def binary() -> str:
@@ -73,8 +72,9 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=streams[0], stderr=streams[1], start_new_session=True
     )
-
-    _running.add(process)
+    interrupts = _interrupts.current()
+    for interrupt in interrupts:
+        interrupt.add(process)
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     shown = [_Shown(source, target) for source, target in pairs if source is not None]
     for thread in shown:
@@ -85,7 +85,8 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
         _end(process, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         raise
     finally:
-        _running.discard(process)
+        for interrupt in interrupts:
+            interrupt.discard(process)
     for thread in shown:
         thread.rest()
     return code
@@ -104,12 +105,6 @@ def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
                 time.sleep(max(0, begun + _APART_S - time.monotonic()))
         process.send_signal(number)
     process.wait()
-
-
-def interrupt_others() -> None:
-    """Passes Ctrl-C to the commands of other threads: Python raises `KeyboardInterrupt` in the main thread alone."""
-    for process in list(_running):
-        process.send_signal(signal.SIGINT)
 
 
 class _Shown(threading.Thread):

@@ -60,6 +60,10 @@ def arrays(
     from pyarrow import compute
 
     values = _plain(batch.data.column(column))
+    order = getattr(batch.data.column(column).type, "permutation", None)
+    if order is not None and list(order) != sorted(order):
+        message = f"the column {column!r} holds tensors whose axes are stored in the order {list(order)}: store them in their own"
+        raise InvalidFeatures(message, column=column, row=None)
     kind = values.type
     if not _is_array(kind):
         assembled = f"assemble it with ArrayAssembler(inputCols=[{column!r}], …)"

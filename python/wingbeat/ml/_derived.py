@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wingbeat.ml._errors import ExistingColumn
-from wingbeat.ml._source import Batch, Source
+from wingbeat.ml._source import Batch, Rows, Source
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow
 
 
@@ -45,17 +44,15 @@ class Derived(Source):
         self._source = source
         self._stages = tuple(stages)
         names = source.column_names
+        writers: dict[str, Stage] = {}
         for stage in stages:
             for column in stage._input_columns():
                 if column not in names:
                     raise missing_column(column, names, self.name)
             for column, _ in stage._output_columns():
                 if column in names:
-                    raise ExistingColumn(
-                        f"{type(stage).__name__} would write the column {column!r}, which {self.name} has already: "
-                        "choose another output column, or drop it",
-                        column=column,
-                    )
+                    raise _existing(column, stage, writers.get(column), self.name)
+                writers[column] = stage
                 names = [*names, column]
         self._names = names
 
@@ -73,6 +70,9 @@ class Derived(Source):
 
     def nbytes(self, columns: Sequence[str]) -> int:
         return self._source.nbytes(self._plan(columns)[0])
+
+    def rows(self) -> Iterator[Rows]:
+        return self._source.rows()
 
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
         import pyarrow
@@ -94,11 +94,12 @@ class Derived(Source):
 
         read, stages = self._plan(columns)
         for batch in self._source.batches(read, start, stop):
-            arrays = dict(zip(batch.data.schema.names, batch.data.columns))
             data = batch.data
             for stage in stages:
-                arrays.update(stage._compute(Batch(batch.rows, data)))
-                data = pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+                # With the fields that there were: a column that is never null stays so.
+                for name, values in stage._compute(Batch(batch.rows, data)).items():
+                    fields = [*data.schema, pyarrow.field(name, values.type)]
+                    data = pyarrow.RecordBatch.from_arrays([*data.columns, values], schema=pyarrow.schema(fields))
             yield Batch(batch.rows, data.select(list(columns)))
 
     def split(self, parts: int) -> list[tuple[int, int]]:
@@ -127,15 +128,16 @@ class Derived(Source):
         return list(needed), stages[::-1]
 
 
-class Rows(Protocol):
-    """Chooses rows."""
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that it looks at."""
-
-    def chosen(self, batch: Batch) -> numpy.ndarray[Any, Any]:
-        """Whether each row of a batch is chosen. The batch has `columns`."""
+def _existing(column: str, stage: Stage, writer: Stage | None, where: str) -> ExistingColumn:
+    """Says that a column is there already: in the data set, or made by this stage or by another."""
+    what = f"{type(stage).__name__} would write the column {column!r}"
+    if writer is stage:
+        message = f"{what} twice: choose another name for one of its output columns"
+    elif writer is not None:
+        message = f"{what}, which {type(writer).__name__} writes already: choose another output column"
+    else:
+        message = f"{what}, which {where} has already: choose another output column, or drop it"
+    return ExistingColumn(message, column=column)
 
 
 class Filtered(Source):
@@ -168,6 +170,10 @@ class Filtered(Source):
 
     def split(self, parts: int) -> list[tuple[int, int]]:
         return self._source.split(parts)
+
+    def rows(self) -> Iterator[Rows]:
+        yield self._rows
+        yield from self._source.rows()
 
     def schema(self, columns: Sequence[str]) -> pyarrow.Schema:
         return self._source.schema(columns)

@@ -107,7 +107,8 @@ class Facts:
             raise InvalidFeatures(f"the arrays in column {columns.features!r} are empty", column=columns.features, row=None)
         _check_labels(columns.label, self.labels)
         if not self.weight > 0:
-            raise InvalidWeights(f"all weights in column {columns.weight!r} are 0", column=columns.weight, row=None)
+            message = f"all weights in column {columns.weight!r} are 0, or so small that they are 0 as float32: multiply them"
+            raise InvalidWeights(message, column=columns.weight, row=None)
         return len(self.labels)
 
 
@@ -223,8 +224,9 @@ def _examples(batch: Batch, columns: Columns, size: int | None, intercept: bool)
     count = len(labels)
     weights = numpy.ones(count) if columns.weight is None else _columns.weights(batch, columns.weight)
     distinct = numpy.unique(labels)
+    # What other batches hold cannot make these right.
     if distinct.size and (bool((distinct != numpy.floor(distinct)).any()) or distinct[0] < 0):
-        _check_labels(columns.label, tuple(distinct.tolist()))
+        raise _wrong_labels(columns.label, tuple(distinct.tolist()))
     parts = [features, *([numpy.ones((count, 1))] if intercept else []), labels[:, None], weights[:, None]]
     with numpy.errstate(over="ignore"):
         rows = numpy.concatenate(parts, axis=1, dtype=numpy.float32, casting="same_kind")
@@ -235,7 +237,9 @@ def _examples(batch: Batch, columns: Columns, size: int | None, intercept: bool)
         message = f"column {columns.features!r}, row {where}: element {element} is too large for float32"
         raise InvalidFeatures(message, column=columns.features, row=where)
     size = features.shape[1] if count else size
-    return rows, Facts(count, size, tuple(distinct.tolist()), float(weights.sum()))
+    # Of the weights as they are used: float32 has no 1e-50.
+    weight = float(rows[:, -1].sum(dtype=numpy.float64))
+    return rows, Facts(count, size, tuple(distinct.tolist()), weight)
 
 
 def _check_labels(column: str, labels: Sequence[float]) -> None:
@@ -243,8 +247,11 @@ def _check_labels(column: str, labels: Sequence[float]) -> None:
     if len(labels) == 1:
         message = f"all rows have the label {labels[0]:g} in column {column!r}: a classifier needs two classes"
         raise OneClass(message, column=column, row=None, labels=[*labels])
-    if list(labels) == list(range(len(labels))):
-        return
+    if list(labels) != list(range(len(labels))):
+        raise _wrong_labels(column, labels)
+
+
+def _wrong_labels(column: str, labels: Sequence[float]) -> InvalidLabels:
     texts = [f"{label:g}" for label in labels]
     shown = ", ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
     if any(label != int(label) for label in labels):
@@ -256,8 +263,9 @@ def _check_labels(column: str, labels: Sequence[float]) -> None:
     else:
         missing = next(label for label in range(len(labels)) if label not in labels)
         hint = f"{missing} is missing: map them to 0 to {len(labels) - 1}"
-    message = f"the labels in column {column!r} are {shown}, and have to be 0 to {len(labels) - 1}: {hint}"
-    raise InvalidLabels(message, column=column, row=None, labels=[*labels])
+    wanted = f"0 to {len(labels) - 1}" if len(labels) > 1 else "0, 1, 2 and so on"
+    message = f"the labels in column {column!r} are {shown}, and have to be {wanted}: {hint}"
+    return InvalidLabels(message, column=column, row=None, labels=[*labels])
 
 
 def _joined(parts: list[Array]) -> Array:

@@ -27,12 +27,15 @@ class RandomFold:
         folds: How many there are.
         seed: The seed.
         is_inside: Whether its own rows are chosen.
+        outer: The rows that were chosen before, of which these are chosen; None for all. Of those, the first is row 0:
+            otherwise, each fold of a cross-validation inside of another might be one that the outer has taken away.
     """
 
     fold: int
     folds: int
     seed: int
     is_inside: bool
+    outer: RandomFold | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -41,12 +44,34 @@ class RandomFold:
     def chosen(self, batch: Batch) -> Array:
         import numpy
 
-        firsts, place = numpy.divmod(batch.rows, self.folds)
-        together = firsts[:, None] * self.folds + numpy.arange(self.folds)
-        numbers = _random(together, self.seed)
-        own = numpy.take_along_axis(numbers, place[:, None], axis=1)
-        inside: Array = ((numbers < own).sum(axis=1) == self.fold) == self.is_inside
-        return inside
+        _, place, chosen = self._together(batch.rows)
+        found: Array = numpy.take_along_axis(chosen, place[:, None], axis=1)[:, 0]
+        return found
+
+    def numbers(self, rows: Array) -> Array:
+        """Counts the chosen rows.
+
+        Args:
+            rows: Where chosen rows are in the data set.
+
+        Returns:
+            How many chosen rows are before each.
+        """
+        import numpy
+
+        firsts, place, chosen = self._together(rows)
+        before = chosen & (numpy.arange(self.folds) < place[:, None])
+        counted: Array = firsts * (1 if self.is_inside else self.folds - 1) + before.sum(axis=1)
+        return counted
+
+    def _together(self, rows: Array) -> tuple[Array, Array, Array]:
+        """Divides rows into as many in a row as there are folds. Returns of each row the number of its division and its place
+        in that, and whether each row of the division is chosen."""
+        import numpy
+
+        firsts, place = numpy.divmod(rows if self.outer is None else self.outer.numbers(rows), self.folds)
+        numbers = _random(firsts[:, None] * self.folds + numpy.arange(self.folds), self.seed)
+        return firsts, place, (numbers.argsort(axis=1).argsort(axis=1) == self.fold) == self.is_inside
 
 
 @dataclass(frozen=True)

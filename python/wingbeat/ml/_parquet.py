@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat import _interrupts
 from wingbeat.ml._errors import SchemaMismatch, UnreadableFile
 from wingbeat.ml._source import BATCH_ROWS, Batch, Source
 
@@ -20,6 +24,8 @@ _FOOTERS_AT_ONCE = 16
 _BATCH_BYTES = 4 << 20
 # A column of a row group is read in pieces of this size, and not whole.
 _BUFFER_BYTES = 1 << 20
+# Bytes of a file that are copied at once: the least that S3 takes as a part of an object is 5 MiB.
+_COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,9 @@ def open_files(paths: Sequence[str | os.PathLike[str]]) -> FileSource:
 def write_file(source: Source, path: str) -> None:
     """Writes a data set as one Parquet file, batch by batch. The file appears, or is replaced, once it is whole.
 
+    Until then it has another name. An object store copies it to rename it; where it cannot, this process does, and a file that
+    is replaced is gone if that fails.
+
     Args:
         source: The data set.
         path: The file's path or URL.
@@ -140,18 +149,34 @@ def write_file(source: Source, path: str) -> None:
 
     filesystem, inner = filesystem_of(path)
     names = source.column_names
-    # In an object store, a file appears when it is closed; elsewhere, when it is renamed.
-    is_renamed = filesystem.type_name == "local"
-    target = f"{inner}.{os.getpid()}.part" if is_renamed else inner
+    # A writer completes its file also after an error. The source may be the file that is replaced.
+    part = f"{inner}.{uuid.uuid4().hex}.part"
     try:
-        with parquet.ParquetWriter(target, source.schema(names), filesystem=filesystem) as out:
+        with parquet.ParquetWriter(part, source.schema(names), filesystem=filesystem) as out:
             for batch in source.batches(names):
                 out.write_batch(batch.data)
-        if is_renamed:
-            os.replace(target, inner)
-    finally:
-        if is_renamed and os.path.exists(target):
-            os.remove(target)
+        _rename(filesystem, part, inner)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            filesystem.delete_file(part)
+        raise
+
+
+def _rename(filesystem: Any, part: str, inner: str) -> None:
+    try:
+        filesystem.move(part, inner)
+    except OSError:
+        if filesystem.type_name == "local":
+            raise
+        # S3 copies no more than 5 GB by itself.
+        try:
+            with filesystem.open_input_stream(part) as source, filesystem.open_output_stream(inner) as target:
+                shutil.copyfileobj(source, target, _COPIED_BYTES)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(inner)
+            raise
+        filesystem.delete_file(part)
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
@@ -239,6 +264,7 @@ def _read(part: _Part, first: int, columns: list[str], start: int, stop: int) ->
     ) as file:
         row = begins
         for data in file.iter_batches(batch_rows, wanted, columns, use_threads=False):
+            _interrupts.check()
             skipped = max(start - row, 0)
             # pyarrow reads columns in the order of the file.
             kept = data.select(columns).slice(skipped, max(min(stop - row, data.num_rows) - skipped, 0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,14 @@ _SPARK = "4.0.1"
 _OURS, _THEIRS = "wingbeat.ml.", "pyspark.ml.connect."
 # Parameters that pyspark's classes do not have, and so would fail to load.
 _OWN = frozenset({"localBytes", "numWorkers", "useGpu", "collectSubModels", "skipFailedTrials"})
+# The classes that a file may name. Nothing else is imported because of a file: a module runs code as it is imported.
+_CLASSES = {
+    "classification": ("LogisticRegression", "LogisticRegressionModel"),
+    "evaluation": ("BinaryClassificationEvaluator", "MulticlassClassificationEvaluator", "RegressionEvaluator"),
+    "feature": ("ArrayAssembler", "MaxAbsScaler", "MaxAbsScalerModel", "StandardScaler", "StandardScalerModel"),
+    "pipeline": ("Pipeline", "PipelineModel"),
+    "tuning": ("CrossValidator", "CrossValidatorModel"),
+}
 
 Loaded = TypeVar("Loaded", bound="Savable")
 
@@ -39,15 +48,15 @@ class Savable(Params):
 
         Args:
             path: The folder.
-            overwrite: Whether what is there is replaced.
+            overwrite: Whether a saved object that is there is replaced.
 
         Raises:
-            FileExistsError: Something is there, and `overwrite` is not set.
+            FileExistsError: Something is there, and `overwrite` is not set or it is no saved object.
+            ValueError: The path is empty, or the current folder is in it.
             ModuleNotFoundError: scikit-learn, which writes Spark's file of a scaler, is not installed.
         """
-        path = os.path.abspath(path)
-        if os.path.lexists(path) and not overwrite:
-            raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+        path = _local_folder(path)
+        _check_replaceable(path, overwrite)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # Whole or not at all, and what is replaced stays until then.
         with tempfile.TemporaryDirectory(prefix=".wingbeat-", dir=os.path.dirname(path)) as folder:
@@ -56,9 +65,7 @@ class Savable(Params):
             metadata = self._save(made, [])
             with open(os.path.join(made, METADATA), "w", encoding="utf-8") as out:
                 json.dump(metadata, out)
-            if os.path.lexists(path):
-                os.rename(path, os.path.join(folder, "replaced"))
-            os.rename(made, path)
+            _put(made, path, os.path.join(folder, "replaced"), overwrite)
 
     @classmethod
     def loadFromLocal(cls: type[Loaded], path: str) -> Loaded:
@@ -86,25 +93,34 @@ class Savable(Params):
 
         Args:
             path: The folder, or its URL.
-            overwrite: Whether what is there is replaced.
+            overwrite: Whether a saved object that is there is replaced. In an object store, the old one is deleted once the
+                new one has been written to a temporary folder of this machine.
 
         Raises:
-            FileExistsError: Something is there, and `overwrite` is not set.
+            FileExistsError: Something is there, and `overwrite` is not set or it is no saved object.
+            ValueError: The path is empty or the root of a file system, or the current folder is in it.
         """
         from pyarrow import fs
 
         from wingbeat.ml._parquet import filesystem_of
 
+        path = os.fspath(path)
         filesystem, inner = filesystem_of(path)
+        if not path or filesystem.type_name == "local":
+            self.saveToLocal(inner if path else path, overwrite=overwrite)
+            return
+        if not inner.strip("/"):
+            raise ValueError(f"cannot save in {path}, the root of a file system: name a folder in it")
         there = filesystem.get_file_info(inner).type
-        if there != fs.FileType.NotFound and not overwrite:
-            raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
         if there == fs.FileType.Directory:
-            filesystem.delete_dir(inner)
+            _check_content(path, filesystem, inner, overwrite)
         elif there != fs.FileType.NotFound:
-            filesystem.delete_file(inner)
+            raise FileExistsError(f"{path} already exists and is no folder: remove it, or choose another path")
         with tempfile.TemporaryDirectory(prefix="wingbeat-model-") as folder:
             self.saveToLocal(os.path.join(folder, "model"))
+            if there == fs.FileType.Directory:
+                # Not the folder itself, which may be a bucket.
+                filesystem.delete_dir_contents(inner)
             filesystem.create_dir(inner, recursive=True)
             fs.copy_files(os.path.join(folder, "model"), inner, destination_filesystem=filesystem)
 
@@ -262,14 +278,69 @@ def load(metadata: dict[str, Any], root: str) -> Savable:
 
 
 def _class(name: str) -> type[Savable]:
+    """The class of a name in a file: one of Wingbeat's, or one of a module that the program has imported."""
     module, _, kind = name.replace(_THEIRS, _OURS).rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), kind, None)
-    except ImportError as error:
-        raise MlError(f"the saved object is a {name}, which cannot be imported: {error}") from error
+    if kind in _CLASSES.get(module[len(_OURS) :], ()) and module.startswith(_OURS):
+        importlib.import_module(module)
+    # Not `getattr`: a module's `__getattr__` may import others.
+    found = vars(sys.modules[module]).get(kind) if module in sys.modules else None
     if not (isinstance(found, type) and issubclass(found, Savable)):
-        raise MlError(f"the saved object is a {name}, which wingbeat.ml does not have")
+        hint = "if it is a class of yours, import its module before you load"
+        raise MlError(f"the saved object is a {name}, which wingbeat.ml does not have: {hint}")
     return found
+
+
+def _local_folder(path: str) -> str:
+    """The absolute path of a folder that may be replaced."""
+    given = os.fspath(path)
+    if not given:
+        raise ValueError("cannot save in an empty path: name a folder, as in 'model'")
+    absolute, here = os.path.abspath(given), os.path.realpath(os.getcwd())
+    if os.path.commonpath([os.path.realpath(absolute), here]) == os.path.realpath(absolute):
+        raise ValueError(f"cannot save in {given!r}, which is or contains the current folder: name a new folder, as in 'model'")
+    return absolute
+
+
+def _check_replaceable(path: str, overwrite: bool) -> None:
+    from pyarrow import fs
+
+    if not os.path.lexists(path):
+        return
+    if not os.path.isdir(path):
+        raise FileExistsError(f"{path} already exists and is no folder: remove it, or choose another path")
+    _check_content(path, fs.LocalFileSystem(), path, overwrite)
+
+
+def _check_content(path: str, filesystem: Any, inner: str, overwrite: bool) -> None:
+    """Checks that a folder may be replaced: that it is empty, or holds what was saved."""
+    from pyarrow import fs
+
+    if not overwrite:
+        raise FileExistsError(f"{path} already exists; pass overwrite=True to replace it")
+    if not filesystem.get_file_info(fs.FileSelector(inner)):
+        return
+    try:
+        with filesystem.open_input_stream(f"{inner.rstrip('/')}/{METADATA}") as file:
+            metadata = json.loads(file.read())
+    except (OSError, ValueError):
+        metadata = None
+    if not isinstance(metadata, dict) or metadata.get("type") != "spark_connect":
+        raise FileExistsError(f"{path} holds no saved object, and is not replaced: remove it, or choose another path")
+
+
+def _put(made: str, path: str, replaced: str, overwrite: bool) -> None:
+    """Renames a folder. What was there is at `replaced` then, or where it was if that fails."""
+    try:
+        if overwrite and os.path.lexists(path):
+            _check_replaceable(path, overwrite)
+            os.rename(path, replaced)
+        os.rename(made, path)
+    except BaseException as error:
+        if os.path.lexists(replaced) and not os.path.lexists(path):
+            os.rename(replaced, path)
+        elif isinstance(error, OSError) and os.path.lexists(path):
+            raise FileExistsError(f"{path} was made by another while this was saved; it is left as it is") from error
+        raise
 
 
 def _beside(path: str) -> str:

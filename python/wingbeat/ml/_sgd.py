@@ -8,11 +8,13 @@ numbers of a batch's rows. Features are float32, as Spark's are; sums and parame
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat import _interrupts
 from wingbeat.ml import _sums, _threads
 from wingbeat.ml._errors import MlError, TrainingDiverged
 from wingbeat.ml._examples import NOTHING, Columns, Examples, Facts
@@ -74,7 +76,8 @@ def fit_here(source: Source, settings: Settings, device: str = "cpu") -> Fitted:
         MlError: The data set cannot be used.
     """
     examples = Examples(source, settings.columns, 0, None, settings.fit_intercept)
-    return _train(examples, examples.facts, 0, settings, _Group(0, device, None))
+    # One rank, whatever the settings: there may be fewer rows than ranks.
+    return _train(examples, examples.facts, 0, dataclasses.replace(settings, ranks=1), _Group(0, device, None))
 
 
 def fit_rank(source: Source | None, ranges: Sequence[tuple[int, int]], settings: Settings) -> Fitted | None:
@@ -205,17 +208,18 @@ def _train(examples: Examples, facts: Facts, first: int, settings: Settings, gro
         for epoch in range(settings.max_iter):
             progress.loss = loss = run.epoch(order, epoch, progress) / facts.rows
             if not math.isfinite(loss):
-                raise TrainingDiverged(
-                    f"the loss is {loss} in epoch {epoch + 1}: use a learningRate below {settings.learning_rate:g}, or scale the "
-                    "features with StandardScaler",
-                    epoch=epoch,
-                )
+                raise _diverged(f"the loss is {loss}", epoch, settings)
             # Once could be chance.
             small = small + 1 if losses and abs(losses[-1] - loss) < settings.tol else 0
             losses.append(loss)
             if small == 2:
                 break
         return run.fitted(losses)
+
+
+def _diverged(what: str, epoch: int, settings: Settings) -> TrainingDiverged:
+    hint = f"use a learningRate below {settings.learning_rate:g}, or scale the features with StandardScaler"
+    return TrainingDiverged(f"{what} in epoch {epoch + 1}: {hint}", epoch=epoch)
 
 
 class _Run:
@@ -284,6 +288,7 @@ class _Run:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         count = 0
         for numbers in order.chunks(epoch, self._chunk):
+            _interrupts.check()
             total += self._steps(numbers)
             count += len(numbers)
             progress.rows_done(epoch, count)
@@ -342,10 +347,12 @@ class _Run:
         return outputs, totals
 
     def fitted(self, losses: list[float]) -> Fitted:
-        """The model as it is now."""
+        """The model as it is now. Its losses are of the parameters before the last step: these are checked here."""
         import torch
 
         parameters = self._parameters.to("cpu", torch.float32).T
+        if not bool(torch.isfinite(parameters).all()):
+            raise _diverged("a coefficient is beyond the range of float32", len(losses) - 1, self._settings)
         if not self._settings.fit_intercept:
             return Fitted(parameters.contiguous().numpy(), None, losses)
         return Fitted(parameters[:, :-1].contiguous().numpy(), parameters[:, -1].contiguous().numpy(), losses)

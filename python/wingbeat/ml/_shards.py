@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from wingbeat import _interrupts
 from wingbeat.ml._source import Batch, Source
 
 S = TypeVar("S", bound="State")
@@ -80,6 +81,7 @@ def on_ranks(
     """
     from wingbeat.torch import TorchDistributor
 
+    _interrupts.check()
     distributor = TorchDistributor(ranks, local_mode=not os.environ.get("WINGBEAT_ADDRESS"), use_gpu=use_gpu)
     if table is None:
         return distributor.run(function, *args, return_all=return_all)

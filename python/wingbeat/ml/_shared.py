@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from typing import TypeVar
@@ -269,7 +270,7 @@ class HasLearningRate(Params):
     """Has the parameter `learningRate`: learning rate (> 0)."""
 
     learningRate: Param[float] = Param(
-        "undefined", "learningRate", "learning rate (> 0)", at_least(0, TypeConverters.toFloat, is_open=True)
+        "undefined", "learningRate", "learning rate (> 0)", at_least(0, TypeConverters.toFloat, below=math.inf, is_open=True)
     )
 
     def getLearningRate(self) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from wingbeat import _interrupts
 from wingbeat.ml._errors import DatasetError, UnsupportedDataset, missing_column
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ class Batch(NamedTuple):
 
     rows: numpy.ndarray[Any, Any]
     data: pyarrow.RecordBatch
+
+
+class Rows(Protocol):
+    """Chooses rows."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it looks at."""
+
+    def chosen(self, batch: Batch) -> numpy.ndarray[Any, Any]:
+        """Whether each row of a batch is chosen. The batch has `columns`."""
 
 
 class Source(ABC):
@@ -85,6 +97,10 @@ class Source(ABC):
         """
         ends = [self.num_rows * part // parts for part in range(parts + 1)]
         return list(zip(ends, ends[1:]))
+
+    def rows(self) -> Iterator[Rows]:
+        """What has chosen the rows of this source from those of another, the last choice first."""
+        return iter(())
 
     def require(self, columns: Sequence[str]) -> None:
         """Checks that columns are there.
@@ -169,6 +185,7 @@ class TableSource(Source):
         end = self.num_rows if stop is None else min(stop, self.num_rows)
         row = start
         for data in self.table(columns).slice(start, max(end - start, 0)).to_batches(max_chunksize=BATCH_ROWS):
+            _interrupts.check()
             yield Batch(numpy.arange(row, row + data.num_rows), data)
             row += data.num_rows
 

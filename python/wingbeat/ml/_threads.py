@@ -16,7 +16,10 @@ _before = 0
 
 @contextlib.contextmanager
 def few(multiplications: int) -> Iterator[None]:
-    """Has torch compute in one thread meanwhile, if there is little to compute. Several threads may be inside.
+    """Has torch compute in one thread meanwhile, if there is little to compute.
+
+    Several threads of this program may be inside. Each has its own number of torch's threads, as OpenMP does it, and has
+    it again afterwards. One that uses torch for the first time has the number that was set last in any thread.
 
     Args:
         multiplications: Those of a batch.
@@ -28,8 +31,11 @@ def few(multiplications: int) -> Iterator[None]:
         yield
         return
     with _lock:
+        own = torch.get_num_threads()
         if _inside == 0:
-            _before = torch.get_num_threads()
+            _before = own
+        elif own == 1:  # set by another thread that is inside
+            own = _before
         _inside += 1
         torch.set_num_threads(1)
     try:
@@ -37,5 +43,4 @@ def few(multiplications: int) -> Iterator[None]:
     finally:
         with _lock:
             _inside -= 1
-            if _inside == 0:
-                torch.set_num_threads(_before)
+            torch.set_num_threads(own)

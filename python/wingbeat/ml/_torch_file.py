@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.ml._errors import MlError
@@ -9,6 +10,9 @@ from wingbeat.ml._errors import MlError
 if TYPE_CHECKING:
     import numpy
     import torch
+
+# torch's list of what may be loaded is one for all threads, and each that leaves takes its own away.
+_loading = threading.Lock()
 
 
 def layer(weight: numpy.ndarray[Any, Any], bias: numpy.ndarray[Any, Any] | None) -> torch.nn.Linear:
@@ -61,7 +65,7 @@ def read(path: str) -> dict[str, numpy.ndarray[Any, Any]]:
 
     nn = torch.nn
     try:
-        with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Softmax]):
+        with _loading, torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Softmax]):
             model = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise MlError(f"{path} holds no logistic regression of Spark: {error}") from error

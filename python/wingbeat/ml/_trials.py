@@ -7,7 +7,11 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoo
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wingbeat import _command
+from wingbeat import _interrupts
+
+# How long a wait for trials takes at most. A library that replaces the handler of SIGINT for a while may leave it with
+# SA_RESTART: then a signal does not end a wait.
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,27 +57,41 @@ class Engine(Protocol):
 
 
 class ThreadEngine:
-    """Runs each trial in a thread."""
+    """Runs each trial in a thread. Ctrl-C interrupts them: `_interrupts` says where they end."""
 
     def run(self, trials: Sequence[Trial], parallelism: int, *, stops_at_failure: bool) -> list[Outcome | None]:
         if parallelism == 1:  # here, where Ctrl-C stops what runs
             return _one_by_one(trials, stops_at_failure)
         pool = ThreadPoolExecutor(parallelism, thread_name_prefix="trial")
+        interrupt = _interrupts.Interrupt()
+        # A trial may run trials of its own, which end with it.
+        interrupts = (*_interrupts.current(), interrupt)
         try:
-            futures = [pool.submit(trial.run) for trial in trials]
-            wait(futures, return_when=FIRST_EXCEPTION if stops_at_failure else ALL_COMPLETED)
+            futures = [pool.submit(_run, trial, interrupts) for trial in trials]
+            until = FIRST_EXCEPTION if stops_at_failure else ALL_COMPLETED
+            while True:
+                done, waiting = wait(futures, _LOOK_S, until)
+                if not waiting or (stops_at_failure and any(future.exception() is not None for future in done)):
+                    break
             # Those that run go on to their end.
             pool.shutdown(wait=True, cancel_futures=True)
             return [None if future.cancelled() else _outcome(future) for future in futures]
         except KeyboardInterrupt:
+            interrupt.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            _command.interrupt_others()
             raise
+
+
+def _run(trial: Trial, interrupts: Sequence[_interrupts.Interrupt]) -> Any:
+    with _interrupts.under(interrupts):
+        _interrupts.check()
+        return trial.run()
 
 
 def _one_by_one(trials: Sequence[Trial], stops_at_failure: bool) -> list[Outcome | None]:
     outcomes: list[Outcome | None] = []
     for trial in trials:
+        _interrupts.check()
         try:
             outcomes.append(Outcome(trial.run(), None))
         except Exception as error:

@@ -25,7 +25,7 @@ class Pipeline(Estimator["PipelineModel"], Composite):
     larger than memory.
 
     Args:
-        stages: Estimators and transformers. Without any, the model changes nothing.
+        stages: Estimators and transformers. With an empty list, the model changes nothing.
     """
 
     stages: Param[list[Any]] = Param("undefined", "stages", "estimators and transformers")
@@ -57,7 +57,8 @@ class Pipeline(Estimator["PipelineModel"], Composite):
         Returns:
             The copy.
         """
-        return super().copy(extra).setStages([stage.copy(extra) for stage in self.getStages()])
+        other = super().copy(extra)
+        return other.setStages([stage.copy(extra) for stage in other.getStages()])
 
     def _fit(self, source: Source) -> PipelineModel:
         stages = self.getStages()

@@ -52,20 +52,23 @@ class SummarizerAggState:
         Raises:
             InvalidFeatures: A value is null, NaN or infinite, or arrays differ in length.
         """
+        import numpy
+
         rows = _columns.features(batch, self.column, self._size)
         if not len(rows):
             return
         other = SummarizerAggState(self.column)
         other.count, other._size = rows.shape
         other.min, other.max = rows.min(axis=0), rows.max(axis=0)
-        other.sum = rows.sum(axis=0)
         other._origin = rows[0].copy()
-        deviations = rows - other._origin
-        other._offset = deviations.mean(axis=0)
-        deviations -= other._offset
-        # The second term is 0 but for rounding in the mean: the corrected two-pass algorithm of the same paper.
-        other.deviations = (deviations**2).sum(axis=0) - deviations.sum(axis=0) ** 2 / len(rows)
-        self.merge(other)
+        with numpy.errstate(over="ignore", invalid="ignore"):  # an error in `to_result`, if it is asked for
+            other.sum = rows.sum(axis=0)
+            deviations = rows - other._origin
+            other._offset = deviations.mean(axis=0)
+            deviations -= other._offset
+            # The second term is 0 but for rounding in the mean: the corrected two-pass algorithm of the same paper.
+            other.deviations = (deviations**2).sum(axis=0) - deviations.sum(axis=0) ** 2 / len(rows)
+            self.merge(other)
 
     def merge(self, other: SummarizerAggState) -> None:
         """Takes in what another state has seen.
@@ -112,7 +115,10 @@ class SummarizerAggState:
             EmptyDataset: No row was seen.
             TooFewRows: "std" needs two rows.
             InvalidParameter: There is no such statistic.
+            InvalidFeatures: A statistic is too large for float64.
         """
+        import numpy
+
         for metric in metrics:
             try:
                 one_of(*METRICS)(metric)
@@ -122,7 +128,13 @@ class SummarizerAggState:
             raise EmptyDataset(f"cannot summarize the column {self.column!r}: the data set has no rows", rows=0, needed=1)
         if "std" in metrics and self.count < 2:
             raise TooFewRows(f"the standard deviation of the column {self.column!r} needs two rows", rows=self.count, needed=2)
-        return {metric: self._result(metric) for metric in metrics}
+        results = {metric: self._result(metric) for metric in metrics}
+        for metric, result in results.items():
+            bad = ~numpy.isfinite(result)
+            if bad.any():
+                what = f"the {metric} of feature {int(bad.argmax())} is beyond the range of float64"
+                raise InvalidFeatures(f"column {self.column!r}: {what}: divide it first", column=self.column, row=None)
+        return results
 
     def _result(self, metric: str) -> Any:
         import numpy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from wingbeat.ml import _saving
 from wingbeat.ml._derived import Filtered
-from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed
+from wingbeat.ml._errors import InvalidParameter, TooFewRows, TrialFailed, UnknownParameter
 from wingbeat.ml._folds import NamedFold, RandomFold
 from wingbeat.ml._saving import Composite, Savable
 from wingbeat.ml._shared import HasParallelism, HasSeed
@@ -74,9 +75,23 @@ class ParamGridBuilder:
         return [dict(zip(self._grid, chosen)) for chosen in itertools.product(*values)]
 
 
+def _to_maps(value: Any) -> list[ParamMap]:
+    """A list of param maps, whose values are what the parameters' type converters make of them."""
+    maps = TypeConverters.toList(value)
+    for one in maps:
+        if not isinstance(one, dict):
+            raise TypeError(f"{one!r} is not a param map, as in {{estimator.maxIter: 5}}")
+        for param in one:
+            if not isinstance(param, Param):
+                raise TypeError(f"the key {param!r} is not a parameter: pass a Param, as in {{estimator.maxIter: 5}}")
+    return [{param: None if one[param] is None else param.typeConverter(one[param]) for param in one} for one in maps]
+
+
 class _CrossValidatorParams(HasSeed):
     estimator: Param[Any] = Param("undefined", "estimator", "the estimator to be cross-validated")
-    estimatorParamMaps: Param[list[ParamMap]] = Param("undefined", "estimatorParamMaps", "the param maps to try")
+    estimatorParamMaps: Param[list[ParamMap]] = Param(
+        "undefined", "estimatorParamMaps", "the param maps to try", _to_maps
+    )
     evaluator: Param[Any] = Param("undefined", "evaluator", "computes the metric that chooses a param map")
     numFolds: Param[int] = Param("undefined", "numFolds", "number of folds (>= 2)", at_least(2, TypeConverters.toInt))
     foldCol: Param[str] = Param("undefined", "foldCol", "column with the fold of each row", TypeConverters.toString)
@@ -132,6 +147,7 @@ class _CrossValidatorComposite(Composite, _CrossValidatorParams):
         return ["estimator", "estimatorParamMaps", "evaluator"]
 
     def _save(self, root: str, node: list[str]) -> dict[str, Any]:
+        _saving.by_uid(self.getEstimator())
         metadata = super()._save(root, node)
         metadata["estimator"] = self.getEstimator()._save(root, [*node, "crossvalidator_estimator"])
         metadata["evaluator"] = self.getEvaluator()._save(root, [*node, "crossvalidator_evaluator"])
@@ -252,14 +268,16 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         """
         other = super().copy(extra)
         for param in (self.estimator, self.evaluator):
-            if self.isSet(param):
-                other._set(**{param.name: self.getOrDefault(param).copy(extra)})
+            if other.isSet(param):
+                other._set(**{param.name: other.getOrDefault(param).copy(extra)})
         return other
 
     def _fit(self, source: Source) -> CrossValidatorModel:
         estimator, evaluator, maps = self.getEstimator(), self.getEvaluator(), self.getEstimatorParamMaps()
         if not maps:
             raise InvalidParameter("CrossValidator has no estimatorParamMaps: pass [{}] for the estimator as it is")
+        for number, one in enumerate(maps):
+            _check_map(estimator, one, number)
         keeps = self.getCollectSubModels()
         trials = [
             Trial(f"fold {fold} with {_shown(one)}", _Run(estimator, evaluator, train, validation, one, keeps))
@@ -300,10 +318,9 @@ class CrossValidator(Estimator["CrossValidatorModel"], HasParallelism, _CrossVal
         if source.num_rows < count:
             raise TooFewRows(f"{source.num_rows} rows cannot make {count} folds", rows=source.num_rows, needed=count)
         seed = self.getSeed()
-        return [
-            (Filtered(source, RandomFold(fold, count, seed, False)), Filtered(source, RandomFold(fold, count, seed, True)))
-            for fold in range(count)
-        ]
+        outer = next((rows for rows in source.rows() if isinstance(rows, RandomFold)), None)
+        insides = [RandomFold(fold, count, seed, True, outer) for fold in range(count)]
+        return [(Filtered(source, dataclasses.replace(one, is_inside=False)), Filtered(source, one)) for one in insides]
 
 
 class CrossValidatorModel(Model, _CrossValidatorComposite):
@@ -380,6 +397,18 @@ class _Run:
         model = self._estimator.fit(self._train, self._params)
         metric = self._evaluator.evaluate(model.transform(self._validation, self._params))
         return metric, model if self._keeps else None
+
+
+def _check_map(estimator: Estimator[Any], params: ParamMap, number: int) -> None:
+    """Checks that each parameter of a map is one of the estimator or of its parts: others would have no effect."""
+    parts = _saving.by_uid(estimator.copy(params))
+    for param in params:
+        if param.parent not in parts or not parts[param.parent].hasParam(param.name):
+            raise UnknownParameter(
+                f"estimatorParamMaps[{number}] has the parameter {param}, which is not one of {estimator.uid} or its parts "
+                f"({', '.join(parts)}): use the parameters of the objects that the estimator was made of",
+                nearest=None,
+            )
 
 
 def _statistics(metrics: list[list[float]]) -> tuple[list[float], list[float]]:
