@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
 from wingbeat.train._dataset_errors import (
@@ -72,7 +73,7 @@ class FileDataset:
         """How many rows there are."""
         return sum(self.unit_rows)
 
-    @property
+    @cached_property
     def layout(self) -> str:
         """A hash of what the order of rows depends on: the files, by their paths in the folder that has all of them and by
         their sizes, and the rows of each unit."""

@@ -191,7 +191,6 @@ class _Fitting:
                 ended.append(self._done.get_nowait())
         except queue.Empty:
             pass
-        self._cluster.check()
         for trial in self._running():
             for metrics in trial.new_reports():
                 if trial.is_stopped:
@@ -208,6 +207,8 @@ class _Fitting:
             self._scheduler.on_trial_complete(trial.trial_id)
             if trial.status == ERROR:
                 self._display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
+        if self._has_more or self._running():
+            self._cluster.check()
         self._display.update(self._trials)
 
     def _stop_early(self, trial: Trial) -> None:
