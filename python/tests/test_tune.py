@@ -197,6 +197,19 @@ def test_what_a_trial_has_of_its_own_ends_no_other(fit):
     assert "the metric 'time' has the name of what is recorded with each report" in str(grid.errors[0])
 
 
+def test_a_folder_that_cannot_be_made_is_the_error_of_its_trial(tmp_path):
+    import queue
+
+    from wingbeat.tune._trial import ERROR, Trial
+
+    (tmp_path / "full").touch()
+    trial, done = Trial("trial_00000", {}, str(tmp_path / "full")), queue.SimpleQueue()
+    trial.start(lambda trial: [], done)
+    assert done.get(timeout=DEADLINE_SECONDS) is trial
+    trial.finish()
+    assert trial.status == ERROR and "NotADirectoryError" in str(trial.error)
+
+
 def test_text_of_parameters_is_no_markup():
     import io
 
