@@ -18,6 +18,7 @@ from conftest import DEADLINE_SECONDS
 
 from wingbeat.torch import TorchDistributor
 from wingbeat.train import (
+    DatasetError,
     MissingColumnError,
     ScalingConfig,
     SchemaMismatchError,
@@ -173,6 +174,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(tr
     (100, 4, 5, False), (101, 4, 5, False), (103, 4, 5, False), (99, 4, 5, False), (4, 4, 8, False), (83, 2, 40, False),
     (100, 4, 7, True), (30, 4, 8, True), (103, 3, 5, False),
 ])
+@pytest.mark.filterwarnings("ignore:epoch 0 has no batch")
 def test_all_ranks_take_as_many_steps(tmp_path, rows, ranks, size, drops):
     dataset = read_files(write_parquet(tmp_path / "data", [rows], group=16), window_rows=10)
     steps = batches_of(shards(dataset, ranks), size, shuffle_seed=1, drop_last=drops)
@@ -407,13 +409,120 @@ def test_a_distributor_s_ranks_read_files(cluster, monkeypatch, folder):
 
 def test_a_damaged_row_group_is_an_error_of_the_rank_that_names_the_file(tmp_path):
     folder = write_parquet(tmp_path / "data", [2000], group=500)
-    dataset = read_files(folder)
     data = bytearray((folder / "0.parquet").read_bytes())
     begin = pq.ParquetFile(folder / "0.parquet").metadata.row_group(2).column(0).data_page_offset
     data[begin : begin + 300] = b"\xff" * 300
     (folder / "0.parquet").write_bytes(data)
-    with pytest.raises(UnreadableFileError, match="0.parquet cannot be read"):
+    with pytest.raises(UnreadableFileError, match="0.parquet cannot be read: (?!it has changed)"):
+        list(shards(read_files(folder), 1)[0].iter_batches())
+
+
+@pytest.mark.parametrize("rows, group", [([1500, 1000], 150), ([500, 1000], 50), ([1000, 1000], 100), ([100, 1000], 100)])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "memory"])
+def test_a_file_that_changes_after_it_was_looked_into_is_named(tmp_path, rows, group, kind):
+    import fsspec.implementations.memory
+
+    memory = pa.fs.PyFileSystem(pa.fs.FSSpecHandler(fsspec.implementations.memory.MemoryFileSystem()))
+    filesystem = memory if kind == "memory" else pa.fs.LocalFileSystem()
+    root = "changing" if kind == "memory" else str(tmp_path)
+    filesystem.create_dir(root)
+
+    def write(number, rows, group, first):
+        table = pa.table({"id": range(first, first + rows)})
+        path = f"{root}/{number}.{'arrow' if kind == 'arrow' else 'parquet'}"
+        with filesystem.open_output_stream(path) as out:
+            if kind == "arrow":
+                with pa.ipc.new_file(out, table.schema) as file:
+                    file.write_table(table, max_chunksize=group)
+            else:
+                pq.write_table(table, out, row_group_size=group)
+        return path
+
+    paths = [write(number, 1000, 100, 1000 * number) for number in range(2)]
+    dataset = read_files(paths, filesystem=filesystem)
+    write(0, rows[0], group, 9000)
+    if kind == "memory" and rows[0] == 1000:
+        return  # of the same size, which is all that is known of it
+    with pytest.raises(UnreadableFileError, match="0[.](parquet|arrow) cannot be read: it has changed since read_files"):
         list(shards(dataset, 1)[0].iter_batches())
+
+
+def test_a_state_of_other_row_groups_or_files_is_refused(tmp_path):
+    (shard,) = shards(read_files(write_parquet(tmp_path / "data", [1000])), 1)
+    next(shard.iter_batches(shuffle_seed=1))
+    state = json.loads(json.dumps(shard.state_dict()))
+    (moved,) = shards(read_files(write_parquet(tmp_path / "moved", [1000])), 1)
+    moved.load_state_dict(state)
+    assert next(moved.iter_batches(shuffle_seed=1)) is not None
+    for other in (write_parquet(tmp_path / "grouped", [1000], group=250), write_parquet(tmp_path / "split", [500, 500])):
+        with pytest.raises(ValueError, match="taken with other files"):
+            shards(read_files(other), 1)[0].load_state_dict(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_state_counts_each_row_of_an_iteration_over_rows(folder, ranks):
+    dataset = read_files(folder, window_rows=70)
+    (whole,) = shards(dataset, 1)
+    for seed, stop in [(None, 10), (3, 500), (3, 2998 // ranks)]:
+        whole.set_epoch(0)
+        expected = [row["id"] for row in whole.iter_rows(shuffle_seed=seed)]
+        had, states = [], set()
+        for shard in shards(dataset, ranks):
+            rows = shard.iter_rows(shuffle_seed=seed)
+            had += [next(rows)["id"] for _ in range(stop)]
+            states.add(json.dumps(shard.state_dict()))
+        state = json.loads(min(states))
+        assert set(had) == set(expected[: stop * ranks])
+        if stop == 2998 // ranks:
+            continue
+        assert len(states) == 1 and state["rows"] == stop * ranks
+        (rest,) = shards(dataset, 1)
+        rest.load_state_dict(state)
+        assert [row["id"] for row in rest.iter_rows(shuffle_seed=seed)] == expected[stop * ranks :]
+
+
+def test_the_epoch_is_that_of_the_batch_also_in_the_last_one(folder):
+    (shard,) = shards(read_files(folder), 1)
+    assert [shard.epoch for _ in shard.iter_batches(batch_size=1000)] == [0, 0, 0] and shard.epoch == 1
+    first, second = (shard.iter_batches(batch_size=2998, shuffle_seed=1) for _ in range(2))
+    assert next(first)["id"].tolist() != next(second)["id"].tolist()
+
+
+def test_an_epoch_without_a_batch_is_named(folder):
+    each = shards(read_files(folder), 2)
+    with pytest.warns(RuntimeWarning, match="epoch 0 has no batch: its 2998 rows do not fill one of 1500 rows on each of the 2"):
+        assert batches_of(each, 1500, drop_last=True) == []
+
+
+def test_parts_of_files_and_the_schema_of_a_pyarrow_dataset_are_its_own(tmp_path):
+    folder = write_parquet(tmp_path / "data", [1000, 300])
+    whole = pa.dataset.dataset(folder)
+    fragments = [part for fragment in whole.get_fragments() for part in fragment.split_by_row_group()]
+    chosen = [fragments[number] for number in (1, 4, 11)]
+    part = pa.dataset.FileSystemDataset(chosen, whole.schema, whole.format, whole.filesystem)
+    dataset = read_files(part)
+    assert dataset.num_rows == part.to_table().num_rows == 300
+    assert [row["id"] for row in shards(dataset, 1)[0].iter_rows()] == part.to_table()["id"].to_pylist()
+    cast = pa.dataset.dataset(folder, schema=pa.schema([("x", pa.float32()), ("id", pa.int32())]))
+    (batch,) = shards(read_files(cast), 1)[0].iter_batches(batch_size=2000, batch_format="pyarrow")
+    assert batch.combine_chunks().equals(cast.to_table().combine_chunks())
+    with pytest.raises(MissingColumnError, match="no column 'more'"):
+        read_files(pa.dataset.dataset(folder, schema=pa.schema([("id", pa.int64()), ("more", pa.int64())])))
+    with pytest.raises(DatasetError, match="cannot be those of the pyarrow Dataset's schema"):
+        read_files(pa.dataset.dataset(folder, schema=pa.schema([("id", pa.list_(pa.int64()))])))
+
+
+def test_nulls_in_dictionaries_stay_nulls(tmp_path):
+    from wingbeat.train._dataset import DatasetShard
+
+    values = ["cat", None, "dog", "cat"]
+    table = pa.table({"pet": pa.array(values).dictionary_encode(), "size": pa.array([1, None, 3, 1]).dictionary_encode()})
+    with pa.ipc.new_file(tmp_path / "pets.arrow", table.schema) as out:
+        out.write_table(table)
+    for shard in (DatasetShard(table), *shards(read_files(tmp_path / "pets.arrow"), 1)):
+        (batch,) = shard.iter_batches()
+        assert batch["pet"].tolist() == values
+        assert np.isnan(batch["size"][1]) and batch["size"][[0, 2, 3]].tolist() == [1, 3, 1]
 
 
 def test_a_program_may_end_in_the_middle_of_an_iteration(folder, environment, write):

@@ -148,6 +148,96 @@ def test_a_trial_goes_on_from_its_checkpoint_after_a_failure(fit, tmp_path):
     assert (Path(result.checkpoint.path) / "step").read_text() == "2"
 
 
+def test_reports_are_counted_from_the_checkpoint_on_and_a_failed_trial_has_its_checkpoints(fit, tmp_path):
+    def fails(config):
+        import tempfile
+
+        for step in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "x").touch()
+                has_one = config["keeps"] and step == 0 and tune.get_checkpoint() is None
+                tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory(folder) if has_one else None)
+        raise ValueError("always")
+
+    run = tune.RunConfig(name="tried", storage_path=tmp_path, failure_config=tune.FailureConfig(max_failures=1))
+    without, having = fit(fails, {"keeps": tune.grid_search([False, True])}, run=run)
+    assert [report["training_iteration"] for report in without.reports] == [1, 2, 1, 2] and without.checkpoint is None
+    assert [report["training_iteration"] for report in having.reports] == [1, 2, 2, 3]
+    assert Path(having.checkpoint.path, "x").exists() and having.best_checkpoints[-1][1]["training_iteration"] == 1
+
+
+def test_a_stopped_trial_has_its_checkpoints_and_one_that_crashes_by_itself_has_failed(fit, tmp_path):
+    def stopped(config):
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "x").write_text("7")
+            tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint.from_directory(folder))
+        if config["crashes"]:
+            raise RuntimeError("by itself")
+        signal.pause()
+
+    run = tune.RunConfig(name="tried", storage_path=tmp_path, stop={"training_iteration": 1})
+    paused, crashed = fit(stopped, {"crashes": tune.grid_search([False, True])}, run=run)
+    assert paused.was_stopped and paused.error is None and Path(paused.checkpoint.path, "x").read_text() == "7"
+    assert isinstance(crashed.error.__cause__, RuntimeError) and crashed.checkpoint is not None
+
+
+def test_what_a_trial_has_of_its_own_ends_no_other(fit):
+    class Odd:
+        def __repr__(self):
+            raise ValueError("no repr")
+
+    def reports(config):
+        tune.report({"y": 1.0, **config["metrics"]})
+
+    metrics = tune.grid_search([{}, {"time": math.nan}, {"attempt": 3.0}, {"training_iteration": math.nan}])
+    grid = fit(reports, {"metrics": metrics, "m": {(1, 2): 3}, "odd": Odd()}, metric="y", mode="min", search_alg=None)
+    assert [result.error is None for result in grid] == [True, False, False, True]
+    assert "the metric 'time' has the name of what is recorded with each report" in str(grid.errors[0])
+
+
+def test_a_folder_that_cannot_be_made_is_the_error_of_its_trial(tmp_path):
+    import queue
+
+    from wingbeat.tune._trial import ERROR, Trial
+
+    (tmp_path / "full").touch()
+    trial, done = Trial("trial_00000", {}, str(tmp_path / "full")), queue.SimpleQueue()
+    trial.start(lambda trial: [], done)
+    assert done.get(timeout=DEADLINE_SECONDS) is trial
+    trial.finish()
+    assert trial.status == ERROR and "NotADirectoryError" in str(trial.error)
+
+
+def test_text_of_parameters_is_no_markup():
+    import io
+
+    from rich.console import Console
+
+    from wingbeat.tune._display import Display
+    from wingbeat.tune._trial import Trial
+
+    trial = Trial("trial_00000", {"prompt": "[INST] {} [/INST]"}, "/nowhere")
+    trial.reports = [{"loss[/val]": 1.0, "loss": 2.0}]
+    shown, display = io.StringIO(), Display("loss", "min")
+    Console(file=shown, width=200).print(display._table([trial], display._line([trial])))
+    assert "[INST] {} [/INST]" in shown.getvalue() and "loss[/val] 1" in shown.getvalue()
+
+
+def test_a_trainer_s_trials_run_as_the_tuner_says(fit, tmp_path):
+    def fails(config):
+        print("BEGUN", flush=True)
+        raise ValueError("always")
+
+    twice = tune.RunConfig(name="tried", storage_path=tmp_path, failure_config=tune.FailureConfig(max_failures=1))
+    (result,) = fit(train.TorchTrainer(fails), run=twice)
+    assert (Path(result.path) / "output.txt").read_text().count("BEGUN") == 2
+    thrice = train.TorchTrainer(fails, run_config=train.RunConfig(failure_config=train.FailureConfig(max_failures=2)))
+    with pytest.raises(ValueError, match="RunConfig.failure_config is .*max_failures=1.* for Tuner and .*max_failures=2"):
+        tune.Tuner(thrice, run_config=twice)
+
+
 def test_trials_run_at_the_same_time_as_far_as_their_resources_allow(fit, tmp_path):
     def counts(config):
         # Waits until it has seen another, which with 3 of 4 CPUs never is there.
@@ -286,6 +376,41 @@ def test_asha_lets_the_best_part_of_a_milestone_go_on():
         scheduler.on_trial_result("a", {"loss": 1.0})
 
 
+def test_asha_goes_on_with_the_best_beside_trials_that_diverge_and_forgets_earlier_ones():
+    scheduler = ASHAScheduler(max_t=100, grace_period=1)
+
+    def tried(*values):
+        return [scheduler.on_trial_result(f"trial_{n}", {"y": value, "training_iteration": 1}) for n, value in enumerate(values)]
+
+    nan, inf = math.nan, math.inf
+    scheduler.set_search_properties("y", "min")
+    assert tried(nan, 5.0, 0.001, inf, 0.0001) == [STOP, CONTINUE, CONTINUE, STOP, CONTINUE]
+    scheduler.set_search_properties("y", "max")
+    assert tried(1.0, 0.0, 2.0, -inf) == [CONTINUE, STOP, CONTINUE, STOP]
+
+
+def test_lists_have_parameters_too():
+    space = {"m": [tune.uniform(0, 1), {"n": tune.grid_search([1, 2])}], "t": ("a", (tune.choice([7]), 5)), "kept": [1, [2]],
+             "f": [tune.sample_from(lambda config: config["m"][1]["n"] * 10)]}
+    configs = list(_space.configurations(space, 2, random.Random(0)))
+    assert [config["m"][1]["n"] for config in configs] == [1, 2, 1, 2] and [config["f"] for config in configs] == [[10], [20]] * 2
+    assert all(0 <= config["m"][0] <= 1 and config["t"] == ("a", (7, 5)) and config["kept"] == [1, [2]] for config in configs)
+    search = OptunaSearch(seed=0, points_to_evaluate=[{"m": [0.5]}])
+    search.begin({"m": [tune.uniform(0, 1), tune.choice(["a"])], ("k", 1): tune.uniform(0, 1)}, 2, "y", "min")
+    first, second = search.suggest("a"), search.suggest("b")
+    assert first["m"] == [0.5, "a"] and 0 < second["m"][0] < 1 and ("k", 1) in first
+
+
+def test_optuna_draws_multiples_and_logarithms():
+    import optuna
+
+    search = OptunaSearch(sampler=optuna.samplers.RandomSampler(seed=0))
+    search.begin({"x": tune.qloguniform(1e-4, 1, 1e-4), "y": tune.quniform(0.1, 1, 0.25), "n": tune.qrandint(3, 20, 5)}, 300, "l", "min")
+    drawn = [search.suggest(str(number)) for number in range(300)]
+    assert 0.4 < sum(one["x"] < 1e-2 for one in drawn) / 300 < 0.6
+    assert {one["y"] for one in drawn} == {0.1, 0.25, 0.5, 0.75, 1} and {one["n"] for one in drawn} == {5, 10, 15, 20}
+
+
 def test_spaces_hold_what_they_say():
     chosen = random.Random(0)
     drawn = {
@@ -420,6 +545,32 @@ def test_whatever_kills_the_program_its_cluster_and_trials_end(waiting):
     process, all_of_it = waiting
     process.kill()
     until(lambda: not any(map(is_running, all_of_it)))
+
+
+@pytest.mark.parametrize("daemon", ["head", "worker"])
+def test_if_the_head_or_the_node_of_a_fit_dies_it_says_so(waiting, daemon):
+    process, all_of_it = waiting
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in all_of_it}
+    (pid,) = [pid for pid, command in commands.items() if command[1:2] == [daemon.encode()] and os.stat(f"/proc/{pid}")
+              and int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) == process.pid]
+    os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 1 and f"ClusterLostError: `wingbeat {daemon}`, which this fit had started, was killed by signal 9" in errors
+    until(lambda: not any(map(is_running, all_of_it)))
+
+
+def test_the_next_fit_removes_what_a_killed_program_has_left(waiting, tmp_path, monkeypatch):
+    from wingbeat.tune import _cluster
+
+    process, all_of_it = waiting
+    monkeypatch.setattr(_cluster.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    (left,) = (tmp_path / "tmp").glob("wingbeat-tune-*")
+    _cluster._remove_left()
+    assert (left / "token").exists()
+    process.kill()
+    until(lambda: not any(map(is_running, all_of_it)))
+    _cluster._remove_left()
+    assert not left.exists()
 
 
 def test_in_a_terminal_a_table_shows_the_trials(four_cpus, write, tmp_path):

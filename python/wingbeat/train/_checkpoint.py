@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _METADATA = ".metadata.json"
+_PREFIX = "checkpoint_"
 # What the run adds to a checkpoint, and no user wants.
-_OWN = (".wingbeat-complete.json", ".wingbeat-made-in")
+_COMPLETE = ".wingbeat-complete.json"
+_OWN = (_COMPLETE, ".wingbeat-made-in")
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,37 @@ class Checkpoint:
             ) from None
         filesystem, path = FileSystem.from_uri(self.path)
         return filesystem, path
+
+
+def metrics_of(path: str | os.PathLike[str]) -> dict[str, float] | None:
+    """The metrics that were reported with a local checkpoint.
+
+    Args:
+        path: Its directory.
+
+    Returns:
+        The metrics; None if the checkpoint is not complete.
+    """
+    try:
+        with open(os.path.join(path, _COMPLETE), encoding="utf-8") as file:
+            return {name: float(text) for name, text in json.load(file)["metrics"].items()}
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def complete_in(folder: str | os.PathLike[str]) -> list[tuple[Checkpoint, dict[str, float]]]:
+    """The complete checkpoints in the folder of a run, in the order of their reports.
+
+    Args:
+        folder: The folder, on this machine.
+
+    Returns:
+        The checkpoints, each with the metrics of its report.
+    """
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()]
+    except OSError:
+        return []
+    paths = [os.path.join(folder, name) for name in sorted(names, key=lambda name: int(name[len(_PREFIX) :]))]
+    found = [(Checkpoint(path), metrics_of(path)) for path in paths]
+    return [(checkpoint, metrics) for checkpoint, metrics in found if metrics is not None]

@@ -31,12 +31,18 @@ class DataFile:
         kind: "parquet" or "arrow".
         unit_rows: How many rows each of its row groups or record batches has.
         constants: Columns that are not in the file, with their values: those of a partitioned dataset.
+        units: Which of its row groups are in the dataset; None for all. `unit_rows` are those of these.
+        size: Its bytes, when it was looked into.
+        modified_ns: When it had been changed last, of a file on this machine.
     """
 
     path: str
     kind: str
     unit_rows: tuple[int, ...]
     constants: tuple[tuple[str, Any], ...] = ()
+    units: tuple[int, ...] | None = None
+    size: int | None = None
+    modified_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,15 @@ class Inspected:
         kind: "parquet" or "arrow".
         unit_rows: How many rows each of its row groups or record batches has.
         schema: Its columns.
+        size: Its bytes.
+        modified_ns: When it was changed last, of a file on this machine.
     """
 
     kind: str
     unit_rows: tuple[int, ...]
     schema: pyarrow.Schema
+    size: int
+    modified_ns: int | None
 
 
 def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
@@ -73,12 +83,13 @@ def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
 
     try:
         kind = kind or _kind_of(filesystem, path)
+        _, modified_ns = _local_stamp(filesystem, path)
         if kind == PARQUET:
             with filesystem.open_input_file(path) as source:
                 about = pyarrow.parquet.ParquetFile(source)
                 groups = about.metadata
                 rows = tuple(groups.row_group(number).num_rows for number in range(groups.num_row_groups))
-                return Inspected(kind, rows, about.schema_arrow)
+                return Inspected(kind, rows, about.schema_arrow, source.size(), modified_ns)
         with _source(filesystem, path) as source:
             schema = pyarrow.ipc.open_file(source).schema
             # One column says how many rows there are. Others are not decompressed.
@@ -86,7 +97,7 @@ def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
             only = [widths.index(min(widths))] if widths else []
             reader = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=only))
             rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-            return Inspected(kind, rows, schema)
+            return Inspected(kind, rows, schema, source.size(), modified_ns)
     except (OSError, pyarrow.ArrowException) as error:
         raise UnreadableFileError(path, _why(error)) from error
 
@@ -108,7 +119,7 @@ def rows_of(
         Tables.
 
     Raises:
-        UnreadableFileError: The file is not to be had here, or is damaged.
+        UnreadableFileError: The file is not to be had here, is damaged, or has changed since it was looked into.
     """
     import pyarrow
 
@@ -131,6 +142,8 @@ def rows_of(
     except FileNotFoundError as error:
         where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
         raise UnreadableFileError(file.path, where) from error
+    except UnreadableFileError:
+        raise
     except (OSError, pyarrow.ArrowException) as error:
         raise UnreadableFileError(file.path, _why(error)) from error
 
@@ -140,22 +153,57 @@ def _tables(filesystem: Any, file: DataFile, unit: int, columns: list[str], piec
     import pyarrow.fs
     import pyarrow.parquet
 
+    rows, number = file.unit_rows[unit], unit if file.units is None else file.units[unit]
+    size, modified_ns = _local_stamp(filesystem, file.path)
+    # Before an Arrow file is mapped: the process would be killed when it reads beyond the end of one that was cut.
+    _check(file, file.size in (None, size or file.size) and file.modified_ns in (None, modified_ns))
     if file.kind == PARQUET:
         with filesystem.open_input_file(file.path) as source:
-            if piece_rows >= file.unit_rows[unit]:
-                yield pyarrow.parquet.ParquetFile(source).read_row_group(unit, columns=columns, use_threads=False)
-                return
+            _check(file, file.size in (None, source.size()))
+            is_whole = piece_rows >= rows
             is_here = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-            reader = pyarrow.parquet.ParquetFile(source, buffer_size=_READ_LOCALLY if is_here else _READ_REMOTELY)
-            batches = reader.iter_batches(piece_rows, row_groups=[unit], columns=columns, use_threads=False)
+            buffer = 0 if is_whole else _READ_LOCALLY if is_here else _READ_REMOTELY
+            reader = pyarrow.parquet.ParquetFile(source, buffer_size=buffer)
+            groups = reader.metadata
+            _check(file, number < groups.num_row_groups and groups.row_group(number).num_rows == rows)
+            _check(file, set(columns) <= set(reader.schema_arrow.names))
+            if is_whole:
+                yield reader.read_row_group(number, columns=columns, use_threads=False)
+                return
+            batches = reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False)
             for batch in batches:
                 yield pyarrow.Table.from_batches([batch])
         return
     with _source(filesystem, file.path) as source:
+        _check(file, file.size in (None, source.size()))
         names = pyarrow.ipc.open_file(source).schema.names
+        _check(file, set(columns) <= set(names))
         chosen = [names.index(name) for name in columns]
         options = pyarrow.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
-        yield pyarrow.Table.from_batches([pyarrow.ipc.open_file(source, options=options).get_batch(unit)])
+        opened = pyarrow.ipc.open_file(source, options=options)
+        _check(file, number < opened.num_record_batches)
+        batch = opened.get_batch(number)
+        _check(file, batch.num_rows == rows)
+        yield pyarrow.Table.from_batches([batch])
+
+
+def _check(file: DataFile, is_as_before: bool) -> None:
+    if not is_as_before:
+        raise UnreadableFileError(
+            file.path,
+            "it has changed since read_files looked into it; start the run again, and while one reads a file, write another "
+            "file and let it take the place of the first by renaming",
+        )
+
+
+def _local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:
+    """The size of a file on this machine, and when it was changed last. Of others, that would be a request each time."""
+    import pyarrow.fs
+
+    if not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        return None, None
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
 
 
 def _source(filesystem: Any, path: str) -> Any:

@@ -99,7 +99,12 @@ def is_nested(kind: pyarrow.DataType) -> bool:
 
 def _array(column: pyarrow.ChunkedArray) -> Any:
     import numpy
+    import pyarrow
 
+    if pyarrow.types.is_dictionary(column.type):
+        # `ChunkedArray.to_numpy` forgets which of its values are null.
+        chunks = [chunk.dictionary_decode() for chunk in column.chunks]
+        column = pyarrow.chunked_array(chunks, column.type.value_type)
     if not is_nested(column.type):
         return column.to_numpy()
     flat = _matrix(column)

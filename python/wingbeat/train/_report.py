@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
-from wingbeat.train._checkpoint import Checkpoint
+from wingbeat.train._checkpoint import Checkpoint, metrics_of
 from wingbeat.train._connection import connection, is_in_a_run
 from wingbeat.train._unsupported import refuse
 
 _CHECKPOINT = "WINGBEAT_CHECKPOINT"
+# Set in the ranks of a trial of `wingbeat.tune`.
+TRIAL = "WINGBEAT_TRIAL"
+# How many reports a trial has made, or what it said itself.
+ITERATION = "training_iteration"
+# What the run adds to each report in `metrics.jsonl`.
+_RECORDED = ("time", "attempt")
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -56,6 +63,7 @@ def report(
 
     Raises:
         TypeError: A metric is not a number.
+        ValueError: A metric of a trial of `wingbeat.tune` is called "time" or "attempt".
         FileNotFoundError: The checkpoint does not exist on this machine.
         ReportError: The checkpoint cannot be stored, a rank ended without this report, or the run has ended.
         NotImplementedError: An option is refused.
@@ -76,6 +84,8 @@ def report(
         raise TypeError(f"metrics are numbers by name, as {{\"loss\": 0.5}}, and not a {type(metrics).__qualname__}")
     numbers = {str(name): repr(_number(name, value)) for name, value in metrics.items()}
     path = None if checkpoint is None else _local(checkpoint)
+    if TRIAL in os.environ and is_in_a_run():
+        _count(numbers)
     if is_in_a_run():
         connection().ask({"kind": "report", "metrics": numbers, "checkpoint": path, "waits": waits})
     elif path is not None:
@@ -103,6 +113,29 @@ def get_checkpoint() -> Checkpoint | None:
         # Also in a process that has reported nothing itself: the rank that started it may have.
         path = connection().ask({"kind": "newest"}) or path
     return Checkpoint(path) if path else None
+
+
+_reports: int | None = None
+
+
+def _count(numbers: dict[str, str]) -> None:
+    """Numbers the report of a trial, from that of the checkpoint on from which this attempt goes on."""
+    global _reports
+    for name in _RECORDED:
+        if name in numbers:
+            raise ValueError(f"the metric {name!r} has the name of what is recorded with each report; call it otherwise")
+    if _reports is None:
+        _reports = _reports_until(os.environ.get(_CHECKPOINT))
+    _reports += 1
+    numbers.setdefault(ITERATION, repr(float(_reports)))
+
+
+def _reports_until(checkpoint: str | None) -> int:
+    if checkpoint is None:
+        return 0
+    metrics = metrics_of(checkpoint) or {}
+    there = metrics.get(ITERATION, 0.0)
+    return int(there) if math.isfinite(there) else 0
 
 
 def _local(checkpoint: Checkpoint | str | os.PathLike[str]) -> str:

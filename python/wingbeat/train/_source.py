@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
 from wingbeat.train._dataset_errors import (
@@ -70,6 +73,15 @@ class FileDataset:
         """How many rows there are."""
         return sum(self.unit_rows)
 
+    @cached_property
+    def layout(self) -> str:
+        """A hash of what the order of rows depends on: the files, by their paths in the folder that has all of them and by
+        their sizes, and the rows of each unit."""
+        paths = [file.path for file in self.files]
+        common = len(posixpath.dirname(posixpath.commonprefix(paths)))
+        about = [(path[common:], file.size, file.units, file.unit_rows) for path, file in zip(paths, self.files)]
+        return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
     def lanes_with(self, seed: int | None) -> int:
         """How many lanes the global order has.
 
@@ -123,7 +135,16 @@ def read_files(
     with ThreadPoolExecutor(min(_INSPECTORS, len(found))) as pool:
         inspected = list(pool.map(lambda one: inspect(filesystem, one.path, one.kind or None), found))
     files = tuple(
-        DataFile(one.path, about.kind, about.unit_rows, one.constants) for one, about in zip(found, inspected)
+        DataFile(
+            one.path,
+            about.kind,
+            about.unit_rows if one.units is None else tuple(about.unit_rows[unit] for unit in one.units),
+            one.constants,
+            one.units,
+            about.size,
+            about.modified_ns,
+        )
+        for one, about in zip(found, inspected)
     )
     schema = _common(files, inspected, partitions, columns)
     if not any(sum(file.unit_rows) for file in files):
@@ -188,10 +209,11 @@ class _Found:
     path: str
     kind: str = ""
     constants: tuple[tuple[str, Any], ...] = ()
+    units: tuple[int, ...] | None = None
 
 
 def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
-    """The files, where they are, and the columns of partitions if there are any."""
+    """The files, where they are, and the columns of a pyarrow Dataset if it is one."""
     import pyarrow.dataset
     import pyarrow.fs
 
@@ -256,25 +278,41 @@ def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]
     if kind is None:
         raise TypeError(f"a pyarrow Dataset of {type(dataset.format).__name__} cannot be streamed; Parquet and Arrow IPC can")
     found = []
-    for fragment in sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path)):
+    fragments = sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path))
+    with ThreadPoolExecutor(_INSPECTORS) as pool:
+        # A fragment may be a part of a file.
+        parts = list(pool.map(_units_of, fragments) if kind == PARQUET else [None] * len(fragments))
+    for fragment, units in zip(fragments, parts):
         keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
-        found.append(_Found(fragment.path, kind, tuple(keys.items())))
+        found.append(_Found(fragment.path, kind, tuple(keys.items()), units))
     if not found:
         raise TooFewRowsError("the dataset has no files")
     return found, dataset.filesystem, dataset.schema
 
 
+def _units_of(fragment: Any) -> tuple[int, ...]:
+    import pyarrow
+
+    try:
+        return tuple(group.id for group in fragment.row_groups)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UnreadableFileError(fragment.path, str(error)) from error
+
+
 def _common(
-    files: Sequence[DataFile], inspected: Sequence[Inspected], partitions: pyarrow.Schema | None, columns: Sequence[str] | None
+    files: Sequence[DataFile], inspected: Sequence[Inspected], given: pyarrow.Schema | None, columns: Sequence[str] | None
 ) -> pyarrow.Schema:
-    """The columns that are read, in which all files have to agree."""
+    """The columns that are read, in which all files have to agree; as a pyarrow Dataset has them, if it is one."""
     import pyarrow
 
     constants = [name for name, _ in files[0].constants]
     of_files = inspected[0].schema
-    if partitions is not None:
-        of_files = pyarrow.schema([*of_files, *(partitions.field(name) for name in constants if name not in of_files.names)])
-    names = list(of_files.names if columns is None else columns)
+    if given is not None:
+        of_files = pyarrow.schema([*of_files, *(given.field(name) for name in constants if name not in of_files.names)])
+    if columns is not None:
+        names = list(columns)
+    else:
+        names = list(of_files.names if given is None else given.names)
     for name in names:
         if name not in of_files.names:
             raise MissingColumnError(name, files[0].path, tuple(of_files.names))
@@ -286,13 +324,24 @@ def _common(
             kind = about.schema.field(there).type if there >= 0 else "missing"
             if kind == "missing" or not expected.equals(kind):
                 raise SchemaMismatchError(name, (files[0].path, file.path), (str(expected), str(kind)))
-        if columns is None:
+        if columns is None and (given is None or set(of_files.names) <= set(given.names)):
             for name in about.schema.names:
                 if name not in of_files.names:
                     kinds = ("missing", str(about.schema.field(name).type))
                     raise SchemaMismatchError(name, (files[0].path, file.path), kinds)
     # Without metadata, and nullable: files may differ in these.
-    return pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
+    schema = pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
+    if given is None:
+        return schema
+    wanted = pyarrow.schema([pyarrow.field(name, given.field(name).type) for name in names if name in given.names])
+    for name in names:
+        if name not in given.names:
+            raise MissingColumnError(name, "the pyarrow Dataset", tuple(given.names))
+    try:
+        schema.empty_table().cast(wanted)
+    except pyarrow.ArrowException as error:
+        raise DatasetError(f"the columns of {files[0].path} cannot be those of the pyarrow Dataset's schema: {error}") from error
+    return wanted
 
 
 def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schema) -> float:

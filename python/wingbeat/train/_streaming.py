@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     import pyarrow
     import torch
 
+    # What makes of a table what cuts batches from it, by their beginning and number of rows.
+    Cutter = Callable[[pyarrow.Table], Callable[[int, int], Any]]
+
 # Rows that are put together at a time, at most, for as many batches as they make.
 _BLOCK_ROWS = 1 << 18
+# Rows that are made Python objects at a time.
+_LIST_ROWS = 256
 
 
 class StreamingShard:
@@ -49,6 +56,8 @@ class StreamingShard:
         self._ranks = context.world_size if ranks is None else ranks
         self._state: dict[str, Any] = {"epoch": 0, "rows": 0}
         self._has_begun = False
+        # Of the iteration that is going on. In its last batch, the state is already that of the next.
+        self._epoch: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -63,7 +72,7 @@ class StreamingShard:
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that is going on, or of the next one if there is none."""
-        return int(self._state["epoch"])
+        return int(self._state["epoch"] if self._epoch is None else self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, which begins at its first row.
@@ -76,7 +85,7 @@ class StreamingShard:
         """
         if epoch < 0:
             raise ValueError(f"an epoch is not negative, and this is {epoch}")
-        self._state, self._has_begun = {"epoch": int(epoch), "rows": 0}, False
+        self._state, self._has_begun, self._epoch = {"epoch": int(epoch), "rows": 0}, False, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: after the batch that it has given last. It is the same on all ranks, small, and fit for JSON.
@@ -99,7 +108,13 @@ class StreamingShard:
             raise ValueError(f"a shard's state has an epoch and rows; this is {state!r:.100}")
         if state.get("of", self.num_rows) != self.num_rows:
             raise ValueError(f"the state is of a dataset with {state['of']} rows, and this one has {self.num_rows}")
-        self._state, self._has_begun = dict(state), False
+        layout = self.dataset.layout
+        if state["rows"] and state.get("layout", layout) != layout:
+            raise ValueError(
+                "the state was taken with other files, or with files of other sizes or row groups: the rows that are left would "
+                "be others; go on with the same files, or begin an epoch anew with set_epoch"
+            )
+        self._state, self._has_begun, self._epoch = dict(state), False, None
 
     def iter_batches(
         self,
@@ -136,8 +151,8 @@ class StreamingShard:
         if local_shuffle_buffer_size is not None or local_shuffle_seed is not None:
             raise refuse("a local shuffle of a dataset in files", "use shuffle_seed=, which shuffles across ranks")
         made = _formats.maker(batch_format)
-        is_arrays = made is _formats.arrays
-        return self._iterate(batch_size, shuffle_seed, drop_last, prefetch_batches, None if is_arrays else made)
+        cutter = _arrays_cutter if made is _formats.arrays else functools.partial(_tables_cutter, made)
+        return self._iterate(batch_size, shuffle_seed, drop_last, prefetch_batches, cutter)
 
     def iter_torch_batches(
         self,
@@ -184,7 +199,7 @@ class StreamingShard:
         return map(made, batches)
 
     def iter_rows(self, *, shuffle_seed: int | None = None) -> Iterator[dict[str, Any]]:
-        """Iterates over this rank's rows of an epoch. Ranks may differ by one row.
+        """Iterates over this rank's rows of an epoch. Ranks may differ by one row. The state counts the rows that were given.
 
         Args:
             shuffle_seed: The seed of the global order. None for the order of the files.
@@ -192,8 +207,15 @@ class StreamingShard:
         Yields:
             Each row, as a dict by column.
         """
-        for batch in self.iter_batches(batch_format="pyarrow", shuffle_seed=shuffle_seed):
-            yield from batch.to_pylist()
+        begin = self._start(shuffle_seed)["rows"]
+        for batch in self._iterate(1, shuffle_seed, False, 1, _rows_cutter):
+            if len(batch) > 1:
+                # The last step, with one of the rows that are fewer than ranks.
+                state, after = self._state, dict(self._state)
+                state.update(epoch=after["epoch"] - 1, rows=self.num_rows - (self.num_rows - begin) % self._ranks)
+                yield batch[0]
+                state.update(after)
+            yield batch[-1]
 
     def _iterate(
         self,
@@ -201,7 +223,7 @@ class StreamingShard:
         seed: int | None,
         drop_last: bool,
         prefetch_batches: int,
-        made: Callable[[pyarrow.Table], Any] | None,
+        cutter: Cutter,
     ) -> Iterator[Any]:
         _check("batch_size", batch_size, 1)
         _check("prefetch_batches", prefetch_batches, 0)
@@ -209,9 +231,19 @@ class StreamingShard:
             _check("shuffle_seed", seed, 0)
         if self.num_rows < self._ranks:
             raise TooFewRowsError(f"the dataset has {self.num_rows} rows, and there are {self._ranks} ranks: use fewer ranks")
-        lanes = self.dataset.lanes_with(seed)
-        order = {"of": self.num_rows, "seed": seed, "lanes": lanes, "window_rows": self.dataset.window_rows}
-        begin, epoch = int(self._state["rows"]), self.epoch
+        self._start(seed)
+        return self._batches(batch_size, seed, drop_last, prefetch_batches, cutter)
+
+    def _start(self, seed: int | None) -> dict[str, Any]:
+        """The state at the beginning of an iteration."""
+        begin, epoch = int(self._state["rows"]), int(self._state["epoch"])
+        order = {
+            "of": self.num_rows,
+            "seed": seed,
+            "lanes": self.dataset.lanes_with(seed),
+            "window_rows": self.dataset.window_rows,
+            "layout": self.dataset.layout,
+        }
         if self._has_begun:
             begin, epoch = 0, epoch + (begin > 0)
         elif begin:
@@ -222,25 +254,43 @@ class StreamingShard:
                         f"the state was taken with {named}={self._state[name]!r}, and this iteration has {named}={value!r}: "
                         "the rows that are left would be others"
                     )
+        return {"epoch": epoch, "rows": begin, **order}
+
+    def _batches(
+        self, batch_size: int, seed: int | None, drop_last: bool, prefetch_batches: int, cutter: Cutter
+    ) -> Iterator[Any]:
+        # Now, and not when the iterator was made: of two that were made before either is used, each is an epoch.
+        state = self._start(seed)
+        begin, epoch = state["rows"], state["epoch"]
+        self._state, self._has_begun, self._epoch = state, True, epoch
         steps = _Steps(begin, self.num_rows, batch_size, self._rank, self._ranks, drop_last)
         if steps.lost and self._rank == 0:
             warnings.warn(
                 f"{steps.lost} rows are left of epoch {epoch}, fewer than the {self._ranks} ranks: they are left out",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
-        self._state, self._has_begun = {"epoch": epoch, "rows": begin, **order}, True
-        drawn = Order(self.dataset.unit_rows, lanes, self.dataset.window_rows, seed, epoch)
-        return self._batches(steps, drawn, prefetch_batches, made)
+        if drop_last and not begin and not len(steps) and self._rank == 0:
+            warnings.warn(
+                f"epoch {epoch} has no batch: its {self.num_rows} rows do not fill one of {batch_size} rows on each of the "
+                f"{self._ranks} ranks, and drop_last leaves them out; use a smaller batch_size",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        order = Order(self.dataset.unit_rows, state["lanes"], self.dataset.window_rows, seed, epoch)
+        try:
+            yield from self._given(steps, order, prefetch_batches, cutter, state)
+        finally:
+            if self._state is state:
+                self._epoch = None
 
-    def _batches(
-        self, steps: _Steps, order: Order, prefetch_batches: int, made: Callable[[pyarrow.Table], Any] | None
+    def _given(
+        self, steps: _Steps, order: Order, prefetch_batches: int, cutter: Cutter, state: dict[str, Any]
     ) -> Iterator[Any]:
-        state = self._state
         # As many rows as a window of each lane has: then each window is gone through once or twice, and not time and again.
         lanes = -(-len(order.lanes) // self._ranks)
         in_a_block = max(1, min(_BLOCK_ROWS, lanes * self.dataset.window_rows) // steps.batch_size)
-        source = _blocks(self.dataset, order, steps, in_a_block, made)
+        source = _blocks(self.dataset, order, steps, in_a_block, cutter)
         step = 0
         with contextlib.closing(ahead(source, -(-prefetch_batches // in_a_block))) as blocks:
             for cut, sizes in blocks:
@@ -300,7 +350,7 @@ class _Steps:
 
 
 def _blocks(
-    dataset: FileDataset, order: Order, steps: _Steps, in_a_block: int, made: Callable[[pyarrow.Table], Any] | None
+    dataset: FileDataset, order: Order, steps: _Steps, in_a_block: int, cutter: Cutter
 ) -> Generator[tuple[Callable[[int, int], Any], list[int]], None, None]:
     """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
     lanes: dict[int, Lane] = {}
@@ -315,7 +365,7 @@ def _blocks(
                 if stretch.lane not in lanes:
                     lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
                 picks += lanes[stretch.lane].take(stretch)
-            cut = _cutter(gathered(picks, count), made)
+            cut = cutter(gathered(picks, count))
             del picks  # which hold windows
             yield cut, sizes
             del cut
@@ -324,10 +374,18 @@ def _blocks(
         reader.shutdown(wait=True, cancel_futures=True)
 
 
-def _cutter(table: pyarrow.Table, made: Callable[[pyarrow.Table], Any] | None) -> Callable[[int, int], Any]:
-    """What cuts batches from a table: by `made`, or as arrays, which are made once for all of them."""
-    if made is not None:
-        return lambda begin, count: made(table.slice(begin, count))
+def _tables_cutter(made: Callable[[pyarrow.Table], Any], table: pyarrow.Table) -> Callable[[int, int], Any]:
+    return lambda begin, count: made(table.slice(begin, count))
+
+
+def _rows_cutter(table: pyarrow.Table) -> Callable[[int, int], list[dict[str, Any]]]:
+    """What cuts rows, one after the other."""
+    rows = (row for batch in table.to_batches(max_chunksize=_LIST_ROWS) for row in batch.to_pylist())
+    return lambda begin, count: list(itertools.islice(rows, count))
+
+
+def _arrays_cutter(table: pyarrow.Table) -> Callable[[int, int], dict[str, Any]]:
+    """What cuts batches of arrays, which are made once for all of them."""
     nested = [name for name in table.column_names if _formats.is_nested(table.schema.field(name).type)]
     apart = table.select(nested)
     whole = _formats.arrays(table.drop_columns(nested))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wingbeat.train._config import FailureConfig as FailureConfig
     from wingbeat.tune import schedulers as schedulers
     from wingbeat.tune import search as search
+    from wingbeat.tune._cluster import ClusterLostError as ClusterLostError
     from wingbeat.tune._config import RunConfig as RunConfig
     from wingbeat.tune._config import TuneConfig as TuneConfig
     from wingbeat.tune._grid import Result as Result
@@ -53,6 +54,7 @@ _SPACE = "choice grid_search lograndint loguniform qloguniform qrandint quniform
 _HOMES = {
     "ASHAScheduler": "wingbeat.tune.schedulers",
     "CheckpointConfig": "wingbeat.train._config",
+    "ClusterLostError": "wingbeat.tune._cluster",
     "FailureConfig": "wingbeat.train._config",
     "Result": "wingbeat.tune._grid",
     "ResultGrid": "wingbeat.tune._grid",
@@ -78,6 +80,7 @@ __all__ = [
     "ASHAScheduler",
     "Checkpoint",
     "CheckpointConfig",
+    "ClusterLostError",
     "FailureConfig",
     "Result",
     "ResultGrid",

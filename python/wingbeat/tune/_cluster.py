@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from wingbeat import _command
@@ -20,36 +22,78 @@ from wingbeat import _command
 _END_S = 10
 
 
+# The start of the names of folders with what a cluster that was started here needs, and the file that its program locks.
+_PREFIX, _LOCK = "wingbeat-tune-", "lock"
+# How much of a daemon's log an error shows.
+_LOG_BYTES = 2000
+
+
+class ClusterLostError(RuntimeError):
+    """The head or the node that `Tuner.fit` had started on this machine has ended. The text has the end of its log."""
+
+    __module__ = "wingbeat.tune"
+
+
+class Cluster:
+    """A cluster.
+
+    Args:
+        env: Variables for commands that run on it.
+    """
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+        self.daemons: list[_Daemon] = []
+
+    def check(self) -> None:
+        """Checks that what was started here still runs.
+
+        Raises:
+            ClusterLostError: It does not.
+        """
+        for daemon in self.daemons:
+            code = daemon.process.poll()
+            if code is not None:
+                end = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                log = daemon.log()[-_LOG_BYTES:]
+                raise ClusterLostError(
+                    f"`wingbeat {daemon.what}`, which this fit had started, {end}: "
+                    f"{log or 'its log is empty'}; what trials stored is in their folders. Start the fit again with another name"
+                )
+
+
 @contextlib.contextmanager
-def cluster() -> Iterator[dict[str, str]]:
+def cluster() -> Iterator[Cluster]:
     """Gives a cluster for the time of a `with`.
 
     One that is started here has a head and a node of this machine, listens at 127.0.0.1 and has a token of its own. It ends
-    with this thread, however that ends.
+    with this thread, however that ends. What a killed program has left of its own is removed.
 
     Yields:
-        Variables for commands that run on it.
+        The cluster.
 
     Raises:
         RuntimeError: It does not start.
     """
     if os.environ.get("WINGBEAT_ADDRESS"):
-        yield {}
+        yield Cluster({})
         return
-    with tempfile.TemporaryDirectory(prefix="wingbeat-tune-") as folder, contextlib.ExitStack() as daemons:
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _locked(folder), contextlib.ExitStack() as daemons:
         token = Path(folder, "token")
         token.touch(0o600)
         token.write_text(secrets.token_hex(32) + "\n")
-        env = {"WINGBEAT_TOKEN_FILE": str(token)}
-        said = daemons.enter_context(_daemon(folder, env, "head", "--port", "0"))
-        listening = re.search(r"listening at (\S+)", said)
+        made = Cluster({"WINGBEAT_TOKEN_FILE": str(token)})
+        head = daemons.enter_context(_daemon(folder, made.env, "head", "--port", "0"))
+        listening = re.search(r"listening at (\S+)", head.said)
         if listening is None:
-            raise RuntimeError(f"`wingbeat head` does not start: {_errors(folder, 'head') or said}")
-        env["WINGBEAT_ADDRESS"] = listening[1]
-        said = daemons.enter_context(_daemon(folder, env, "worker", "--num-cpus", str(os.cpu_count() or 1)))
-        if "joined" not in said:
-            raise RuntimeError(f"`wingbeat worker` does not start: {_errors(folder, 'worker') or said}")
-        yield env
+            raise RuntimeError(f"`wingbeat head` does not start: {head.log() or head.said}")
+        made.env["WINGBEAT_ADDRESS"] = listening[1]
+        worker = daemons.enter_context(_daemon(folder, made.env, "worker"))
+        if "joined" not in worker.said:
+            raise RuntimeError(f"`wingbeat worker` does not start: {worker.log() or worker.said}")
+        made.daemons += [worker, head]
+        yield made
 
 
 def slots(cluster: Mapping[str, str], cpus: float, gpus: float) -> int:
@@ -71,16 +115,49 @@ def slots(cluster: Mapping[str, str], cpus: float, gpus: float) -> int:
     for node in json.loads(done.stdout)["nodes"]:
         there = node["info"]["resources"]
         fits = [int(there.get(name, 0) / amount + 1e-9) for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0]
-        count += min(fits, default=os.cpu_count() or 1)
+        count += min(fits, default=int(there.get("CPU", 1)))
     return max(1, count)
 
 
+@dataclass(frozen=True)
+class _Daemon:
+    what: str
+    process: subprocess.Popen[str]
+    said: str  # its first line
+    log_file: Path
+
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8", errors="replace").strip()
+
+
 @contextlib.contextmanager
-def _daemon(folder: str, env: Mapping[str, str], what: str, *arguments: str) -> Iterator[str]:
-    """Runs a daemon; gives its first line."""
+def _locked(folder: str) -> Iterator[None]:
+    """Holds a lock in a folder, which the kernel gives up when this program ends."""
+    made = Path(folder, f"{_LOCK}-new")
+    with open(made, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made.rename(Path(folder, _LOCK))  # nobody finds it unlocked before
+        yield
+
+
+def _remove_left() -> None:
+    """Removes the folders of programs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with open(folder / _LOCK, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _daemon(folder: str, env: Mapping[str, str], what: str, *arguments: str) -> Iterator[_Daemon]:
+    """Runs a daemon."""
     binary = shutil.which(_command.binary()) or _command.binary()
     tied = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_tied.py")), str(os.getpid())]
-    with open(Path(folder, f"{what}.log"), "wb") as log:
+    log_file = Path(folder, f"{what}.log")
+    with open(log_file, "wb") as log:
         process = subprocess.Popen(
             [*tied, binary, what, *arguments],
             env={**os.environ, **env},
@@ -92,7 +169,7 @@ def _daemon(folder: str, env: Mapping[str, str], what: str, *arguments: str) -> 
         )
     assert process.stdout is not None
     try:
-        yield process.stdout.readline()
+        yield _Daemon(what, process, process.stdout.readline(), log_file)
     finally:
         process.terminate()
         try:
@@ -101,7 +178,3 @@ def _daemon(folder: str, env: Mapping[str, str], what: str, *arguments: str) -> 
             process.kill()
             process.wait()
         process.stdout.close()
-
-
-def _errors(folder: str, what: str) -> str:
-    return Path(folder, f"{what}.log").read_text(encoding="utf-8", errors="replace").strip()

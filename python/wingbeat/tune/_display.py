@@ -53,10 +53,11 @@ class Display:
         Args:
             text: The line.
         """
-        if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
-        elif sys.stderr is not None:
-            print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it cannot be encoded: trials go on
+            if self._live is not None:
+                self._live.console.print(text, markup=False, highlight=False)
+            elif sys.stderr is not None:
+                print(text, file=sys.stderr, flush=True)
 
     def update(self, trials: Sequence[Trial], is_last: bool = False) -> None:
         """Shows how far trials are, if it is time for that.
@@ -71,7 +72,8 @@ class Display:
         self._shown = now
         line = self._line(trials)
         if self._live is not None and not is_last:
-            self._live.update(self._table(trials, line), refresh=True)
+            with contextlib.suppress(OSError, ValueError):
+                self._live.update(self._table(trials, line), refresh=True)
         elif line != self._last:
             self._last = line
             self.say(line)
@@ -90,8 +92,9 @@ class Display:
 
     def _table(self, trials: Sequence[Trial], line: str) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=line, title_justify="left", box=None)
+        table = Table(title=Text(line), title_justify="left", box=None)
         for name in ("trial", "state", "parameters", "reports", "seconds", "metrics"):
             table.add_column(name, overflow="fold")
         # Those that run are seen in any case.
@@ -103,7 +106,7 @@ class Display:
             state = "stopped" if trial.is_stopped and trial.status == TERMINATED else trial.status.lower()
             state = "waiting" if trial.waits else state
             row = [trial.trial_id, state, described(trial.config), str(len(trial.reports)), f"{trial.seconds:.0f}", metrics]
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         if len(order) > _MOST:
             table.add_row(f"and {len(order) - _MOST} more")
         return table

@@ -50,6 +50,14 @@ class Float(Domain):
             value = math.exp(chosen.uniform(math.log(self.low), math.log(self.high)))
         else:
             value = chosen.uniform(self.low, self.high)
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> float:
+        """The nearest value that may be drawn.
+
+        Args:
+            value: A value from `low` to `high`.
+        """
         value = value if self.step is None else round(value / self.step) * self.step
         return min(max(value, self.low), self.high)
 
@@ -81,6 +89,14 @@ class Integer(Domain):
             value = int(math.exp(chosen.uniform(math.log(self.low), math.log(self.most + 1))))
         else:
             value = chosen.randint(self.low, self.most)
+        return self.rounded(value)
+
+    def rounded(self, value: int) -> int:
+        """The nearest value that may be drawn.
+
+        Args:
+            value: A value from `low` to `most`.
+        """
         value = value if self.step is None else round(value / self.step) * self.step
         return min(max(value, self.low), self.most)
 
@@ -229,25 +245,73 @@ def is_grid(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {GRID}
 
 
-def leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _is_searched(value: Any) -> bool:
+    """Whether something in this differs between trials."""
+    if isinstance(value, Domain) or is_grid(value):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(_is_searched, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_is_searched, value))
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]] | None:
+    """The keys and values of a dict, or of a list in which something is searched; None of what is one value."""
+    if isinstance(value, Mapping) and not is_grid(value) and value:
+        return list(value.items())
+    if isinstance(value, (list, tuple)) and _is_searched(value):
+        return list(enumerate(value))
+    return None
+
+
+def leaves(space: Mapping[str, Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The values of a space, with where they are.
 
     Args:
-        space: The space; dicts in it are parts of it.
+        space: The space; dicts in it are parts of it, and so are lists and tuples in which something is searched.
         path: Where it is itself.
 
     Yields:
         The keys that lead to a value, and the value.
     """
-    for name, value in space.items():
-        if isinstance(value, Mapping) and not is_grid(value) and value:
-            yield from leaves(value, (*path, name))
-        else:
+    for name, value in _parts(space) or ():
+        if _parts(value) is None:
             yield (*path, name), value
+        else:
+            yield from leaves(value, (*path, name))
 
 
-def put(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Puts a value into a nested dict.
+def name_of(path: tuple[Any, ...]) -> str:
+    """The keys that lead to a value, as a name.
+
+    Args:
+        path: The keys.
+    """
+    return "/".join(map(str, path))
+
+
+def shaped(space: Any, config: Any) -> Any:
+    """Makes lists of what `put` has put for the lists of a space.
+
+    Args:
+        space: The space, or a part of it.
+        config: What `put` has made of it.
+
+    Returns:
+        The parameters.
+    """
+    parts = _parts(space)
+    if parts is None:
+        return config
+    made = {name: shaped(value, config[name]) for name, value in parts}
+    if isinstance(space, Mapping):
+        return made
+    if hasattr(space, "_fields"):  # a named tuple
+        return type(space)(*made.values())
+    return tuple(made.values()) if isinstance(space, tuple) else list(made.values())
+
+
+def put(config: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Puts a value into a nested dict, which has the parts of lists by their numbers.
 
     Args:
         config: The dict.
@@ -265,7 +329,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: The dict.
     """
-    return {"/".join(map(str, path)): value for path, value in leaves(config)}
+    return {name_of(path): value for path, value in leaves(config)}
 
 
 def configurations(space: Mapping[str, Any], samples: int, chosen: random.Random) -> Iterator[dict[str, Any]]:
@@ -291,5 +355,5 @@ def configurations(space: Mapping[str, Any], samples: int, chosen: random.Random
                 put(config, path, value.sample(chosen) if is_drawn else value)
             for path, value in values:
                 if isinstance(value, Function):
-                    put(config, path, value.of(config))
-            yield config
+                    put(config, path, value.of(shaped(space, config)))
+            yield shaped(space, config)

@@ -74,6 +74,8 @@ def with_parameters(trainable: Callable[..., Any], **kwargs: Any) -> Callable[..
 
 
 STARTED = "started"
+# What the function raised before it was asked to end: the command of a trial that is stopped says only that.
+RAISED = "raised.pickle"
 
 
 def run(function: Callable[..., Any], config: dict[str, Any], folder: str) -> None:
@@ -86,17 +88,35 @@ def run(function: Callable[..., Any], config: dict[str, Any], folder: str) -> No
         config: Its parameters.
         folder: The trial's folder, where it leaves when it has started: before, it waited for room.
     """
+    from wingbeat._function import pickle_error
     from wingbeat.train._report import report
 
+    is_asked = False
+
     def stop(number: int, frame: Any) -> None:
+        nonlocal is_asked
+        is_asked = True
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
     with contextlib.suppress(OSError):
-        made = f"{folder}/{STARTED}-{os.getpid()}"
-        with open(made, "w", encoding="ascii") as file:
-            file.write(repr(time.time()))
-        os.rename(made, f"{folder}/{STARTED}")
-    returned = function(config)
+        os.unlink(f"{folder}/{RAISED}")  # of an earlier attempt
+    _leave(folder, STARTED, repr(time.time()).encode())
+    try:
+        returned = function(config)
+    except Exception as error:
+        if not is_asked:
+            with contextlib.suppress(Exception):  # what cannot be pickled
+                _leave(folder, RAISED, bytes(pickle_error(error)))
+        raise
     if isinstance(returned, Mapping):
         report(returned)
+
+
+def _leave(folder: str, name: str, data: bytes) -> None:
+    """Leaves a file in the trial's folder, whole or not at all."""
+    with contextlib.suppress(OSError):
+        made = f"{folder}/{name}-{os.getpid()}"
+        with open(made, "wb") as file:
+            file.write(data)
+        os.rename(made, f"{folder}/{name}")

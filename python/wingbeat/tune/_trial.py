@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wingbeat._errors import LaunchFailed
+from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
+from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
+from wingbeat.train._report import ITERATION, TRIAL
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
@@ -52,7 +55,30 @@ def described(config: Mapping[str, Any]) -> str:
         config: The parameters.
     """
     values = _space.flat(config).items()
-    return ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r:.40}" for name, value in values)
+    return ", ".join(f"{name}={_shown(value)}" for name, value in values)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value:.4g}" if isinstance(value, float) else f"{value!r:.40}"
+    except Exception:  # of the value's own
+        return f"<{type(value).__name__}>"
+
+
+def _for_json(value: Any) -> Any:
+    """What JSON can hold of parameters."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else _shown(key): _for_json(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(inner) for inner in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return _shown(value)
 
 
 class Trial:
@@ -96,11 +122,12 @@ class Trial:
             done: Where it is put when it has ended.
         """
         self.status, self.launched = RUNNING, time.time()
-        self.folder.mkdir(parents=True)
-        (self.folder / "params.json").write_text(json.dumps(self.config, default=repr, indent=1) + "\n", encoding="utf-8")
 
         def body() -> None:
             try:
+                self.folder.mkdir(parents=True)
+                params = json.dumps(_for_json(self.config), indent=1)
+                (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
                 self.checkpoints = run(self)
             except BaseException as error:
                 self.error = error
@@ -169,16 +196,28 @@ class Trial:
             told.pop("attempt", None)
             moment = told.pop("time")
             metrics = {name: float(value) for name, value in told.items()}
-            metrics.setdefault("training_iteration", len(self.reports) + 1)
+            metrics.setdefault(ITERATION, len(self.reports) + 1)
             metrics.setdefault("time_total_s", moment - (self.began or self.launched))
             self.reports.append(metrics)
             new.append(metrics)
         return new
 
+    def _raised_itself(self) -> LaunchFailed | None:
+        """What its function raised before it was asked to end."""
+        try:
+            return LaunchFailed(pickle.loads((self.folder / _trainable.RAISED).read_bytes()), 0)
+        except Exception:  # it has raised nothing, or its class is not to be had here
+            return None
+
     def finish(self) -> None:
         """Decides what came of it, once it has ended."""
         self.ended = time.time()
-        if self.is_stopped or self.error is None:
+        if self.error is not None:
+            # Of one that has ended otherwise than well, its command says nothing.
+            self.checkpoints = complete_in(self.folder)
+            if self.is_stopped:
+                self.error = self._raised_itself() or self.error
+        if self.error is None or (self.is_stopped and not _raised(self.error)):
             self.status, self.error = TERMINATED, None
             return
         self.status = ERROR
@@ -196,6 +235,42 @@ class Trial:
         self.error.__cause__ = cause
 
 
+def _raised(error: BaseException) -> bool:
+    """Whether a rank has raised an exception of its own, and not only ended as it was asked to."""
+    cause = error.error if isinstance(error, LaunchFailed) else error.__cause__
+    if isinstance(cause, TrainingError):
+        cause = cause.__cause__  # what it raised cannot be made here
+    if isinstance(cause, RemoteTraceback):
+        return not cause.text.strip().rsplit("\n", 1)[-1].startswith("SystemExit")
+    return isinstance(cause, Exception)
+
+
+def run_config_of(trainable: Any, given: RunConfig) -> RunConfig:
+    """How each trial runs. What a `TorchTrainer` has for itself and `Tuner` leaves as it is holds as well.
+
+    Args:
+        trainable: What the user gave to `Tuner`.
+        given: What the user gave to `Tuner`.
+
+    Returns:
+        The configuration, of which the name and the storage mean nothing.
+
+    Raises:
+        ValueError: The two contradict each other.
+    """
+    usual = RunConfig()
+    values = {one.name: getattr(given, one.name) for one in dataclasses.fields(RunConfig) if one.init}
+    if isinstance(trainable, TorchTrainer):
+        for name, value in values.items():
+            own, left = getattr(trainable.run_config, name), getattr(usual, name)
+            if name in ("name", "storage_path") or own == left or own == value:
+                continue
+            if value != left:
+                raise ValueError(f"RunConfig.{name} is {value!r} for Tuner and {own!r} for its TorchTrainer; give one of them")
+            values[name] = own
+    return RunConfig(**values)
+
+
 def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) -> tuple[Callable[[Trial], Any], ScalingConfig]:
     """What runs a trial, and what its ranks hold.
 
@@ -207,13 +282,14 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
     Returns:
         The function, which answers with the checkpoints that were kept, and the ranks.
     """
+    run_config = run_config_of(trainable, run_config)
     if isinstance(trainable, TorchTrainer):
         trainer = trainable
 
         def train(trial: Trial) -> Any:
             trial.began = trial.launched
             own = copy.copy(trainer)
-            own.run_config = _of_trial(trainer.run_config, trial)
+            own.run_config = _of_trial(run_config, trial)
             config = _merged(trainer.train_loop_config or {}, trial.config.get("train_loop_config", {}))
             own.configure(config, trial.config.get("scaling_config", trainer.scaling_config))
             return own.run(trial.command, cluster).best_checkpoints
@@ -236,6 +312,7 @@ def runner(trainable: Any, run_config: RunConfig, cluster: Mapping[str, str]) ->
 def _of_trial(config: RunConfig, trial: Trial) -> RunConfig:
     own = RunConfig(**{one.name: getattr(config, one.name) for one in dataclasses.fields(RunConfig) if one.init})
     own.name, own.storage_path = trial.trial_id, trial.folder.parent
+    own.env[TRIAL] = trial.trial_id
     return own
 
 

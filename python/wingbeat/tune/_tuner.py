@@ -14,7 +14,7 @@ from wingbeat.train._config import RunConfig as TrainRunConfig
 from wingbeat.train._trainer import TorchTrainer
 from wingbeat.train._unsupported import refuse
 from wingbeat.tune import _trainable, _trial, schedulers
-from wingbeat.tune._cluster import cluster, slots
+from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
 from wingbeat.tune._display import Display
 from wingbeat.tune._grid import Result, ResultGrid
@@ -93,6 +93,7 @@ class Tuner:
         self.trainable = trainable
         self.tune_config = tune_config or TuneConfig()
         self.run_config = run_config or RunConfig()
+        _trial.run_config_of(trainable, self.run_config)
 
     def fit(self) -> ResultGrid:
         """Runs all trials. How far they are is shown meanwhile.
@@ -106,6 +107,7 @@ class Tuner:
         Raises:
             TuneError: A trial failed, and `TuneConfig.raise_on_failed_trial` is set.
             FileExistsError: The folder has trials already.
+            ClusterLostError: The head or the node that it had started has ended. Trials that ran are killed.
             RuntimeError: The cluster cannot be reached, or not be started.
         """
         name = self.run_config.name or _storage.name_of(self.run_config).replace("torch_trainer", "tune", 1)
@@ -117,16 +119,16 @@ class Tuner:
             )
         if not _trial.folder_is_new(folder):
             raise FileExistsError(f"{folder} has files already, perhaps earlier trials; give RunConfig another name")
-        with cluster() as env:
-            run, scaling = _trial.runner(self.trainable, self.run_config, env)
-            return _Fitting(self, folder, run).fit(env, scaling)
+        with cluster() as on:
+            run, scaling = _trial.runner(self.trainable, self.run_config, on.env)
+            return _Fitting(self, folder, run, on).fit(scaling)
 
 
 class _Fitting:
     """One call of `fit`."""
 
-    def __init__(self, tuner: Tuner, folder: str, run: Callable[[Trial], Any]) -> None:
-        self._config, self._folder, self._run = tuner.tune_config, folder, run
+    def __init__(self, tuner: Tuner, folder: str, run: Callable[[Trial], Any], cluster: Cluster) -> None:
+        self._config, self._folder, self._run, self._cluster = tuner.tune_config, folder, run, cluster
         self._space = tuner.param_space
         self._stop = dict(getattr(tuner.run_config, "stop", None) or {})
         self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
@@ -137,11 +139,11 @@ class _Fitting:
         self._done: queue.SimpleQueue[Trial] = queue.SimpleQueue()
         self._has_more = True
 
-    def fit(self, env: Mapping[str, str], scaling: Any) -> ResultGrid:
+    def fit(self, scaling: Any) -> ResultGrid:
         held = scaling.resources_per_worker or {}
         ranks = scaling.workers[0]
         cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
-        most = self._config.max_concurrent_trials or slots(env, cpus, gpus)
+        most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
             most += min(most, _WAITING)
@@ -160,7 +162,9 @@ class _Fitting:
                         break
                     self._look()
             except BaseException as error:
-                self._end_all(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                # Without the cluster, they would wait for it.
+                asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+                self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
                 raise
             self._display.update(self._trials, is_last=True)
         return self._results()
@@ -203,6 +207,8 @@ class _Fitting:
             self._scheduler.on_trial_complete(trial.trial_id)
             if trial.status == ERROR:
                 self._display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
+        if self._has_more or self._running():
+            self._cluster.check()
         self._display.update(self._trials)
 
     def _stop_early(self, trial: Trial) -> None:
@@ -211,7 +217,10 @@ class _Fitting:
 
     def _end_all(self, number: int) -> None:
         running = self._running()
-        self._display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
+        if number == signal.SIGKILL:
+            self._display.say(f"wingbeat tune: {len(running)} trials are killed")
+        else:
+            self._display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
         for each in (number, number, signal.SIGKILL):
             for trial in running:
                 trial.stop(each)

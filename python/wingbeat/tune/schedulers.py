@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,8 @@ class ASHAScheduler(TrialScheduler):
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020, arXiv:1810.05934), in the variant that stops
     trials and never pauses them, as Ray's. The milestones are `grace_period * reduction_factor**k`, below `max_t`. A trial that
-    reaches one goes on if it is at least as good as the best 1 / `reduction_factor` of those that had reached it before.
+    reaches one goes on if it is at least as good as the best 1 / `reduction_factor` of those that had reached it before. One
+    whose metric is NaN or infinite there is ended, and counts as the worst.
 
     Args:
         time_attr: The metric that grows with time.
@@ -87,37 +89,41 @@ class ASHAScheduler(TrialScheduler):
 
             raise refuse("ASHAScheduler(brackets=…)", "use one bracket, which the authors recommend")
         self.time_attr, self.metric, self.mode, self.max_t = time_attr, metric, mode, max_t
-        self._factor = reduction_factor
+        self._grace, self._factor = grace_period, reduction_factor
+        self._begin(metric, mode)
+
+    def _begin(self, metric: str | None, mode: str | None) -> None:
+        self._metric, self._mode = metric, mode
         # What trials had at each milestone, the largest milestone first.
         self._rungs: list[tuple[float, dict[str, float]]] = []
-        milestone = grace_period
-        while milestone < max_t:
+        milestone = self._grace
+        while milestone < self.max_t:
             self._rungs.insert(0, (milestone, {}))
-            milestone *= reduction_factor
+            milestone *= self._factor
 
     def set_search_properties(self, metric: str | None, mode: str | None) -> None:
-        """Learns what `TuneConfig` says, unless it was told otherwise."""
-        self.metric, self.mode = self.metric or metric, self.mode or mode
-        if self.metric is None or self.mode is None:
+        """Learns what `TuneConfig` says, unless it was told otherwise. Forgets the trials of an earlier `fit`."""
+        self._begin(self.metric or metric, self.mode or mode)
+        if self._metric is None or self._mode is None:
             raise ValueError("ASHAScheduler compares trials: give TuneConfig(metric=…, mode=…)")
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, float]) -> str:
         """Decides whether a trial goes on."""
-        time, value = result.get(self.time_attr), result.get(self.metric or "")
+        time, value = result.get(self.time_attr), result.get(self._metric or "")
         if time is None:
             raise ValueError(f"ASHAScheduler(time_attr={self.time_attr!r}): trial {trial_id} does not report it")
         if time >= self.max_t:
             return STOP
         if value is None:
             return CONTINUE
-        value = value if self.mode == "max" else -value
+        is_finite = math.isfinite(value)
+        value = float("-inf") if not is_finite else value if self._mode == "max" else -value
         for milestone, recorded in self._rungs:
             if time < milestone or trial_id in recorded:
                 continue
             cutoff = _quantile(list(recorded.values()), 1 - 1 / self._factor)
-            recorded[trial_id] = value if value == value else float("-inf")
-            # Also NaN is worse.
-            return CONTINUE if cutoff is None or value >= cutoff else STOP
+            recorded[trial_id] = value
+            return CONTINUE if is_finite and (cutoff is None or value >= cutoff) else STOP
         return CONTINUE
 
 
@@ -132,7 +138,7 @@ def _quantile(values: list[float], part: float) -> float | None:
     at = part * (len(values) - 1)
     low = int(at)
     high = min(low + 1, len(values) - 1)
-    if values[low] == values[high]:  # also if both are infinite
+    if math.isinf(values[low]):  # of the worst, which are -inf: there is nothing between that and a number
         return values[low]
     return values[low] + (values[high] - values[low]) * (at - low)
 

@@ -65,12 +65,12 @@ class BasicVariantGenerator(Searcher):
     """
 
     def __init__(self, random_state: int | None = None) -> None:
-        self._chosen = random.Random(random_state)
+        self._random_state = random_state
         self._configurations: Iterator[dict[str, Any]] = iter(())
 
     def begin(self, space: Mapping[str, Any], samples: int, metric: str | None, mode: str | None) -> None:
         """Learns what is searched."""
-        self._configurations = _space.configurations(space, samples, self._chosen)
+        self._configurations = _space.configurations(space, samples, random.Random(self._random_state))
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Chooses the parameters of a trial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,31 +44,34 @@ class OptunaSearch(Searcher):
         self.metric, self.mode = metric, mode
         self._sampler = sampler or optuna.samplers.TPESampler(seed=seed)
         self._first = list(points_to_evaluate or [])
+        self._metric, self._mode = metric, mode
         self._trials: dict[str, Any] = {}
         self._left = 0
-        self._values: list[tuple[tuple[str, ...], Any]] = []
+        self._space: Mapping[str, Any] = {}
+        self._values: list[tuple[tuple[Any, ...], Any]] = []
 
     def begin(self, space: Mapping[str, Any], samples: int, metric: str | None, mode: str | None) -> None:
         """Learns what is searched."""
         import optuna
 
-        self.metric, self.mode = self.metric or metric, self.mode or mode
-        if self.metric is None or self.mode is None:
+        self._metric, self._mode = self.metric or metric, self.mode or mode
+        if self._metric is None or self._mode is None:
             raise ValueError("OptunaSearch improves a metric: give TuneConfig(metric=…, mode=…)")
-        self._values, self._left = list(_space.leaves(space)), samples
+        self._space, self._values, self._left = space, list(_space.leaves(space)), samples
+        self._trials.clear()
         for path, value in self._values:
             if _space.is_grid(value):
-                raise ValueError(f"param_space[{'/'.join(path)!r}]: OptunaSearch takes no grid_search; use choice")
+                raise ValueError(f"param_space[{_space.name_of(path)!r}]: OptunaSearch takes no grid_search; use choice")
             if isinstance(value, (_space.Function, _space.Normal)):
-                raise ValueError(f"param_space[{'/'.join(path)!r}]: OptunaSearch takes no sample_from and no randn")
+                raise ValueError(f"param_space[{_space.name_of(path)!r}]: OptunaSearch takes no sample_from and no randn")
         before = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         directions = optuna.study.StudyDirection
-        direction = directions.MAXIMIZE if self.mode == "max" else directions.MINIMIZE
+        direction = directions.MAXIMIZE if self._mode == "max" else directions.MINIMIZE
         self._study = optuna.create_study(sampler=self._sampler, direction=direction)
         optuna.logging.set_verbosity(before)
         for point in self._first:
-            self._study.enqueue_trial({name: self._encoded(name, value) for name, value in _space.flat(point).items()})
+            self._study.enqueue_trial(self._encoded(point))
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Chooses the parameters of a trial."""
@@ -77,20 +81,21 @@ class OptunaSearch(Searcher):
         trial = self._trials[trial_id] = self._study.ask()
         config: dict[str, Any] = {}
         for path, value in self._values:
-            _space.put(config, path, self._suggested(trial, "/".join(path), value))
-        return config
+            _space.put(config, path, self._suggested(trial, _space.name_of(path), value))
+        shaped: dict[str, Any] = _space.shaped(self._space, config)
+        return shaped
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, float]) -> None:
         """Learns what a trial has reported."""
-        value = result.get(self.metric or "")
-        if value is not None and value == value:
-            self._trials[trial_id].report(value, int(result["training_iteration"]))
+        value, step = result.get(self._metric or ""), result["training_iteration"]
+        if value is not None and value == value and math.isfinite(step) and step >= 0:
+            self._trials[trial_id].report(value, int(step))
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, float] | None = None, error: bool = False) -> None:
         """Learns that a trial has ended."""
         import optuna
 
-        trial, value = self._trials.pop(trial_id), (result or {}).get(self.metric or "")
+        trial, value = self._trials.pop(trial_id), (result or {}).get(self._metric or "")
         if error or value is None or value != value:
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
@@ -98,17 +103,25 @@ class OptunaSearch(Searcher):
 
     def _suggested(self, trial: Any, name: str, value: Any) -> Any:
         if isinstance(value, _space.Float):
-            return trial.suggest_float(name, value.low, value.high, log=value.is_log and value.step is None, step=value.step)
+            # Optuna's steps begin at the lowest value, and have no logarithm.
+            return value.rounded(trial.suggest_float(name, value.low, value.high, log=value.is_log))
         if isinstance(value, _space.Integer):
-            is_log = value.is_log and value.step is None
-            return trial.suggest_int(name, value.low, value.most, log=is_log, step=value.step or 1)
+            return value.rounded(trial.suggest_int(name, value.low, value.most, log=value.is_log))
         if isinstance(value, _space.Categorical):
             # By their numbers: Optuna takes plain values only.
             return value.categories[trial.suggest_categorical(name, list(range(len(value.categories))))]
         return value
 
-    def _encoded(self, name: str, value: Any) -> Any:
+    def _encoded(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as Optuna has them."""
+        made = {}
         for path, domain in self._values:
-            if "/".join(path) == name and isinstance(domain, _space.Categorical):
-                return domain.categories.index(value)
-        return value
+            value: Any = point
+            try:
+                for key in path:
+                    value = value[key]
+            except (LookupError, TypeError):  # which Optuna then chooses
+                continue
+            is_one_of = isinstance(domain, _space.Categorical)
+            made[_space.name_of(path)] = domain.categories.index(value) if is_one_of else value
+        return made
