@@ -172,6 +172,8 @@ def test_a_stopped_trial_has_its_checkpoints_and_one_that_crashes_by_itself_has_
     def stopped(config):
         import tempfile
 
+        if config["crashes"]:  # before it is asked to end
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "x").write_text("7")
             tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint.from_directory(folder))
