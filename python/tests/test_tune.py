@@ -83,7 +83,8 @@ def test_a_trial_that_is_worse_is_stopped_early_and_may_end_cleanly(fit, tmp_pat
             for step in range(4):
                 tune.report({"score": config["slope"] * (step + 1)})
                 if config["slope"] == 1:
-                    signal.pause()
+                    while True:  # a signal just before `pause` would be missed
+                        time.sleep(0.01)
         finally:
             (tmp_path / f"left-{config['slope']}").touch()
 
@@ -98,7 +99,8 @@ def test_a_trial_that_has_reported_enough_is_stopped(fit, tmp_path):
     def count(config):
         for step in range(3):
             tune.report({"step": step})
-        signal.pause()
+        while True:  # a signal just before `pause` would be missed
+            time.sleep(0.01)
 
     run = tune.RunConfig(name="tried", storage_path=tmp_path, stop={"training_iteration": 3})
     (result,) = fit(count, run=run)
@@ -170,12 +172,15 @@ def test_a_stopped_trial_has_its_checkpoints_and_one_that_crashes_by_itself_has_
     def stopped(config):
         import tempfile
 
+        if config["crashes"]:  # before it is asked to end
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "x").write_text("7")
             tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint.from_directory(folder))
         if config["crashes"]:
             raise RuntimeError("by itself")
-        signal.pause()
+        while True:  # a signal just before `pause` would be missed
+            time.sleep(0.01)
 
     run = tune.RunConfig(name="tried", storage_path=tmp_path, stop={"training_iteration": 1})
     paused, crashed = fit(stopped, {"crashes": tune.grid_search([False, True])}, run=run)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from wingbeat import _interrupts
 
-# How long a wait for trials takes at most. A library that replaces the handler of SIGINT for a while may leave it with
-# SA_RESTART: then a signal does not end a wait.
+# How long a wait for trials takes at most. polars sets a handler of SIGINT with SA_RESTART: then a signal does not end a
+# wait, and Python looks for it once that has ended.
 _LOOK_S = 0.5
 
 
