@@ -102,3 +102,19 @@ def daemon_of(pid, daemons):
         with open(f"/proc/{pid}/stat") as stat:
             pid = int(stat.read().rpartition(")")[2].split()[1])
     return pid
+
+
+def test_metrics_are_written_also_when_nothing_more_is_heard_of_the_ranks(run, write, cluster, tmp_path):
+    storage = tmp_path / "kept"
+    script = write("reports.py", f"""
+        import pathlib, time
+        from wingbeat import train
+
+        metrics = pathlib.Path({str(storage)!r}, "metrics.jsonl")
+        for round in range(1, 41):
+            for step in range(3):
+                train.report({{"step": step}})
+            while metrics.read_text().count("\\n") < 3 * round:
+                time.sleep(0.001)
+    """)
+    run("train", "--storage", str(storage), script, env=cluster)

@@ -186,8 +186,9 @@ while True:
 
 def test_a_second_ctrl_c_is_sent_when_the_command_takes_it_for_one(write, environment):
     program = write("asks.py", f"""
-        import os, sys
+        import os, signal, sys
         from wingbeat import _command
+        signal.siginterrupt(signal.SIGINT, False)  # as `import polars` does
         _command.run([sys.executable, "-c", {STUB!r}], os.environ)
     """)
     running = subprocess.Popen(

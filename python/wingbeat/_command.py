@@ -79,6 +79,9 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> int:
     shown = [_Shown(source, target) for source, target in pairs if source is not None]
     for thread in shown:
         thread.start()
+    if threading.current_thread() is threading.main_thread():
+        # polars has a wait go on after the signal, and Python would hear of it when the command ends.
+        signal.siginterrupt(signal.SIGINT, True)
     try:
         code = process.wait()
     except BaseException as error:

@@ -68,13 +68,14 @@ impl Recorder {
         }
         let now = now();
         let mut line = Map::new();
-        line.insert("time".into(), now.into());
-        line.insert("attempt".into(), attempt.into());
         for (name, value) in metrics {
             // JSON has no infinity.
             let number = serde_json::Number::from_f64(*value);
             line.insert(name.clone(), number.map_or_else(|| Value::String(value.to_string()), Value::Number));
         }
+        // Also where a rank gives a metric one of these names.
+        line.insert("time".into(), now.into());
+        line.insert("attempt".into(), attempt.into());
         self.waiting.lines.extend_from_slice(Value::Object(line).to_string().as_bytes());
         self.waiting.lines.push(b'\n');
         let values: Vec<u8> = metrics
@@ -188,7 +189,7 @@ mod tests {
         let (claim, mut recorder) = (Arc::new(claim), Recorder::new());
         recorder.add(0, &BTreeMap::from([("loss".into(), 0.5), ("step".into(), 7.0)]));
         let first = recorder.write(claim.clone(), false).unwrap().await;
-        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY)]));
+        recorder.add(1, &BTreeMap::from([("loss".into(), f64::INFINITY), ("attempt".into(), 7.0)]));
         assert!(recorder.write(claim.clone(), true).is_none(), "one batch after the other");
         recorder.recorded(first).unwrap();
         let second = recorder.write(claim, true).unwrap().await;

@@ -17,6 +17,8 @@ impl Attempt<'_> {
     pub(super) fn recorded(&mut self, recorded: Recorded, is_last: bool) {
         match self.metrics.recorder.recorded(recorded) {
             Ok(()) => {
+                // What has come meanwhile is not left until something else comes: somebody may wait for it before anything does.
+                self.record(false);
                 self.metrics.has_complained = false;
                 let missed = self.metrics.recorder.take_missed();
                 if missed > 0 {
