@@ -71,7 +71,7 @@ fn is_left_out(folder: &str) -> bool {
 fn files_in(folder: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
-        if path.is_dir() && !is_left_out(&name) {
+        if path.is_dir() && !path.is_symlink() && !is_left_out(&name) {
             files_in(&path, ends, found);
         } else if ends.iter().any(|end| name.ends_with(end)) {
             found.push(path);
