@@ -13,7 +13,7 @@ parent's children and live no longer than it. It answers each connection with on
     cwd     its working directory
 
 and, with it, the descriptors of its standard input, output and error. A keeper process is forked, and from that the
-rank. The keeper says `{"pid": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the
+rank. The keeper says `{"pid": …, "keeper": …}`, sends the rank's process group each signal that it reads as one byte (and 255 asks the
 rank for its stacks), and says `{"status": …, "ended_us": …}`, the wait status and when that was, when the rank has ended and
 everything that the rank has started with it. A connection that closes ends the rank.
 
@@ -307,7 +307,7 @@ def keep(connection: socket.socket, rank: int, streams: "list[int]", stacks_sign
     for stream in streams:
         os.close(stream)
     ended = os.pidfd_open(rank)
-    say(connection, {"pid": rank})
+    say(connection, {"pid": rank, "keeper": os.getpid()})
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(ended, select.POLLIN)
