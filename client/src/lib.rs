@@ -28,6 +28,7 @@ mod args;
 #[cfg(feature = "ndarray")]
 mod array;
 pub mod buffer;
+mod cluster;
 mod get;
 mod init;
 mod map;
@@ -39,35 +40,39 @@ mod placement_group;
 mod pool;
 mod queue;
 mod running;
+mod session;
 mod shape;
 mod stream;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use actor::{ActorOptions, ActorRef};
+pub use actor::{ActorHandle, ActorOptions, ActorRef};
 pub use args::IntoArg;
 #[cfg(feature = "ndarray")]
 pub use array::ArrayBuffer;
+pub use cluster::{Explanation, Node, Subject};
 pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use map::{Map, map};
 pub use named::{NamedActor, list_named_actors, list_named_actors_everywhere};
-pub use object_ref::{Get, ObjectRef};
+pub use object_ref::{GetFuture, ObjectRef};
 pub use options::{CallOptions, TaskOptions};
-pub use placement_group::{Bundle, NewPlacementGroup, PlacementGroup, placement_group};
+pub use placement_group::{Bundle, PlacementGroup, PlacementGroupBuilder, placement_group};
 pub use pool::{ActorPool, PoolWork};
 pub use queue::{Queue, QueueError};
 pub use running::{cancelled, current_actor, current_attempt, current_node, current_task, gpu_ids, is_cancelled};
+pub use session::{Scope, Session, SessionGuard};
 pub use stream::ObjectStream;
 pub use wingbeat_core::codec::{Number, Plain};
 pub use wingbeat_core::error::{ApplicationError, Error, Result};
 pub use wingbeat_core::memory::{EndedBy, MemoryShortage, MemoryUsage, MemoryUser};
+pub use wingbeat_core::spec::Exit;
 pub use wingbeat_core::spec::PlacementStrategy;
 pub use wingbeat_core::{ActorId, ClusterId, JobId, NodeId, ObjectId, PlacementGroupId, TaskId};
-pub use wingbeat_core::{Buffer, ErrorKind};
+pub use wingbeat_core::{Buffer, ByteSize, ErrorKind, InvalidByteSize, ProcessId};
 pub use wingbeat_process::groups::Drained;
 pub use wingbeat_process::options::{UNLIMITED, without_retries};
-pub use wingbeat_process::{ClusterState, Entered, Explanation, ObjectView, Session, block_on};
+pub use wingbeat_process::{ObjectView, block_on};
 
 /// Makes a struct of numbers [`Plain`](trait@Plain), so that a [`Buffer`] of them goes into shared memory and is read there.
 ///

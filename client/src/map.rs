@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use wingbeat_core::error::Result;
 use wingbeat_process::block_on;
 
-use crate::{Get, ObjectRef};
+use crate::{GetFuture, ObjectRef};
 
 /// How many calls of a [`Map`] are under way unless told otherwise: enough for many CPUs, and little to remember.
 const IN_FLIGHT: usize = 256;
@@ -171,7 +171,7 @@ impl<I, F, T: DeserializeOwned + 'static> fmt::Debug for Map<I, F, T> {
 /// One of them, until its result is there.
 struct Call<T> {
     object: ObjectRef<T>,
-    get: Get<T>,
+    get: GetFuture<T>,
     is_done: bool,
 }
 

@@ -109,8 +109,8 @@ impl<T: DeserializeOwned + 'static> ObjectRef<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn get(&self) -> Get<T> {
-        Get { value: self.pending(), ty: PhantomData }
+    pub fn get(&self) -> GetFuture<T> {
+        GetFuture { value: self.pending(), ty: PhantomData }
     }
 
     /// As [`get`](Self::get), for at most `limit`.
@@ -173,12 +173,12 @@ impl<T: Number> ObjectRef<Vec<T>> {
 }
 
 /// The future of [`ObjectRef::get`].
-pub struct Get<T> {
+pub struct GetFuture<T> {
     value: ValueFuture,
     ty: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned + 'static> Future for Get<T> {
+impl<T: DeserializeOwned + 'static> Future for GetFuture<T> {
     type Output = Result<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let value = ready!(Pin::new(&mut self.value).poll(cx));
@@ -188,16 +188,16 @@ impl<T: DeserializeOwned + 'static> Future for Get<T> {
 
 impl<T: DeserializeOwned + 'static> IntoFuture for ObjectRef<T> {
     type Output = Result<T>;
-    type IntoFuture = Get<T>;
-    fn into_future(self) -> Get<T> {
+    type IntoFuture = GetFuture<T>;
+    fn into_future(self) -> GetFuture<T> {
         self.get()
     }
 }
 
 impl<T: DeserializeOwned + 'static> IntoFuture for &ObjectRef<T> {
     type Output = Result<T>;
-    type IntoFuture = Get<T>;
-    fn into_future(self) -> Get<T> {
+    type IntoFuture = GetFuture<T>;
+    fn into_future(self) -> GetFuture<T> {
         self.get()
     }
 }

@@ -12,7 +12,7 @@ use wingbeat::{ActorPool, Error, ObjectRef, Queue, QueueError, Session, block_on
 /// A private cluster that the test's thread has entered.
 struct Local {
     session: Session,
-    _entered: wingbeat::Entered,
+    _entered: wingbeat::SessionGuard,
 }
 
 impl Local {

@@ -9,7 +9,7 @@ use wingbeat_core::labels::Selector;
 use wingbeat_core::names;
 use wingbeat_core::resources::{CPU, GPU, MEMORY};
 use wingbeat_core::spec::{Shape, Strategy};
-use wingbeat_core::{Amount, ResourceSet};
+use wingbeat_core::{Amount, ByteSize, ResourceSet};
 
 pub use crate::owner::retrying::{Declared, Predicate, RetryOn, UNLIMITED};
 use crate::session::registry::Defaults;
@@ -26,7 +26,7 @@ pub struct PlaceOptions {
     /// GPUs: a fraction of one, or whole ones.
     pub num_gpus: Option<f64>,
     /// Memory of one GPU, such as `8GiB`, instead of a number of GPUs.
-    pub gpu_memory: Option<String>,
+    pub gpu_memory: Option<ByteSize>,
     /// Bytes of memory.
     pub memory: Option<u64>,
     /// Custom resources.
@@ -128,13 +128,7 @@ impl PlaceOptions {
         }
         set.check().map_err(|error| invalid("num_gpus", error.to_string()))?;
         names::check_resources(&set).map_err(|why| invalid("resource", why))?;
-        let gpu_memory = match &self.gpu_memory {
-            None => 0,
-            Some(text) => text
-                .parse::<bytesize::ByteSize>()
-                .map_err(|_| invalid("gpu_memory", format!("`{text}` is not a size; write 512MiB or 8GiB")))?
-                .as_u64(),
-        };
+        let gpu_memory = self.gpu_memory.map_or(0, ByteSize::bytes);
         let labels = self.labels.iter().map(|text| text.parse::<Selector>());
         let labels = labels.collect::<Result<Vec<_>, _>>().map_err(|error| invalid("labels", error.to_string()))?;
         names::check_selectors(&labels).map_err(|why| invalid("labels", why))?;
