@@ -6,6 +6,8 @@ mod context;
 mod daemons;
 mod devices;
 mod doctor;
+#[cfg(test)]
+mod help_tests;
 mod joining;
 mod named;
 mod progress;

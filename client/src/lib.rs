@@ -51,7 +51,7 @@ pub use args::IntoArg;
 #[cfg(feature = "ndarray")]
 pub use array::ArrayBuffer;
 pub use cluster::{Explanation, Node, Subject};
-pub use get::{Waited, get_all, get_all_blocking, put, wait, wait_blocking};
+pub use get::{Waited, get_all, get_all_blocking, get_all_timeout, put, wait, wait_blocking};
 pub use init::{Init, init, init_at, init_blocking, shutdown, shutdown_blocking};
 pub use map::{Map, map};
 pub use named::{NamedActor, list_named_actors, list_named_actors_everywhere};
@@ -115,7 +115,7 @@ pub use wingbeat_macros::Plain;
 /// # }
 /// ```
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory`, `memory`, `resources(…)` and `labels` as of [`remote`](macro@crate::remote), `max_restarts` and `max_task_retries` (numbers or `unlimited`), `max_concurrency`,
 /// `concurrency_groups(io = 2)`; a method takes `#[method(group = "io")]`, `#[method(max_retries = 3)]` and `#[method(num_returns = 2)]`. Methods that may run at the same time take `&self`; `&mut self` excludes all others.
 ///
 /// The calls of one caller run one after another, in the order in which it made them. With `max_concurrency` above 1 or with
@@ -148,7 +148,7 @@ pub use wingbeat_macros::main;
 /// the two is `isolated`. Only its own thread counts: one that joins threads which
 /// wait for refs keeps its CPUs, and hangs where those refs need them.
 ///
-/// Options: `num_cpus`, `num_gpus`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
+/// Options: `num_cpus`, `num_gpus`, `gpu_memory` and `memory` (`"8GiB"`, or bytes), `resources(license = 1)`, `labels = "zone=a"`, `max_retries` (a number or `unlimited`), `max_memory_retries`, `retry_errors`, `retry_on(A, B)`,
 /// `retry_if = f`, `isolated`, `num_returns`, `stream_ahead`.
 ///
 /// ```no_run
@@ -190,5 +190,8 @@ pub use wingbeat_macros::remote;
 /// It brings the crate's own name along, so that `use wingbeat::prelude::*` is never an unused import.
 pub mod prelude {
     pub use crate as wingbeat;
-    pub use crate::{ActorPool, Buffer, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, get_all, put, wait};
+    pub use crate::{
+        ActorPool, Buffer, ByteSize, IntoArg, ObjectRef, ObjectStream, ObjectView, Queue, Session, get_all,
+        get_all_blocking, put, wait,
+    };
 }

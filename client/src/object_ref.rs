@@ -163,6 +163,20 @@ impl<T: Number> ObjectRef<Vec<T>> {
         self.pending().await?.view()
     }
 
+    /// As [`view`](Self::view), for at most `limit`.
+    ///
+    /// # Errors
+    /// As `view`, or [`Error::TimedOut`]; the task goes on.
+    pub async fn view_timeout(&self, limit: Duration) -> Result<ObjectView<T>> {
+        match self.handle.session() {
+            Some(session) => {
+                let what = || format!("viewing {}", session.title(&self.handle));
+                session.within(limit, what, self.view()).await
+            }
+            None => self.view().await,
+        }
+    }
+
     /// As [`view`](Self::view), blocking this thread.
     ///
     /// # Errors

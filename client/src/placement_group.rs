@@ -117,7 +117,7 @@ impl PlacementGroupBuilder {
         for (index, bundle) in self.bundles.into_iter().enumerate() {
             let what = format!("bundle {index} of a placement group");
             let BundleOptions { num_cpus, place } = bundle.options;
-            options.bundles.push(place.shape(&what, num_cpus, None)?);
+            options.bundles.push(place.shape(&what, num_cpus)?);
         }
         let spec = session.create_placement_group(options).await?;
         Ok(PlacementGroup { spec, session })
@@ -157,6 +157,16 @@ impl PlacementGroup {
     pub async fn named(name: &str) -> Result<PlacementGroup> {
         let session = Session::current()?;
         let spec = session.find_placement_group(name, None).await?;
+        Ok(PlacementGroup { spec, session })
+    }
+
+    /// The group of this name in another namespace.
+    ///
+    /// # Errors
+    /// [`Error::PlacementGroupNotFound`].
+    pub async fn named_in(namespace: &str, name: &str) -> Result<PlacementGroup> {
+        let session = Session::current()?;
+        let spec = session.find_placement_group(name, Some(namespace)).await?;
         Ok(PlacementGroup { spec, session })
     }
 

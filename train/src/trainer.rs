@@ -126,12 +126,14 @@ impl TorchTrainer {
         Self::new(Target::Program(name.to_owned()))
     }
 
+    #[doc(hidden)]
     /// Calls a Python function. `pickled` is two pickles, as `wingbeat.torch` writes them: what the function's module is
     /// found with, and the function with its arguments.
     pub fn python_function(pickled: Vec<u8>) -> Self {
         Self::new(Target::Function(pickled))
     }
 
+    #[doc(hidden)]
     /// Of a Python function: which ranks say what it returned, as the first of the two pickles tells them; the first rank, if nothing is
     /// said. One of them that ends without has failed, also with exit code 0.
     pub fn returns(mut self, returns: Returns) -> Self {
@@ -248,6 +250,7 @@ impl TorchTrainer {
         self
     }
 
+    #[doc(hidden)]
     /// A dataset, with a part for each rank: an Arrow IPC file each, as `wingbeat.train.get_dataset_shard` reads it. Refs
     /// to large values are best made once, with `put`.
     pub fn dataset(mut self, name: &str, shards: Vec<ObjectRef<Vec<u8>>>) -> Self {

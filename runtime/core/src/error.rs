@@ -363,7 +363,8 @@ pub struct ApplicationError {
     pub type_name: String,
     /// Its text, for people.
     pub message: String,
-    /// Its encoded value.
+    /// Its encoded value: see [`Error::application`].
+    #[doc(hidden)]
     pub payload: Payload,
 }
 
