@@ -61,7 +61,8 @@ class ScalingConfig:
             raise ValueError(f"num_workers={self.num_workers!r}: the minimum is larger than the maximum")
         if self.accelerator_type is not None:
             raise refuse(
-                "ScalingConfig(accelerator_type=…)", 'use label_selector={"accelerator-type": …} with what `wingbeat list nodes` shows'
+                "ScalingConfig(accelerator_type=…)",
+                'use label_selector={"accelerator-type": …}, with the label that `wingbeat list nodes --json` shows',
             )
         if self.topology is not None:
             raise refuse("ScalingConfig(topology=…)", "use a cluster whose nodes are alike")
@@ -145,7 +146,7 @@ def _rule(key: object, value: object) -> str:
     text = value.removeprefix("!").strip()
     rule = f"{key} {no}{text}" if text.startswith("in(") else f"{key}{'!=' if no else '='}{text}"
     if not re.fullmatch(r"[\w./:-]+( (not )?in\([\w./:-]+(, *[\w./:-]+)*\)|!?=[\w./:-]+)", rule):
-        raise ValueError(f"label_selector: {{{key!r}: {value!r}}} must be a value, \"!value\", \"in(a, b)\" or \"!in(a, b)\"")
+        raise ValueError(f'label_selector: {{{key!r}: {value!r}}} must be a value, "!value", "in(a, b)" or "!in(a, b)"')
     return rule.replace("in(", "in (")
 
 
