@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 use clap::Args;
 
+use crate::compiling::compile;
 use crate::python;
 use crate::steps::{cargo, root, step};
 
@@ -33,9 +34,9 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         bail!("unknown peer {unknown}; known: {}", KNOWN.join(", "));
     }
     let is_wanted = |name: &str| bench.peers.iter().any(|peer| peer == name);
-    step(
+    compile(
         "release build",
-        &mut cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
+        &cargo(&["build", "--release", "--quiet", "-p", "wingbeat-cli", "-p", "wingbeat-bench"])?,
     )?;
     let mut command = Command::new(root.join("target/release/wingbeat-bench"));
     command.env("WINGBEAT_BIN", root.join("target/release/wingbeat")).env("WINGBEAT_PYTHON", python::interpreter()?);
