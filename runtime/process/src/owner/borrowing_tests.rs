@@ -877,7 +877,7 @@ fn what_waited_for_a_ref_that_is_held_no_more_waits_for_the_refs_in_its_value() 
     let (outer, middle, inner) = (object(1, 1), object(2, 1), object(2, 2));
     let mut borrowing = Borrowing::<Message>::default();
     let mut ready = Vec::new();
-    let mut registered = |borrowing: &mut Borrowing<Message>, id: ObjectId| {
+    let registered = |borrowing: &mut Borrowing<Message>, id: ObjectId| {
         let number = borrowing.register(id);
         borrowing.take_unsent();
         borrowing.ask(id.owner());
