@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
-from wingbeat.train._files import DataFile, rows_of
+from wingbeat.train._files import DataFile, OpenFiles, rows_of
 from wingbeat.train._gather import Pick, Window
 
 if TYPE_CHECKING:
@@ -24,14 +24,17 @@ class Lane:
         order: Its global order.
         lane: The lane.
         offset: The first row that will be asked for. Units before it are not read.
+        files: What opens the files, for `reader` alone.
         reader: What reads, one piece after the other.
     """
 
-    def __init__(self, dataset: FileDataset, order: Order, lane: int, offset: int, reader: Executor) -> None:
+    def __init__(
+        self, dataset: FileDataset, order: Order, lane: int, offset: int, files: OpenFiles, reader: Executor
+    ) -> None:
         self._order, self._lane, self._reader = order, lane, reader
         # Rows of a window that is shuffled may be anywhere in it.
         self._begin = offset if order.seed is None else order.window_at(lane, offset)[1]
-        self._pieces = _read(dataset, order, lane, self._begin)
+        self._pieces = _read(dataset, order, lane, self._begin, files)
         self._piece: pyarrow.Table | None = None
         self._next: Future[pyarrow.Table | None] = reader.submit(next, self._pieces, None)
         self._window: Window | None = None
@@ -82,7 +85,7 @@ class Lane:
 
 
 # Functions, and not methods of the lane: a generator that knew it would keep its rows until the next garbage collection.
-def _read(dataset: FileDataset, order: Order, lane: int, skipped: int) -> Iterator[pyarrow.Table]:
+def _read(dataset: FileDataset, order: Order, lane: int, skipped: int, files: OpenFiles) -> Iterator[pyarrow.Table]:
     for unit in order.lanes[lane]:
         rows = order.unit_rows[unit]
         if skipped >= rows:
@@ -90,7 +93,7 @@ def _read(dataset: FileDataset, order: Order, lane: int, skipped: int) -> Iterat
             continue
         file, number = _file_of(dataset, unit)
         yield from rows_of(
-            dataset.filesystem,
+            files,
             file,
             number,
             dataset.schema,

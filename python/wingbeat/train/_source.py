@@ -18,7 +18,7 @@ from wingbeat.train._dataset_errors import (
     TooFewRowsError,
     UnreadableFileError,
 )
-from wingbeat.train._files import PARQUET, DataFile, Inspected, inspect, rows_of
+from wingbeat.train._files import PARQUET, DataFile, Inspected, OpenFiles, inspect, rows_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -53,6 +53,7 @@ class FileDataset:
         shuffled_lanes: How many it has with a seed if that was not given. Without a seed, it has one then.
         window_rows: How many rows of a lane are shuffled among each other.
         piece_rows: How many rows are decoded at a time.
+        lane_bytes: About how much a rank holds of each lane that it reads, whatever the number of rows.
     """
 
     files: tuple[DataFile, ...]
@@ -62,6 +63,7 @@ class FileDataset:
     shuffled_lanes: int
     window_rows: int
     piece_rows: int
+    lane_bytes: int
 
     @property
     def unit_rows(self) -> list[int]:
@@ -152,8 +154,10 @@ def read_files(
     row_bytes = _row_bytes(filesystem, files, schema)
     if window_rows is None:
         window_rows = max(_WINDOW_ROWS.start, min(_WINDOW_ROWS.stop, int(_WINDOW_BYTES / row_bytes)))
-    shuffled = next((few for few in _LANES if few * _lane_bytes(files, schema, row_bytes, window_rows) <= _RANK_BYTES), 1)
-    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, max(1, int(_PIECE_BYTES / row_bytes)))
+    lane_bytes = int(_lane_bytes(files, schema, row_bytes, window_rows))
+    shuffled = next((few for few in _LANES if few * lane_bytes <= _RANK_BYTES), 1)
+    piece_rows = max(1, int(_PIECE_BYTES / row_bytes))
+    return FileDataset(files, filesystem, schema, lanes, shuffled, window_rows, piece_rows, lane_bytes)
 
 
 def is_files(given: Any) -> bool:
@@ -348,7 +352,7 @@ def _row_bytes(filesystem: Any, files: Sequence[DataFile], schema: pyarrow.Schem
     """How large a row is in memory, by the dataset's first rows."""
     file = next(file for file in files if sum(file.unit_rows) > 0)
     unit = next(number for number, rows in enumerate(file.unit_rows) if rows > 0)
-    sample = next(rows_of(filesystem, file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
+    sample = next(rows_of(OpenFiles(filesystem), file, unit, schema, piece_rows=_SAMPLE_ROWS)).slice(0, _SAMPLE_ROWS)
     size: float = sample.nbytes / sample.num_rows
     return max(1.0, size)
 

@@ -15,6 +15,7 @@ from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
 from wingbeat.train._dataset_errors import TooFewRowsError
+from wingbeat.train._files import OpenFiles
 from wingbeat.train._gather import Pick, gathered
 from wingbeat.train._lane import Lane
 from wingbeat.train._order import Order
@@ -355,6 +356,7 @@ def _blocks(
     """This rank's rows, for some batches at a time: what cuts batches of them, and how large these are."""
     lanes: dict[int, Lane] = {}
     done = 0
+    files = OpenFiles(dataset.filesystem)
     reader = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-reader")
     try:
         for first in range(0, len(steps), in_a_block):
@@ -363,7 +365,7 @@ def _blocks(
             picks: list[Pick] = []
             for stretch in order.stretches(steps.begin + steps.rank + done * steps.ranks, count, steps.ranks):
                 if stretch.lane not in lanes:
-                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, reader)
+                    lanes[stretch.lane] = Lane(dataset, order, stretch.lane, stretch.offset, files, reader)
                 picks += lanes[stretch.lane].take(stretch)
             cut = cutter(gathered(picks, count))
             del picks  # which hold windows
