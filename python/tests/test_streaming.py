@@ -355,6 +355,17 @@ def test_files_of_another_file_system_are_read(of_all_kinds):
     assert sorted(had, key=lambda row: row["id"])[::2] == of_all_kinds.to_pylist()
 
 
+def test_urls_that_fsspec_alone_opens_are_read(tmp_path):
+    import fsspec
+
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "rows.parquet")
+    fsspec.filesystem("memory").pipe("streams/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+    for url in ("memory://streams/rows.parquet", "memory://streams"):
+        assert [row["id"] for row in shards(read_files(url), 1)[0].iter_rows()] == list(range(10))
+    with pytest.raises(UnreadableFileError, match="nowhere://rows cannot be read: pyarrow: .* fsspec: "):
+        read_files("nowhere://rows")
+
+
 def test_what_is_wrong_with_files_is_said_before_training(tmp_path):
     good = write_parquet(tmp_path / "good", [10])
 
@@ -443,7 +454,7 @@ def test_a_file_that_changes_after_it_was_looked_into_is_named(tmp_path, rows, g
     write(0, rows[0], group, 9000)
     if kind == "memory" and rows[0] == 1000:
         return  # of the same size, which is all that is known of it
-    with pytest.raises(UnreadableFileError, match="0[.](parquet|arrow) cannot be read: it has changed since read_files"):
+    with pytest.raises(UnreadableFileError, match="0[.](parquet|arrow) cannot be read: it has changed since it was looked into"):
         list(shards(dataset, 1)[0].iter_batches())
 
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 79] = [
+const FILES: [(&str, &str); 82] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -21,6 +21,10 @@ const FILES: [(&str, &str); 79] = [
     ("_sending.py", include_str!("../python/_sending.py")),
     ("_warm.py", include_str!("../python/_warm.py")),
     ("torch.py", include_str!("../python/torch.py")),
+    ("_files/__init__.py", include_str!("../python/_files/__init__.py")),
+    ("_files/_contents.py", include_str!("../python/_files/_contents.py")),
+    ("_files/_places.py", include_str!("../python/_files/_places.py")),
+    ("_files/_reading.py", include_str!("../python/_files/_reading.py")),
     ("ml/__init__.py", include_str!("../python/ml/__init__.py")),
     ("ml/_columns.py", include_str!("../python/ml/_columns.py")),
     ("ml/_curves.py", include_str!("../python/ml/_curves.py")),
@@ -59,7 +63,6 @@ const FILES: [(&str, &str); 79] = [
     ("train/_dataset.py", include_str!("../python/train/_dataset.py")),
     ("train/_dataset_errors.py", include_str!("../python/train/_dataset_errors.py")),
     ("train/_device.py", include_str!("../python/train/_device.py")),
-    ("train/_files.py", include_str!("../python/train/_files.py")),
     ("train/_formats.py", include_str!("../python/train/_formats.py")),
     ("train/_gather.py", include_str!("../python/train/_gather.py")),
     ("train/_lane.py", include_str!("../python/train/_lane.py")),

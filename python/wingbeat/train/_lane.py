@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
-from wingbeat.train._files import DataFile, OpenFiles, rows_of
+from wingbeat._files._contents import DataFile
+from wingbeat._files._reading import OpenFiles, rows_of
+from wingbeat.train._dataset_errors import of_train
 from wingbeat.train._gather import Pick, Window
 
 if TYPE_CHECKING:
@@ -92,14 +94,15 @@ def _read(dataset: FileDataset, order: Order, lane: int, skipped: int, files: Op
             skipped -= rows
             continue
         file, number = _file_of(dataset, unit)
-        yield from rows_of(
-            files,
-            file,
-            number,
-            dataset.schema,
-            skipped=skipped,
-            piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
-        )
+        with of_train():
+            yield from rows_of(
+                files,
+                file,
+                number,
+                dataset.schema,
+                skipped=skipped,
+                piece_rows=dataset.piece_rows if rows <= dataset.piece_rows else dataset.window_rows,
+            )
         skipped = 0
 
 

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
+from wingbeat._files._contents import PARQUET, DataFile, Inspected, first_difference, inspect
+from wingbeat._files._places import files_below, filesystem_of
+from wingbeat._files._reading import OpenFiles, rows_of
 from wingbeat.train._dataset_errors import (
     DatasetError,
     MissingColumnError,
     SchemaMismatchError,
     TooFewRowsError,
     UnreadableFileError,
+    of_train,
 )
-from wingbeat.train._files import PARQUET, DataFile, Inspected, OpenFiles, inspect, rows_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -96,6 +99,7 @@ class FileDataset:
         return self.lanes or (1 if seed is None else self.shuffled_lanes)
 
 
+@of_train()
 def read_files(
     paths: Paths,
     *,
@@ -109,8 +113,8 @@ def read_files(
     It reads what the files say of themselves, and the first rows. Ranks read the rest when they need it.
 
     Args:
-        paths: A file, a folder, a URL that pyarrow opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`. The files
-            of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
+        paths: A file, a folder, a URL that pyarrow or fsspec opens (`s3://…`), a list of these, or a `pyarrow.dataset.Dataset`.
+            The files of a folder are taken in the order of their paths, without those whose names begin with "." or "_".
         columns: Which columns are read; None for all.
         filesystem: The `pyarrow.fs.FileSystem` in which `paths` are; None for this machine's, or the URLs'.
         lanes: From how many row groups (or record batches) each batch is mixed. Ranks read as little as possible if it is a
@@ -219,7 +223,6 @@ class _Found:
 def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
     """The files, where they are, and the columns of a pyarrow Dataset if it is one."""
     import pyarrow.dataset
-    import pyarrow.fs
 
     if isinstance(paths, pyarrow.dataset.Dataset):
         return _of_dataset(paths)
@@ -231,30 +234,15 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
     found: list[_Found] = []
     first = None
     for path in [os.fspath(one) for one in paths]:
-        if filesystem is not None:
-            own, inside = filesystem, path
-        elif "://" in path:
-            try:
-                own, inside = pyarrow.fs.FileSystem.from_uri(path)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise UnreadableFileError(path, str(error)) from error
-        else:
-            own, inside = pyarrow.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+        own, inside = (filesystem, path) if filesystem is not None else filesystem_of(path)
         if first is None:
             first = own
         elif not first.equals(own):
             raise DatasetError(f"{os.fspath(paths[0])} and {path} are in different storages; give one dataset of each")
-        try:
-            about = own.get_file_info(inside)
-            if about.type == pyarrow.fs.FileType.NotFound:
-                raise UnreadableFileError(path, "there is no such file or folder")
-            if about.type == pyarrow.fs.FileType.File:
-                found.append(_Found(inside))
-                continue
-            everything = own.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise UnreadableFileError(path, str(error)) from error
-        inner = sorted(one.path for one in everything if one.type == pyarrow.fs.FileType.File and _is_data(one.path, inside))
+        inner = files_below(own, inside, path)
+        if inner is None:
+            found.append(_Found(inside))
+            continue
         if not inner:
             raise TooFewRowsError(f"the folder {path} has no files")
         if any("=" in part for one in inner for part in one[len(inside) :].split("/")[:-1]):
@@ -264,10 +252,6 @@ def _found(paths: Paths, filesystem: Any) -> tuple[list[_Found], Any, pyarrow.Sc
             return _of_dataset(pyarrow.dataset.dataset(inside, filesystem=own, format=kind, partitioning="hive"))
         found += [_Found(one) for one in inner]
     return found, first, None
-
-
-def _is_data(path: str, folder: str) -> bool:
-    return not any(part.startswith((".", "_")) for part in path[len(folder) :].split("/"))
 
 
 def _of_dataset(dataset: Any) -> tuple[list[_Found], Any, pyarrow.Schema | None]:
@@ -320,19 +304,14 @@ def _common(
     for name in names:
         if name not in of_files.names:
             raise MissingColumnError(name, files[0].path, tuple(of_files.names))
+    compared = [name for name in names if name not in constants]
     for file, about in zip(files[1:], inspected[1:]):
-        for name in names:
-            if name in constants:
-                continue
-            expected, there = of_files.field(name).type, about.schema.get_field_index(name)
-            kind = about.schema.field(there).type if there >= 0 else "missing"
-            if kind == "missing" or not expected.equals(kind):
-                raise SchemaMismatchError(name, (files[0].path, file.path), (str(expected), str(kind)))
-        if columns is None and (given is None or set(of_files.names) <= set(given.names)):
-            for name in about.schema.names:
-                if name not in of_files.names:
-                    kinds = ("missing", str(about.schema.field(name).type))
-                    raise SchemaMismatchError(name, (files[0].path, file.path), kinds)
+        more = about.schema.names if columns is None and (given is None or set(of_files.names) <= set(given.names)) else []
+        differs = first_difference(of_files, about.schema, [*compared, *(name for name in more if name not in constants)])
+        if differs is not None:
+            name, *kinds = differs
+            expected, there = ("missing" if kind is None else str(kind) for kind in kinds)
+            raise SchemaMismatchError(name, (files[0].path, file.path), (expected, there))
     # Without metadata, and nullable: files may differ in these.
     schema = pyarrow.schema([pyarrow.field(name, of_files.field(name).type) for name in names])
     if given is None:

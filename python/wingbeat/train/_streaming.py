@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wingbeat._files._reading import OpenFiles
 from wingbeat.train import _formats
 from wingbeat.train._ahead import ahead
 from wingbeat.train._context import get_context
 from wingbeat.train._dataset_errors import TooFewRowsError
-from wingbeat.train._files import OpenFiles
 from wingbeat.train._gather import Pick, gathered
 from wingbeat.train._lane import Lane
 from wingbeat.train._order import Order

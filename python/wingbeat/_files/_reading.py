@@ -1,109 +1,24 @@
-"""Parquet and Arrow IPC files: what is in them, and their rows, a piece at a time."""
+"""The rows of Parquet and Arrow IPC files, a piece at a time."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.train._dataset_errors import UnreadableFileError
+from wingbeat._files._contents import PARQUET, DataFile, local_stamp, source_of
+from wingbeat._files._places import UnreadableError, reason
 
 if TYPE_CHECKING:
     import pyarrow
 
-PARQUET, ARROW = "parquet", "arrow"
-_ENDINGS = {".parquet": PARQUET, ".pq": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
-# How both kinds of files begin.
-_MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
 # What is read of a column at a time, of a file on this machine and of one elsewhere, which takes long to answer. Without a limit,
 # pyarrow holds all of a row group's column.
 _READ_LOCALLY, _READ_REMOTELY = 1 << 16, 1 << 20
 # How many Parquet files are kept open: as many as there are lanes without further options. Footers take about nine times of
 # what they take in the file.
 _OPEN_FILES, _OPEN_FOOTER_BYTES = 8, 2 << 20
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a dataset.
-
-    Attributes:
-        path: Its path in its file system.
-        kind: "parquet" or "arrow".
-        unit_rows: How many rows each of its row groups or record batches has.
-        constants: Columns that are not in the file, with their values: those of a partitioned dataset.
-        units: Which of its row groups are in the dataset; None for all. `unit_rows` are those of these.
-        size: Its bytes, when it was looked into.
-        modified_ns: When it had been changed last, of a file on this machine.
-    """
-
-    path: str
-    kind: str
-    unit_rows: tuple[int, ...]
-    constants: tuple[tuple[str, Any], ...] = ()
-    units: tuple[int, ...] | None = None
-    size: int | None = None
-    modified_ns: int | None = None
-
-
-@dataclass(frozen=True)
-class Inspected:
-    """What a file says of itself.
-
-    Attributes:
-        kind: "parquet" or "arrow".
-        unit_rows: How many rows each of its row groups or record batches has.
-        schema: Its columns.
-        size: Its bytes.
-        modified_ns: When it was changed last, of a file on this machine.
-    """
-
-    kind: str
-    unit_rows: tuple[int, ...]
-    schema: pyarrow.Schema
-    size: int
-    modified_ns: int | None
-
-
-def inspect(filesystem: Any, path: str, kind: str | None = None) -> Inspected:
-    """Reads what a file says of itself, and no rows.
-
-    Args:
-        filesystem: Its `pyarrow.fs.FileSystem`.
-        path: Its path there.
-        kind: "parquet" or "arrow"; None to find out.
-
-    Returns:
-        What it says.
-
-    Raises:
-        UnreadableFileError: It cannot be read.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        kind = kind or _kind_of(filesystem, path)
-        _, modified_ns = _local_stamp(filesystem, path)
-        if kind == PARQUET:
-            with filesystem.open_input_file(path) as source:
-                about = pyarrow.parquet.ParquetFile(source)
-                groups = about.metadata
-                rows = tuple(groups.row_group(number).num_rows for number in range(groups.num_row_groups))
-                return Inspected(kind, rows, about.schema_arrow, source.size(), modified_ns)
-        with _source(filesystem, path) as source:
-            schema = pyarrow.ipc.open_file(source).schema
-            # One column says how many rows there are. Others are not decompressed.
-            widths = [_width(field.type) for field in schema]
-            only = [widths.index(min(widths))] if widths else []
-            reader = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=only))
-            rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-            return Inspected(kind, rows, schema, source.size(), modified_ns)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UnreadableFileError(path, _why(error)) from error
 
 
 class OpenFiles:
@@ -129,7 +44,7 @@ class OpenFiles:
             The `pyarrow.parquet.ParquetFile`.
 
         Raises:
-            UnreadableFileError: It has changed since it was looked into.
+            UnreadableError: It has changed since it was looked into.
         """
         import pyarrow.parquet
 
@@ -138,7 +53,7 @@ class OpenFiles:
         if opened is None:
             source = self.filesystem.open_input_file(file.path)
             _check(file, file.size in (None, source.size()))
-            opened = pyarrow.parquet.ParquetFile(source, buffer_size=buffer_size)
+            opened = pyarrow.parquet.ParquetFile(source, buffer_size=buffer_size, page_checksum_verification=True)
         self._open[key] = opened
         while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._footer_bytes() > _OPEN_FOOTER_BYTES):
             self._open.popitem(last=False)  # which closes it, unless some of its rows are still being read
@@ -165,7 +80,7 @@ def rows_of(
         Tables.
 
     Raises:
-        UnreadableFileError: The file is not to be had here, is damaged, or has changed since it was looked into.
+        UnreadableError: The file is not to be had here, is damaged, or has changed since it was looked into.
     """
     import pyarrow
 
@@ -187,11 +102,9 @@ def rows_of(
             yield table if table.schema.equals(schema) else table.cast(schema)
     except FileNotFoundError as error:
         where = f"it is not there on {socket.gethostname()}: ranks need a folder that all nodes share, or a URL"
-        raise UnreadableFileError(file.path, where) from error
-    except UnreadableFileError:
-        raise
+        raise UnreadableError(file.path, where) from error
     except (OSError, pyarrow.ArrowException) as error:
-        raise UnreadableFileError(file.path, _why(error)) from error
+        raise UnreadableError(file.path, reason(error)) from error
 
 
 def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], piece_rows: int) -> Iterator[pyarrow.Table]:
@@ -200,7 +113,7 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
 
     filesystem = files.filesystem
     rows, number = file.unit_rows[unit], unit if file.units is None else file.units[unit]
-    size, modified_ns = _local_stamp(filesystem, file.path)
+    size, modified_ns = local_stamp(filesystem, file.path)
     # Before an Arrow file is mapped: the process would be killed when it reads beyond the end of one that was cut.
     _check(file, file.size in (None, size or file.size) and file.modified_ns in (None, modified_ns))
     if file.kind == PARQUET:
@@ -216,7 +129,7 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
         for batch in reader.iter_batches(piece_rows, row_groups=[number], columns=columns, use_threads=False):
             yield pyarrow.Table.from_batches([batch])
         return
-    with _source(filesystem, file.path) as source:
+    with source_of(filesystem, file.path) as source:
         _check(file, file.size in (None, source.size()))
         names = pyarrow.ipc.open_file(source).schema.names
         _check(file, set(columns) <= set(names))
@@ -231,50 +144,8 @@ def _tables(files: OpenFiles, file: DataFile, unit: int, columns: list[str], pie
 
 def _check(file: DataFile, is_as_before: bool) -> None:
     if not is_as_before:
-        raise UnreadableFileError(
+        raise UnreadableError(
             file.path,
-            "it has changed since read_files looked into it; start the run again, and while one reads a file, write another "
-            "file and let it take the place of the first by renaming",
+            "it has changed since it was looked into; start the run again, and while one reads a file, write another file and "
+            "let it take the place of the first by renaming",
         )
-
-
-def _local_stamp(filesystem: Any, path: str) -> tuple[int | None, int | None]:
-    """The size of a file on this machine, and when it was changed last. Of others, that would be a request each time."""
-    import pyarrow.fs
-
-    if not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
-        return None, None
-    about = os.stat(path)
-    return about.st_size, about.st_mtime_ns
-
-
-def _source(filesystem: Any, path: str) -> Any:
-    """An Arrow file, which is read where it lies if it is on this machine."""
-    import pyarrow
-    import pyarrow.fs
-
-    if isinstance(filesystem, pyarrow.fs.LocalFileSystem) and os.path.getsize(path) > 0:
-        return pyarrow.memory_map(path)
-    return filesystem.open_input_file(path)
-
-
-def _kind_of(filesystem: Any, path: str) -> str:
-    kind = _ENDINGS.get(os.path.splitext(path)[1].lower())
-    if kind is not None:
-        return kind
-    with filesystem.open_input_stream(path) as source:
-        kind = _MAGIC.get(source.read(4))
-    if kind is None:
-        raise UnreadableFileError(path, "it is neither Parquet nor Arrow IPC (Feather V2)")
-    return kind
-
-
-def _width(kind: pyarrow.DataType) -> int:
-    try:
-        return int(kind.bit_width)
-    except ValueError:  # it varies
-        return 1 << 30
-
-
-def _why(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
