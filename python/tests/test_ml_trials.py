@@ -9,8 +9,8 @@ import pytest
 from conftest import DEADLINE_SECONDS
 
 from wingbeat import _command, _interrupts
-from wingbeat.ml import _sgd, _shards
-from wingbeat.ml._trials import ThreadEngine, Trial
+from wingbeat.ml import _sgd, _shards, _trials
+from wingbeat.ml._trials import Trial
 from wingbeat.ml.classification import LogisticRegression
 
 
@@ -21,13 +21,13 @@ def ctrl_c():
 def interrupted(*functions):
     """Runs functions as trials until one of them calls `ctrl_c`."""
     with pytest.raises(KeyboardInterrupt):
-        ThreadEngine().run([Trial("", function) for function in functions], len(functions), stops_at_failure=False)
+        _trials.run([Trial("", function) for function in functions], len(functions), stops_at_failure=False)
 
 
 def ended(seconds=DEADLINE_SECONDS):
     """Waits for all threads of trials."""
     for thread in threading.enumerate():
-        if thread.name.startswith("trial"):
+        if thread.name.startswith("wingbeat-trial"):
             thread.join(seconds)
             assert not thread.is_alive()
 
@@ -71,7 +71,7 @@ def test_trainings_end_also_where_a_signal_ends_no_wait(training):
 
 def test_trials_of_a_trial_end(training):
     def outer():
-        ThreadEngine().run([Trial("", fit), Trial("", fit)], 2, stops_at_failure=False)
+        _trials.run([Trial("", fit), Trial("", fit)], 2, stops_at_failure=False)
 
     def one():
         training.acquire(timeout=DEADLINE_SECONDS)

@@ -17,6 +17,7 @@ from wingbeat.ml import (
     EmptyDataset,
     ExistingColumn,
     InvalidFeatures,
+    InvalidLabels,
     InvalidParameter,
     MissingColumn,
     MlError,
@@ -26,6 +27,8 @@ from wingbeat.ml import (
     TooFewRows,
     TrialFailed,
     UnknownParameter,
+    _shards,
+    _trials,
 )
 from wingbeat.ml.base import Estimator
 from wingbeat.ml.classification import LogisticRegression
@@ -219,24 +222,19 @@ def test_folds_inside_of_a_fold_divide_its_rows(outer, inner):
         assert max(map(len, left_out)) - min(map(len, left_out)) <= 1
 
 
-def test_trials_run_at_the_same_time():
+def test_trials_run_at_the_same_time(monkeypatch):
     """Each waits for all three: one after the other, they would wait forever."""
     validator = remembering(barrier=3, parallelism=3)
-    validator.engine = _OnlyTrials(validator.engine)
-    validator.fit(numbered(9))
-    assert len(Remembers.seen) == 4
+    run = _trials.run
 
-
-class _OnlyTrials:
-    """Runs trials, and lets what follows them run alone."""
-
-    def __init__(self, engine):
-        self._engine = engine
-
-    def run(self, *args, **kwargs):
-        outcomes = self._engine.run(*args, **kwargs)
+    def run_and_let_the_rest_run_alone(*args, **kwargs):
+        outcomes = run(*args, **kwargs)
         Remembers.together = threading.Barrier(1)
         return outcomes
+
+    monkeypatch.setattr(_trials, "run", run_and_let_the_rest_run_alone)
+    validator.fit(numbered(9))
+    assert len(Remembers.seen) == 4
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
@@ -278,6 +276,34 @@ def test_trials_start_ranks_of_their_own_at_the_same_time(table, cluster, monkey
     classifier.setLocalBytes(0).setNumTrainWorkers(2)
     on_ranks = validator.setParallelism(2).fit(table)
     assert on_ranks.avgMetrics == pytest.approx(here.avgMetrics, abs=1e-9)
+
+
+def test_trials_that_start_no_ranks_are_ranks_of_the_cluster_themselves(table, cluster, monkeypatch, tmp_path):
+    estimator = pipeline()
+    grid = ParamGridBuilder().addGrid(estimator.getStages()[1].learningRate, [1e-9, 0.01]).build()
+    validator = CrossValidator(
+        estimator=estimator, evaluator=BinaryClassificationEvaluator(), estimatorParamMaps=grid, parallelism=2, numFolds=2,
+        collectSubModels=True, seed=1,
+    )
+    here = validator.fit(table)
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    ranks, on_ranks = [], _shards.on_ranks
+    monkeypatch.setattr(_shards, "on_ranks", lambda function, args, count, **more: ranks.append(count) or on_ranks(function, args, count, **more))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for rows in (table, table.to_pandas(), tmp_path):
+        there = validator.fit(rows)
+        assert ranks == [1] * 4 and np.allclose(there.foldMetrics, here.foldMetrics, atol=1e-9)
+        pairs = zip(sum(there.subModels, []), sum(here.subModels, []), strict=True)
+        assert all(np.allclose(one.stages[1].coefficientMatrix, two.stages[1].coefficientMatrix, atol=1e-6) for one, two in pairs)
+        ranks.clear()
+    labelled = table.set_column(1, "label", [pa.array([0.5] * len(table))])
+    with pytest.raises(TrialFailed, match="fold 0 with learningRate=1e-09 failed: InvalidLabels") as raised:
+        validator.fit(labelled)
+    assert isinstance(raised.value.__cause__, InvalidLabels)
+    validator.setParallelism(1).fit(table)
+    remembering(parallelism=2).fit(numbered(9))
+    assert len(ranks) in (2, 3) and len(Remembers.seen) == 4, "of the failing one, and none for one after the other, or a class of the user's"
 
 
 def test_ctrl_c_ends_the_ranks_of_all_trials(cluster, write):

@@ -208,8 +208,8 @@ def test_a_folder_that_cannot_be_made_is_the_error_of_its_trial(tmp_path):
     from wingbeat.tune._trial import ERROR, Trial
 
     (tmp_path / "full").touch()
-    trial, done = Trial("trial_00000", {}, str(tmp_path / "full")), queue.SimpleQueue()
-    trial.start(lambda trial: [], done)
+    trial, done = Trial("trial_00000", {}, str(tmp_path / "full"), lambda trial: []), queue.SimpleQueue()
+    trial.start(done)
     assert done.get(timeout=DEADLINE_SECONDS) is trial
     trial.finish()
     assert trial.status == ERROR and "NotADirectoryError" in str(trial.error)
@@ -220,10 +220,10 @@ def test_text_of_parameters_is_no_markup():
 
     from rich.console import Console
 
-    from wingbeat.tune._display import Display
+    from wingbeat._trials._display import Display
     from wingbeat.tune._trial import Trial
 
-    trial = Trial("trial_00000", {"prompt": "[INST] {} [/INST]"}, "/nowhere")
+    trial = Trial("trial_00000", {"prompt": "[INST] {} [/INST]"}, "/nowhere", lambda trial: [])
     trial.reports = [{"loss[/val]": 1.0, "loss": 2.0}]
     shown, display = io.StringIO(), Display("loss", "min")
     Console(file=shown, width=200).print(display._table([trial], display._line([trial])))

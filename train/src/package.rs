@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::cache;
 
 /// Files of the package, by their paths in it.
-const FILES: [(&str, &str); 82] = [
+const FILES: [(&str, &str); 85] = [
     ("__init__.py", include_str!("../python/__init__.py")),
     ("_command.py", include_str!("../python/_command.py")),
     ("_errors.py", include_str!("../python/_errors.py")),
@@ -25,6 +25,10 @@ const FILES: [(&str, &str); 82] = [
     ("_files/_contents.py", include_str!("../python/_files/_contents.py")),
     ("_files/_places.py", include_str!("../python/_files/_places.py")),
     ("_files/_reading.py", include_str!("../python/_files/_reading.py")),
+    ("_trials/__init__.py", include_str!("../python/_trials/__init__.py")),
+    ("_trials/_display.py", include_str!("../python/_trials/_display.py")),
+    ("_trials/_engine.py", include_str!("../python/_trials/_engine.py")),
+    ("_trials/_trial.py", include_str!("../python/_trials/_trial.py")),
     ("ml/__init__.py", include_str!("../python/ml/__init__.py")),
     ("ml/_columns.py", include_str!("../python/ml/_columns.py")),
     ("ml/_curves.py", include_str!("../python/ml/_curves.py")),
@@ -81,7 +85,6 @@ const FILES: [(&str, &str); 82] = [
     ("tune/__init__.py", include_str!("../python/tune/__init__.py")),
     ("tune/_cluster.py", include_str!("../python/tune/_cluster.py")),
     ("tune/_config.py", include_str!("../python/tune/_config.py")),
-    ("tune/_display.py", include_str!("../python/tune/_display.py")),
     ("tune/_grid.py", include_str!("../python/tune/_grid.py")),
     ("tune/_space.py", include_str!("../python/tune/_space.py")),
     ("tune/_tied.py", include_str!("../python/tune/_tied.py")),

@@ -6,10 +6,8 @@ import contextlib
 import copy
 import dataclasses
 import json
-import math
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import threading
@@ -20,14 +18,14 @@ from typing import Any
 
 from wingbeat._errors import LaunchFailed, RemoteTraceback, TrainingError
 from wingbeat._launcher import Launcher
+from wingbeat._trials import _trial
+from wingbeat._trials._trial import ERROR, TERMINATED
 from wingbeat.train._checkpoint import complete_in
 from wingbeat.train._config import RunConfig, ScalingConfig
 from wingbeat.train._report import ITERATION, TRIAL
 from wingbeat.train._result import TrainingFailedError
 from wingbeat.train._trainer import TorchTrainer, result_of
 from wingbeat.tune import _space, _trainable
-
-PENDING, RUNNING, TERMINATED, ERROR = "PENDING", "RUNNING", "TERMINATED", "ERROR"
 
 
 class TrialError(TrainingFailedError):
@@ -81,60 +79,35 @@ def _text(value: Any) -> str:
         return _shown(value)
 
 
-class Trial:
-    """A trial.
+class Trial(_trial.Trial):
+    """A trial of a `Tuner`: a run of `wingbeat train`.
 
     Args:
         trial_id: Its name, and that of its folder.
         config: Its parameters.
         folder: The folder of the whole.
+        run: What runs it.
     """
 
-    def __init__(self, trial_id: str, config: dict[str, Any], folder: str) -> None:
-        self.trial_id, self.config = trial_id, config
+    def __init__(self, trial_id: str, config: dict[str, Any], folder: str, run: Callable[[Trial], Any]) -> None:
+        super().__init__(trial_id)
+        self.config = config
         self.folder = Path(folder, trial_id)
-        self.status = PENDING
-        self.reports: list[dict[str, float]] = []
-        self.error: BaseException | None = None
         self.checkpoints: list[tuple[Any, dict[str, float]]] = []
-        self.is_stopped = False
-        self.launched = self.began = self.ended = 0.0
+        self._run_it = run
         self._read = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        return (self.ended or time.time()) - (self.began or self.launched) if self.launched else 0.0
+    def parameters(self) -> str:
+        return described(self.config)
 
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for room. Of a `TorchTrainer`, that is not known."""
-        return self.status == RUNNING and not self.began
-
-    def start(self, run: Callable[[Trial], Any], done: queue.SimpleQueue[Trial]) -> None:
-        """Starts it, in a thread of its own.
-
-        Args:
-            run: What runs it.
-            done: Where it is put when it has ended.
-        """
-        self.status, self.launched = RUNNING, time.time()
-
-        def body() -> None:
-            try:
-                self.folder.mkdir(parents=True)
-                params = json.dumps(_for_json(self.config), indent=1)
-                (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
-                self.checkpoints = run(self)
-            except BaseException as error:
-                self.error = error
-            done.put(self)
-
-        self._thread = threading.Thread(target=body, name=f"wingbeat-{self.trial_id}", daemon=True)
-        self._thread.start()
+    def _run(self) -> None:
+        self.folder.mkdir(parents=True)
+        params = json.dumps(_for_json(self.config), indent=1)
+        (self.folder / "params.json").write_text(params + "\n", encoding="utf-8")
+        self.checkpoints = self._run_it(self)
 
     def command(self, command: Sequence[str], env: Mapping[str, str]) -> int:
         """Runs the command of its ranks, and keeps what they print in its folder.
@@ -167,11 +140,6 @@ class Trial:
             if self._process is not None and self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(number)
-
-    def join(self) -> None:
-        """Waits until its process has ended."""
-        if self._thread is not None:
-            self._thread.join()
 
     def new_reports(self) -> list[dict[str, float]]:
         """What it has reported since this was asked last. `wingbeat train` writes each report to its folder at once.
@@ -322,15 +290,6 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         inner = merged.get(name)
         merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def is_number(value: float | None) -> bool:
-    """Whether a metric can be compared.
-
-    Args:
-        value: The metric.
-    """
-    return value is not None and not math.isnan(value)
 
 
 def folder_is_new(folder: str) -> bool:

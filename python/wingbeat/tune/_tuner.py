@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from wingbeat._trials._display import Display
+from wingbeat._trials._engine import Engine
+from wingbeat._trials._trial import ERROR
 from wingbeat.train import _storage
 from wingbeat.train._config import RunConfig as TrainRunConfig
 from wingbeat.train._trainer import TorchTrainer
@@ -16,12 +18,9 @@ from wingbeat.train._unsupported import refuse
 from wingbeat.tune import _trainable, _trial, schedulers
 from wingbeat.tune._cluster import Cluster, ClusterLostError, cluster, slots
 from wingbeat.tune._config import RunConfig, TuneConfig
-from wingbeat.tune._display import Display
 from wingbeat.tune._grid import Result, ResultGrid
-from wingbeat.tune._trial import ERROR, RUNNING, Trial, TrialError
+from wingbeat.tune._trial import Trial, TrialError
 
-# How often reports are read. What trials print and report goes to files, which are looked at so often.
-_LOOK_S = 0.1
 # How many trials more than fit are launched: each takes the memory of a command.
 _WAITING = 4
 
@@ -124,103 +123,65 @@ class Tuner:
             return _Fitting(self, folder, run, on).fit(scaling)
 
 
-class _Fitting:
+class _Fitting(Engine[Trial]):
     """One call of `fit`."""
 
     def __init__(self, tuner: Tuner, folder: str, run: Callable[[Trial], Any], cluster: Cluster) -> None:
         self._config, self._folder, self._run, self._cluster = tuner.tune_config, folder, run, cluster
+        super().__init__(Display(self._config.metric, self._config.mode))
         self._space = tuner.param_space
         self._stop = dict(getattr(tuner.run_config, "stop", None) or {})
         self._scheduler, self._searcher = schedulers.of(self._config.scheduler), self._config.searcher()
         self._scheduler.set_search_properties(self._config.metric, self._config.mode)
         self._searcher.begin(self._space, self._config.num_samples, self._config.metric, self._config.mode)
-        self._display = Display(self._config.metric, self._config.mode)
-        self._trials: list[Trial] = []
-        self._done: queue.SimpleQueue[Trial] = queue.SimpleQueue()
-        self._has_more = True
 
     def fit(self, scaling: Any) -> ResultGrid:
         held = scaling.resources_per_worker or {}
         ranks = scaling.workers[0]
         cpus, gpus = held.get("CPU", 1) * ranks, held.get("GPU", 1 if scaling.use_gpu else 0) * ranks
-        most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
+        self.most = self._config.max_concurrent_trials or slots(self._cluster.env, cpus, gpus)
         if self._config.max_concurrent_trials is None and self._config.search_alg is None:
             # Some wait at the head, and are placed as soon as others have ended. A search algorithm would know less of these.
-            most += min(most, _WAITING)
+            self.most += min(self.most, _WAITING)
         os.makedirs(self._folder, exist_ok=True)
-        until = None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s
-        with self._display.drawn():
-            try:
-                while True:
-                    if until is not None and time.monotonic() > until:
-                        self._has_more = False
-                        for trial in self._running():
-                            self._stop_early(trial)
-                    while self._has_more and len(self._running()) < most:
-                        self._start_next()
-                    if not self._running():
-                        break
-                    self._look()
-            except BaseException as error:
-                # Without the cluster, they would wait for it.
-                asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
-                self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
-                raise
-            self._display.update(self._trials, is_last=True)
+        self.run(None if self._config.time_budget_s is None else time.monotonic() + self._config.time_budget_s)
         return self._results()
 
-    def _running(self) -> list[Trial]:
-        return [trial for trial in self._trials if trial.status == RUNNING]
-
-    def _start_next(self) -> None:
-        trial_id = f"trial_{len(self._trials):05}"
+    def next_trial(self) -> Trial | None:
+        trial_id = f"trial_{len(self.trials):05}"
         config = self._searcher.suggest(trial_id)
-        if config is None:
-            self._has_more = False
-            return
-        trial = Trial(trial_id, config, self._folder)
-        self._trials.append(trial)
-        trial.start(self._run, self._done)
+        return None if config is None else Trial(trial_id, config, self._folder, self._run)
 
-    def _look(self) -> None:
-        """Waits for the end of a trial, but not for long, and takes in what was reported."""
-        ended = []
-        try:
-            ended.append(self._done.get(timeout=_LOOK_S))
-            while True:
-                ended.append(self._done.get_nowait())
-        except queue.Empty:
-            pass
-        for trial in self._running():
-            for metrics in trial.new_reports():
-                if trial.is_stopped:
-                    continue
-                self._searcher.on_trial_result(trial.trial_id, metrics)
-                is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
-                if self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough:
-                    if trial not in ended:
-                        self._stop_early(trial)
-        for trial in ended:
-            trial.finish()
-            last = trial.reports[-1] if trial.reports else None
-            self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
-            self._scheduler.on_trial_complete(trial.trial_id)
-            if trial.status == ERROR:
-                self._display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
-        if self._has_more or self._running():
-            self._cluster.check()
-        self._display.update(self._trials)
+    def is_enough(self, trial: Trial, metrics: Mapping[str, float]) -> bool:
+        self._searcher.on_trial_result(trial.trial_id, metrics)
+        is_enough = any(metrics.get(name, float("-inf")) >= value for name, value in self._stop.items())
+        return self._scheduler.on_trial_result(trial.trial_id, metrics) == schedulers.STOP or is_enough
 
-    def _stop_early(self, trial: Trial) -> None:
+    def stop_early(self, trial: Trial) -> None:
         if not trial.is_stopped:
             trial.stop(signal.SIGTERM)
 
+    def on_end(self, trial: Trial) -> None:
+        last = trial.reports[-1] if trial.reports else None
+        self._searcher.on_trial_complete(trial.trial_id, last, error=trial.status == ERROR)
+        self._scheduler.on_trial_complete(trial.trial_id)
+        if trial.status == ERROR:
+            self.display.say(f"wingbeat tune: {trial.error}; what it printed is in {trial.folder / 'output.txt'}")
+
+    def check(self) -> None:
+        self._cluster.check()
+
+    def end_all(self, error: BaseException) -> None:
+        # Without the cluster, they would wait for it.
+        asked = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        self._end_all(signal.SIGKILL if isinstance(error, ClusterLostError) else asked)
+
     def _end_all(self, number: int) -> None:
-        running = self._running()
+        running = self.running()
         if number == signal.SIGKILL:
-            self._display.say(f"wingbeat tune: {len(running)} trials are killed")
+            self.display.say(f"wingbeat tune: {len(running)} trials are killed")
         else:
-            self._display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
+            self.display.say(f"wingbeat tune: {len(running)} trials are asked to end, and may save what they have")
         for each in (number, number, signal.SIGKILL):
             for trial in running:
                 trial.stop(each)
@@ -244,7 +205,7 @@ class _Fitting:
                 reports=trial.reports,
                 was_stopped=trial.is_stopped,
             )
-            for trial in self._trials
+            for trial in self.trials
         ]
         grid = ResultGrid(results, self._folder, self._config.metric, self._config.mode)
         if self._config.raise_on_failed_trial and grid.errors:
