@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wingbeat.ml import MlError, Pipeline, PipelineModel
+from wingbeat.ml import MlError, Pipeline, PipelineModel, _sklearn
 from wingbeat.ml.classification import LogisticRegression, LogisticRegressionModel
 from wingbeat.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from wingbeat.ml.feature import ArrayAssembler, MaxAbsScaler, MaxAbsScalerModel, StandardScaler, StandardScalerModel
@@ -132,6 +132,44 @@ def test_models_are_saved_in_object_stores(table):
         model.save("memory://models/scaler")
     model.save("memory://models/scaler", overwrite=True)
     assert np.array_equal(StandardScalerModel.load("memory://models/scaler").mean_values, model.mean_values)
+
+
+def test_a_scaler_s_file_gives_numpy_nothing_but_numbers(table, tmp_path):
+    StandardScaler(inputCol="features", outputCol="scaled").fit(table).saveToLocal(tmp_path / "model")
+    only_spark_s(tmp_path / "model")
+    file = tmp_path / "model/StandardScalerModel.sklearn.pkl"
+
+    def text(value):
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    def array(kind, state):
+        dtype = b"cnumpy\ndtype\n" + text(kind) + b"\x89\x88\x87R" + state
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        return made + b"(K\x01K\x01\x85" + dtype + b"\x89C\x08" + b"A" * 8 + b"tb"
+
+    cleared = b"(K\x03" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    for kind in ("O8", "V8", "S8"):
+        scaler = b"csklearn.preprocessing._data\nStandardScaler\n)\x81}(" + text("var_") + array(kind, cleared) + b"ub."
+        file.write_bytes(b"\x80\x04" + scaler)
+        with pytest.raises(MlError, match="and no numbers; it is not loaded"):
+            StandardScalerModel.loadFromLocal(tmp_path / "model")
+    for changed in (b"cnumpy\ndtype\n}" + text("x") + b"K\x01sb.", b"csklearn.preprocessing._data\nStandardScaler\n}b.", b"K\x01.", b""):
+        file.write_bytes(b"\x80\x04" + changed)
+        with pytest.raises(MlError):
+            StandardScalerModel.loadFromLocal(tmp_path / "model")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_scalers_of_scikit_learn_are_read_from_any_pickle(tmp_path, protocol):
+    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+
+    rows = np.random.default_rng(0).normal(size=(50, 3))
+    standard, largest = StandardScaler().fit(rows), MaxAbsScaler().fit(rows)
+    for scaler in (standard, largest):
+        (tmp_path / type(scaler).__name__).write_bytes(pickle.dumps(scaler, protocol))
+    read = _sklearn.read_standard(tmp_path / "StandardScaler")
+    assert np.array_equal(read["mean"], standard.mean_) and np.array_equal(read["scale"], standard.scale_) and read["count"] == [50]
+    assert np.array_equal(_sklearn.read_max_abs(tmp_path / "MaxAbsScaler")["max_abs"], largest.max_abs_)
 
 
 def test_a_file_of_another_kind_is_refused_and_runs_no_code(table, tmp_path):
