@@ -124,3 +124,27 @@ def test_commands_that_are_not_of_trials_go_on():
     command.terminate()
     assert codes.get(timeout=DEADLINE_SECONDS) == -signal.SIGTERM
     other.join()
+
+
+def test_whatever_ends_a_search_ends_its_trials_and_starts_no_more():
+    started, told = [], threading.Event()
+
+    def leave(number, frame):
+        raise SystemExit(143)
+
+    def trial():
+        started.append(threading.current_thread())
+        if len(started) == 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        assert told.wait(DEADLINE_SECONDS)
+        _interrupts.check()
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit):
+            _trials.run([Trial(str(number), trial) for number in range(10)], 2, stops_at_failure=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told.set()
+    ended()
+    assert len(started) == 2
